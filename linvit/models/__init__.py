@@ -1,0 +1,1 @@
+"""The model families; importing this package registers them with timm."""

@@ -1,0 +1,8 @@
+"""The formula: pure functions of tensors, torch alone."""
+
+from linvit.ops.linear_attention import linear_attention as linear_attention
+from linvit.ops.linear_attention import mala as mala
+from linvit.ops.linear_attention import rala as rala
+from linvit.ops.position import Rotary as Rotary
+from linvit.ops.position import rotary_1d as rotary_1d
+from linvit.ops.position import rotary_2d as rotary_2d

@@ -1,0 +1,86 @@
+"""Rotary positions (RoPE) as real-valued tables; adjacent channels form the pairs that turn.
+
+Angles are made in float32 whatever the model's dtype (float64 for a float64 model): index × angle in bfloat16 is
+garbage from a few hundred tokens on. The tables follow the released RAVLT and MAViT code: frequencies
+10000^-linspace(0, 1, pairs), both ends included; in 2-D the first half of the channels turns with the row, the second
+with the column.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rotary(NamedTuple):
+    """Cosines and sines of the angles, each (tokens, width / 2), float32 or float64."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotary_1d(
+    tokens: int, width: int, *, start: int = 0, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Rotary:
+    """Table for a sequence at positions start … start + tokens - 1.
+
+    Args:
+        tokens: number of positions.
+        width: head width, even.
+        start: first position; the number of tokens already read when decoding.
+        dtype: dtype of the tokens to be rotated; the table is float64 for float64, else float32.
+        device: where the table is made.
+
+    Raises:
+        ValueError: if width is odd.
+    """
+    if width % 2:
+        raise ValueError(f"rotary_1d: width is {width}, expected a multiple of 2")
+    return _table(_angles(tokens, width // 2, start, dtype, device))
+
+
+def rotary_2d(
+    size: tuple[int, int], width: int, *, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Rotary:
+    """Table for a grid of tokens in row-major order.
+
+    Args:
+        size: (height, width) of the token grid.
+        width: head width, a multiple of 4.
+        dtype: dtype of the tokens to be rotated; the table is float64 for float64, else float32.
+        device: where the table is made.
+
+    Raises:
+        ValueError: if width is not a multiple of 4.
+    """
+    if width % 4:
+        raise ValueError(f"rotary_2d: width is {width}, expected a multiple of 4")
+    height, columns = size
+    rows = _table(_angles(height, width // 4, 0, dtype, device))
+    cols = _table(_angles(columns, width // 4, 0, dtype, device))
+    return Rotary(*(_grid(by_row, by_column) for by_row, by_column in zip(rows, cols, strict=True)))
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Turn the channel pairs of x (…, tokens, width) by the table's angles; same shape, norms kept."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    cos, sin = rotary.cos.to(x.dtype), rotary.sin.to(x.dtype)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def _angles(
+    positions: int, pairs: int, start: int, dtype: torch.dtype | None, device: torch.device | None
+) -> Tensor:
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    frequencies = 10000 ** -torch.linspace(0, 1, pairs, dtype=dtype, device=device)
+    index = torch.arange(start, start + positions, dtype=dtype, device=device)
+    return index[:, None] * frequencies
+
+
+def _table(angles: Tensor) -> Rotary:
+    return Rotary(angles.cos(), angles.sin())
+
+
+def _grid(by_row: Tensor, by_column: Tensor) -> Tensor:
+    size = (by_row.shape[0], by_column.shape[0], -1)
+    return torch.cat((by_row[:, None].expand(size), by_column[None].expand(size)), dim=-1).flatten(0, 1)
