@@ -1,37 +1,159 @@
-"""The definition (first version, bidirectional; the whole of it follows)."""
+"""Linear attention for vision: one formula, four axes.
+
+Per head, with κ the feature map, α the weighting (Σ_j α_j = 1), R the rotation and s = 1/√width,
+
+    num_i = Rκ(q_i) · Σ_j α_j Rκ(k_j) ⊗ v_j        den_i = κ(q_i) · Σ_j α_j κ(k_j)        u = Σ_j α_j v_j
+
+    divide      num / (den + ε)                              vanilla, RALA, CARE
+    magnitude   s·num·(1 + 1/(s·den + ε)) - s·den·u          MALA
+    subtract    s·num + (1 - s·den)·u                        InLine
+    none        num
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from linvit.ops.causal import chunked, step
+from linvit.ops.checks import check_backend, check_inputs, check_state, check_value, check_weighting, visible_tokens
+from linvit.ops.feature_map import FeatureMap, resolve_feature_map
+from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import Rotary, rotate
+from linvit.ops.state import State, accumulator_dtype, read, summarize
+from linvit.ops.weighting import causal_token_weights, token_weights
 
 
-def linear_attention(query, key, value, *, feature_map="elu1", weighting="uniform", normalizer="divide",
-                     rotary: Rotary | None = None, key_mask=None, causal=False, state=None, eps=1e-6, backend="auto") -> Tensor:
-    dtype = value.dtype
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    q, k, v = (F.elu(query.to(wide)) + 1), (F.elu(key.to(wide)) + 1), value.to(wide)
-    s = q.shape[-1] ** -0.5
-    if weighting == "query_mean":
-        a = (s * q.mean(-2, keepdim=True) @ k.mT).softmax(-1)
-    else:
-        a = torch.full_like(k[..., :1].mT, 1 / k.shape[-2])
-    z, u = a @ k, a @ v
-    den = q @ z.mT
-    if rotary is not None:
-        q, k = rotate(q, rotary), rotate(k, rotary)
-    num = q @ ((k * a.mT).mT @ v)
-    if normalizer == "divide":
-        out = num / (den + eps)
-    else:
-        out = s * num * (1 + 1 / (s * den + eps)) - s * den * u
-    return out.to(dtype)
+@overload
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: str | FeatureMap = ...,
+    weighting: str | Tensor = ...,
+    normalizer: str = ...,
+    rotary: Rotary | None = ...,
+    key_mask: Tensor | None = ...,
+    causal: bool = ...,
+    state: None = ...,
+    eps: float = ...,
+    backend: str = ...,
+) -> Tensor: ...
+@overload
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: str | FeatureMap = ...,
+    weighting: str | Tensor = ...,
+    normalizer: str = ...,
+    rotary: Rotary | None = ...,
+    key_mask: Tensor | None = ...,
+    causal: Literal[True],
+    state: State,
+    eps: float = ...,
+    backend: str = ...,
+) -> tuple[Tensor, State]: ...
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: str | FeatureMap = "elu1",
+    weighting: str | Tensor = "uniform",
+    normalizer: str = "divide",
+    rotary: Rotary | None = None,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    state: State | None = None,
+    eps: float = 1e-6,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, State]:
+    """Attend in time and memory linear in the tokens.
+
+    Args:
+        query: (batch, heads, queries, width), any strides; float16, bfloat16, float32 or float64.
+        key: (batch, heads, tokens, width).
+        value: (batch, heads, tokens, value width).
+        feature_map: κ: "elu1", "relu", "exp", "identity" or a function of a tensor that keeps its shape.
+        weighting: α: "uniform"; "query_mean", softmax_j(s · mean_i κ(q_i) · κ(k_j)), RALA's; "prefix_query_mean", its
+            causal form; or nonnegative weights that broadcast to (batch, heads, tokens), normalized over the tokens
+            that a query sees.
+        normalizer: "divide", "magnitude", "subtract" or "none".
+        rotary: table from `rotary_1d` or `rotary_2d`. Only the numerator is rotated, as in the released code, so rows
+            of scores sum to one only without it.
+        key_mask: True where a token counts, (batch, tokens) or (batch, heads, tokens). With query_mean the same tokens'
+            queries enter the mean, so it then needs as many queries as keys.
+        causal: each token sees itself and those before it.
+        state: tokens already read (`State.empty(query, value)` to begin); with it the result is (output, new state).
+            One token at a time decodes in constant time and memory; a rotary table must start at that token.
+        eps: added to what is divided by.
+        backend: "torch", or "auto" for the fastest that applies.
+
+    Returns:
+        (batch, heads, queries, value width) in the inputs' dtype; with `state`, also the state after these tokens. A
+        query that sees no token reads zeros. Everything in between is float32 (float64 for float64 inputs), under
+        autocast too.
+
+    Raises:
+        ValueError: for an unknown name, shapes, dtypes or masks that do not fit together, or a combination without a
+            causal (or bidirectional) form; the message says what to use.
+        RuntimeError: if the backend asked for cannot run.
+
+    Source: RALA (CVPR 2025), MALA (ICCV 2025) and CARE (CVPR 2025) in one formula; where papers and released code
+    differ (scale, mean of κ(q), rotation), this follows the released code.
+    """
+    check_backend(backend)
+    check_inputs(query, key, rotary, causal)
+    check_value(query, key, value)
+    check_weighting(weighting, causal, query, key, key_mask is not None)
+    if state is not None:
+        check_state(state, query, value, causal)
+    kappa, normalize = resolve_feature_map(feature_map), resolve_normalizer(normalizer)
+    dtype = accumulator_dtype(query.dtype)
+    visible = None if key_mask is None else visible_tokens(key_mask, key)
+    if visible is not None:
+        hidden = ~visible.unsqueeze(-1)
+        key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
+
+    with _without_autocast(query.device.type):
+        q, k, v = kappa(query.to(dtype)), kappa(key.to(dtype)), value.to(dtype)
+        rq, rk = (q, k) if rotary is None else (rotate(q, rotary), rotate(k, rotary))
+        if not causal:
+            weights = token_weights(weighting, q, k, visible)
+            return read(summarize(k, rk, v, weights), q, rq, normalize, eps).to(query.dtype)
+
+        before = State.empty(q, v) if state is None else state
+        weights, query_mean, num_queries = causal_token_weights(
+            weighting, q, k, visible, before.query, before.num_queries
+        )
+        attend = step if state is not None and query.shape[-2] == 1 else chunked
+        out, after = attend(q, rq, k, rk, v, weights, normalize, eps, before)
+        out = out.to(query.dtype)
+        return out if state is None else (out, after._replace(query=query_mean, num_queries=num_queries))
 
 
-def rala(query, key, value, *, rotary=None, **kwargs):
-    return linear_attention(query, key, value, weighting="query_mean", rotary=rotary, **kwargs)
+def rala(query: Tensor, key: Tensor, value: Tensor, *, rotary: Rotary | None = None, eps: float = 1e-6) -> Tensor:
+    """Rank-augmented linear attention: elu1, query-mean weights, divide. Shapes as in `linear_attention`.
+
+    Source: RALA (CVPR 2025), Eq. 4 to 6, as released; the modulation φ(x) belongs to the layer.
+    """
+    return linear_attention(query, key, value, weighting="query_mean", rotary=rotary, eps=eps)
 
 
-def mala(query, key, value, *, rotary=None, **kwargs):
-    return linear_attention(query, key, value, normalizer="magnitude", rotary=rotary, **kwargs)
+def mala(query: Tensor, key: Tensor, value: Tensor, *, rotary: Rotary | None = None, eps: float = 1e-6) -> Tensor:
+    """Magnitude-aware linear attention: elu1, uniform weights, magnitude. Shapes as in `linear_attention`.
+
+    Source: MALA (ICCV 2025), as released (similarity scaled by 1/(N·√width)).
+    """
+    return linear_attention(query, key, value, normalizer="magnitude", rotary=rotary, eps=eps)
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Autocast would run the sums in half precision."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()

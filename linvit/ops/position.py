@@ -68,9 +68,7 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
-def _angles(
-    positions: int, pairs: int, start: int, dtype: torch.dtype | None, device: torch.device | None
-) -> Tensor:
+def _angles(positions: int, pairs: int, start: int, dtype: torch.dtype | None, device: torch.device | None) -> Tensor:
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
     frequencies = 10000 ** -torch.linspace(0, 1, pairs, dtype=dtype, device=device)
     index = torch.arange(start, start + positions, dtype=dtype, device=device)

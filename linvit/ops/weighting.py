@@ -1,0 +1,109 @@
+"""Weightings α: how much each key token counts, before any query looks at it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+WEIGHTINGS = ("uniform", "query_mean", "prefix_query_mean")
+
+
+class Weights(NamedTuple):
+    """Token j weighs factor_j · exp(exponent_j), both (batch, heads, tokens); a masked token has factor 0.
+
+    The exponent stays apart because RALA's reaches 10⁴ on large activations. None stands for ones (factor) and zeros
+    (exponent): uniform weights are `Weights()`.
+    """
+
+    factor: Tensor | None = None
+    exponent: Tensor | None = None
+
+    def relative(self, shift: Tensor) -> Tensor:
+        """factor · exp(exponent - shift); `shift` broadcasts against (batch, heads, tokens)."""
+        assert self.exponent is not None
+        mass = (self.visible_exponent() - shift).exp()
+        return mass if self.factor is None else mass * self.factor
+
+    def visible_exponent(self) -> Tensor:
+        """The exponent, lowered out of reach where the factor is 0."""
+        assert self.exponent is not None
+        if self.factor is None:
+            return self.exponent
+        return self.exponent.masked_fill(self.factor == 0, torch.finfo(self.exponent.dtype).min)
+
+
+def query_mean_exponent(query: Tensor, key: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
+    """s · mean_i κ(q_i) · κ(k_j), whose softmax over j gives RALA's token weights.
+
+    Args:
+        query: κ(q), (batch, heads, queries, width).
+        key: κ(k), (batch, heads, tokens, width).
+        key_mask: True where a token counts, (batch, heads, tokens); the same tokens' queries enter the mean.
+        scale: s = 1/√width.
+
+    Returns:
+        (batch, heads, tokens).
+
+    Source: RALA (CVPR 2025), Eq. 4. The paper takes the mean of the raw queries and no scale; the released code,
+    which we follow, takes the mean of κ(q) and s.
+    """
+    if key_mask is None:
+        mean = query.mean(-2)
+    else:
+        count = key_mask.sum(-1, keepdim=True).clamp_min(1)
+        mean = query.masked_fill(~key_mask.unsqueeze(-1), 0).sum(-2) / count
+    return (key @ (scale * mean).unsqueeze(-1)).squeeze(-1)
+
+
+def prefix_means(query: Tensor, key_mask: Tensor | None, before: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of κ(q) over each token and all before it, and how many they are.
+
+    Args:
+        query: κ(q), (batch, heads, tokens, width).
+        key_mask: True where a token counts, (batch, heads, tokens).
+        before: mean over the tokens already read, (batch, heads, width).
+        count: their number, (batch, heads).
+
+    Returns:
+        (batch, heads, tokens, width) and (batch, heads, tokens).
+    """
+    visible = torch.ones_like(query[..., 0]) if key_mask is None else key_mask.to(query.dtype)
+    if key_mask is not None:
+        query = query.masked_fill(~key_mask.unsqueeze(-1), 0)
+    number = count.unsqueeze(-1) + visible.cumsum(-1)
+    total = (before * count.unsqueeze(-1)).unsqueeze(-2) + query.cumsum(-2)
+    return total / number.clamp_min(1).unsqueeze(-1), number
+
+
+def prefix_query_mean_exponent(query_means: Tensor, key: Tensor, scale: float) -> Tensor:
+    """s · mean_{i≤j} κ(q_i) · κ(k_j): the causal form of query_mean, each weight frozen when its token is read.
+
+    At the last token it is not the bidirectional weight: later queries do not re-weigh earlier keys.
+    """
+    return scale * (query_means * key).sum(-1)
+
+
+def token_weights(weighting: str | Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Weights:
+    """Weights of tokens that every query sees, from κ(q) and κ(k); key_mask is (batch, heads, tokens)."""
+    factor = None if key_mask is None else key_mask.to(key.dtype)
+    if isinstance(weighting, Tensor):
+        given = weighting.to(key.dtype).expand(key.shape[:-1])
+        return Weights(given if factor is None else given * factor)
+    if weighting == "uniform":
+        return Weights(factor)
+    return Weights(factor, query_mean_exponent(query, key, key_mask, query.shape[-1] ** -0.5))
+
+
+def causal_token_weights(
+    weighting: str | Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None, before: Tensor, count: Tensor
+) -> tuple[Weights, Tensor, Tensor]:
+    """Weights that each token keeps from when it is read, and the mean and count of κ(q) after the last.
+
+    `before` and `count` are the mean and count before the first; shapes as in `prefix_means`.
+    """
+    if isinstance(weighting, Tensor) or weighting != "prefix_query_mean":
+        return token_weights(weighting, query, key, key_mask), before, count
+    means, number = prefix_means(query, key_mask, before, count)
+    exponent = prefix_query_mean_exponent(means, key, query.shape[-1] ** -0.5)
+    factor = None if key_mask is None else key_mask.to(key.dtype)
+    return Weights(factor, exponent), means[..., -1, :], number[..., -1]
