@@ -23,10 +23,10 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -n auto -m "not gpu"
 
 demo: $(STAMP)
 	$(BIN)/linvit demo

@@ -1,1 +1,1 @@
-"""To come."""
+"""What the operators and trained networks do: cost, precision, pictures."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.ops.normalizer import Normalizer
-from linvit.ops.state import State, merge, read, summarize
+from linvit.ops.state import State, merge, nonzero, read, summarize
 from linvit.ops.weighting import Weights
 
 CHUNK = 64
@@ -134,7 +134,7 @@ def _row_weights(weights: Weights, carried: State) -> tuple[Tensor, Tensor]:
         relative = (exponent.unsqueeze(-2) - shift.unsqueeze(-1)).masked_fill(later, -torch.inf)
         own = relative.exp() * weights.factor.unsqueeze(-2)
         before = before * (carried.shift.unsqueeze(-1) - shift).exp()
-    mass = (own.sum(-1) + before).clamp_min(torch.finfo(own.dtype).tiny).unsqueeze(-1)
+    mass = nonzero(own.sum(-1) + before).unsqueeze(-1)
     return own / mass, before.unsqueeze(-1) / mass
 
 
@@ -154,7 +154,7 @@ def _running_mean(means: Tensor, n: Tensor, shift: Tensor) -> tuple[Tensor, Tens
 
     top = torch.maximum(shift, group_shift)
     inside, before = n * (shift - top).exp(), group_n * (group_shift - top).exp()
-    share = (before / (inside + before).clamp_min(torch.finfo(n.dtype).tiny)).unsqueeze(-1)
+    share = (before / nonzero(inside + before)).unsqueeze(-1)
     means = means + share * (group_means - means)
     return tuple(x.flatten(2, 3)[:, :, :entries] for x in (means, inside + before, top))  # type: ignore[return-value]
 
@@ -166,4 +166,4 @@ def _scan(means: Tensor, n: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tens
     later = torch.ones(entries, entries, dtype=torch.bool, device=n.device).triu(1)
     mass = n.unsqueeze(-2) * (shift.unsqueeze(-2) - top.unsqueeze(-1)).masked_fill(later, -torch.inf).exp()
     total = mass.sum(-1)
-    return mass / total.unsqueeze(-1).clamp_min(torch.finfo(n.dtype).tiny) @ means, total, top
+    return mass / nonzero(total).unsqueeze(-1) @ means, total, top

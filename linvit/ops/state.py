@@ -64,6 +64,11 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def nonzero(mass: Tensor) -> Tensor:
+    """The mass to divide by: 1 where nothing weighs anything."""
+    return mass.masked_fill(mass == 0, 1)
+
+
 def summarize(key: Tensor, rotated_key: Tensor, value: Tensor, weights: Weights) -> State:
     """Summary of a set of tokens.
 
@@ -92,7 +97,7 @@ def merge(first: State, second: State) -> State:
     n_first = first.n * (first.shift - shift).exp()
     n_second = second.n * (second.shift - shift).exp()
     n = n_first + n_second
-    share = n_second / n.clamp_min(torch.finfo(n.dtype).tiny)
+    share = n_second / nonzero(n)
     along, across = share.unsqueeze(-1), share.unsqueeze(-1).unsqueeze(-1)
     spread = (second.r - first.r).unsqueeze(-1) * (second.u - first.u).unsqueeze(-2)
     num_queries = first.num_queries + second.num_queries
@@ -138,7 +143,7 @@ def _normalized(weights: Weights, key: Tensor) -> tuple[Tensor | None, Tensor, T
     else:
         return None, shift + key.shape[-2], shift
     n = mass.sum(-1)
-    return mass / n.unsqueeze(-1).clamp_min(torch.finfo(n.dtype).tiny), n, shift
+    return mass / nonzero(n).unsqueeze(-1), n, shift
 
 
 def _mean(x: Tensor, alpha: Tensor | None) -> Tensor:

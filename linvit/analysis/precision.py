@@ -1,0 +1,95 @@
+"""Half precision: the error of RALA and MALA as we arrange them and as they were released.
+
+Run `python -m linvit.analysis.precision` for the table of docs/results.md.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linvit.ops import mala, rala
+
+TOKENS = (196, 3136, 12544, 50176)
+SCALES = (1, 4, 16)
+DTYPES = (torch.float16, torch.bfloat16)
+
+
+class Row(NamedTuple):
+    """Relative L2 errors against float64 on unrounded inputs; NaN where the result is not finite."""
+
+    operator: str
+    tokens: int
+    scale: int
+    dtype: torch.dtype
+    float32_math: float
+    released: float
+    ours: float
+
+
+def released_rala(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """RALA in the released order of operations: weights times N on the keys, every step in the inputs' dtype."""
+    tokens, scale = key.shape[-2], key.shape[-1] ** -0.5
+    q, k = F.elu(query) + 1, F.elu(key) + 1
+    weights = (scale * q.mean(-2, keepdim=True) @ k.mT).softmax(-1).mT
+    k = k * weights * tokens
+    den = q @ k.mean(-2, keepdim=True).mT + 1e-6
+    state = (k.mT * tokens**-0.5) @ (value * tokens**-0.5)
+    return q @ state * (1 / den)
+
+
+def released_mala(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """MALA in the released order of operations, every step in the inputs' dtype."""
+    tokens, scale = key.shape[-2], key.shape[-1] ** -0.5
+    q, k = F.elu(query) + 1, F.elu(key) + 1
+    den = q @ k.mean(-2, keepdim=True).mT * scale
+    root = (scale / tokens) ** 0.5
+    state = (k.mT * root) @ (value * root)
+    return q @ state * (1 + 1 / (den + 1e-6)) - den * value.mean(-2, keepdim=True)
+
+
+OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "rala": (rala, released_rala),
+    "mala": (mala, released_mala),
+}
+
+
+def half_precision(seed: int = 0, tokens: tuple[int, ...] = TOKENS) -> Iterator[Row]:
+    """Errors for q, k, v ~ N(0, scale²), 2 heads of width 64, for every operator, length, scale and half dtype."""
+    for operator, length, scale in itertools.product(OPERATORS, tokens, SCALES):
+        ours, released = OPERATORS[operator]
+        generator = torch.Generator().manual_seed(seed)
+        exact_inputs = scale * torch.randn(3, 1, 2, length, 64, dtype=torch.float64, generator=generator)
+        exact = ours(*exact_inputs)
+        for dtype in DTYPES:
+            inputs = exact_inputs.to(dtype)
+            errors = (_error(f(*x), exact) for f, x in ((ours, inputs.float()), (released, inputs), (ours, inputs)))
+            yield Row(operator, length, scale, dtype, *errors)
+
+
+def markdown(rows: Iterator[Row]) -> Iterator[str]:
+    """The table, line by line."""
+    yield "| operator | N | std | dtype | float32 math, rounded inputs | released arrangement | ours | ours / float32 math |"
+    yield "|---|---:|---:|---|---:|---:|---:|---:|"
+    for row in rows:
+        dtype = str(row.dtype).removeprefix("torch.")
+        released = "NaN" if row.released != row.released else f"{row.released:.1e}"
+        yield (
+            f"| {row.operator} | {row.tokens} | {row.scale} | {dtype} | {row.float32_math:.1e} | {released} "
+            f"| {row.ours:.1e} | {row.ours / row.float32_math:.2f} |"
+        )
+
+
+def _error(out: Tensor, exact: Tensor) -> float:
+    return ((out - exact).norm() / exact.norm()).item() if out.isfinite().all() else float("nan")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    for line in markdown(half_precision(parser.parse_args().seed)):
+        print(line, flush=True)

@@ -1,0 +1,394 @@
+import itertools
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.export import Dim, export
+
+from linvit.ops import State, attention_scores, linear_attention, mala, rala, rotary_1d, rotary_2d
+
+float64 = torch.float64
+FEATURE_MAPS = ["elu1", "relu", "exp", "identity", torch.sigmoid]
+NORMALIZERS = ["divide", "magnitude", "subtract", "none"]
+
+
+def draw(tokens=7, width=8, value_width=5, batch=2, heads=3, dtype=float64):
+    query, key = (torch.randn(batch, heads, tokens, width, dtype=dtype) for _ in range(2))
+    return query, key, torch.randn(batch, heads, tokens, value_width, dtype=dtype)
+
+
+def axes(tokens, width, batch=2, heads=3, causal=False):
+    """Every combination of weighting, normalizer, rotation and mask."""
+    means = "prefix_query_mean" if causal else "query_mean"
+    weightings = ["uniform", means, torch.rand(batch, heads, tokens, dtype=float64)]
+    rotaries = [None, rotary_1d(tokens, width, dtype=float64)]
+    masks = [None, torch.rand(batch, tokens) > 0.3]
+    for weighting, normalizer, rotary, mask in itertools.product(weightings, NORMALIZERS, rotaries, masks):
+        yield {
+            "weighting": weighting,
+            "normalizer": normalizer,
+            "rotary": rotary,
+            "key_mask": mask,
+            "causal": causal,
+        }
+
+
+def by_matrix(query, key, value, **options):
+    mask = options.get("key_mask")
+    if mask is not None:
+        value = value.masked_fill(~mask[:, None, :, None], 0)
+    return attention_scores(query, key, **options) @ value
+
+
+def assert_close(actual, expected, tolerance=1e-10):
+    assert actual.shape == expected.shape
+    scale = expected.abs().max().clamp_min(1e-3)
+    assert (actual - expected).abs().max() <= tolerance * scale
+
+
+def slice_options(options, now):
+    """The same options for one slice of the tokens."""
+    options = dict(options)
+    if options["rotary"] is not None:
+        options["rotary"] = type(options["rotary"])(*(table[now] for table in options["rotary"]))
+    if options["key_mask"] is not None:
+        options["key_mask"] = options["key_mask"][:, now]
+    if isinstance(options["weighting"], torch.Tensor):
+        options["weighting"] = options["weighting"][..., now]
+    return options
+
+
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS, ids=str)
+@pytest.mark.parametrize("tokens", [1, 49, 126])
+def test_equals_the_matrix(feature_map, tokens):
+    query, key, value = draw(tokens)
+    for options in axes(tokens, 8):
+        # With signed features the row sum comes near zero; the comparison stays, relative to the largest entry.
+        expected = by_matrix(query, key, value, feature_map=feature_map, **options)
+        assert_close(linear_attention(query, key, value, feature_map=feature_map, **options), expected)
+
+
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS, ids=str)
+@pytest.mark.parametrize("tokens", [1, 2, 64, 65, 130])
+def test_causal_forms_agree(feature_map, tokens):
+    query, key, value = draw(tokens, batch=1, heads=2)
+    for options in axes(tokens, 8, batch=1, heads=2, causal=True):
+        options["feature_map"] = feature_map
+        parallel = by_matrix(query, key, value, **options)
+        assert_close(linear_attention(query, key, value, **options), parallel)
+
+        state, recurrent = State.empty(query, value), []
+        for t in range(tokens):
+            now = slice(t, t + 1)
+            one = slice_options(options, now)
+            out, state = linear_attention(query[:, :, now], key[:, :, now], value[:, :, now], state=state, **one)
+            recurrent.append(out)
+        assert_close(torch.cat(recurrent, dim=2), parallel)
+
+
+@pytest.mark.parametrize("cuts", [(0, 70, 71, 200), (0, 1, 2, 200), (0, 150, 200)])
+def test_prefill_in_pieces_equals_the_whole(cuts):
+    query, key, value = draw(200)
+    for options in axes(200, 8, causal=True):
+        whole, whole_state = linear_attention(query, key, value, state=State.empty(query, value), **options)
+        state, pieces = State.empty(query, value), []
+        for start, stop in itertools.pairwise(cuts):
+            now = slice(start, stop)
+            part = slice_options(options, now)
+            out, state = linear_attention(query[:, :, now], key[:, :, now], value[:, :, now], state=state, **part)
+            pieces.append(out)
+        assert_close(torch.cat(pieces, dim=2), whole)
+        for name in ("S", "z", "u", "r", "query", "num_queries"):
+            assert_close(getattr(state, name), getattr(whole_state, name))
+        weight = [s.n.log() + s.shift for s in (state, whole_state)]
+        torch.testing.assert_close(*weight, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_are_those_of_the_matrix(causal):
+    inputs = [x.requires_grad_() for x in draw(70, batch=1, heads=2)]
+    for options in axes(70, 8, batch=1, heads=2, causal=causal):
+        expected = by_matrix(*inputs, **options)
+        direction = torch.randn_like(expected)
+        wanted = torch.autograd.grad((expected * direction).sum(), inputs)
+        got = torch.autograd.grad((linear_attention(*inputs, **options) * direction).sum(), inputs)
+        for a, b in zip(got, wanted, strict=True):
+            assert_close(a, b, 1e-9)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_gradcheck(causal, normalizer):
+    inputs = [x.requires_grad_() for x in draw(5, width=4, value_width=3, batch=1, heads=1)]
+    weights = torch.rand(1, 1, 5, dtype=float64).requires_grad_()
+    means = "prefix_query_mean" if causal else "query_mean"
+    rotary = rotary_1d(5, 4, dtype=float64)
+
+    def by_name(query, key, value):
+        return linear_attention(query, key, value, weighting=means, normalizer=normalizer, rotary=rotary, causal=causal)
+
+    def by_tensor(query, key, value, weights):
+        return linear_attention(query, key, value, weighting=weights, normalizer=normalizer, causal=causal)
+
+    assert torch.autograd.gradcheck(by_name, inputs)
+    assert torch.autograd.gradcheck(by_tensor, [*inputs, weights])
+
+
+def test_gradients_flow_through_a_carried_state():
+    inputs = [x.requires_grad_() for x in draw(4, width=4, value_width=3, batch=1, heads=1)]
+
+    def in_two_pieces(query, key, value):
+        state = State.empty(query, value)
+        pieces = []
+        for now in (slice(0, 1), slice(1, 4)):
+            out, state = linear_attention(
+                query[:, :, now],
+                key[:, :, now],
+                value[:, :, now],
+                weighting="prefix_query_mean",
+                causal=True,
+                state=state,
+            )
+            pieces.append(out)
+        return torch.cat(pieces, dim=2)
+
+    assert torch.autograd.gradcheck(in_two_pieces, inputs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_zero_weights_have_finite_gradients(causal):
+    query, key, value = (x.requires_grad_() for x in draw(6, batch=1))
+    weights = torch.tensor([0.0, 1.0, 0.0, 2.0, 0.0, 1.0], dtype=float64).requires_grad_()
+    linear_attention(query, key, value, weighting=weights, causal=causal).sum().backward()
+    assert all(x.grad.isfinite().all() for x in (query, key, value, weights))
+
+
+@pytest.mark.parametrize("preset", [rala, mala])
+def test_any_strides(preset):
+    height, width = 14, 9
+    packed = torch.randn(2, 3 * 24, height, width, dtype=float64)
+    rotary = rotary_2d((height, width), 8, dtype=float64)
+    outputs = []
+    for x in (packed, packed.to(memory_format=torch.channels_last)):
+        query, key, value = x.reshape(2, 3, 3, 8, -1).mT.unbind(1)
+        outputs.append(preset(query, key, value, rotary=rotary))
+    query, key, value = (x.contiguous() for x in packed.reshape(2, 3, 3, 8, -1).mT.unbind(1))
+    for out in outputs:
+        torch.testing.assert_close(out, preset(query, key, value, rotary=rotary))
+
+
+def test_presets_are_the_papers_axes():
+    query, key, value = draw(12)
+    rotary = rotary_2d((3, 4), 8, dtype=float64)
+    torch.testing.assert_close(
+        rala(query, key, value, rotary=rotary),
+        by_matrix(query, key, value, weighting="query_mean", rotary=rotary),
+    )
+    torch.testing.assert_close(
+        mala(query, key, value, rotary=rotary), by_matrix(query, key, value, normalizer="magnitude", rotary=rotary)
+    )
+
+
+def test_magnitude_of_one_token_is_its_value():
+    query, key, value = draw(1)
+    torch.testing.assert_close(mala(query, key, value, eps=0), value)
+    torch.testing.assert_close(rala(query, key, value, eps=0), value)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("garbage", [1e30, torch.nan, torch.inf])
+def test_masked_tokens_do_not_leak(causal, garbage):
+    query, key, value = draw(20)
+    means = "prefix_query_mean" if causal else "query_mean"
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    mask[:, 15:] = False
+    padded = ~mask[:, None, :, None]
+    dirty = [x.masked_fill(padded, garbage).requires_grad_() for x in (key, value)]
+    dirty = [query.masked_fill(padded, 1e3), *dirty]
+    for weighting in ("uniform", means):
+        out = linear_attention(*dirty, weighting=weighting, normalizer="magnitude", key_mask=mask, causal=causal)
+        short = [x[:, :, :15] for x in (query, key, value)]
+        expected = linear_attention(*short, weighting=weighting, normalizer="magnitude", causal=causal)
+        torch.testing.assert_close(out[:, :, :15], expected)
+        grads = torch.autograd.grad(out[:, :, :15].sum(), dirty[1:])
+        assert all(g[:, :, :15].isfinite().all() and g[:, :, 15:].eq(0).all() for g in grads)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_a_query_that_sees_nothing_reads_zeros(causal, normalizer):
+    query, key, value = draw(9)
+    mask = torch.zeros(2, 9, dtype=torch.bool)
+    assert linear_attention(query, key, value, normalizer=normalizer, key_mask=mask, causal=causal).eq(0).all()
+
+
+def test_mask_may_differ_between_heads():
+    query, key, value = draw(9)
+    mask = torch.rand(2, 3, 9) > 0.4
+    out = linear_attention(query, key, value, key_mask=mask)
+    for head in range(3):
+        alone = [x[:, head : head + 1] for x in (query, key, value)]
+        torch.testing.assert_close(out[:, head : head + 1], linear_attention(*alone, key_mask=mask[:, head]))
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "prefix_query_mean"])
+def test_a_token_changes_nothing_before_it(weighting):
+    query, key, value = draw(130)
+    options = {"weighting": weighting, "normalizer": "magnitude", "causal": True}
+    before = linear_attention(query, key, value, **options)
+    changed = [x.clone() for x in (query, key, value)]
+    for x in changed:
+        x[:, :, 77] += 10
+    after = linear_attention(*changed, **options)
+    assert torch.equal(after[:, :, :77], before[:, :, :77])
+    assert not torch.allclose(after[:, :, 77:], before[:, :, 77:])
+
+
+def test_prefix_weights_of_any_size_stay_finite():
+    query, key, value = (60 * x for x in draw(300))
+    options = {"weighting": "prefix_query_mean", "causal": True}
+    out = linear_attention(query, key, value, **options)
+    assert_close(out, by_matrix(query, key, value, **options))
+    assert linear_attention(query.float(), key.float(), value.float(), **options).isfinite().all()
+
+
+def test_decoding_keeps_the_state_at_one_size():
+    query, key, value = draw(6)
+    state, sizes = State.empty(query, value), set()
+    for t in range(6):
+        now = slice(t, t + 1)
+        _, state = linear_attention(query[:, :, now], key[:, :, now], value[:, :, now], causal=True, state=state)
+        sizes.add(sum(field.numel() for field in state))
+    assert sizes == {2 * 3 * (8 * 5 + 3 * 8 + 5 + 3)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1, 4, 16])
+@pytest.mark.parametrize("tokens", [196, 12544, pytest.param(50176, marks=pytest.mark.slow)])
+def test_half_inputs_lose_no_more_than_their_rounding(dtype, scale, tokens):
+    query, key, value = (scale * x for x in draw(tokens, width=64, value_width=64, batch=1, heads=2))
+    for preset in (rala, mala):
+        exact = preset(query, key, value)
+        rounded = [x.to(dtype) for x in (query, key, value)]
+        floor = (preset(*(x.float() for x in rounded)) - exact).norm()
+        out = preset(*rounded)
+        assert out.dtype == dtype
+        assert out.isfinite().all()
+        assert (out - exact).norm() <= 1.5 * floor
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_arithmetic_is_float32_arithmetic_rounded_once(dtype):
+    query, key, value = (x.to(dtype) for x in draw(3136, width=64, value_width=64, batch=1))
+    for options in ({}, {"weighting": "query_mean"}, {"normalizer": "magnitude", "causal": True}):
+        wide = linear_attention(query.float(), key.float(), value.float(), **options)
+        assert torch.equal(linear_attention(query, key, value, **options), wide.to(dtype))
+
+
+def test_autocast_does_not_reach_the_sums():
+    query, key, value = draw(3136, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = rala(query, key, value)
+    assert torch.equal(out, rala(query, key, value))
+
+
+class Call(torch.nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, query, key, value):
+        return linear_attention(query, key, value, **self.options)
+
+
+CALLS = [
+    {"weighting": "query_mean"},
+    {"normalizer": "magnitude"},
+    {"normalizer": "magnitude", "causal": True},
+    {"weighting": "prefix_query_mean", "causal": True},
+]
+
+
+@pytest.mark.parametrize("options", CALLS, ids=str)
+def test_compiles_as_one_graph_for_any_number_of_tokens(options):
+    torch._dynamo.reset()
+    call = Call(**options)
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (130, 5, 777):
+        inputs = draw(tokens)
+        torch.testing.assert_close(compiled(*inputs), call(*inputs))
+
+
+@pytest.mark.parametrize("options", CALLS, ids=str)
+def test_exports_for_any_number_of_tokens(options):
+    call = Call(**options)
+    tokens = {2: Dim("tokens", min=2, max=100_000)}
+    program = export(
+        call,
+        draw(130),
+        dynamic_shapes=(tokens, tokens, tokens),
+        prefer_deferred_runtime_asserts_over_guards=options.get("causal", False),
+    )
+    for length in (5, 64, 777):
+        inputs = draw(length)
+        torch.testing.assert_close(program.module()(*inputs), call(*inputs))
+
+
+def test_ops_need_torch_alone():
+    code = """
+        import sys
+        for name in ("timm", "torchvision", "lightning", "sklearn", "matplotlib", "rich", "safetensors"):
+            sys.modules[name] = None
+        import torch, linvit.ops
+        x = torch.randn(1, 1, 4, 8)
+        assert linvit.ops.rala(x, x, x).shape == x.shape
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def refused(match, *changes, error=ValueError, tokens=6, **options):
+    query, key, value = draw(tokens)
+    inputs = {"query": query, "key": key, "value": value}
+    for name, change in changes:
+        inputs[name] = change(inputs[name])
+    with pytest.raises(error, match=match):
+        linear_attention(**inputs, **options)
+
+
+def test_combinations_without_a_form_say_what_to_use():
+    refused("no causal form.*use weighting='prefix_query_mean'", weighting="query_mean", causal=True)
+    refused("is causal; pass causal=True.*'query_mean'", weighting="prefix_query_mean")
+    refused("state is given with causal=False.*pass causal=True", state=State.empty(*draw()[1:]))
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    refused(
+        "8 queries and 6 keys",
+        ("query", lambda x: x.repeat(1, 1, 2, 1)[:, :, :8]),
+        weighting="query_mean",
+        key_mask=mask,
+    )
+
+
+def test_unknown_names_list_the_known_ones():
+    refused("feature_map is 'elu'.*elu1", feature_map="elu")
+    refused("weighting is 'mean'.*uniform, query_mean, prefix_query_mean", weighting="mean")
+    refused("normalizer is 'add'.*divide, magnitude, subtract, none", normalizer="add")
+    refused("backend is 'cuda'.*auto, torch, triton", backend="cuda")
+    refused("no Triton kernels", backend="triton", error=RuntimeError)
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    refused(r"query has shape \(2, 18, 8\), expected \(batch", ("query", lambda x: x.flatten(1, 2)))
+    refused("expected the same batch, heads and width", ("key", lambda x: x[..., :4]))
+    refused("expected equal batch, heads and tokens", ("value", lambda x: x[:, :, :5]))
+    refused("expected the same dtype", ("key", torch.Tensor.float))
+    refused("value torch.float32, expected the same dtype", ("value", torch.Tensor.float))
+    refused("query is torch.int64, expected a floating-point", ("query", torch.Tensor.long))
+    refused("key has no tokens", ("key", lambda x: x[:, :, :0]), ("value", lambda x: x[:, :, :0]))
+    refused("expected as many queries as keys", ("query", lambda x: x[:, :, :5]), causal=True)
+    refused(r"rotary has tables of shape \(7, 4\).*\(6, 4\)", rotary=rotary_1d(7, 8))
+    refused(r"key_mask is torch.bool of shape \(2, 7\)", key_mask=torch.ones(2, 7, dtype=torch.bool))
+    refused("key_mask is torch.float32", key_mask=torch.ones(2, 6))
+    refused(r"weighting has shape \(7,\)", weighting=torch.ones(7))
+    refused("state.S is torch.float64.*begin with State.empty", causal=True, state=State.empty(*draw(width=4)[1:]))
