@@ -1,5 +1,134 @@
-"""The authors' published weights."""
+"""The authors' published weights: loaded key for key, and rewritten as safetensors."""
+
+import argparse
+import os
+import pickle
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from timm.models import create_model
+from torch import nn
+
+import linvit.models  # noqa: F401  (registers the names that convert takes)
 
 
-def load_released(model, source):
-    raise NotImplementedError
+def load_released(model: nn.Module, source: str | Path | Mapping) -> nn.Module:
+    """Copy published weights into a network of ours, all of them or none.
+
+    The weights may stand alone or under `state_dict_ema`, `model_ema`, `state_dict` or `model` (the first of these that
+    is there wins: averaged weights before raw ones), with or without `module.` before each key, in the authors' key
+    names or in ours. Files are read without executing code. Counters of batch norms may be absent, nothing else.
+
+    Args:
+        model: a network of one of our families.
+        source: path of a .pth or .safetensors file, or a state dict.
+
+    Returns:
+        The model.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file cannot be read or would execute code, if a key is missing, unexpected or misshapen (one
+            error lists them all and the model is left as it was), or if the checkpoint's rotary angles are not ours.
+    """
+    name = type(model).__name__
+    if not hasattr(model, "native_state_dict"):
+        raise ValueError(f"load_released: the model is a {name}, expected one that linvit registers: create it by name")
+    checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
+    weights = model.native_state_dict(checkpoint)
+    own = model.state_dict()
+    faults = list(_faults(weights, own))
+    if faults:
+        raise ValueError(
+            f"load_released: the checkpoint does not fit this {name} in {len(faults)} keys (the model is unchanged); "
+            "create the model that it belongs to:\n  " + "\n  ".join(faults)
+        )
+    model.load_state_dict({**own, **weights})
+    return model
+
+
+def convert(source: str | Path | Mapping, target: str | Path, model_name: str) -> Path:
+    """Rewrite published weights as a safetensors file in our key names.
+
+    `timm.create_model(model_name, checkpoint_path=target)` reads it. The file appears whole or not at all.
+
+    Args:
+        source: see load_released.
+        target: path of the new file, ending in .safetensors; a file of that name is replaced.
+        model_name: the registered model that the weights belong to.
+
+    Returns:
+        The target's path.
+
+    Raises:
+        FileNotFoundError, ValueError: see load_released; also for another ending or a missing folder.
+    """
+    target = Path(target)
+    if target.suffix != ".safetensors":
+        raise ValueError(f"convert: the target is {target}, expected a name ending in .safetensors: rename it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"convert: the folder {target.parent} does not exist: create it first")
+    weights = load_released(create_model(model_name), source).state_dict()
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".tmp")
+    os.close(handle)
+    try:
+        save_file({key: value.contiguous() for key, value in weights.items()}, temporary, metadata={"format": "pt"})
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return target
+
+
+def read_checkpoint(path: str | Path) -> Mapping:
+    """The contents of a .pth or .safetensors file, on the CPU, read without executing code.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is truncated, is no checkpoint, or holds objects that only running code could make.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint {path} does not exist: give the path of a .pth or .safetensors file")
+    try:
+        checkpoint = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        raise ValueError(
+            f"checkpoint {path} is refused because reading it could execute code"
+            f"{f' ({found[1]})' if found else ''}: expected plain tensors, save its state dict alone"
+        ) from error
+    except Exception as error:  # what a damaged file raises depends on where it is cut
+        raise ValueError(
+            f"checkpoint {path} cannot be read as .pth or .safetensors, it is probably truncated: fetch it again"
+        ) from error
+    if not isinstance(checkpoint, Mapping):
+        raise ValueError(
+            f"checkpoint {path} holds a {type(checkpoint).__name__}, expected a state dict: save that alone"
+        )
+    return checkpoint
+
+
+def _load_pickle(path: Path) -> Mapping:
+    # The authors' training script saves its arguments beside the weights.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _faults(weights: Mapping, own: Mapping) -> Iterator[str]:
+    for key, value in own.items():
+        if key not in weights and not key.endswith(".num_batches_tracked"):
+            yield f"missing {key} {_shape(value)}"
+    for key, value in weights.items():
+        if key not in own:
+            yield f"unexpected {key} {_shape(value)}"
+        elif _shape(value) != _shape(own[key]):
+            yield f"misshapen {key}: checkpoint {_shape(value)}, model {_shape(own[key])}"
+
+
+def _shape(value) -> str:
+    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else f"of type {type(value).__name__}"

@@ -1,3 +1,5 @@
+"""One thread a process, one seed a test; being here also lets tests import helpers such as golden_networks."""
+
 import pytest
 import torch
 

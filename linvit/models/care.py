@@ -1,0 +1,364 @@
+"""CARE transformers: linear attention and convolution on disjoint channels, with a memory and a dual interaction.
+
+CARE Transformer: Mobile-Friendly Linear Visual Transformer via Decoupled Dual Interaction, CVPR 2025,
+https://arxiv.org/abs/2411.16170
+
+    features = [attended | local 3×3 | local 7×7],  x = [memory | features]
+    y_i = κ(q_i) · mean_j κ(k_j) ⊗ x_j  /  (κ(q_i) · mean_j κ(k_j) + ε),  κ = elu + 1     (attended; value = input)
+    out = interact([memory | interact(mixed features)])
+
+Axes: feature map elu1, weighting uniform, normalizer divide, no rotation.
+
+Where paper and released code differ, the code is followed: the paper calls κ an identity, gives S0 one ratio, and does
+not mention that the published accuracies come from distillation with two heads.
+
+| size | widths         | depths    | ratios                           | parameters |
+|------|----------------|-----------|----------------------------------|------------|
+| s0   | 32 64 128 256  | 2 4 8 4   | (2, 2) (2, 4) (4, 4) (4, 4)      |  7,340,000 |
+| s1   | 32 64 128 256  | 3 6 10 6  | (2, 4) (2, 4) (4, 4) (4, 4)      |  9,602,424 |
+| s2   | 32 64 192 384  | 3 6 10 6  | (4, 4) (4, 4) (4, 4) (4, 4)      | 19,481,288 |
+
+Pattern "CCLL" as released: strip convolutions in the first two stages, linear attention in the last two. There are no
+published weights on a hub. The nano size is ours, for images of 32 to 64 px.
+"""
+
+from functools import partial
+
+import torch
+from timm.layers import calculate_drop_path_rates, get_device_dtype
+from timm.models import (
+    build_model_with_cfg,
+    checkpoint_seq,
+    generate_default_cfgs,
+    register_model,
+)
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from linvit.layers import CareBlock, PatchDownsample, PatchStem
+from linvit.models.family import imagenet_cfg, init_weights, renamed, stage_mixers, unwrapped, warn_of_pattern
+
+LETTERS = {"C": "strips", "L": "linear", "S": "softmax"}
+
+
+class CareStage(nn.Module):
+    """Downsample (unless in_width is None: the first stage), then blocks."""
+
+    def __init__(
+        self, in_width: int | None, width: int, drop_path: list[float], last: bool, device=None, dtype=None, **block
+    ):
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        self.grad_checkpointing = False
+        self.downsample = nn.Identity() if in_width is None else PatchDownsample(in_width, width, **dd)
+        end = len(drop_path) - 1
+        self.blocks = nn.Sequential(
+            *(
+                CareBlock(width, drop_path=rate, last=last and i == end, **block, **dd)
+                for i, rate in enumerate(drop_path)
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.downsample(x)
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            return checkpoint_seq(self.blocks, x)
+        return self.blocks(x)
+
+
+class CareHead(nn.Module):
+    """GELU, layer norm, dropout, linear, over the last dimension."""
+
+    def __init__(self, width: int, num_classes: int, drop_rate: float = 0.0, device=None, dtype=None):
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        self.act = nn.GELU()
+        self.norm = nn.LayerNorm(width, eps=1e-6, **dd)
+        self.drop = nn.Dropout(drop_rate)
+        self.fc = nn.Linear(width, num_classes, **dd) if num_classes > 0 else nn.Identity()
+
+    def reset(self, width: int, num_classes: int, device=None, dtype=None) -> None:
+        """A new linear layer; the norm stays unless the width has changed, then it goes."""
+        if isinstance(self.norm, nn.LayerNorm) and self.norm.normalized_shape != (width,):
+            self.norm = nn.Identity()
+        self.fc = nn.Linear(width, num_classes, device=device, dtype=dtype) if num_classes > 0 else nn.Identity()
+        self.train(self.training)
+
+    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        x = self.drop(self.norm(self.act(x)))
+        if pre_logits:
+            return x
+        return self.fc(x)
+
+
+class CARE(nn.Module):
+    """Stem, four stages at strides 4, 8, 16, 32, pooling, and two heads whose logits are averaged.
+
+    Args:
+        in_chans: channels of the images.
+        num_classes: classes, 0 for none.
+        global_pool: "avg", or "" for heads applied at every position.
+        widths, depths: channels (a multiple of 4; the first quarter is the memory) and blocks of each stage.
+        ratios: hidden channels over width of the two interactions, for each stage.
+        head_widths: channels of an attention head in each stage, where the stage has attention.
+        pattern: one letter a stage: C for strip convolutions, L for linear attention, S for softmax attention.
+        layer_scale: initial layer scale.
+        distillation: whether there is a second head that learns from a teacher.
+        drop_rate: dropout before the classifiers.
+        drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
+
+    Raises:
+        ValueError: for an unknown pattern, and on forward for images under 32 px a side or with other channels.
+    """
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        widths: tuple[int, ...] = (32, 64, 128, 256),
+        depths: tuple[int, ...] = (2, 4, 8, 4),
+        ratios: tuple[tuple[int, int], ...] = ((2, 2), (2, 4), (4, 4), (4, 4)),
+        head_widths: tuple[int, ...] = (8, 16, 16, 32),
+        pattern: str = "CCLL",
+        layer_scale: float = 1e-6,
+        distillation: bool = True,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        mixers = stage_mixers(pattern, LETTERS)
+        self.num_classes, self.in_chans, self.drop_rate, self.pattern = num_classes, in_chans, drop_rate, pattern
+        self.global_pool = _known_pool(global_pool)
+        self.distilled_training = False
+        rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        self.stem = PatchStem(in_chans, widths[0], **dd)
+        self.stages = nn.Sequential(
+            *(
+                CareStage(
+                    widths[i - 1] if i else None,
+                    widths[i],
+                    rates[i],
+                    last=i == len(widths) - 1,
+                    head_width=head_widths[i],
+                    mixer=mixers[i],
+                    ratios=ratios[i],
+                    layer_scale=layer_scale,
+                    **dd,
+                )
+                for i in range(len(widths))
+            )
+        )
+        self.num_features = self.head_hidden_size = widths[-1] * ratios[-1][1]
+        channels = (*widths[:-1], self.num_features)
+        self.feature_info = [
+            {"num_chs": width, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, width in enumerate(channels)
+        ]
+        self.head = CareHead(self.num_features, num_classes, drop_rate, **dd)
+        self.dist_head = CareHead(self.num_features, num_classes, drop_rate, **dd) if distillation else None
+        self.init_weights(needs_reset=False)
+
+    def init_weights(self, needs_reset: bool = True) -> None:
+        """Draw all weights anew; needs_reset also resets norms and layer scales (after to_empty)."""
+        self.apply(partial(init_weights, needs_reset=needs_reset))
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Nothing beyond timm's rule for vectors, which the layer scales are."""
+        return set()
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict:
+        """Groups for layer-wise learning rates."""
+        blocks = [(r"^stages\.(\d+)\.downsample", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None)]
+        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else blocks}
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute every block in the backward pass instead of keeping its activations."""
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def set_distilled_training(self, enable: bool = True) -> None:
+        """While training, return (logits, distilled logits) instead of their mean."""
+        self.distilled_training = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
+        """The last linear layer, or both of them."""
+        return self.head.fc if self.dist_head is None else (self.head.fc, self.dist_head.fc)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """New classifiers for num_classes (0: none); None keeps the pooling."""
+        self.num_classes = num_classes
+        if global_pool is not None:
+            self.global_pool = _known_pool(global_pool)
+        self.head_hidden_size = self.num_features
+        for head in (self.head, self.dist_head):
+            if head is not None:
+                head.reset(self.num_features, num_classes, **get_device_dtype(self))
+
+    @torch.jit.ignore
+    def native_state_dict(self, state_dict: dict) -> dict:
+        """See checkpoint_filter_fn."""
+        return checkpoint_filter_fn(state_dict, self)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The outputs of the chosen stages, and the final features unless intermediates_only.
+
+        Args:
+            x: images.
+            indices: the last n stages for an int, all for None, else these stages.
+            norm: without effect; there is no norm after the last stage.
+            stop_early: leave out the stages after the last chosen one.
+            output_fmt: "NCHW".
+            intermediates_only: return the list alone.
+        """
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")
+        taken, last = feature_take_indices(len(self.stages), indices)
+        intermediates = []
+        x = self.stem(x)
+        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
+            x = stage(x)
+            if i in taken:
+                intermediates.append(x)
+        return intermediates if intermediates_only else (x, intermediates)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the chosen stages do not need."""
+        taken, last = feature_take_indices(len(self.stages), indices)
+        shorter = last < len(self.stages) - 1
+        self.stages = self.stages[: last + 1]
+        if shorter:
+            self.num_features = self.feature_info[last]["num_chs"]
+        if prune_head or shorter:
+            self.reset_classifier(0, "")
+            self.head.norm = nn.Identity()
+            if self.dist_head is not None:
+                self.dist_head.norm = nn.Identity()
+        return taken
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images (batch, in_chans, height, width) to the unpooled map (batch, num_features, height/32, width/32)."""
+        return self.stages(self.stem(x))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False):
+        """The unpooled map to logits, or to the mean of what the two classifiers read."""
+        x = x.mean((2, 3)) if self.global_pool == "avg" else x.permute(0, 2, 3, 1)
+        out = self.head(x, pre_logits)
+        if self.dist_head is not None:
+            distilled = self.dist_head(x, pre_logits)
+            if self.distilled_training and self.training and not pre_logits and not torch.jit.is_scripting():
+                return out, distilled
+            out = (out + distilled) / 2
+        return out if self.global_pool == "avg" else out.permute(0, 3, 1, 2)
+
+    def forward(self, x: Tensor):
+        """Images to logits (batch, num_classes); a pair of them while training with set_distilled_training(True)."""
+        return self.forward_head(self.forward_features(x))
+
+
+def _known_pool(global_pool: str) -> str:
+    assert global_pool in ("avg", ""), (
+        f"global_pool is {global_pool!r}, expected 'avg' or '' (none): choose one of them"
+    )
+    return global_pool
+
+
+_RELEASED = (".token_mixer.", ".inter_layer.")
+_RULES = [
+    (r"\.downsample\.0\.", ".downsample.norm."),
+    (r"\.downsample\.1\.", ".downsample.conv."),
+    (r"\.token_mixer\.dwconvatt_1\.", ".mixer.attended.vertical."),
+    (r"\.token_mixer\.dwconvatt_2\.", ".mixer.attended.horizontal."),
+    (r"\.token_mixer\.qk\.", ".mixer.attended.qk."),
+    (r"\.token_mixer\.dwconv1\.", ".mixer.local3."),
+    (r"\.token_mixer\.dwconv2\.", ".mixer.local7."),
+    (r"\.inter_layer\.inter1_", ".interact_features."),
+    (r"\.inter_layer\.inter2_", ".interact_memory."),
+]
+
+
+def checkpoint_filter_fn(state_dict: dict, model: nn.Module) -> dict:
+    """The authors' checkpoint in our key names; a state dict that has ours already passes unchanged.
+
+    Wrappers and `module.` are taken off (see family.unwrapped).
+    """
+    state_dict = unwrapped(state_dict)
+    if not any(part in key for key in state_dict for part in _RELEASED):
+        return state_dict
+    warn_of_pattern(model, "CCLL")
+    return {renamed(key, _RULES): value for key, value in state_dict.items()}
+
+
+def _cfg(**kwargs) -> dict:
+    return imagenet_cfg(classifier=("head.fc", "dist_head.fc"), **kwargs)
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "care_nano.untrained": _cfg(input_size=(3, 32, 32), pool_size=(1, 1)),
+        "care_s0.untrained": _cfg(),
+        "care_s1.untrained": _cfg(),
+        "care_s2.untrained": _cfg(),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs) -> CARE:
+    return build_model_with_cfg(
+        CARE,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": (0, 1, 2, 3), "flatten_sequential": True},
+        **kwargs,
+    )
+
+
+@register_model
+def care_nano(pretrained: bool = False, **kwargs) -> CARE:
+    """CARE of 0.4 M parameters for images of 32 to 64 px."""
+    args = {
+        "widths": (32, 48, 64, 96),
+        "depths": (1, 1, 2, 1),
+        "ratios": ((2, 2), (2, 2), (2, 2), (2, 2)),
+        "head_widths": (8, 12, 16, 12),
+        "layer_scale": 1.0,
+    }
+    return _create("care_nano", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def care_s0(pretrained: bool = False, **kwargs) -> CARE:
+    """CARE-S0."""
+    return _create("care_s0", pretrained, **kwargs)
+
+
+@register_model
+def care_s1(pretrained: bool = False, **kwargs) -> CARE:
+    """CARE-S1."""
+    args = {"depths": (3, 6, 10, 6), "ratios": ((2, 4), (2, 4), (4, 4), (4, 4))}
+    return _create("care_s1", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def care_s2(pretrained: bool = False, **kwargs) -> CARE:
+    """CARE-S2."""
+    args = {"widths": (32, 64, 192, 384), "depths": (3, 6, 10, 6), "ratios": ((4, 4),) * 4}
+    return _create("care_s2", pretrained, **{**args, **kwargs})

@@ -1,0 +1,91 @@
+"""What every family needs: pattern of mechanisms, initial weights, timm configuration, released checkpoints."""
+
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import trunc_normal_
+from timm.models import clean_state_dict
+from torch import Tensor, nn
+
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
+
+
+def stage_mixers(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...]:
+    """The mixer's name for every stage.
+
+    Args:
+        pattern: one letter a stage, such as "LLSS".
+        letters: what each letter stands for.
+
+    Raises:
+        ValueError: if the pattern is not four known letters.
+    """
+    if len(pattern) != 4 or not set(pattern) <= set(letters):
+        known = ", ".join(f"{letter} = {mixer}" for letter, mixer in letters.items())
+        raise ValueError(f"pattern is {pattern!r}, expected four letters out of ({known}): give one for each stage")
+    return tuple(letters[letter] for letter in pattern)
+
+
+def init_weights(module: nn.Module, needs_reset: bool) -> None:
+    """Initialise one module as released: weights from a normal of 0.02 cut at ±2, biases 0; to be applied to all.
+
+    Args:
+        module: any module of a network.
+        needs_reset: whether norms and layer scales, right since their construction, are set again.
+    """
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif needs_reset and hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+
+
+def imagenet_cfg(**kwargs) -> dict:
+    """A pretrained_cfg entry; the released weights come without a licence."""
+    return dict(
+        {
+            "url": "",
+            "num_classes": 1000,
+            "input_size": (3, 224, 224),
+            "pool_size": (7, 7),
+            "crop_pct": 0.875,
+            "interpolation": "bicubic",
+            "mean": IMAGENET_DEFAULT_MEAN,
+            "std": IMAGENET_DEFAULT_STD,
+            "first_conv": "stem.0",
+            "classifier": "head.fc",
+        },
+        **kwargs,
+    )
+
+
+def unwrapped(checkpoint: Mapping) -> dict[str, Tensor]:
+    """The weights themselves, without the wrapper around them and without a `module.` before each key.
+
+    Of several wrappers the first of WRAPPERS wins: averaged weights before raw ones, as timm does.
+    """
+    for name in WRAPPERS:
+        if isinstance(checkpoint.get(name), Mapping):
+            checkpoint = checkpoint[name]
+            break
+    return clean_state_dict(checkpoint)
+
+
+def warn_of_pattern(model: nn.Module, released: str) -> None:
+    """Say so when released weights meet a network with other mechanisms: the keys fit, the function does not."""
+    if model.pattern != released:
+        warnings.warn(
+            f"released weights belong to pattern {released}, the model has {model.pattern}: "
+            f"published accuracies do not apply, treat the weights as an initialisation",
+            stacklevel=3,
+        )
+
+
+def renamed(key: str, rules: Iterable[tuple[str, str]]) -> str:
+    """The key after every rule (pattern, replacement) in turn."""
+    for pattern, replacement in rules:
+        key = re.sub(pattern, replacement, key)
+    return key

@@ -1,0 +1,314 @@
+"""The four-stage body that RAVLT and MAViT share."""
+
+from functools import partial
+
+import torch
+from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype
+from timm.models import build_model_with_cfg, checkpoint
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_tables
+from linvit.models.family import init_weights, renamed, stage_mixers, unwrapped, warn_of_pattern
+from linvit.ops import rotary_1d
+
+SIZES = {
+    "nano": {
+        "widths": (32, 48, 64, 96),
+        "depths": (1, 1, 2, 1),
+        "heads": (2, 3, 4, 6),
+        "final_width": 128,
+        "pattern": "LLLL",
+    },
+    "tiny": {
+        "widths": (64, 128, 256, 512),
+        "depths": (2, 2, 6, 2),
+        "heads": (1, 2, 4, 8),
+        "drop_path_rate": 0.1,
+    },
+    "small": {
+        "widths": (64, 128, 320, 512),
+        "depths": (3, 5, 9, 3),
+        "heads": (1, 2, 5, 8),
+        "drop_path_rate": 0.15,
+    },
+    "base": {
+        "widths": (96, 192, 384, 512),
+        "depths": (4, 6, 12, 6),
+        "heads": (1, 2, 6, 8),
+        "layer_scale": (1.0, 1.0, 1e-6, 1e-6),
+        "drop_path_rate": 0.4,
+    },
+    "large": {
+        "widths": (96, 192, 448, 640),
+        "depths": (4, 7, 19, 8),
+        "heads": (1, 2, 7, 10),
+        "layer_scale": (1e-6, 1e-6, 1e-6, 1e-6),
+        "drop_path_rate": 0.55,
+    },
+}
+
+
+class PyramidStage(nn.Module):
+    """Downsample (unless in_width is None: the first stage), then blocks that share one rotary table."""
+
+    def __init__(
+        self, in_width: int | None, width: int, heads: int, drop_path: list[float], device=None, dtype=None, **block
+    ):
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        self.head_width = width // heads
+        self.grad_checkpointing = False
+        self.downsample = nn.Identity() if in_width is None else ConvDownsample(in_width, width, **dd)
+        self.blocks = nn.ModuleList(AttentionBlock(width, heads, drop_path=rate, **block, **dd) for rate in drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.downsample(x)
+        cos, sin = rotary_tables(x, self.head_width)
+        for block in self.blocks:
+            if self.grad_checkpointing and not torch.jit.is_scripting():
+                x = checkpoint(block, x, cos, sin)
+            else:
+                x = block(x, cos, sin)
+        return x
+
+
+class Pyramid(nn.Module):
+    """Stem, four stages at strides 4, 8, 16, 32, a 1×1 convolution with batch norm and SiLU, a linear classifier.
+
+    Args:
+        in_chans: channels of the images.
+        num_classes: classes, 0 for none.
+        global_pool: pooling of the classifier head, "" for none.
+        widths, depths, heads: channels, blocks and heads of each stage.
+        pattern: one letter a stage, L for the family's linear attention, S for softmax attention.
+        ffn_ratio: hidden channels of the feed-forward over width.
+        layer_scale: initial layer scale of each stage.
+        final_width: channels of the last convolution, the width that the classifier reads.
+        drop_rate: dropout before the classifier.
+        drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
+
+    Raises:
+        ValueError: for an unknown pattern, and on forward for images under 32 px a side or with other channels.
+    """
+
+    linear: str
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        widths: tuple[int, ...] = (64, 128, 256, 512),
+        depths: tuple[int, ...] = (2, 2, 6, 2),
+        heads: tuple[int, ...] = (1, 2, 4, 8),
+        pattern: str = "LLSS",
+        ffn_ratio: float = 3.5,
+        layer_scale: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0),
+        final_width: int = 1024,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        mixers = stage_mixers(pattern, {"L": self.linear, "S": "softmax"})
+        self.num_classes, self.in_chans, self.drop_rate, self.pattern = num_classes, in_chans, drop_rate, pattern
+        rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        self.stem = ConvStem(in_chans, widths[0], **dd)
+        self.stages = nn.Sequential(
+            *(
+                PyramidStage(
+                    widths[i - 1] if i else None,
+                    widths[i],
+                    heads[i],
+                    rates[i],
+                    mixer=mixers[i],
+                    ffn_ratio=ffn_ratio,
+                    layer_scale=layer_scale[i],
+                    **dd,
+                )
+                for i in range(len(widths))
+            )
+        )
+        self.feature_info = [
+            {"num_chs": width, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, width in enumerate(widths)
+        ]
+        self.final_conv = nn.Sequential()
+        self.final_conv.add_module("conv", nn.Conv2d(widths[-1], final_width, 1, **dd))
+        self.final_conv.add_module("norm", nn.BatchNorm2d(final_width, **dd))
+        self.final_conv.add_module("act", nn.SiLU())
+        self.num_features = final_width
+        self.head = ClassifierHead(final_width, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
+        self.head_hidden_size = self.head.num_features
+        self.init_weights(needs_reset=False)
+
+    def init_weights(self, needs_reset: bool = True) -> None:
+        """Draw all weights anew; needs_reset also resets norms and layer scales (after to_empty)."""
+        self.apply(partial(init_weights, needs_reset=needs_reset))
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Nothing beyond timm's rule for vectors; the released training decays the layer scales as well."""
+        return set()
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict:
+        """Groups for layer-wise learning rates."""
+        blocks = [
+            (r"^stages\.(\d+)\.downsample", (0,)),
+            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+            (r"^final_conv", (99999,)),
+        ]
+        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else blocks}
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute every block in the backward pass instead of keeping its activations."""
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        """The last linear layer."""
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier for num_classes (0: none); None keeps the pooling."""
+        self.num_classes = num_classes
+        self.head.reset(num_classes, global_pool, in_features=self.num_features, **get_device_dtype(self))
+        self.head_hidden_size = self.head.num_features
+
+    @torch.jit.ignore
+    def native_state_dict(self, state_dict: dict) -> dict:
+        """See checkpoint_filter_fn."""
+        return checkpoint_filter_fn(state_dict, self)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The outputs of the chosen stages, and the final features unless intermediates_only.
+
+        Args:
+            x: images.
+            indices: the last n stages for an int, all for None, else these stages.
+            norm: without effect; the stages' outputs are not normed.
+            stop_early: leave out the stages after the last chosen one.
+            output_fmt: "NCHW".
+            intermediates_only: return the list alone.
+        """
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")
+        taken, last = feature_take_indices(len(self.stages), indices)
+        intermediates = []
+        x = self.stem(x)
+        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
+            x = stage(x)
+            if i in taken:
+                intermediates.append(x)
+        if intermediates_only:
+            return intermediates
+        if not stop_early or last == len(self.stages) - 1:
+            x = self.final_conv(x)
+        return x, intermediates
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the chosen stages do not need; the last convolution goes with the last stage or with prune_norm."""
+        taken, last = feature_take_indices(len(self.stages), indices)
+        without_final = prune_norm or last < len(self.stages) - 1
+        self.stages = self.stages[: last + 1]
+        if without_final:
+            self.final_conv = nn.Identity()
+            self.num_features = self.feature_info[last]["num_chs"]
+        if prune_head or without_final:
+            self.reset_classifier(0, "")
+        return taken
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images (batch, in_chans, height, width) to the unpooled map (batch, num_features, height/32, width/32)."""
+        return self.final_conv(self.stages(self.stem(x)))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The unpooled map to logits, or to what the classifier reads."""
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to logits (batch, num_classes)."""
+        return self.forward_head(self.forward_features(x))
+
+
+_RELEASED = ("patch_embed.", "layers.")
+_RULES = [
+    (r"^patch_embed\.proj\.", "stem."),
+    *((rf"^layers\.{i}\.downsample\.", f"stages.{i + 1}.downsample.") for i in range(3)),
+    (r"^layers\.(\d+)\.blocks\.", r"stages.\1.blocks."),
+    (r"\.downsample\.reduction\.", ".downsample.conv."),
+    (r"\.norm([12])\.norm\.", r".norm\1."),
+    (r"\.pos\.", ".cpe."),
+    (r"^proj\.", "final_conv.conv."),
+    (r"^norm\.", "final_conv.norm."),
+    (r"^head\.", "head.fc."),
+]
+
+
+def checkpoint_filter_fn(state_dict: dict, model: nn.Module) -> dict:
+    """The authors' checkpoint in our key names; a state dict that has ours already passes unchanged.
+
+    Wrappers and `module.` are taken off (see family.unwrapped). The released classifier is a 1×1 convolution, ours a
+    linear layer. The released RoPE.angle buffers are compared with our formula and left out.
+
+    Raises:
+        ValueError: if a RoPE.angle buffer holds other angles than ours.
+    """
+    state_dict = unwrapped(state_dict)
+    if not any(key.startswith(_RELEASED) for key in state_dict):
+        return state_dict
+    warn_of_pattern(model, "LLSS")
+    native = {}
+    for key, value in state_dict.items():
+        if key.endswith(".RoPE.angle"):
+            _compare_angles(key, value, model)
+            continue
+        key = renamed(key, _RULES)
+        native[key] = value.flatten(1) if key == "head.fc.weight" else value
+    return native
+
+
+def _compare_angles(key: str, angle: Tensor, model: nn.Module) -> None:
+    stage = int(key.split(".")[1])
+    if stage >= len(model.stages):
+        return
+    rotary = rotary_1d(1, model.stages[stage].head_width // 2, start=1, dtype=torch.float64)
+    expected = torch.atan2(rotary.sin, rotary.cos)[0].repeat_interleave(2)
+    if angle.shape != expected.shape:
+        raise ValueError(
+            f"{key} has shape {tuple(angle.shape)}, expected {tuple(expected.shape)}: "
+            f"create the model with the checkpoint's head widths"
+        )
+    tolerance = max(1e-5, 8 * torch.finfo(angle.dtype).eps)
+    if not torch.allclose(angle.double().cpu(), expected, rtol=tolerance, atol=0):
+        raise ValueError(
+            f"{key} holds other angles than 10000^-linspace(0, 1, {len(expected) // 2}): "
+            f"the checkpoint belongs to another position encoding"
+        )
+
+
+def create_pyramid(model_cls: type[Pyramid], variant: str, pretrained: bool, **kwargs) -> Pyramid:
+    """Build a registered variant through timm: weights, adaptation of inputs and classes, features_only."""
+    return build_model_with_cfg(
+        model_cls,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": (0, 1, 2, 3), "flatten_sequential": True},
+        **kwargs,
+    )

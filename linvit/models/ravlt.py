@@ -1,0 +1,113 @@
+"""RAVLT: vision transformer with rank-augmented linear attention (RALA).
+
+Breaking the Low-Rank Dilemma of Linear Attention, CVPR 2025, https://arxiv.org/abs/2411.07635
+
+    α_j = softmax_j(s · mean_i κ(q_i) · κ(k_j)),  κ = elu + 1,  s = 1/√width
+    y_i = Rκ(q_i) · Σ_j α_j Rκ(k_j) ⊗ v_j  /  (κ(q_i) · Σ_j α_j κ(k_j) + ε)
+    out = proj((y + LePE(v)) · φ(x))
+
+Axes: feature map elu1, weighting query_mean, normalizer divide, rotation 2-D RoPE (numerator only).
+
+Where paper and released code differ, the code is followed: the paper averages raw queries, has no scale in the
+softmax, no normaliser, no LePE and no RoPE.
+
+| size  | widths           | depths      | heads      | final | parameters |
+|-------|------------------|-------------|------------|-------|------------|
+| tiny  | 64 128 256 512   | 2 2 6 2     | 1 2 4 8    |  1024 | 14,897,768 |
+| small | 64 128 320 512   | 3 5 9 3     | 1 2 5 8    |  1024 | 25,591,208 |
+| base  | 96 192 384 512   | 4 6 12 6    | 1 2 6 8    |  1024 | 48,241,288 |
+| large | 96 192 448 640   | 4 7 19 8    | 1 2 7 10   |  1024 | 95,242,440 |
+
+The released weights and the published accuracies use softmax attention in stages 3 and 4 (pattern "LLSS", the default)
+although the paper speaks of linear attention throughout; that is the `_linear` twin of each size (pattern "LLLL"), for
+which there are no published weights. The nano size is ours, for images of 32 to 64 px, and linear throughout.
+"""
+
+from timm.models import generate_default_cfgs, register_model
+
+from linvit.models.family import imagenet_cfg
+from linvit.models.pyramid import SIZES, Pyramid, create_pyramid
+
+
+class RAVLT(Pyramid):
+    """The pyramid with RALA as its linear attention; arguments of Pyramid."""
+
+    linear = "rala"
+
+
+def _released(size: str) -> dict:
+    return imagenet_cfg(hf_hub_id="aldjalkdf/RAVLT", hf_hub_filename=f"RAVLT_{size}.pth")
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "ravlt_nano.untrained": imagenet_cfg(input_size=(3, 32, 32), pool_size=(1, 1)),
+        "ravlt_tiny.in1k": _released("T"),
+        "ravlt_tiny_linear.untrained": imagenet_cfg(),
+        "ravlt_small.in1k": _released("S"),
+        "ravlt_small_linear.untrained": imagenet_cfg(),
+        "ravlt_base.in1k": _released("B"),
+        "ravlt_base_linear.untrained": imagenet_cfg(),
+        "ravlt_large.in1k": _released("L"),
+        "ravlt_large_linear.untrained": imagenet_cfg(),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs) -> RAVLT:
+    size = variant.split("_")[1]
+    return create_pyramid(RAVLT, variant, pretrained, **{**SIZES[size], **kwargs})
+
+
+@register_model
+def ravlt_nano(pretrained: bool = False, **kwargs) -> RAVLT:
+    """RAVLT of 0.4 M parameters for images of 32 to 64 px."""
+    return _create("ravlt_nano", pretrained, **kwargs)
+
+
+@register_model
+def ravlt_tiny(pretrained: bool = False, **kwargs) -> RAVLT:
+    """RAVLT-T, softmax attention in stages 3 and 4 as released."""
+    return _create("ravlt_tiny", pretrained, **kwargs)
+
+
+@register_model
+def ravlt_tiny_linear(pretrained: bool = False, **kwargs) -> RAVLT:
+    """RAVLT-T with linear attention in every stage, as in the paper's text."""
+    return _create("ravlt_tiny_linear", pretrained, **{"pattern": "LLLL", **kwargs})
+
+
+@register_model
+def ravlt_small(pretrained: bool = False, **kwargs) -> RAVLT:
+    """RAVLT-S, softmax attention in stages 3 and 4 as released."""
+    return _create("ravlt_small", pretrained, **kwargs)
+
+
+@register_model
+def ravlt_small_linear(pretrained: bool = False, **kwargs) -> RAVLT:
+    """RAVLT-S with linear attention in every stage, as in the paper's text."""
+    return _create("ravlt_small_linear", pretrained, **{"pattern": "LLLL", **kwargs})
+
+
+@register_model
+def ravlt_base(pretrained: bool = False, **kwargs) -> RAVLT:
+    """RAVLT-B, softmax attention in stages 3 and 4 as released."""
+    return _create("ravlt_base", pretrained, **kwargs)
+
+
+@register_model
+def ravlt_base_linear(pretrained: bool = False, **kwargs) -> RAVLT:
+    """RAVLT-B with linear attention in every stage, as in the paper's text."""
+    return _create("ravlt_base_linear", pretrained, **{"pattern": "LLLL", **kwargs})
+
+
+@register_model
+def ravlt_large(pretrained: bool = False, **kwargs) -> RAVLT:
+    """RAVLT-L, softmax attention in stages 3 and 4 as released."""
+    return _create("ravlt_large", pretrained, **kwargs)
+
+
+@register_model
+def ravlt_large_linear(pretrained: bool = False, **kwargs) -> RAVLT:
+    """RAVLT-L with linear attention in every stage, as in the paper's text."""
+    return _create("ravlt_large_linear", pretrained, **{"pattern": "LLLL", **kwargs})
