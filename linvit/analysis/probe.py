@@ -53,7 +53,9 @@ def probe(network: nn.Module, images: Tensor) -> list[Probe]:
         elif isinstance(module, ValueAttention):
             handles.append(module.register_forward_hook(_take_value_attention(name, probes)))
     if not handles:
-        raise ValueError(f"{type(network).__name__} has no attention to look at, expected a RAVLT, MAViT or CARE network")
+        raise ValueError(
+            f"{type(network).__name__} has no attention to look at, expected a RAVLT, MAViT or CARE network"
+        )
     training = network.training
     try:
         network.eval()(images)

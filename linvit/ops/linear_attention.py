@@ -11,7 +11,7 @@ Per head, with κ the feature map, α the weighting (Σ_j α_j = 1), R the rotat
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -136,20 +136,30 @@ def linear_attention(
         return out if state is None else (out, after._replace(query=query_mean, num_queries=num_queries))
 
 
-def rala(query: Tensor, key: Tensor, value: Tensor, *, rotary: Rotary | None = None, eps: float = 1e-6) -> Tensor:
-    """Rank-augmented linear attention: elu1, query-mean weights, divide. Shapes as in `linear_attention`.
+PRESETS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "rala": {"weighting": "query_mean"},
+    "mala": {"normalizer": "magnitude"},
+}
+"""The papers' mechanisms as options of `linear_attention` and `attention_scores`; what is not named is the default."""
+
+
+def rala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Rank-augmented linear attention: elu1, query-mean weights, divide. Shapes and options as in `linear_attention`.
 
     Source: RALA (CVPR 2025), Eq. 4 to 6, as released; the modulation φ(x) belongs to the layer.
     """
-    return linear_attention(query, key, value, weighting="query_mean", rotary=rotary, eps=eps)
+    out: Tensor = linear_attention(query, key, value, **PRESETS["rala"], **options)
+    return out
 
 
-def mala(query: Tensor, key: Tensor, value: Tensor, *, rotary: Rotary | None = None, eps: float = 1e-6) -> Tensor:
-    """Magnitude-aware linear attention: elu1, uniform weights, magnitude. Shapes as in `linear_attention`.
+def mala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Magnitude-aware linear attention: elu1, uniform weights, magnitude. Shapes and options as in `linear_attention`.
 
     Source: MALA (ICCV 2025), as released (similarity scaled by 1/(N·√width)).
     """
-    return linear_attention(query, key, value, normalizer="magnitude", rotary=rotary, eps=eps)
+    out: Tensor = linear_attention(query, key, value, **PRESETS["mala"], **options)
+    return out
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:

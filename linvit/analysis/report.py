@@ -1,0 +1,56 @@
+"""A self-contained HTML page: tables and figures in one file that opens anywhere."""
+
+import base64
+import html
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from linvit.analysis.figures import svg
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; } th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
+th:first-child, td:first-child { text-align: left; } img { max-width: 100%; } p { max-width: 50rem; }
+"""
+
+
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows with the same keys as an HTML table."""
+    head = "".join(f"<th>{html.escape(key)}</th>" for key in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(value))}</td>" for value in row.values()) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def picture(figure: Figure, description: str) -> str:
+    """A figure as an image inside the page."""
+    data = base64.b64encode(svg(figure).encode()).decode()
+    return f'<img alt="{html.escape(description)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def paragraph(text: str) -> str:
+    """Plain text as a paragraph."""
+    return f"<p>{html.escape(text)}</p>"
+
+
+def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Write the page, whole or not at all.
+
+    Args:
+        path: the file to write; its folder must exist.
+        title: heading of the page.
+        sections: heading and HTML parts of each section.
+    """
+    body = "".join(f"<h2>{html.escape(heading)}</h2>{''.join(parts)}" for heading, parts in sections)
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>{body}</body></html>\n"
+    )
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(page, encoding="utf-8")
+    os.replace(temporary, path)
