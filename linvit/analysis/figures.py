@@ -87,8 +87,8 @@ def wrongly_read(trained: Sequence[Trained], images: Tensor, targets: Tensor, cl
 def score_maps(trained: Sequence[Trained], images: Tensor) -> Figure:
     """One query token's row of the score matrix in the network's first attention, mean over heads, laid over the image.
 
-    Red multiplies a value by a positive score and blue by a negative one; each map has its own scale. The query token is
-    the brightest one; where a network has fewer tokens, the one that covers it.
+    Red stands for positive scores and blue for negative ones; each map has its own scale. The query is the brightest
+    place of the image, or the token that covers it.
     """
     figure = Figure(figsize=(1.5 * (1 + len(trained)), 1.5 * len(images) + 0.3), layout="constrained")
     grid = figure.subplots(len(images), 1 + len(trained), squeeze=False)
