@@ -1,1 +1,9 @@
-"""To come."""
+"""Batches of labelled images: each source is a LightningDataModule, listed here by the name that recipes use."""
+
+from linvit.data.digits import Digits as Digits
+from linvit.data.imagefolder import ImageFolder as ImageFolder
+from linvit.data.images import Preprocessing as Preprocessing
+from linvit.data.images import open_image as open_image
+from linvit.data.source import ImageSource as ImageSource
+
+SOURCES: dict[str, type[ImageSource]] = {"digits": Digits, "imagefolder": ImageFolder}

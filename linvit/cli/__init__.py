@@ -1,0 +1,190 @@
+"""The command line: `linvit train | eval | predict | convert | models`.
+
+What a user can get wrong ends in one sentence on stderr and exit code 2; `--debug` shows where it came from.
+Heavy imports wait until a command needs them.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+WRONG_USE, SOME_FAILED, STOPPED = 2, 1, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "train":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    try:
+        return options.run(options)
+    except KeyboardInterrupt:
+        return _say("Stopped.", STOPPED)
+    except Exception as error:
+        if options.debug:
+            raise
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """One sentence for what a user can mend; anything else is a bug of ours and keeps its traceback."""
+    if type(error).__name__ == "RunStoppedError":
+        return _say(str(error), STOPPED)
+    died = isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
+    if not died and not isinstance(error, (ValueError, OSError, FloatingPointError)):
+        raise error
+    return _say(f"linvit: {error}", WRONG_USE)
+
+
+def _say(sentence: str, code: int) -> int:
+    print(" ".join(sentence.split()), file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="linvit", description="Linear attention for vision: RAVLT, MAViT, CARE.")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (add_arguments, run, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text, parents=[common], allow_abbrev=False)
+        add_arguments(command)
+        command.set_defaults(run=run)
+    return parser
+
+
+def _train_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = "linvit train RECIPE [key.key=value ...] [--resume] [--print_config] [--debug]"
+    command.add_argument("recipe", metavar="RECIPE", help="a YAML file; key.key=value or --key.key value overrides it")
+    command.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run's folder")
+    command.add_argument("--print_config", action="store_true", help="print every value of the recipe and stop")
+
+
+def _train(options: argparse.Namespace) -> int:
+    overrides = _overrides(options.rest)
+    if options.print_config:
+        import yaml
+
+        from linvit.cli.recipe import RecipeCLI, read_recipe
+
+        resolved = RecipeCLI(read_recipe(options.recipe, overrides), builds=False).resolved()
+        print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="")
+        return 0
+    from linvit.cli.train import train
+
+    folder = train(options.recipe, overrides, options.resume)
+    print(f"Done: {folder}/checkpoints holds best.ckpt and last.ckpt, {folder}/metrics.csv the curves.")
+    return 0
+
+
+def _overrides(rest: Sequence[str]) -> list[str]:
+    """Both `a.b=c` and `--a.b c` or `--a.b=c`, as `a.b=c`."""
+    overrides: list[str] = []
+    waiting = ""
+    for part in rest:
+        if waiting:
+            overrides.append(f"{waiting}={part}")
+            waiting = ""
+        elif part.startswith("--") and "=" not in part:
+            waiting = part[2:]
+        else:
+            overrides.append(part.removeprefix("--"))
+    return [*overrides, waiting] if waiting else overrides
+
+
+def _network_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", metavar="NAME", help="a model's name, for weights that do not say theirs")
+    command.add_argument("--checkpoint", metavar="FILE", help="weights of --model, released (.pth) or converted")
+
+
+def _eval_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = "linvit eval (RUN | CHECKPOINT | --model NAME --checkpoint FILE) [--data DATA] [--json]"
+    command.add_argument("path", metavar="RUN", nargs="?", help="a run's folder or a checkpoint of it")
+    _network_arguments(command)
+    command.add_argument("--data", help="digits, or a folder of class folders; by default the data of the run")
+    command.add_argument("--workers", type=int, help="processes that read images")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from linvit.cli.evaluate import evaluate, show
+    from linvit.cli.restore import restore
+
+    restored = restore(options.path, options.model, options.checkpoint)
+    show(evaluate(restored, options.data, options.workers), restored.path, as_json=options.json)
+    return 0
+
+
+def _predict_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = "linvit predict (RUN | CHECKPOINT | --model NAME --checkpoint FILE) IMAGE_OR_FOLDER ... [--topk 5]"
+    command.add_argument("paths", metavar="PATH", nargs="+", help="a run or checkpoint, then image files or folders")
+    _network_arguments(command)
+    command.add_argument("--topk", type=int, default=5, help="how many classes an image (5)")
+    command.add_argument("--weights", choices=("raw", "ema"), help="by default the moving average where there is one")
+    command.add_argument("--output", metavar="FILE", help="write a .csv or .json file instead of a table")
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from linvit.cli.predict import check_output, predict, show, write
+    from linvit.cli.restore import restore
+
+    run, *images = options.paths if options.model is None else [None, *options.paths]
+    if not images:
+        raise ValueError("There is nothing to predict: give image files or folders after the run or checkpoint.")
+    if options.output:
+        check_output(options.output)
+    restored = restore(run, options.model, options.checkpoint)
+    predictions, complaints = predict(restored, images, options.topk, options.weights)
+    if options.output:
+        write(predictions, options.output)
+        print(f"{len(predictions)} predictions in {options.output}")
+    else:
+        show(predictions)
+    for complaint in complaints:
+        _say(f"linvit: {complaint}", SOME_FAILED)
+    return SOME_FAILED if complaints else 0
+
+
+def _convert_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", metavar="IN.pth", help="released weights")
+    command.add_argument("target", metavar="OUT.safetensors", help="for timm.create_model(…, checkpoint_path=…)")
+    command.add_argument("--model", required=True, metavar="NAME", help="the model that the weights belong to")
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from linvit.released import convert
+
+    convert(options.source, Path(options.target), options.model)
+    print(f"{options.target}: read it with timm.create_model({options.model!r}, checkpoint_path={options.target!r})")
+    return 0
+
+
+def _models_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--family", help="only this family: ravlt, mavit or care")
+    command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
+
+
+def _models(options: argparse.Namespace) -> int:
+    from linvit.cli.models import describe, model_names, show
+
+    rows = [describe(name) for name in model_names(options.family)]
+    if options.json:
+        import json
+
+        print(json.dumps(rows))
+    else:
+        show(rows)
+    return 0
+
+
+COMMANDS = {
+    "train": (_train_arguments, _train, "Train what a recipe says, into a folder; stop and go on at any time."),
+    "eval": (_eval_arguments, _eval, "Measure top-1 and top-5 of a run, every image once."),
+    "predict": (_predict_arguments, _predict, "Name the classes of image files."),
+    "convert": (_convert_arguments, _convert, "Turn released weights into a file that timm reads."),
+    "models": (_models_arguments, _models, "List the models with size, cost and published accuracy."),
+}

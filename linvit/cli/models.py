@@ -1,0 +1,82 @@
+"""`linvit models`: every registered network with its size, cost, pattern and published accuracy."""
+
+import sys
+from typing import Any
+
+import timm
+import torch
+
+from linvit.analysis.cost import count_cost
+
+# ImageNet-1k top-1 in percent at 224 px as the papers give it; for RAVLT and MAViT it belongs to pattern LLSS.
+PUBLISHED = {
+    "ravlt_tiny": 82.8,
+    "ravlt_small": 84.4,
+    "ravlt_base": 85.5,
+    "ravlt_large": 85.8,
+    "mavit_tiny": 82.9,
+    "mavit_small": 84.7,
+    "mavit_base": 85.7,
+    "mavit_large": 86.0,
+    "care_s0": 78.4,
+    "care_s1": 80.1,
+    "care_s2": 82.1,
+}
+
+
+def model_names(family: str | None = None) -> list[str]:
+    """Names that linvit registers with timm, family by family; raises ValueError for an unknown family."""
+    names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
+    families = sorted({name.partition("_")[0] for name in names})
+    if family is not None and family not in families:
+        raise ValueError(f"Unknown family {family!r}: the known ones are {', '.join(families)}.")
+    return [name for name in names if family in (None, name.partition("_")[0])]
+
+
+def describe(name: str) -> dict[str, Any]:
+    """name, parameters, macs, macs_attention, pattern, input_size, published_top1 (percent or None), released_weights.
+
+    macs are of convolutions and linear layers, as the papers count; macs_attention come on top (see analysis.cost).
+    """
+    with torch.device("meta"):
+        network = timm.create_model(name)
+    config = network.pretrained_cfg
+    cost = count_cost(network, config["input_size"])
+    return {
+        "name": name,
+        "parameters": cost.parameters,
+        "macs": cost.macs,
+        "macs_attention": cost.macs_attention,
+        "pattern": network.pattern,
+        "input_size": list(config["input_size"]),
+        "published_top1": PUBLISHED.get(name),
+        "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Prints the rows as one table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(caption="MACs of one image at the size given: convolutions and linear layers, + attention products")
+    for heading in ("model", "pattern"):
+        table.add_column(heading)
+    for heading in ("px", "parameters", "MACs", "+ attention", "published top-1", "released weights"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            row["pattern"],
+            str(row["input_size"][-1]),
+            f"{row['parameters']:,}",
+            _giga(row["macs"]),
+            _giga(row["macs_attention"]),
+            f"{row['published_top1']} %" if row["published_top1"] else "–",
+            "yes" if row["released_weights"] else "–",
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _giga(macs: int) -> str:
+    return f"{macs / 1e9:.3f} G"

@@ -1,0 +1,143 @@
+"""From a run, a checkpoint, or released weights back to networks that can be measured and asked."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+from timm.data import ImageNetInfo, resolve_data_config
+
+from linvit.data import SOURCES, ImageFolder, ImageSource, Preprocessing
+from linvit.released import load_released
+from linvit.tasks import Classification
+from linvit.tasks.checkpoints import BEST, LAST, read_checkpoint
+
+PREFERRED = (BEST, LAST)
+
+
+@dataclass
+class Restored:
+    """A classification task with its weights, the names of its classes, its input, and the data it was trained on."""
+
+    task: Classification
+    class_names: list[str]
+    preprocessing: Preprocessing
+    data: dict[str, Any] | None
+    path: Path
+
+
+def restore(
+    run: str | Path | None,
+    model: str | None = None,
+    checkpoint: str | Path | None = None,
+    num_classes: int | None = None,
+) -> Restored:
+    """Rebuilds a run from its folder (best checkpoint) or checkpoint, or a named model from a file of weights.
+
+    Raises ValueError with one sentence for a missing, damaged or foreign checkpoint.
+    """
+    if run is None and model is None:
+        raise ValueError("Nothing to read: give a run's folder or a checkpoint, or both --model and --checkpoint.")
+    if run is not None and model is not None:
+        raise ValueError("Two networks to read: give either a run or checkpoint, or --model with --checkpoint.")
+    if model is None:
+        return _from_run(_checkpoint_path(Path(run)))  # type: ignore[arg-type]
+    if checkpoint is None:
+        raise ValueError("--model needs --checkpoint: the file of weights, released or converted.")
+    return _from_weights(model, Path(checkpoint), num_classes)
+
+
+def _checkpoint_path(run: Path) -> Path:
+    if not run.is_dir():
+        return run
+    found = [run / "checkpoints" / name for name in PREFERRED if (run / "checkpoints" / name).is_file()]
+    if not found:
+        raise ValueError(
+            f"The folder {run} has no checkpoints/{BEST} or {LAST} in it: give the folder of a finished run."
+        )
+    return found[0]
+
+
+def _from_run(path: Path) -> Restored:
+    content = read_checkpoint(path)
+    if "linvit" not in content:
+        raise ValueError(
+            f"The checkpoint {path} does not say which model it belongs to, as those of `linvit train` do:"
+            " name it with --model NAME --checkpoint FILE."
+        )
+    about = content["linvit"]
+    recipe = about["recipe"]
+    preprocessing = Preprocessing(**{key: _tuple(value) for key, value in about["preprocessing"].items()})
+    model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
+    task = Classification(
+        model, len(about["class_names"]), preprocessing.channels, ema_decay=recipe["task"]["ema_decay"]
+    )
+    try:
+        task.load_state_dict(content["state_dict"])
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(
+            f"The weights in {path} do not fit the model {model['name']!r} that it names: the file is damaged, or was"
+            " written by a version in which that model was another."
+        ) from error
+    return Restored(task, about["class_names"], preprocessing, recipe["data"], path)
+
+
+def _from_weights(model: str, path: Path, num_classes: int | None) -> Restored:
+    count = num_classes or (timm.get_pretrained_cfg_value(model, "num_classes") if timm.is_model(model) else None)
+    task = Classification({"name": model}, count or 1000)
+    load_released(task.network, path)
+    config = resolve_data_config(model=task.network)
+    preprocessing = Preprocessing(
+        tuple(config["input_size"][1:]), config["mean"], config["std"], config["interpolation"], config["crop_pct"]
+    )
+    return Restored(task, _default_names(count or 1000), preprocessing, None, path)
+
+
+def _default_names(count: int) -> list[str]:
+    if count == 1000:
+        names = ImageNetInfo("imagenet-1k")
+        return [names.index_to_description(index) for index in range(count)]
+    return [str(index) for index in range(count)]
+
+
+def source_for(restored: Restored, data: str | None, num_workers: int | None = None) -> ImageSource:
+    """The data to measure on: that of the run, `digits`, or a folder of images with the run's preprocessing.
+
+    Raises ValueError where there is none, and where its classes are not the network's.
+    """
+    if data is None and restored.data is None:
+        raise ValueError("The checkpoint names no data: say on what to measure with --data digits or --data FOLDER.")
+    if data is None:
+        settings = dict(restored.data or {})
+        source = SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
+    elif data in SOURCES and data != "imagefolder":
+        source = SOURCES[data](size=restored.preprocessing.size[0], channels=restored.preprocessing.channels)
+    else:
+        source = ImageFolder(data)
+    if num_workers is not None:
+        source.num_workers = num_workers
+    _match_classes(source, restored)
+    source.preprocessing = restored.preprocessing
+    return source
+
+
+def _match_classes(source: ImageSource, restored: Restored) -> None:
+    """Reads a folder's classes in the network's order; for released weights, sorted folders are the class indices."""
+    ours, theirs = restored.class_names, source.class_names
+    if restored.data is None:
+        if len(ours) != len(theirs):
+            raise ValueError(
+                f"The data has {len(theirs)} classes, but the network has {len(ours)}: measure on the data it is for."
+            )
+        return
+    strangers = [name for name in theirs if name not in ours]
+    if strangers:
+        raise ValueError(
+            f"The data has the class {strangers[0]!r}, but the network knows {', '.join(ours[:5])}"
+            f"{' …' if len(ours) > 5 else ''}: measure on the data it is for."
+        )
+    source.class_names = ours
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) and not any(isinstance(part, str) for part in value) else value

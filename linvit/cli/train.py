@@ -1,0 +1,125 @@
+"""`linvit train`: a recipe and a folder in, checkpoints and curves out; a stopped run goes on exactly where it was."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from linvit.cli.recipe import RecipeCLI, read_recipe
+from linvit.tasks.checkpoints import (
+    AtomicCheckpointIO,
+    RunFolder,
+    RunStoppedError,
+    StopSafely,
+    read_checkpoint,
+    replacing,
+)
+
+RECIPE = "recipe.yaml"
+FORMAT = 1
+
+
+def train(
+    recipe: str | Path,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    prints: bool = True,
+) -> Path:
+    """Runs a recipe with `key.key=value` overrides and returns its folder.
+
+    With resume, goes on from the folder's last checkpoint, bit for bit on a CPU; a folder without one starts anew, and
+    one that reached the recipe's last epoch returns at once. Callbacks are Lightning's, beside our own.
+
+    Raises ValueError with one sentence for whatever is wrong with recipe, data, model or folder, FloatingPointError
+    for a loss that is no longer finite, and RunStoppedError, saying how to go on, after Ctrl-C.
+    """
+    quiet_lightning()
+    values = read_recipe(recipe, overrides)
+    folder = Path(values["folder"])
+    last = folder / "checkpoints" / "last.ckpt"
+    checkpoint = _start_point(folder, last, resume)
+    if checkpoint:
+        _check_same_run(checkpoint, values)
+
+    def prepare(cli: RecipeCLI) -> dict[str, Any]:
+        keeper = RunFolder(folder, _about(cli), _monitor(cli), prints and not sys.stdout.isatty())
+        bars = [RichProgressBar(leave=True)] if prints and sys.stdout.isatty() else []
+        return {
+            "callbacks": [keeper, StopSafely(keeper.last), *bars, *callbacks],
+            "plugins": [AtomicCheckpointIO()],
+            "logger": TensorBoardLogger(folder, name=None, version="tensorboard"),
+            "default_root_dir": folder,
+            "enable_progress_bar": bool(bars),
+            "enable_model_summary": False,
+        }
+
+    cli = RecipeCLI(values, prepare)
+    with replacing(folder / RECIPE) as temporary:
+        temporary.write_text(yaml.safe_dump(cli.resolved(), sort_keys=False, allow_unicode=True))
+    try:
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=last if checkpoint else None)
+    except RunStoppedError:
+        raise RunStoppedError(
+            f"Stopped and saved {last} at step {cli.trainer.global_step}: the same command with --resume goes on."
+        ) from None
+    except SystemExit:  # what Lightning makes of a second Ctrl-C
+        raise RunStoppedError(
+            f"Stopped at once, without saving; the same command with --resume goes on from {last}, where that exists."
+        ) from None
+    return folder
+
+
+def quiet_lightning() -> None:
+    """Drops Lightning's notes on devices and its guesses about worker counts and log intervals."""
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"lightning\..*")
+
+
+def _start_point(folder: Path, last: Path, resume: bool) -> dict[str, Any] | None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"The run's folder {folder} is a file: choose another with folder=…")
+    if resume:
+        return read_checkpoint(last) if last.exists() else None
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(
+            f"The run's folder {folder} is not empty: go on with --resume, or choose another folder with folder=…"
+        )
+    return None
+
+
+def _check_same_run(checkpoint: dict[str, Any], values: dict[str, Any]) -> None:
+    about = checkpoint.get("linvit")
+    if about is None:
+        raise ValueError("The last checkpoint was not written by `linvit train`: choose another folder with folder=…")
+    for group in ("model", "data"):
+        ours, theirs = values.get(group) or {}, about["recipe"][group]
+        for key in ours:
+            if key in theirs and ours[key] != theirs[key]:
+                raise ValueError(
+                    f"The run to go on with has {group}.{key} {theirs[key]!r}, but the recipe says {ours[key]!r}:"
+                    " change it back, or choose another folder with folder=…"
+                )
+
+
+def _about(cli: RecipeCLI) -> dict[str, Any]:
+    """What a checkpoint says of itself: enough to rebuild network, classes and preprocessing without the recipe."""
+    source = cli.datamodule
+    return {
+        "format": FORMAT,
+        "recipe": cli.resolved(),
+        "class_names": list(source.class_names),
+        "preprocessing": asdict(source.preprocessing),
+    }
+
+
+def _monitor(cli: RecipeCLI) -> str:
+    return "ema_top1" if cli.config["task"].get("ema_decay") else "top1"

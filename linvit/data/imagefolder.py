@@ -1,0 +1,137 @@
+"""Folders of image files in ImageNet's layout: root/train/CLASS/*.jpg and root/val/CLASS/*.jpg."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from linvit.data.images import CorruptImageError, Preprocessing, open_image
+from linvit.data.source import ImageSource
+
+
+class ImageFolder(ImageSource):
+    """Image files under one folder a class, augmented by timm's transforms while training.
+
+    root: folder that holds train/ and val/ (for evaluation, val/ or the class folders alone will do). size: pixels, one
+    number or (height, width). class_names: fixes the order of the classes, else it is that of the training folders.
+    max_corrupt: how many unreadable images are left out, named, before the run stops. Raises ValueError for a missing
+    folder, a class folder without images, and a class folder that is none of the classes.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        size: int | tuple[int, int] = 224,
+        channels: int = 3,
+        batch_size: int = 128,
+        auto_augment: str | None = "rand-m9-mstd0.5-inc1",
+        color_jitter: float = 0.4,
+        random_erasing: float = 0.25,
+        horizontal_flip: float = 0.5,
+        crop_scale: tuple[float, float] = (0.08, 1.0),
+        interpolation: str = "bicubic",
+        crop_pct: float = 0.875,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        class_names: list[str] | None = None,
+        max_corrupt: int = 0,
+        seed: int = 0,
+        num_workers: int = 4,
+    ) -> None:
+        super().__init__(batch_size, seed, num_workers, max_corrupt)
+        self.root = Path(root)
+        self.class_names = class_names or _class_names(self._folder("train" if self._has("train") else "val"))
+        self.preprocessing = Preprocessing(
+            (size, size) if isinstance(size, int) else tuple(size),
+            tuple(mean) if mean else _per_channel(IMAGENET_DEFAULT_MEAN, channels),
+            tuple(std) if std else _per_channel(IMAGENET_DEFAULT_STD, channels),
+            interpolation,
+            crop_pct,
+        )
+        self.augmentation = {
+            "auto_augment": auto_augment,
+            "color_jitter": color_jitter,
+            "re_prob": random_erasing,
+            "re_mode": "pixel",
+            "hflip": horizontal_flip,
+            "scale": tuple(crop_scale),
+            "interpolation": interpolation,
+        }
+
+    def train_set(self) -> Dataset[Any]:
+        pre = self.preprocessing
+        augment = create_transform(
+            (pre.channels, *pre.size), is_training=True, mean=pre.mean, std=pre.std, **self.augmentation
+        )
+        return ImageFiles(self._folder("train"), self.class_names, augment, pre.channels)
+
+    def val_set(self) -> Dataset[Any]:
+        pre = self.preprocessing
+        return ImageFiles(self._folder("val"), self.class_names, pre.transform(), pre.channels)
+
+    def _has(self, part: str) -> bool:
+        return (self.root / part).is_dir()
+
+    def _folder(self, part: str) -> Path:
+        if not self.root.is_dir():
+            raise ValueError(
+                f"The data folder {self.root} does not exist: set data.root to a folder with train/ and val/ in it."
+            )
+        if part == "val" and not (self._has("train") or self._has("val")):
+            return self.root
+        if not self._has(part):
+            raise ValueError(f"The data folder {self.root} has no {part}/ in it: expected {part}/CLASS/image files.")
+        return self.root / part
+
+
+class ImageFiles(Dataset[Any]):
+    """(image, target) for every image file; an unreadable one gives the sentence that names it instead of a pair."""
+
+    def __init__(self, folder: Path, class_names: list[str], transform: Callable[[Any], Tensor], channels: int) -> None:
+        self.files = _labelled_files(folder, class_names)
+        self.transform = transform
+        self.channels = channels
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
+        path, target = self.files[index]
+        try:
+            return self.transform(open_image(path, self.channels)), target
+        except CorruptImageError as error:
+            return str(error)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+def _class_names(folder: Path) -> list[str]:
+    """Sorted as ImageNet's class indices are; folders named by numbers (ImageNet-V2) are sorted as numbers."""
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if not names:
+        raise ValueError(f"{folder} has no class folders in it: expected one folder a class, with image files in it.")
+    return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+
+
+def _labelled_files(folder: Path, class_names: list[str]) -> list[tuple[str, int]]:
+    files = []
+    for name in _class_names(folder):
+        if name not in class_names:
+            raise ValueError(
+                f"{folder} has the class folder {name!r}, but the {len(class_names)} classes known here are"
+                f" {', '.join(class_names[:3])} …: remove or rename the folder."
+            )
+        paths = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+        if not paths:
+            raise ValueError(
+                f"The class folder {folder / name} has no image files in it: add images"
+                f" ({', '.join(IMG_EXTENSIONS[:3])} …) or remove the class."
+            )
+        files += [(str(path), class_names.index(name)) for path in paths]
+    return files
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    return tuple(values) if channels == len(values) else (sum(values) / len(values),) * channels

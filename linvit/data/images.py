@@ -1,0 +1,74 @@
+"""One image: from file to tensor, the same way in training, evaluation and prediction."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from timm.data import create_transform
+
+SMALLEST = 32
+MODES = {1: "L", 3: "RGB"}
+
+
+class CorruptImageError(ValueError):
+    """A file that is no readable image; the message names it."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes a network's input: size is (height, width) in pixels, mean and std are per channel in 0..1.
+
+    Raises ValueError for a size below 32 px, and for channels other than 1 or 3.
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bicubic"
+    crop_pct: float = 0.875
+
+    def __post_init__(self) -> None:
+        if min(self.size) < SMALLEST:
+            height, width = self.size
+            raise ValueError(
+                f"The image size is {height}×{width} px, but these networks halve the image five times and need at"
+                f" least {SMALLEST}×{SMALLEST} px: set data.size to {SMALLEST} or more."
+            )
+        if self.channels not in MODES:
+            raise ValueError(
+                f"Images have {self.channels} channels in this setting, but only 1 (grey) or 3 (RGB) can be read from"
+                " files: set data.channels to 1 or 3."
+            )
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    def transform(self) -> Callable[[Image.Image], torch.Tensor]:
+        """The deterministic transform from a picture to a float32 tensor (channels, height, width)."""
+        return create_transform(
+            input_size=(self.channels, *self.size),
+            is_training=False,
+            interpolation=self.interpolation,
+            mean=self.mean,
+            std=self.std,
+            crop_pct=self.crop_pct,
+        )
+
+
+def open_image(path: str | Path, channels: int = 3) -> Image.Image:
+    """Reads an image file of any size and mode and converts it to grey (1 channel) or RGB (3 channels).
+
+    Raises CorruptImageError, naming the file, where the file cannot be decoded to its last pixel.
+    """
+    try:
+        with Image.open(path) as image:
+            image.load()
+            if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips it to white
+                image = image.convert("I").point(lambda value: value / 256)
+            return image.convert(MODES[channels])
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CorruptImageError(f"{path} is not a readable image ({reason}): replace or remove the file.") from error

@@ -1,0 +1,142 @@
+"""Which image comes when: every choice is drawn from (seed, epoch, index), so a stopped run goes on exactly.
+
+Nothing here depends on how many worker processes load the images, or on what was drawn before.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+Position = tuple[int, int]
+
+
+def entropy(*numbers: int) -> int:
+    """One well-mixed 32-bit seed from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def _share() -> tuple[int, int]:
+    """(rank, number of processes), (0, 1) outside distributed training."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+class ShuffledOrder(Sampler[Position]):
+    """Positions (epoch, index) in an order drawn from (seed, epoch); each process takes every world-size-th one."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        self.length = length
+        self.seed = seed
+        self.epoch = 0
+        self.skipped = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Position]:
+        rank, world = _share()
+        generator = torch.Generator().manual_seed(entropy(self.seed, self.epoch))
+        order = torch.randperm(self.length, generator=generator)[rank::world][: len(self)]
+        for index in order[self.skipped :].tolist():
+            yield self.epoch, index
+
+    def __len__(self) -> int:
+        return self.length // _share()[1]
+
+
+class PlainOrder(Sampler[int]):
+    """Indices in order; over several processes each index goes to exactly one of them, without padding."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        rank, world = _share()
+        return iter(range(rank, self.length, world))
+
+    def __len__(self) -> int:
+        rank, world = _share()
+        return len(range(rank, self.length, world))
+
+
+class Augmented(Dataset[Any]):
+    """Seeds all generators from (seed, epoch, index) before the wrapped dataset reads and augments that image."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitem__(self, position: Position) -> Any:
+        epoch, index = position
+        drawn = entropy(self.seed, epoch, index)
+        random.seed(drawn)
+        np.random.seed(drawn)
+        # not torch.manual_seed: in a worker without a GPU context that queues one call per image, without end
+        torch.default_generator.manual_seed(drawn)
+        return self.dataset[index]
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+
+def collate(samples: list[Any]) -> tuple[torch.Tensor | None, torch.Tensor | None, list[str]]:
+    """Stacks the readable (image, target) pairs; what is a string is the complaint about an unreadable one."""
+    complaints = [sample for sample in samples if isinstance(sample, str)]
+    readable = [sample for sample in samples if not isinstance(sample, str)]
+    images, targets = default_collate(readable) if readable else (None, None)
+    return images, targets, complaints
+
+
+class Batches(DataLoader[Any]):
+    """Batches (images, targets); unreadable images are named and left out, up to max_corrupt of them in the run.
+
+    Raises ValueError, naming the file, for one more than max_corrupt.
+    """
+
+    def __init__(self, *args: Any, max_corrupt: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, collate_fn=collate, **kwargs)
+        self.max_corrupt = max_corrupt
+        self.complaints: dict[str, None] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        for images, targets, complaints in super().__iter__():
+            for complaint in complaints:
+                self._hear(complaint)
+            if images is not None:
+                yield images, targets
+
+    def _hear(self, complaint: str) -> None:
+        if complaint in self.complaints:
+            return
+        self.complaints[complaint] = None
+        if len(self.complaints) > self.max_corrupt:
+            raise ValueError(
+                complaint if self.max_corrupt == 0 else f"{complaint} More than data.max_corrupt={self.max_corrupt}."
+            )
+        print(f"Left out: {complaint}")
+
+
+class ResumableBatches(Batches):
+    """Training batches in a ShuffledOrder; `reached` is (epoch, batches drawn in it), and setting it goes on there."""
+
+    sampler: ShuffledOrder
+
+    def __init__(self, *args: Any, reached: Position = (0, 0), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reached = reached
+
+    def __iter__(self) -> Iterator[Any]:
+        # This body runs at the first `next`, when the trainer has told the sampler its epoch.
+        epoch, drawn = self.reached
+        drawn = drawn if epoch == self.sampler.epoch and drawn < len(self) else 0
+        self.sampler.skipped = drawn * (self.batch_size or 1)
+        for batch in super().__iter__():
+            drawn += 1
+            self.reached = self.sampler.epoch, drawn
+            yield batch

@@ -1,0 +1,84 @@
+"""What every source of labelled images offers to a recipe."""
+
+from typing import Any
+
+import lightning
+import torch
+from torch.utils.data import Dataset
+
+from linvit.data.images import Preprocessing
+from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+
+
+class ImageSource(lightning.LightningDataModule):
+    """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
+
+    A source sets class_names and preprocessing in its constructor and returns its datasets from train_set and val_set.
+    """
+
+    class_names: list[str]
+    preprocessing: Preprocessing
+
+    def __init__(self, batch_size: int, seed: int, num_workers: int, max_corrupt: int = 0) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(f"data.batch_size is {batch_size}, but a batch needs at least one image: set it higher.")
+        self.batch_size = batch_size
+        self.seed = seed
+        self.num_workers = num_workers
+        self.max_corrupt = max_corrupt
+        self._batches: ResumableBatches | None = None
+        self._reached = (0, 0)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def channels(self) -> int:
+        return self.preprocessing.channels
+
+    def train_set(self) -> Dataset[Any]:
+        raise NotImplementedError
+
+    def val_set(self) -> Dataset[Any]:
+        raise NotImplementedError
+
+    def train_dataloader(self) -> ResumableBatches:
+        dataset = self.train_set()
+        order = ShuffledOrder(len(dataset), self.seed)  # type: ignore[arg-type]
+        if len(order) < self.batch_size:
+            raise ValueError(
+                f"There are {len(order)} training images a process, fewer than one batch of {self.batch_size}:"
+                " set data.batch_size lower."
+            )
+        self._batches = ResumableBatches(
+            Augmented(dataset, self.seed),
+            sampler=order,
+            drop_last=True,
+            reached=self._reached,
+            **self._loading(self.num_workers > 0),
+        )
+        return self._batches
+
+    def val_dataloader(self) -> Batches:
+        dataset = self.val_set()
+        return Batches(dataset, sampler=PlainOrder(len(dataset)), **self._loading(False))  # type: ignore[arg-type]
+
+    # Lightning can set the loader up before it reads the checkpoint, so the place is kept here and given to both.
+    def state_dict(self) -> dict[str, Any]:
+        return {"reached": self._batches.reached if self._batches else self._reached}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._reached = tuple(state_dict["reached"])
+        if self._batches:
+            self._batches.reached = self._reached
+
+    def _loading(self, keeps_workers: bool) -> dict[str, Any]:
+        return {
+            "batch_size": self.batch_size,
+            "num_workers": self.num_workers,
+            "persistent_workers": keeps_workers,
+            "max_corrupt": self.max_corrupt,
+            "pin_memory": torch.cuda.is_available(),
+        }

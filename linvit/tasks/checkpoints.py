@@ -1,0 +1,199 @@
+"""A run's folder: checkpoints that are whole or absent, the curve as CSV, and a stop that loses nothing."""
+
+import contextlib
+import csv
+import io
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+LAST, BEST = "last.ckpt", "best.ckpt"
+
+
+class RunStoppedError(Exception):
+    """Raised after a request to stop, when the last checkpoint is written."""
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Gives a temporary name beside path; what was written there takes path's place at once, or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """torch.load without running any code from the file, on the CPU.
+
+    Raises ValueError with one sentence for a missing file, a truncated one, and one that asks for code to be run.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"There is no checkpoint at {path}: give the path of a .ckpt file or of a run's folder.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"The checkpoint {path} was refused: it is damaged, or holds Python objects that could run code when read;"
+            " only tensors and plain values are accepted."
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"The checkpoint {path} cannot be read, it is truncated or damaged: use another copy."
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise ValueError(f"The checkpoint {path} holds a {type(checkpoint).__name__}, but a dictionary is expected.")
+    return checkpoint
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Lightning's checkpoint files under a temporary name until they are complete, read without running code."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        try:
+            with replacing(path) as temporary:
+                torch.save(checkpoint, temporary)
+        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+            raise OSError(
+                f"The checkpoint {path} could not be written ({error}); the one before it is untouched:"
+                " make room or allow writing there, then go on with --resume."
+            ) from error
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return read_checkpoint(path)
+
+
+class RunFolder(Checkpoint):
+    """Keeps folder/checkpoints/last.ckpt and best.ckpt and folder/metrics.csv, one row an epoch.
+
+    The rows are part of the checkpoint, so the curve of a resumed run has neither gaps nor double rows. `about` is what
+    `linvit eval` and `linvit predict` need to know of the run; it is saved in every checkpoint under "linvit". Best is
+    by `monitor`, a column of the metrics, the higher the better; equal ones keep the earlier.
+    """
+
+    def __init__(self, folder: Path, about: dict[str, Any], monitor: str, prints: bool = True) -> None:
+        self.folder = folder
+        self.about = about
+        self.monitor = monitor
+        self.prints = prints
+        self.rows: list[dict[str, float]] = []
+        self.started = time.monotonic()
+
+    @property
+    def last(self) -> Path:
+        return self.folder / "checkpoints" / LAST
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "checkpoints" / BEST
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows = list(state_dict["rows"])
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["linvit"] = self.about
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.started = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
+        row |= {
+            _column(key): value.item() for key, value in trainer.callback_metrics.items() if key != "train/loss_step"
+        }
+        row["seconds"] = round(time.monotonic() - self.started, 3)
+        earlier = [row[self.monitor] for row in self.rows if self.monitor in row]
+        self.rows.append(row)
+        trainer.save_checkpoint(self.last)
+        if self.monitor in row and row[self.monitor] > max(earlier, default=float("-inf")):
+            trainer.save_checkpoint(self.best)
+        if trainer.is_global_zero:
+            self._write()
+            if self.prints:
+                print(_line(row, trainer.max_epochs), flush=True)
+
+    def _write(self) -> None:
+        columns = list(dict.fromkeys(column for row in self.rows for column in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        with replacing(self.folder / "metrics.csv") as temporary:
+            temporary.write_text(text.getvalue())
+
+
+class StopSafely(Callback):
+    """On Ctrl-C or SIGTERM, finishes the batch (or the validation), saves through `save` and raises RunStoppedError.
+
+    A second Ctrl-C stops at once; the last saved checkpoint is whole either way.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.requested = False
+        self._before: Callable[..., Any] | int | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._request)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._asked(trainer):
+            raise RunStoppedError  # the epoch before has been saved at its end
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        progress = trainer.fit_loop.epoch_loop
+        at_end = progress.batch_progress.is_last_batch or progress._num_ready_batches_reached()
+        # inside an accumulation the gradients so far would be lost; the last batch is followed by the epoch's own save
+        if self._asked(trainer) and not at_end and not progress._should_accumulate():
+            trainer.save_checkpoint(self.path)
+            raise RunStoppedError
+
+    def _asked(self, trainer: Trainer) -> bool:
+        asked = self.requested or trainer.received_sigterm
+        return trainer.strategy.reduce_boolean_decision(asked, all=False) if trainer.world_size > 1 else asked
+
+    def _request(self, signum: int, frame: Any) -> None:
+        self.requested = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("\nStopping after this batch; press Ctrl-C again to stop at once.", flush=True)
+
+
+def _column(key: str) -> str:
+    """val/top1 → top1, val/loss → val_loss, train/loss → train_loss, lr → lr."""
+    kind, _, name = key.rpartition("/")
+    return f"{kind}_{name}" if name == "loss" else name
+
+
+def _line(row: dict[str, float], epochs: int | None) -> str:
+    shares = [f"{name} {100 * row[name]:.2f} %" for name in ("top1", "ema_top1") if name in row]
+    return ", ".join(
+        [f"epoch {row['epoch']}/{epochs}: loss {row['train_loss']:.4f}", *shares, f"{row['seconds']:.1f} s"]
+    )
