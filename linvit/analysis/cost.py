@@ -1,9 +1,11 @@
 """What a network costs: parameters, and multiply-accumulates with and without the attention products."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -21,14 +23,13 @@ class Cost:
 
 
 def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
-    """Counts network(image) for input_size (channels, height, width), on the network's device, meta included."""
-    parameter = next(network.parameters())
-    image = torch.empty(1, *input_size, device=parameter.device, dtype=parameter.dtype)
-    training = network.training
+    """Counts network(image) for input_size (channels, height, width) by shapes alone, leaving the network as it is."""
     counter = FlopCounterMode(display=False, depth=None)
-    with torch.no_grad(), counter:
-        network.eval()(image)
-    network.train(training)
+    shapes = copy.deepcopy(network).to("meta").eval()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        shapes.to_empty(device="cpu")
+        with counter:
+            shapes(torch.empty(1, *input_size, dtype=next(shapes.parameters()).dtype))
     root = type(network).__name__
     layers = {
         f"{root}.{name}" if name else root
