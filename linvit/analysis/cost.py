@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -23,13 +22,17 @@ class Cost:
 
 
 def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
-    """Counts network(image) for input_size (channels, height, width) by shapes alone, leaving the network as it is."""
+    """Counts one forward pass of a copy on the CPU, all zeros, for input_size (channels, height, width).
+
+    The network itself may live anywhere, the meta device included, and stays as it is.
+    """
+    twin = copy.deepcopy(network).to("meta").to_empty(device="cpu").eval()
     counter = FlopCounterMode(display=False, depth=None)
-    shapes = copy.deepcopy(network).to("meta").eval()
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        shapes.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*twin.parameters(), *twin.buffers()):
+            tensor.zero_()
         with counter:
-            shapes(torch.empty(1, *input_size, dtype=next(shapes.parameters()).dtype))
+            twin(torch.zeros(1, *input_size, dtype=next(twin.parameters()).dtype))
     root = type(network).__name__
     layers = {
         f"{root}.{name}" if name else root

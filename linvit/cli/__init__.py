@@ -174,9 +174,9 @@ def _models_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _models(options: argparse.Namespace) -> int:
-    from linvit.cli.models import describe, model_names, show
+    from linvit.cli.models import describe_all, model_names, show
 
-    rows = [describe(name) for name in model_names(options.family)]
+    rows = describe_all(model_names(options.family))
     if options.json:
         import json
 
