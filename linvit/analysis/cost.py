@@ -1,5 +1,6 @@
 """What a network costs: parameters, and multiply-accumulates with and without the attention products."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +22,17 @@ class Cost:
 
 
 def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
-    """Counts network(image) for input_size (channels, height, width), on the network's device, meta included."""
-    parameter = next(network.parameters())
-    image = torch.empty(1, *input_size, device=parameter.device, dtype=parameter.dtype)
-    training = network.training
+    """Counts one forward pass of a copy on the CPU, all zeros, for input_size (channels, height, width).
+
+    The network itself may live anywhere, the meta device included, and stays as it is.
+    """
+    twin = copy.deepcopy(network).to("meta").to_empty(device="cpu").eval()
     counter = FlopCounterMode(display=False, depth=None)
-    with torch.no_grad(), counter:
-        network.eval()(image)
-    network.train(training)
+    with torch.no_grad():
+        for tensor in (*twin.parameters(), *twin.buffers()):
+            tensor.zero_()
+        with counter:
+            twin(torch.zeros(1, *input_size, dtype=next(twin.parameters()).dtype))
     root = type(network).__name__
     layers = {
         f"{root}.{name}" if name else root

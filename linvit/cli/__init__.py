@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 WRONG_USE, SOME_FAILED, STOPPED = 2, 1, 130
+LISTED = 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +42,11 @@ def _explain(error: Exception) -> int:
 
 
 def _say(sentence: str, code: int) -> int:
-    print(" ".join(sentence.split()), file=sys.stderr)
+    first, *listed = sentence.strip().splitlines()  # a list of what does not fit may follow the sentence
+    shown = [first, *listed[:LISTED]]
+    if len(listed) > LISTED:
+        shown.append(f"  … and {len(listed) - LISTED} more")
+    print("\n".join(shown), file=sys.stderr)
     return code
 
 
@@ -169,9 +174,9 @@ def _models_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _models(options: argparse.Namespace) -> int:
-    from linvit.cli.models import describe, model_names, show
+    from linvit.cli.models import describe_all, model_names, show
 
-    rows = [describe(name) for name in model_names(options.family)]
+    rows = describe_all(model_names(options.family))
     if options.json:
         import json
 

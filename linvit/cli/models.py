@@ -4,7 +4,6 @@ import sys
 from typing import Any
 
 import timm
-import torch
 
 from linvit.analysis.cost import count_cost
 
@@ -38,8 +37,7 @@ def describe(name: str) -> dict[str, Any]:
 
     macs are of convolutions and linear layers, as the papers count; macs_attention come on top (see analysis.cost).
     """
-    with torch.device("meta"):
-        network = timm.create_model(name)
+    network = timm.create_model(name, device="meta")
     config = network.pretrained_cfg
     cost = count_cost(network, config["input_size"])
     return {
@@ -52,6 +50,14 @@ def describe(name: str) -> dict[str, Any]:
         "published_top1": PUBLISHED.get(name),
         "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
     }
+
+
+def describe_all(names: list[str]) -> list[dict[str, Any]]:
+    """describe for each name, with a bar on stderr meanwhile, since counting takes about a second a model."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return [describe(name) for name in track(names, "Counting", console=Console(stderr=True), transient=True)]
 
 
 def show(rows: list[dict[str, Any]]) -> None:
