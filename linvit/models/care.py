@@ -336,8 +336,8 @@ def care_nano(pretrained: bool = False, **kwargs) -> CARE:
     """CARE of 0.4 M parameters for images of 32 to 64 px."""
     args = {
         "widths": (32, 48, 64, 96),
-        "depths": (1, 1, 2, 1),
-        "ratios": ((2, 2), (2, 2), (2, 2), (2, 2)),
+        "depths": (1, 1, 2, 2),
+        "ratios": ((2, 2), (2, 2), (4, 4), (4, 4)),
         "head_widths": (8, 12, 16, 12),
         "layer_scale": 1.0,
     }

@@ -1,7 +1,7 @@
 """Our networks equal the released ones, in float64.
 
-`python -m pytest -m "slow or not slow" tests/models/test_parity.py -s` prints the table of all eleven. The relative error
-of a tensor is max|ours - released| / max|released| over its recorded values (12 digits each).
+`python -m pytest -m "slow or not slow" tests/models/test_parity.py -s` prints the table of all eleven. The relative
+error of a tensor is max|ours - released| / max|released| over its recorded values, which have 12 digits.
 """
 
 import numpy as np
@@ -24,7 +24,9 @@ def largest_errors(released_name: str) -> dict[str, float]:
     with torch.no_grad():
         features, stages = model.forward_intermediates(released_input(record))
         logits = model.forward_head(features)
-    errors = {f"stage {i + 1}": _error(ours, theirs) for i, (ours, theirs) in enumerate(zip(stages, record["stages"]))}
+    errors = {}
+    for i, (ours, theirs) in enumerate(zip(stages, record["stages"], strict=True), start=1):
+        errors[f"stage {i}"] = _error(ours, theirs)
     return errors | {"logits": _error(logits, record["logits"])}
 
 
