@@ -85,7 +85,7 @@ def wrongly_read(trained: Sequence[Trained], images: Tensor, targets: Tensor, cl
 
 
 def score_maps(trained: Sequence[Trained], images: Tensor) -> Figure:
-    """One query token's row of the score matrix in the network's first attention, mean over heads, laid over the image.
+    """One query's row of the score matrix in each network's first attention, mean over heads, and the image's outline.
 
     Red stands for positive scores and blue for negative ones; each map has its own scale. The query is the brightest
     place of the image, or the token that covers it.
@@ -110,11 +110,11 @@ def score_maps(trained: Sequence[Trained], images: Tensor) -> Figure:
 
 
 def singular_values(trained: Sequence[Trained], images: Tensor) -> Figure:
-    """Singular values of each image's attention outputs (tokens × width of a head), over the largest; mean over images
-    and heads, at every depth that has an attention."""
-    probes = [probe(one.network, images) for one in trained]
-    depth = max(len(p) for p in probes)
-    figure = Figure(figsize=(2.6 * depth, 3.0), layout="constrained")
+    """Singular values of each image's attention outputs (tokens × width of a head), over the largest, mean over images
+    and heads, for every attention over more than one token; the last ones of all networks stand in the same panel."""
+    probes = [[p for p in probe(one.network, images) if p.grid != (1, 1)] for one in trained]
+    depth = max(len(layers) for layers in probes)
+    figure = Figure(figsize=(2.9 * depth, 3.0), layout="constrained")
     panels = figure.subplots(1, depth, sharey=True, squeeze=False)[0]
     for one, colour, layers in zip(trained, COLOURS, probes, strict=False):
         for panel, layer in zip(panels[depth - len(layers) :], layers, strict=True):
@@ -144,11 +144,9 @@ def _draw_scores(axes: Axes, shown: Tensor, first: Probe, index: int, point: tup
     token = point[0] * rows // height * columns + point[1] * columns // width
     scores = first.scores()[index, :, token].mean(0).unflatten(0, first.grid)
     largest = scores.abs().max().item()
-    axes.imshow(shown, cmap="gray", extent=(0, columns, rows, 0))
-    axes.imshow(
-        scores, cmap="RdBu_r", norm=TwoSlopeNorm(0, -largest, largest), alpha=0.75, extent=(0, columns, rows, 0)
-    )
-    axes.plot(token % columns + 0.5, token // columns + 0.5, "s", color="black", markersize=3, fillstyle="none")
+    axes.imshow(scores, cmap="RdBu_r", norm=TwoSlopeNorm(0, -largest, largest), extent=(0, columns, rows, 0))
+    axes.contour(shown, [0.5], colors="black", linewidths=0.8, extent=(0, columns, 0, rows), origin="upper")
+    axes.plot(token % columns + 0.5, token // columns + 0.5, "s", color="black", markersize=4, fillstyle="none")
 
 
 def _brightest_point(shown: Tensor) -> tuple[int, int]:

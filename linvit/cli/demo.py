@@ -3,6 +3,7 @@
 import csv
 import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,15 @@ from linvit.tasks.checkpoints import LAST, replacing
 RESULTS, PAGE = "results.json", "report.html"
 SHOWN_IMAGES = 5
 SPECTRUM_IMAGES = 64
+ABOUT = """Same seed, same budget of {epochs} epochs, {height}×{width} px. The data are the 1,797 handwritten digits that
+ship with scikit-learn; accuracy is on the {count} held out, after the last epoch. A pattern has one letter a stage: L linear
+attention, S softmax attention, C strip convolutions. MACs count convolutions and linear layers, as the papers do; the
+products inside the attention come on top. Images a second: inference, batches of 64, {threads} CPU threads, float32.
+Differences of a few images between networks of this size say nothing about the mechanisms."""
+ABOUT_SCORES = """One query's row of the score matrix in each network's first attention, mean over heads; red positive, blue
+negative, each map on its own scale. Under each name: the grid of tokens."""
+ABOUT_SPECTRUM = """Tokens × head width, for each image and head, over the largest; mean over {count} images and all heads,
+before the local term and the modulation. A fast fall means outputs of low rank."""
 
 
 def demo(recipes: Path, folder: Path) -> None:
@@ -38,7 +48,9 @@ def demo(recipes: Path, folder: Path) -> None:
     """
     found = sorted(recipes.glob("*.yaml"))
     if not found:
-        raise ValueError(f"The folder {recipes} holds no recipes: run the demo from a checkout, or name it with --recipes.")
+        raise ValueError(
+            f"The folder {recipes} holds no recipes: run the demo from a checkout, or name it with --recipes."
+        )
     if (folder / RESULTS).is_file() and (folder / PAGE).is_file():
         _show(json.loads((folder / RESULTS).read_text()))
         print(f"Done already: {folder / PAGE} is the page to look at; delete {folder} to start over.")
@@ -126,10 +138,10 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
 def _show(rows: Sequence[dict[str, Any]]) -> None:
     shown = Table(title="Real handwritten digits, images never trained on")
     for key in _cells(rows[0]):
-        shown.add_column(key, justify="left" if key in ("model", "pattern") else "right", no_wrap=True)
+        shown.add_column(key, justify="left" if key in ("model", "pattern") else "right")
     for row in rows:
         shown.add_row(*_cells(row).values())
-    Console().print(shown)
+    Console(width=None if sys.stdout.isatty() else 110).print(shown)
 
 
 def _write_report(
@@ -141,44 +153,24 @@ def _write_report(
     class_names: Sequence[str],
 ) -> None:
     one_of_each = images[[int((targets == digit).nonzero()[0]) for digit in range(2, 2 + SHOWN_IMAGES)]]
-    height, width = images.shape[-2:]
-    sections = [
-        (
-            "What was trained",
-            [
-                table([_cells(row) for row in rows]),
-                paragraph(
-                    f"Same seed, same budget of {trained[0].epochs[-1]} epochs, {height}×{width} px. The data are the 1,797 "
-                    f"handwritten digits that ship with scikit-learn; accuracy is on the {len(targets)} held out, after the "
-                    f"last epoch. A pattern has one letter a stage: L linear attention, S softmax attention, C convolution. "
-                    "MACs count convolutions and linear layers, as the papers do; the products inside the attention come on "
-                    f"top. Images a second: inference, batches of 64, {torch.get_num_threads()} CPU threads, float32. "
-                    "Differences of a few images between networks of this size say nothing about the mechanisms."
-                ),
-            ],
-        ),
-        ("Learning curves", [picture(figures.learning_curves(trained), "learning curves")]),
-        ("Confusion", [picture(figures.confusion_matrices(trained, targets, class_names), "confusion matrices")]),
-        ("Wrongly read", [picture(figures.wrongly_read(trained, images, targets, class_names), "wrongly read digits")]),
-        (
-            "What one query looks at",
-            [
-                picture(figures.score_maps(trained, one_of_each), "score maps"),
-                paragraph(
-                    "One query's row of the score matrix in each network's first attention, mean over heads; red positive, "
-                    "blue negative, each map on its own scale. Under each name: the grid of tokens."
-                ),
-            ],
-        ),
+    about = ABOUT.format(
+        epochs=trained[0].epochs[-1],
+        height=images.shape[-2],
+        width=images.shape[-1],
+        count=len(targets),
+        threads=torch.get_num_threads(),
+    )
+    pictures = [
+        ("Learning curves", figures.learning_curves(trained), ""),
+        ("Confusion", figures.confusion_matrices(trained, targets, class_names), ""),
+        ("Wrongly read", figures.wrongly_read(trained, images, targets, class_names), ""),
+        ("What one query looks at", figures.score_maps(trained, one_of_each), ABOUT_SCORES),
         (
             "Singular values of the attention's outputs",
-            [
-                picture(figures.singular_values(trained, images[:SPECTRUM_IMAGES]), "singular values"),
-                paragraph(
-                    f"Tokens × head width, for each image and head, over the largest; mean over {SPECTRUM_IMAGES} images and "
-                    "all heads, before the local term and the modulation. A fast fall means outputs of low rank."
-                ),
-            ],
+            figures.singular_values(trained, images[:SPECTRUM_IMAGES]),
+            ABOUT_SPECTRUM.format(count=SPECTRUM_IMAGES),
         ),
     ]
+    sections = [("What was trained", [table([_cells(row) for row in rows]), paragraph(about)])]
+    sections += [(title, [picture(figure, title), paragraph(text)]) for title, figure, text in pictures]
     write_page(path, "linvit: reading digits with linear attention", sections)
