@@ -1,4 +1,4 @@
-"""What must hold for every registered model; the nano of each family stands for its family where a forward is needed."""
+"""What must hold for every registered model; the nano of each family stands for it where a forward is needed."""
 
 import math
 

@@ -1,0 +1,100 @@
+import pytest
+import torch
+from timm.layers import set_fused_attn
+from torch.testing import assert_close
+
+from linvit.layers import Attention2d, attend, rotary_tables
+from linvit.layers.attention import MIXERS
+from linvit.ops import rotary_2d
+from linvit.ops.position import rotate
+
+HEIGHT, WIDTH, HEADS, CHANNELS = 5, 7, 2, 16
+
+
+def maps(seed=0, count=3):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 2, CHANNELS, HEIGHT, WIDTH, generator=generator, dtype=torch.float64).unbind()
+
+
+def tokens(x):
+    """Tokens in row-major order, head by head, one at a time."""
+    rows = [
+        [x[b, h * 8 : h * 8 + 8, i, j] for i in range(HEIGHT) for j in range(WIDTH)] for b in range(2) for h in range(2)
+    ]
+    return torch.stack([torch.stack(row) for row in rows]).unflatten(0, (2, 2))
+
+
+def written_out(mixer, query, key, value, rotary):
+    """The mechanisms from their matrix of scores, (batch, heads, tokens, tokens)."""
+    scale = query.shape[-1] ** -0.5
+    if mixer == "softmax":
+        return (scale * rotate(query, rotary) @ rotate(key, rotary).mT).softmax(-1) @ value
+    query, key = torch.where(query > 0, query + 1, query.exp()), torch.where(key > 0, key + 1, key.exp())
+    similar, turned = query @ key.mT, rotate(query, rotary) @ rotate(key, rotary).mT
+    if mixer == "rala":
+        weights = (scale * query.mean(-2, keepdim=True) @ key.mT).softmax(-1)
+    else:
+        weights = torch.full_like(similar[..., :1, :], 1 / key.shape[-2])
+    total = (weights * similar).sum(-1, keepdim=True)
+    scores = weights * turned / (total + 1e-6)
+    if mixer == "mala":
+        total = scale * total
+        scores = weights * (scale * turned * (1 + 1 / (total + 1e-6)) - total)
+    return scores @ value
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("mixer", sorted(MIXERS))
+def test_attend_equals_the_matrix_of_scores(mixer, fused):
+    query, key, value = maps()
+    rotary = rotary_2d((HEIGHT, WIDTH), 8, dtype=torch.float64)
+    mixed = attend(mixer, query, key, value, rotary.cos, rotary.sin, HEADS, fused)
+    assert mixed.shape == value.shape
+    assert_close(tokens(mixed), written_out(mixer, tokens(query), tokens(key), tokens(value), rotary))
+
+
+@pytest.mark.parametrize("mixer", sorted(MIXERS))
+def test_attend_does_not_depend_on_memory_format(mixer):
+    expected = attend(mixer, *maps(), None, None, HEADS, True)
+    last = [x.contiguous(memory_format=torch.channels_last) for x in maps()]
+    assert_close(attend(mixer, *last, None, None, HEADS, True), expected)
+    joined = torch.cat(last, dim=1).contiguous(memory_format=torch.channels_last).chunk(3, dim=1)
+    assert_close(attend(mixer, *joined, None, None, HEADS, True), expected)
+
+
+def test_rotary_tables_follow_the_grid():
+    cos, sin = rotary_tables(torch.zeros(1, 3, 4, 6, dtype=torch.float64), 8)
+    expected = rotary_2d((4, 6), 8, dtype=torch.float64)
+    assert torch.equal(cos, expected.cos)
+    assert torch.equal(sin, expected.sin)
+    assert cos.shape == (24, 4)
+
+
+@pytest.mark.parametrize("mixer", sorted(MIXERS))
+def test_attention_is_gate_times_mixed_plus_local(mixer):
+    torch.manual_seed(0)
+    layer = Attention2d(CHANNELS, HEADS, mixer, dtype=torch.float64)
+    (x,) = maps(count=1)
+    cos, sin = rotary_tables(x, 8)
+    query, key, value, modulation = layer.qkvo(x).split(CHANNELS, dim=1)
+    mixed = attend(mixer, query, key, value, cos, sin, HEADS, False)
+    assert_close(layer(x, cos, sin), layer.proj((mixed + layer.lepe(value)) * modulation))
+
+
+def test_attention_heeds_timms_switch():
+    assert Attention2d(8, 1, "softmax").fused
+    set_fused_attn(False)
+    try:
+        assert not Attention2d(8, 1, "softmax").fused
+    finally:
+        set_fused_attn(True)
+
+
+def test_unknown_mixer():
+    with pytest.raises(ValueError, match="mixer is 'performer', expected one of linear, mala, rala, softmax"):
+        Attention2d(8, 1, "performer")
+
+
+def test_heads_that_do_not_divide():
+    with pytest.raises(ValueError, match="width 10 is not a multiple of the 3 heads"):
+        Attention2d(10, 3, "rala")

@@ -1,0 +1,58 @@
+import pytest
+import torch
+from torch.testing import assert_close
+
+from linvit.layers import Interaction, TokenMixer
+
+
+def reach(layer, channels, side=15):
+    """How far the middle output of the first image sees: for every input channel the sides of the seen rectangle."""
+    x = torch.randn(2, channels, side, side, dtype=torch.float64, requires_grad=True)
+    layer(x)[0, :, side // 2, side // 2].sum().backward()
+    seen = x.grad[0].ne(0)
+    return [(int(channel.any(1).sum()), int(channel.any(0).sum()), int(channel.sum())) for channel in seen]
+
+
+def test_parts_see_as_far_as_they_should():
+    torch.manual_seed(0)
+    seen = reach(TokenMixer(2, 2, "strips", dtype=torch.float64), 6)
+    assert seen == [(11, 11, 21)] * 2 + [(3, 3, 9)] * 2 + [(7, 7, 49)] * 2
+    seen = reach(TokenMixer(2, 2, "linear", dtype=torch.float64), 6)
+    assert seen == [(15, 15, 225)] * 2 + [(3, 3, 9)] * 2 + [(7, 7, 49)] * 2
+
+
+def test_attended_part_is_linear_attention_with_the_input_as_value():
+    torch.manual_seed(0)
+    layer = TokenMixer(8, 4, "linear", dtype=torch.float64).attended
+    x = torch.randn(2, 8, 3, 5, dtype=torch.float64)
+    query, key = (part.flatten(2).mT for part in layer.qk(x).split(8, dim=1))
+    value = x.flatten(2).mT
+    heads = []
+    for head in (slice(0, 4), slice(4, 8)):
+        q, k = (torch.nn.functional.elu(part[..., head]) + 1 for part in (query, key))
+        scores = q @ k.mT
+        heads.append(scores @ value[..., head] / (scores.sum(-1, keepdim=True) + 15e-6))
+    assert_close(layer(x), torch.cat(heads, dim=-1).mT.unflatten(2, (3, 5)))
+
+
+def test_head_width_that_does_not_divide():
+    with pytest.raises(ValueError, match="width 8 is not a multiple of the head width 3"):
+        TokenMixer(8, 3, "linear")
+    TokenMixer(8, 3, "strips")
+
+
+def test_unknown_mixer():
+    with pytest.raises(ValueError, match="mixer is 'pooling', expected one of linear, mala, rala, softmax"):
+        TokenMixer(8, 4, "pooling")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_interaction_adds_its_input_only_with_the_projection(training):
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 4, 5)
+    layer = Interaction(6, 2).train(training)
+    assert layer(x).shape == x.shape
+    torch.nn.init.zeros_(layer.fc2.weight)
+    torch.nn.init.zeros_(layer.fc2.bias)
+    assert_close(layer(x), x)
+    assert Interaction(6, 2, project=False).train(training)(x).shape == (2, 12, 4, 5)

@@ -1,0 +1,55 @@
+import pytest
+import torch
+from torch import nn
+
+from linvit.models.family import WRAPPERS, imagenet_cfg, init_weights, renamed, stage_mixers, unwrapped
+
+LETTERS = {"L": "rala", "S": "softmax"}
+
+
+def test_stage_mixers_reads_one_letter_a_stage():
+    assert stage_mixers("LSLS", LETTERS) == ("rala", "softmax", "rala", "softmax")
+
+
+@pytest.mark.parametrize("pattern", ["LLS", "LLSSS", "LLSC", "llss", ""])
+def test_stage_mixers_refuses(pattern):
+    with pytest.raises(ValueError, match=r"expected four letters out of \(L = rala, S = softmax\)"):
+        stage_mixers(pattern, LETTERS)
+
+
+def test_unwrapped_prefers_averaged_weights():
+    states = {name: {"key": torch.tensor(i)} for i, name in enumerate(WRAPPERS)}
+    for i, name in enumerate(WRAPPERS):
+        assert unwrapped(states)["key"] == i
+        del states[name]
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_unwrapped_takes_prefixes_off(prefix):
+    assert set(unwrapped({"model": {f"{prefix}head.bias": torch.zeros(1)}})) == {"head.bias"}
+
+
+def test_unwrapped_leaves_plain_weights_and_absent_averages():
+    state = {"model.weight": torch.zeros(1), "model_ema": None}
+    assert unwrapped(state).keys() == state.keys()
+
+
+def test_renamed_applies_every_rule_in_turn():
+    assert renamed("a.1.b", [(r"^a\.", "x."), (r"^x\.(\d)", r"y.\1\1")]) == "y.11.b"
+
+
+def test_init_weights():
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(64, 64, 3), nn.BatchNorm2d(8)
+    nn.init.constant_(norm.weight, 5.0)
+    init_weights(conv, needs_reset=False)
+    init_weights(norm, needs_reset=False)
+    assert conv.bias.eq(0).all()
+    assert conv.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert norm.weight.eq(5).all()
+    init_weights(norm, needs_reset=True)
+    assert norm.weight.eq(1).all()
+
+
+def test_imagenet_cfg_can_be_overridden():
+    assert imagenet_cfg(pool_size=(1, 1), notes="x") == {**imagenet_cfg(), "pool_size": (1, 1), "notes": "x"}

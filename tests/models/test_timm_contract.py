@@ -1,0 +1,164 @@
+"""What users of timm expect of a model, beyond what timm's own suite asks of every model."""
+
+import copy
+import json
+
+import pytest
+import timm
+import torch
+from test_all_models import NANOS, create, image, visible
+from timm.models import save_for_hf
+from timm.models._manipulate import group_parameters
+from timm.optim import param_groups_weight_decay
+from torch.testing import assert_close
+
+
+@pytest.fixture(params=NANOS)
+def name(request):
+    return request.param
+
+
+@pytest.mark.parametrize("feature_cls", ["list", "dict", "hook", "fx", "getter"])
+def test_features_only(name, feature_cls):
+    model, x = visible(create(name)), image(64, 96)
+    expected = model.forward_intermediates(x, indices=[1, 3], intermediates_only=True)
+    extractor = timm.create_model(
+        name,
+        pretrained=True,
+        pretrained_cfg_overlay={"state_dict": model.state_dict()},
+        features_only=True,
+        out_indices=(1, 3),
+        feature_cls=feature_cls,
+    ).eval()
+    features = extractor(x)
+    features = list(features.values()) if isinstance(features, dict) else features
+    for feature, other in zip(features, expected, strict=True):
+        assert_close(feature, other)
+
+
+def test_gradient_checkpointing_changes_nothing(name):
+    gradients = []
+    for checkpointing in (False, True):
+        model = visible(create(name)).double().train()
+        model.set_grad_checkpointing(checkpointing)
+        model(image(64, 64).double()).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert_close(one, other)
+
+
+def test_checkpointing_recomputes_blocks(name):
+    model = create(name).train()
+    calls = []
+    block = model.stages[2].blocks[0]
+    block.register_forward_pre_hook(lambda *args: calls.append(1))
+    for enable, times in ((False, 1), (True, 2)):
+        model.set_grad_checkpointing(enable)
+        calls.clear()
+        model(image(64, 64)).sum().backward()
+        assert len(calls) == times
+
+
+def test_initialises_after_meta(name):
+    model = timm.create_model(name, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
+    model.init_weights()
+    reference = create(name)
+    for (key, ours), theirs in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
+        drawn = theirs.ndim > 1 and not key.endswith(("gamma_1", "gamma_2"))
+        assert ours.isfinite().all(), key
+        assert drawn or torch.equal(ours, theirs), key
+        assert not drawn or ours.abs().max() <= 2, key
+
+
+def test_unknown_argument(name):
+    with pytest.raises(TypeError, match="unknown_argument"):
+        timm.create_model(name, unknown_argument=1)
+
+
+def test_reset_classifier(name):
+    model, x = create(name), image(64, 64)
+    frozen = {key: parameter.clone() for key, parameter in model.named_parameters() if "fc" not in key.split(".")}
+    model.reset_classifier(7)
+    assert model.num_classes == 7
+    assert model(x).shape == (2, 7)
+    model.reset_classifier(0)
+    assert_close(model(x), model.forward_head(model.forward_features(x), pre_logits=True))
+    assert model(x).shape == (2, model.head_hidden_size)
+    model.reset_classifier(0, "")
+    assert model(x).shape == (2, model.num_features, 2, 2)
+    assert all(torch.equal(parameter, frozen[key]) for key, parameter in model.named_parameters() if key in frozen)
+
+
+def test_pruned_head_can_be_replaced(name):
+    model, x = visible(create(name)), image(64, 64)
+    tap = model.forward_intermediates(x, indices=[2], intermediates_only=True)[0]
+    model.prune_intermediate_layers([2])
+    assert_close(model.forward_features(x), tap)
+    model.reset_classifier(7, "avg")
+    assert model(x).shape == (2, 7)
+    assert model.head_hidden_size == model.num_features == tap.shape[1]
+
+
+def test_stop_early_ends_at_the_last_tap(name):
+    model, x = visible(create(name)), image(64, 64)
+    final, taps = model.forward_intermediates(x, indices=[1], stop_early=True)
+    assert_close(final, taps[0])
+    final, _ = model.forward_intermediates(x, indices=[3], stop_early=True)
+    assert_close(final, model.forward_features(x))
+
+
+def test_other_output_format_is_refused(name):
+    with pytest.raises(ValueError, match="output_fmt is 'NHWC', expected 'NCHW'"):
+        create(name).forward_intermediates(image(64, 64), output_fmt="NHWC")
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_groups_follow_the_depth(name, coarse):
+    model = create(name)
+    groups = group_parameters(model, model.group_matcher(coarse=coarse), reverse=True)
+    first = [groups[key] for key in ("stem.0.weight", "stages.0.blocks.0.drop", "head.fc.weight") if key in groups]
+    assert first == sorted(first)
+    blocks = sum(len(stage.blocks) for stage in model.stages)
+    assert len(set(groups.values())) == (4 if coarse else blocks) + 2
+
+
+def test_weight_decay_follows_the_released_training(name):
+    decayed = param_groups_weight_decay(create(name), weight_decay=0.05, no_weight_decay_list=())[1]["params"]
+    names = {id(parameter): key for key, parameter in create(name).named_parameters()}
+    assert names
+    shapes = {parameter.ndim for parameter in decayed}
+    assert shapes == {2, 4}
+
+
+def test_hub_round_trip(name, tmp_path):
+    model, x = visible(create(name, num_classes=9, in_chans=1, pattern="LLSS")), image(64, 64)[:, :1]
+    save_for_hf(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_args"]["pattern"] == "LLSS"
+    other = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert_close(other(x), model(x), rtol=0, atol=0)
+
+
+def test_weights_adapt_to_channels_and_classes(name, tmp_path):
+    model = visible(create(name))
+    torch.save(
+        {"state_dict": {f"module.{key}": value for key, value in model.state_dict().items()}}, tmp_path / "w.pth"
+    )
+    overlay = {"file": str(tmp_path / "w.pth")}
+    other = create(name, pretrained=True, pretrained_cfg_overlay=overlay, in_chans=1, num_classes=5)
+    assert_close(other.stem[0].weight, model.stem[0].weight.sum(1, keepdim=True))
+    assert other(image(64, 64)[:, :1]).shape == (2, 5)
+    own = other.state_dict()
+    rest = {key: value for key, value in model.state_dict().items() if not key.endswith(("fc.weight", "fc.bias"))}
+    rest.pop("stem.0.weight")
+    assert all(torch.equal(own[key], value) for key, value in rest.items())
+
+
+def test_copies_are_independent(name):
+    model = create(name)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.stem[0].weight.zero_()
+    assert model.stem[0].weight.abs().sum() > 0
