@@ -9,8 +9,10 @@ from timm.data import ImageNetInfo, resolve_data_config
 
 from linvit.data import SOURCES, ImageFolder, ImageSource, Preprocessing
 from linvit.released import load_released
+from linvit.released import read_checkpoint as read_weights
 from linvit.tasks import Classification
 from linvit.tasks.checkpoints import BEST, LAST, read_checkpoint
+from linvit.tasks.classification import check_model
 
 PREFERRED = (BEST, LAST)
 
@@ -44,7 +46,7 @@ def restore(
         return _from_run(_checkpoint_path(Path(run)))  # type: ignore[arg-type]
     if checkpoint is None:
         raise ValueError("--model needs --checkpoint: the file of weights, released or converted.")
-    return _from_weights(model, Path(checkpoint), num_classes)
+    return _from_weights(model, Path(checkpoint))
 
 
 def _checkpoint_path(run: Path) -> Path:
@@ -82,15 +84,27 @@ def _from_run(path: Path) -> Restored:
     return Restored(task, about["class_names"], preprocessing, recipe["data"], path)
 
 
-def _from_weights(model: str, path: Path, num_classes: int | None) -> Restored:
-    count = num_classes or (timm.get_pretrained_cfg_value(model, "num_classes") if timm.is_model(model) else None)
-    task = Classification({"name": model}, count or 1000)
+def _from_weights(model: str, path: Path) -> Restored:
+    count = _classes_in(path, model)
+    task = Classification({"name": model}, count)
     load_released(task.network, path)
     config = resolve_data_config(model=task.network)
     preprocessing = Preprocessing(
         tuple(config["input_size"][1:]), config["mean"], config["std"], config["interpolation"], config["crop_pct"]
     )
-    return Restored(task, _default_names(count or 1000), preprocessing, None, path)
+    return Restored(task, _default_names(count), preprocessing, None, path)
+
+
+def _classes_in(path: Path, model: str) -> int:
+    """How many classes the classifier in the file has; what the model has by default where it holds none."""
+    check_model(model)
+    shapes = timm.create_model(model, device="meta")
+    if not hasattr(shapes, "native_state_dict"):
+        raise ValueError(f"--checkpoint reads the models of `linvit models`, and {model!r} is none of them.")
+    classifier = shapes.pretrained_cfg["classifier"]
+    key = f"{classifier if isinstance(classifier, str) else classifier[0]}.weight"
+    weights = shapes.native_state_dict(read_weights(path))
+    return len(weights[key]) if key in weights else shapes.num_classes
 
 
 def _default_names(count: int) -> list[str]:

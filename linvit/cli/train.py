@@ -24,6 +24,8 @@ from linvit.tasks.checkpoints import (
 
 RECIPE = "recipe.yaml"
 FORMAT = 1
+SAME = ("seed", "model", "task", "data")
+FREE = {"root", "num_workers"}
 
 
 def train(
@@ -46,10 +48,10 @@ def train(
     folder = Path(values["folder"])
     last = folder / "checkpoints" / "last.ckpt"
     checkpoint = _start_point(folder, last, resume)
-    if checkpoint:
-        _check_same_run(checkpoint, values)
 
     def prepare(cli: RecipeCLI) -> dict[str, Any]:
+        if checkpoint:
+            _check_same_run(checkpoint, cli.resolved(), folder)
         keeper = RunFolder(folder, _about(cli), _monitor(cli), prints and not sys.stdout.isatty())
         bars = [RichProgressBar(leave=True)] if prints and sys.stdout.isatty() else []
         return {
@@ -96,17 +98,19 @@ def _start_point(folder: Path, last: Path, resume: bool) -> dict[str, Any] | Non
     return None
 
 
-def _check_same_run(checkpoint: dict[str, Any], values: dict[str, Any]) -> None:
+def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: Path) -> None:
+    """Network, task, data and seed of a run stay; trainer, optimizer and schedule may change when it goes on."""
     about = checkpoint.get("linvit")
     if about is None:
-        raise ValueError("The last checkpoint was not written by `linvit train`: choose another folder with folder=…")
-    for group in ("model", "data"):
-        ours, theirs = values.get(group) or {}, about["recipe"][group]
-        for key in ours:
-            if key in theirs and ours[key] != theirs[key]:
+        raise ValueError(f"{folder} was not written by `linvit train`: choose another folder with folder=…")
+    for group in SAME:
+        before, now = ({group: held} if group == "seed" else held for held in (about["recipe"][group], recipe[group]))
+        for key in sorted({*before, *now} - FREE):
+            if before.get(key) != now.get(key):
+                path = group if group == "seed" else f"{group}.{key}"
                 raise ValueError(
-                    f"The run to go on with has {group}.{key} {theirs[key]!r}, but the recipe says {ours[key]!r}:"
-                    " change it back, or choose another folder with folder=…"
+                    f"The run in {folder} has {path} {before.get(key)!r}, but the recipe says {now.get(key)!r}:"
+                    " change it back to go on, or choose another folder with folder=…"
                 )
 
 

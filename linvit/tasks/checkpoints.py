@@ -152,7 +152,8 @@ class StopSafely(Callback):
         self.requested = False
         self._before: Callable[..., Any] | int | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    # not earlier: what Lightning finds set when it starts it sets again at the end
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._request)
 

@@ -34,6 +34,7 @@ class Classification(lightning.LightningModule):
         mix_switch: Share of CutMix among the mixed batches where both are on.
         ema_decay: Decay a step of the weights' exponential moving average; null for no average.
         ema_warmup: The decay rises from 0 to ema_decay, 1 − (1 + step)^(−2/3), so that short runs average too.
+        channels_last: Keeps the channels of weights and images innermost in memory, which convolutions like.
         seed: Stochastic depth and mixing of step n are drawn from (seed, n, process).
 
     Raises ValueError for a model that is unknown to timm or contradicts the data.
@@ -51,12 +52,14 @@ class Classification(lightning.LightningModule):
         mix_switch: float = 0.5,
         ema_decay: float | None = None,
         ema_warmup: bool = True,
+        channels_last: bool = False,
         optimizer: Optimizer | None = None,
         schedule: Schedule | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.network = build_network(model, num_classes, channels)
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.network = build_network(model, num_classes, channels).to(memory_format=self.memory_format)
         self.ema = ModelEmaV3(self.network, decay=ema_decay, use_warmup=ema_warmup) if ema_decay else None
         self.optimizer = optimizer or Optimizer()
         self.schedule = schedule or Schedule()
@@ -78,7 +81,7 @@ class Classification(lightning.LightningModule):
         return {"raw": self.network, "ema": self.ema.module} if self.ema else {"raw": self.network}
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.network(images)
+        return self.network(images.contiguous(memory_format=self.memory_format))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         trainer = self.trainer
@@ -108,7 +111,7 @@ class Classification(lightning.LightningModule):
         if self.mix:
             even = len(targets) // 2 * 2  # Mixup pairs images; an unreadable one can leave an odd batch
             images, targets = self.mix(images[:even].clone(), targets[:even])
-        loss = self.loss(self.network(images), targets)
+        loss = self.loss(self(images), targets)
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"The loss became {loss.item()} at step {self.global_step}, so training stopped and the checkpoints"
@@ -131,6 +134,7 @@ class Classification(lightning.LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, targets = batch
         self.images.update(len(targets))
+        images = images.contiguous(memory_format=self.memory_format)
         for kind, network in self.networks().items():
             logits = network(images)
             measures = self.measures[kind]
@@ -168,9 +172,7 @@ def build_network(model: dict[str, Any], num_classes: int, channels: int) -> nn.
             raise ValueError(
                 f"model.{key} is {arguments[key]} but the data has {given}: remove model.{key}, the data sets it."
             )
-    if not timm.is_model(name) and ":" not in name:
-        near = difflib.get_close_matches(name, timm.list_models(), n=1, cutoff=0.0)
-        raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? `linvit models` lists the names.")
+    check_model(name)
     try:
         return timm.create_model(name, **arguments)
     except TypeError as error:
@@ -180,6 +182,13 @@ def build_network(model: dict[str, Any], num_classes: int, channels: int) -> nn.
             raise
         near = difflib.get_close_matches(unknown[2], inspect.signature(owner).parameters, n=1, cutoff=0.0)
         raise ValueError(f"{name} has no argument {unknown[2]!r}: did you mean 'model.{near[0]}'?") from error
+
+
+def check_model(name: str) -> None:
+    """Raises ValueError, offering the nearest name, for a model that timm does not know."""
+    if not timm.is_model(name) and ":" not in name:
+        near = difflib.get_close_matches(name, timm.list_models(), n=1, cutoff=0.0)
+        raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? `linvit models` lists ours.")
 
 
 def _mixing(

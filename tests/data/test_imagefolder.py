@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linvit.data import ImageFolder
+
+
+def fill(folder, count=3, size=(50, 40), mode="RGB"):
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        pixels = generator.integers(0, 255, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).convert(mode).save(folder / f"{number}.png")
+
+
+@pytest.fixture
+def root(tmp_path):
+    for part in ("train", "val"):
+        for name in ("zebra", "ant"):
+            fill(tmp_path / part / name)
+    return tmp_path
+
+
+def source(root, **options):
+    return ImageFolder(str(root), size=32, batch_size=4, num_workers=0, **options)
+
+
+def test_classes_are_the_sorted_folders(root):
+    data = source(root)
+    assert data.class_names == ["ant", "zebra"]
+    images, targets = zip(*data.val_dataloader(), strict=True)
+    assert torch.cat(images).shape == (6, 3, 32, 32)
+    assert torch.cat(targets).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_training_augments_and_repeats_exactly(root):
+    loader = source(root).train_dataloader()
+    one, two = next(iter(loader))[0], next(iter(loader))[0]
+    assert torch.equal(one, two)
+    loader.sampler.set_epoch(1)
+    loader.reached = (0, 0)
+    assert not torch.equal(one, next(iter(loader))[0])
+
+
+def test_grey_images_train_with_every_augmentation(root):
+    images, _ = next(iter(source(root, channels=1).train_dataloader()))
+    assert images.shape == (4, 1, 32, 32)
+
+
+def test_folders_named_by_numbers_are_class_indices(tmp_path):
+    for name in range(12):
+        fill(tmp_path / "val" / str(name), count=1)
+    data = source(tmp_path)
+    assert data.class_names == [str(number) for number in range(12)]
+    targets = torch.cat([targets for _, targets in data.val_dataloader()])
+    assert targets.tolist() == list(range(12))
+
+
+def test_class_folders_alone_do_for_evaluation(root):
+    assert len(source(root / "val").val_set()) == 6
+    with pytest.raises(ValueError, match=r"has no train/ in it"):
+        source(root / "val").train_dataloader()
+
+
+def test_a_height_and_a_width(root):
+    data = ImageFolder(str(root), size=(32, 48), batch_size=2, num_workers=0)
+    assert next(iter(data.val_dataloader()))[0].shape == (2, 3, 32, 48)
+    assert next(iter(data.train_dataloader()))[0].shape == (2, 3, 32, 48)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"data folder .*nowhere does not exist: set data\.root"):
+        source(tmp_path / "nowhere")
+
+
+def test_an_empty_class_folder_is_named(root):
+    (root / "train" / "mole").mkdir()
+    with pytest.raises(ValueError, match=r"class folder .*mole has no image files"):
+        source(root).train_dataloader()
+
+
+def test_a_class_unknown_to_training_is_named(root):
+    fill(root / "val" / "mole")
+    with pytest.raises(ValueError, match=r"'mole', but the 2 classes known here are ant, zebra"):
+        source(root).val_dataloader()
+
+
+def test_a_folder_without_classes_is_named(tmp_path):
+    (tmp_path / "train").mkdir()
+    with pytest.raises(ValueError, match="has no class folders"):
+        source(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_corrupt_image_stops_with_its_name_alone(root, workers):
+    (root / "val" / "ant" / "1.png").write_bytes(b"broken")
+    data = ImageFolder(str(root), size=32, batch_size=4, num_workers=workers)
+    with pytest.raises(ValueError, match=r"^\S*val/ant/1\.png is not a readable image[^\n]*$"):
+        list(data.val_dataloader())

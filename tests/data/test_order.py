@@ -1,0 +1,90 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+
+
+class Noise(Dataset):
+    """Everything a transform can draw from."""
+
+    def __getitem__(self, index):
+        drawn = torch.rand(1).item() + np.random.rand() + random.random()
+        return torch.tensor([index, drawn], dtype=torch.float64), index
+
+    def __len__(self):
+        return 20
+
+
+def batches(epoch=0, reached=(0, 0), workers=0, seed=0):
+    order = ShuffledOrder(20, seed)
+    loader = ResumableBatches(
+        Augmented(Noise(), seed), sampler=order, reached=reached, batch_size=4, num_workers=workers, drop_last=True
+    )
+    order.set_epoch(epoch)
+    return loader
+
+
+def drawn(loader):
+    return torch.stack([images for images, _ in loader])
+
+
+def test_order_and_noise_depend_on_seed_and_epoch_alone():
+    first = drawn(batches())
+    assert torch.equal(first, drawn(batches()))
+    assert sorted(first[..., 0].flatten().tolist()) == list(range(20))
+    assert not torch.equal(first, drawn(batches(epoch=1)))
+    assert not torch.equal(first, drawn(batches(seed=1)))
+
+
+def test_worker_processes_change_nothing():
+    assert torch.equal(drawn(batches()), drawn(batches(workers=2)))
+
+
+def test_an_epoch_goes_on_in_its_middle_and_the_next_starts_at_its_beginning():
+    loader = batches(epoch=3, reached=(3, 2))
+    assert torch.equal(drawn(loader), drawn(batches(epoch=3))[2:])
+    assert loader.reached == (3, 5)
+    loader.sampler.set_epoch(4)
+    assert torch.equal(drawn(loader), drawn(batches(epoch=4)))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_processes_share_every_image_without_padding(monkeypatch, world):
+    shares = []
+    for rank in range(world):
+        monkeypatch.setattr("linvit.data.order._share", lambda rank=rank: (rank, world))
+        assert len(list(PlainOrder(20))) == len(PlainOrder(20))
+        shares += list(PlainOrder(20))
+    assert sorted(shares) == list(range(20))
+
+
+def test_two_processes_see_the_batches_of_one(monkeypatch):
+    whole = [index for _, index in ShuffledOrder(20, 0)]
+    for rank in range(2):
+        monkeypatch.setattr("linvit.data.order._share", lambda rank=rank: (rank, 2))
+        assert [index for _, index in ShuffledOrder(20, 0)] == whole[rank::2]
+
+
+class SomeCorrupt(Dataset):
+    def __getitem__(self, index):
+        return f"file {index} is broken." if index in (2, 5) else (torch.zeros(1), index)
+
+    def __len__(self):
+        return 8
+
+
+def test_corrupt_images_are_named_and_left_out_up_to_the_limit(capsys):
+    loader = Batches(SomeCorrupt(), batch_size=4, max_corrupt=2)
+    assert torch.cat([targets for _, targets in loader]).tolist() == [0, 1, 3, 4, 6, 7]
+    assert torch.cat([targets for _, targets in loader]).tolist() == [0, 1, 3, 4, 6, 7]
+    assert capsys.readouterr().out.splitlines() == ["Left out: file 2 is broken.", "Left out: file 5 is broken."]
+
+
+@pytest.mark.parametrize(("limit", "file"), [(0, 2), (1, 5)])
+def test_one_corrupt_image_too_many_stops(limit, file):
+    with pytest.raises(ValueError, match=f"^file {file} is broken"):
+        list(Batches(SomeCorrupt(), batch_size=4, max_corrupt=limit))

@@ -1,0 +1,65 @@
+import pytest
+import torch
+from timm.data import Mixup
+from torch import nn
+
+from linvit.tasks import Classification
+
+NANO = {"name": "ravlt_nano"}
+
+
+def test_network_takes_its_head_and_stem_from_the_data():
+    task = Classification({**NANO, "drop_path_rate": 0.1}, num_classes=7, channels=1)
+    assert task(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
+
+
+def test_networks_are_raw_and_ema():
+    assert list(Classification(NANO, 10).networks()) == ["raw"]
+    task = Classification(NANO, 10, ema_decay=0.9)
+    assert list(task.networks()) == ["raw", "ema"]
+    assert not task.networks()["ema"].training
+
+
+def test_ema_rises_from_the_first_weights_with_warm_up():
+    task = Classification(NANO, 10, ema_decay=0.9)
+    with torch.no_grad():
+        for parameter in task.network.parameters():
+            parameter.add_(1.0)
+    task.ema.update(task.network, step=1)
+    for raw, averaged in zip(task.network.parameters(), task.ema.module.parameters(), strict=True):
+        torch.testing.assert_close(averaged, raw)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [({}, nn.CrossEntropyLoss), ({"label_smoothing": 0.1}, "LabelSmoothing"), ({"mixup": 0.8}, "SoftTarget")],
+)
+def test_loss_follows_the_recipe(options, kind):
+    task = Classification(NANO, 10, **options)
+    assert kind in type(task.loss).__name__ if isinstance(kind, str) else isinstance(task.loss, kind)
+    assert isinstance(task.mix, Mixup) == ("mixup" in options)
+
+
+def test_channels_last_computes_the_same():
+    images = torch.randn(2, 3, 32, 32)
+    torch.manual_seed(0)
+    plain = Classification(NANO, 10).eval()
+    torch.manual_seed(0)
+    last = Classification(NANO, 10, channels_last=True).eval()
+    assert last.network.stem[0].weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(last(images), plain(images), rtol=1e-4, atol=1e-5)
+
+
+def test_two_headed_models_give_one_tensor_and_train():
+    task = Classification({"name": "care_nano"}, 10).train()
+    logits = task(torch.randn(2, 3, 32, 32))
+    assert logits.shape == (2, 10)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in task.network.parameters())
+
+
+def test_every_recipe_argument_is_documented():
+    import inspect
+
+    for name in set(inspect.signature(Classification).parameters) - {"optimizer", "schedule"}:
+        assert f"        {name}: " in Classification.__doc__, name

@@ -1,0 +1,53 @@
+import math
+
+import pytest
+import timm
+import torch
+
+from linvit.tasks.optimization import Optimizer, Schedule
+
+
+@pytest.fixture
+def network():
+    return timm.create_model("ravlt_nano", num_classes=10)
+
+
+def rates(schedule, steps=100, per_epoch=10):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    built = schedule.build(optimizer, steps, per_epoch)
+    out = []
+    for step in range(steps + 1):
+        built.step_update(step)
+        out.append(optimizer.param_groups[0]["lr"])
+    return out
+
+
+def test_warm_up_is_linear_and_cosine_runs_underneath_it():
+    values = rates(Schedule(warmup_epochs=2, warmup_lr=0.0, min_lr=0.1))
+    assert values[:20] == pytest.approx([step / 20 for step in range(20)])
+    assert values[50] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 0.5)) / 2)
+    assert values[100] == pytest.approx(0.1)
+
+
+def test_warm_up_can_come_first():
+    values = rates(Schedule(warmup_epochs=2, warmup_lr=0.0, min_lr=0.1, warmup_first=True))
+    assert values[20] == pytest.approx(1.0)
+    assert values[60] == pytest.approx(0.1 + 0.9 / 2)
+
+
+def test_learning_rate_scales_with_the_global_batch(network):
+    assert Optimizer(lr=5e-4, lr_batch=512).build(network, 1024).param_groups[0]["lr"] == pytest.approx(1e-3)
+    assert Optimizer(lr=5e-4).build(network, 1024).param_groups[0]["lr"] == pytest.approx(5e-4)
+
+
+def test_only_matrices_decay(network):
+    groups = Optimizer(weight_decay=0.05).build(network, 64).param_groups
+    for group in groups:
+        assert all((parameter.ndim > 1) == (group["weight_decay"] > 0) for parameter in group["params"])
+    held = sum(len(group["params"]) for group in groups)
+    assert held == len(list(network.parameters()))
+
+
+def test_unknown_optimizer_is_refused(network):
+    with pytest.raises(ValueError, match="Unknown optimizer 'adamv'.*adamw"):
+        Optimizer(name="adamv").build(network, 64)

@@ -1,0 +1,48 @@
+"""A recipe that trains in seconds, and what tests read from the folder it leaves."""
+
+import csv
+from pathlib import Path
+
+import torch
+import yaml
+
+TINY = {
+    "seed": 3,
+    "model": {"name": "ravlt_nano", "drop_path_rate": 0.2},
+    "task": {"name": "classification", "label_smoothing": 0.1, "mixup": 0.2, "cutmix": 0.5, "ema_decay": 0.9},
+    "optimizer": {"lr": 1e-3},
+    "schedule": {"warmup_epochs": 1},
+    "data": {"name": "digits", "batch_size": 16, "max_shift": 2},
+    "trainer": {"max_epochs": 4, "accelerator": "cpu", "limit_train_batches": 3, "limit_val_batches": 2},
+}
+
+
+def write_recipe(folder: Path, **groups) -> Path:
+    """TINY with groups merged over it, as folder/tiny.yaml; the run goes to folder/run."""
+    values = {**TINY, "folder": str(folder / "run")}
+    for group, value in groups.items():
+        values[group] = {**values.get(group, {}), **value} if isinstance(value, dict) else value
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def content(run: Path, name: str = "last") -> dict:
+    return torch.load(run / "checkpoints" / f"{name}.ckpt", weights_only=True)
+
+
+def curve(run: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv without the column that depends on the clock."""
+    with open(run / "metrics.csv") as file:
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+
+
+def differing(run: Path, other: Path) -> list[str]:
+    """Which tensors of weights, moving average and optimizer of the last checkpoints are not equal bit for bit."""
+    ours, theirs = content(run), content(other)
+    pairs = [(key, value, theirs["state_dict"][key]) for key, value in ours["state_dict"].items()]
+    states = (held["optimizer_states"][0]["state"] for held in (ours, theirs))
+    for number, (one, two) in enumerate(zip(*(state.values() for state in states), strict=True)):
+        pairs += [(f"{number}.{key}", one[key], two[key]) for key in one]
+    assert len(pairs) > 500
+    return [name for name, one, two in pairs if not torch.equal(one, two)]
