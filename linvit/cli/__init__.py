@@ -1,4 +1,4 @@
-"""The command line: `linvit train | eval | predict | convert | models`.
+"""The command line: `linvit train | eval | predict | convert | models | demo`.
 
 What a user can get wrong ends in one sentence on stderr and exit code 2; `--debug` shows where it came from.
 Heavy imports wait until a command needs them.
@@ -186,10 +186,23 @@ def _models(options: argparse.Namespace) -> int:
     return 0
 
 
+def _demo_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--recipes", type=Path, default=Path("recipes/demo"), help="folder of recipes (recipes/demo)")
+    command.add_argument("--folder", type=Path, default=Path("runs/demo"), help="where runs and page go (runs/demo)")
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from linvit.cli.demo import demo
+
+    demo(options.recipes, options.folder)
+    return 0
+
+
 COMMANDS = {
     "train": (_train_arguments, _train, "Train what a recipe says, into a folder; stop and go on at any time."),
     "eval": (_eval_arguments, _eval, "Measure top-1 and top-5 of a run, every image once."),
     "predict": (_predict_arguments, _predict, "Name the classes of image files."),
     "convert": (_convert_arguments, _convert, "Turn released weights into a file that timm reads."),
+    "demo": (_demo_arguments, _demo, "Train four small networks on real digits and write a page to look at."),
     "models": (_models_arguments, _models, "List the models with size, cost and published accuracy."),
 }

@@ -25,13 +25,14 @@ from linvit.tasks.checkpoints import LAST, replacing
 RESULTS, PAGE = "results.json", "report.html"
 SHOWN_IMAGES = 5
 SPECTRUM_IMAGES = 64
-ABOUT = """Same seed, same budget of {epochs} epochs, {height}×{width} px. The data are the 1,797 handwritten digits that
-ship with scikit-learn; accuracy is on the {count} held out, after the last epoch. A pattern has one letter a stage: L linear
-attention, S softmax attention, C strip convolutions. MACs count convolutions and linear layers, as the papers do; the
-products inside the attention come on top. Images a second: inference, batches of 64, {threads} CPU threads, float32.
-Differences of a few images between networks of this size say nothing about the mechanisms."""
-ABOUT_SCORES = """One query's row of the score matrix in each network's first attention, mean over heads; red positive, blue
-negative, each map on its own scale. Under each name: the grid of tokens."""
+ABOUT = """Same seed, same budget of {epochs} epochs, {height}×{width} px. The data are the 1,797 handwritten digits
+that ship with scikit-learn; accuracy is on the {count} held out, after the last epoch. A pattern has one
+letter a stage: L linear attention, S softmax attention, C strip convolutions. MACs count convolutions
+and linear layers, as the papers do; the products inside the attention come on top. Images a second:
+inference, batches of 64, {threads} CPU threads, float32. Differences of a few images between networks of
+this size say nothing about the mechanisms."""
+ABOUT_SCORES = """One query's row of the score matrix in each network's first attention, mean over heads; red positive,
+blue negative, each map on its own scale. Under each name: the grid of tokens."""
 ABOUT_SPECTRUM = """Tokens × head width, for each image and head, over the largest; mean over {count} images and all heads,
 before the local term and the modulation. A fast fall means outputs of low rank."""
 
@@ -46,7 +47,7 @@ def demo(recipes: Path, folder: Path) -> None:
     Raises:
         ValueError: if there are no recipes.
     """
-    found = sorted(recipes.glob("*.yaml"))
+    found = sorted(recipes.glob("*_nano_digits.yaml"))
     if not found:
         raise ValueError(
             f"The folder {recipes} holds no recipes: run the demo from a checkout, or name it with --recipes."
