@@ -33,8 +33,8 @@ inference, batches of 64, {threads} CPU threads, float32. Differences of a few i
 this size say nothing about the mechanisms."""
 ABOUT_SCORES = """One query's row of the score matrix in each network's first attention, mean over heads; red positive,
 blue negative, each map on its own scale. Under each name: the grid of tokens."""
-ABOUT_SPECTRUM = """Tokens × head width, for each image and head, over the largest; mean over {count} images and all heads,
-before the local term and the modulation. A fast fall means outputs of low rank."""
+ABOUT_SPECTRUM = """Tokens × head width, for each image and head, over the largest; mean over {count} images and all
+heads, before the local term and the modulation. A fast fall means outputs of low rank."""
 
 
 def demo(recipes: Path, folder: Path) -> None:

@@ -1,0 +1,35 @@
+import pytest
+from matplotlib.figure import Figure
+
+from linvit.analysis import report
+
+
+def test_page_holds_everything_in_one_file(tmp_path):
+    figure = Figure(figsize=(1, 1))
+    figure.subplots().plot([1, 2])
+    parts = [
+        report.table([{"model": "<b>", "top1": "99 %"}]),
+        report.picture(figure, "a curve"),
+        report.paragraph("x < y"),
+    ]
+    report.write_page(tmp_path / "page.html", "Title", [("Section", parts)])
+    page = (tmp_path / "page.html").read_text()
+    assert "<h1>Title</h1>" in page
+    assert "<td>&lt;b&gt;</td><td>99 %</td>" in page
+    assert "x &lt; y" in page
+    assert 'src="data:image/svg+xml;base64,' in page
+    assert "http" not in page
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def sections():
+        yield "one", ["fine"]
+        raise RuntimeError("a figure failed")
+
+    with pytest.raises(RuntimeError, match="a figure failed"):
+        report.write_page(path, "Title", sections())
+    assert path.read_text() == "old"

@@ -1,0 +1,50 @@
+"""The README's code runs, and its table is what the package computes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from linvit.cli import COMMANDS
+from linvit.cli.models import describe
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.strip().splitlines()[0])
+def test_python_blocks_run(code):
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_shell_blocks_name_existing_commands_recipes_and_goals():
+    lines = [line.split("#")[0].split() for block in blocks("sh") for line in block.splitlines() if line.strip()]
+    assert len(lines) > 5
+    goals = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    for words in lines:
+        assert words[1] in (COMMANDS if words[0] == "linvit" else goals)
+        for word in words:
+            if word.startswith("recipes/"):
+                assert (ROOT / word).is_file()
+
+
+def test_table_is_what_the_package_computes():
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\w+) \| ([\d,]+) \| ([\d.]+) G \| ([\d.]+) G \| ([\d.]+) % \|", README, re.MULTILINE
+    )
+    assert len(rows) == 11
+    for name, pattern, parameters, macs, attention, published in rows:
+        model = describe(name)
+        assert pattern == model["pattern"]
+        assert parameters == f"{model['parameters']:,}"
+        assert macs == f"{model['macs'] / 1e9:.2f}"
+        assert attention == f"{model['macs_attention'] / 1e9:.2f}"
+        assert float(published) == model["published_top1"]
+
+
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 150
