@@ -82,7 +82,10 @@ def _train(options: argparse.Namespace) -> int:
     from linvit.cli.train import train
 
     folder = train(options.recipe, overrides, options.resume)
-    print(f"Done: {folder}/checkpoints holds best.ckpt and last.ckpt, {folder}/metrics.csv the curves.")
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+    if rank_zero_only.rank == 0:
+        print(f"Done: {folder}/checkpoints holds best.ckpt and last.ckpt, {folder}/metrics.csv the curves.")
     return 0
 
 

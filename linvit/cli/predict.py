@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from linvit.data.images import CorruptImageError, Preprocessing, open_image
 from linvit.tasks.checkpoints import replacing
 
 BATCH = 32
+UNBOUND = 1000  # columns: no terminal, so nothing to wrap for
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def show(predictions: list[Prediction]) -> None:
     for prediction in predictions:
         pairs = zip(prediction.classes, prediction.probabilities, strict=True)
         table.add_row(prediction.image, ", ".join(f"{name} {100 * value:.1f} %" for name, value in pairs))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else UNBOUND).print(table)
 
 
 def check_output(path: str | Path) -> Path:

@@ -200,10 +200,12 @@ def check_keys(values: dict[str, Any], known: set[str], prefix: str = "") -> Non
 
 
 def _nearest(name: object, known: Iterable[str]) -> str:
+    """` Did you mean …?` by the whole key, or by its last part where that stands in another group."""
     known = list(known)
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    part = str(name).rpartition(".")[2]
     last = {key.rpartition(".")[2]: key for key in known}
-    near = near or [last[key] for key in difflib.get_close_matches(str(name).rpartition(".")[2], last, n=1)]
+    near = difflib.get_close_matches(str(name), known, n=1)
+    near = near or [last[found] for found in difflib.get_close_matches(part, last, n=1)]
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

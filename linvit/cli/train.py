@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from linvit.cli.recipe import RecipeCLI, read_recipe
 from linvit.tasks.checkpoints import (
@@ -64,8 +65,9 @@ def train(
         }
 
     cli = RecipeCLI(values, prepare)
-    with replacing(folder / RECIPE) as temporary:
-        temporary.write_text(yaml.safe_dump(cli.resolved(), sort_keys=False, allow_unicode=True))
+    if rank_zero_only.rank == 0:
+        with replacing(folder / RECIPE) as temporary:
+            temporary.write_text(yaml.safe_dump(cli.resolved(), sort_keys=False, allow_unicode=True))
     try:
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=last if checkpoint else None)
     except RunStoppedError:
@@ -91,7 +93,7 @@ def _start_point(folder: Path, last: Path, resume: bool) -> dict[str, Any] | Non
         raise ValueError(f"The run's folder {folder} is a file: choose another with folder=…")
     if resume:
         return read_checkpoint(last) if last.exists() else None
-    if folder.is_dir() and any(folder.iterdir()):
+    if rank_zero_only.rank == 0 and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
             f"The run's folder {folder} is not empty: go on with --resume, or choose another folder with folder=…"
         )

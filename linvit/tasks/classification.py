@@ -61,6 +61,8 @@ class Classification(lightning.LightningModule):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.network = build_network(model, num_classes, channels).to(memory_format=self.memory_format)
         self.ema = ModelEmaV3(self.network, decay=ema_decay, use_warmup=ema_warmup) if ema_decay else None
+        if self.ema:
+            self.ema.requires_grad_(False)  # else DDP waits for their gradients
         self.optimizer = optimizer or Optimizer()
         self.schedule = schedule or Schedule()
         self.seed = seed

@@ -30,7 +30,7 @@ def test_images_have_the_size_and_channels_asked_for(size, channels):
 def test_pixels_are_those_of_the_originals():
     source = Digits(size=32)
     images = torch.cat([source.train_set().images, source.val_set().images]) * STD + MEAN
-    assert -1e-5 <= images.min()
+    assert images.min() >= -1e-5
     assert images.max() <= 1 + 1e-5
     assert images.mean() == pytest.approx(load_digits().data.mean() / 16, abs=1e-4)
 

@@ -11,7 +11,7 @@ GREY = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_mode_becomes_grey_or_rgb_with_the_same_brightness(tmp_path, mode, channels):
     if mode.startswith("I"):
-        image = Image.fromarray((GREY.astype(np.uint16) * 257))
+        image = Image.fromarray(GREY.astype(np.uint16) * 257)
     else:
         image = Image.fromarray(GREY).convert(mode)
     path = tmp_path / f"image.{'tiff' if mode == 'CMYK' else 'png'}"
@@ -41,7 +41,7 @@ def test_transform_resizes_any_image_to_the_input():
 
 
 def test_too_small_and_odd_channels_are_refused():
-    with pytest.raises(ValueError, match="31×64 px.*at least 32×32"):
+    with pytest.raises(ValueError, match=r"31×64 px.*at least 32×32"):
         Preprocessing((31, 64), (0.5,) * 3, (0.5,) * 3)
     with pytest.raises(ValueError, match=r"4 channels.*set data\.channels to 1 or 3"):
         Preprocessing((32, 32), (0.5,) * 4, (0.5,) * 4)

@@ -18,6 +18,7 @@ def test_networks_are_raw_and_ema():
     task = Classification(NANO, 10, ema_decay=0.9)
     assert list(task.networks()) == ["raw", "ema"]
     assert not task.networks()["ema"].training
+    assert not any(parameter.requires_grad for parameter in task.networks()["ema"].parameters())
 
 
 def test_ema_rises_from_the_first_weights_with_warm_up():

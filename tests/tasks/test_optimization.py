@@ -49,5 +49,5 @@ def test_only_matrices_decay(network):
 
 
 def test_unknown_optimizer_is_refused(network):
-    with pytest.raises(ValueError, match="Unknown optimizer 'adamv'.*adamw"):
+    with pytest.raises(ValueError, match=r"Unknown optimizer 'adamv'.*adamw"):
         Optimizer(name="adamv").build(network, 64)

@@ -1,0 +1,237 @@
+"""What a user can get wrong: each ends in one clear sentence on stderr, exit code 2 and no traceback."""
+
+import pickle
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from tiny_run import write_recipe
+
+from linvit.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    assert main(["train", str(write_recipe(folder)), "trainer.max_epochs=1"]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must be refused and returns the sentence."""
+
+    def command(*arguments, lists=False):
+        assert main([str(argument) for argument in arguments]) == 2
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        lines = said.strip().splitlines()
+        assert lines[0].startswith("linvit: ")
+        assert lists or len(lines) == 1, said
+        return said
+
+    return command
+
+
+def test_unknown_model(refused, tmp_path):
+    said = refused("train", write_recipe(tmp_path), "model.name=ravlt_nanno")
+    assert "Unknown model 'ravlt_nanno': did you mean 'ravlt_nano'?" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_argument_of_the_model(refused, tmp_path):
+    said = refused("train", write_recipe(tmp_path), "model.drop_pth_rate=0.1")
+    assert "ravlt_nano has no argument 'drop_pth_rate': did you mean 'model.drop_path_rate'?" in said
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("task.lable_smoothing=0.1", "task.label_smoothing"),
+        ("trainer.max_epoch=3", "trainer.max_epochs"),
+        ("optimiser.lr=1e-3", "optimizer"),
+        ("data.batchsize=3", "data.batch_size"),
+        ("lr=1e-3", "optimizer.lr"),
+        ("sed=1", "seed"),
+        ("data.name=digit", "digits"),
+        ("task.name=clasification", "classification"),
+    ],
+)
+def test_unknown_recipe_key_or_name(refused, tmp_path, override, nearest):
+    said = refused("train", write_recipe(tmp_path), override)
+    assert f"Did you mean '{nearest}'?" in said
+
+
+@pytest.mark.parametrize("override", ["optimizer.lr=fast", "trainer.max_epochs=many", "data.size=[1", "optimizer=3"])
+def test_value_of_the_wrong_type(refused, tmp_path, override):
+    assert override.partition("=")[0] in refused("train", write_recipe(tmp_path), override)
+
+
+def test_override_without_a_value(refused, tmp_path):
+    assert "'trainer.max_epochs' has no value" in refused("train", write_recipe(tmp_path), "--trainer.max_epochs")
+
+
+def test_missing_and_broken_recipe(refused, tmp_path):
+    assert f"no recipe at {tmp_path / 'none.yaml'}" in refused("train", tmp_path / "none.yaml")
+    (tmp_path / "broken.yaml").write_text("model: {name: [")
+    assert "not valid YAML" in refused("train", tmp_path / "broken.yaml")
+
+
+def test_no_model(refused, tmp_path):
+    (tmp_path / "empty.yaml").write_text("data: {name: digits}\n")
+    assert "names no model" in refused("train", tmp_path / "empty.yaml", f"folder={tmp_path / 'run'}")
+
+
+def folder_recipe(tmp_path):
+    path = tmp_path / "folder.yaml"
+    path.write_text(
+        f"model: {{name: ravlt_nano}}\ndata: {{name: imagefolder, root: {tmp_path / 'data'}, size: 32, batch_size: 2,"
+        f" num_workers: 0}}\ntrainer: {{max_epochs: 1, accelerator: cpu}}\nfolder: {tmp_path / 'run'}\n"
+    )
+    return path
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Two classes, train and val, of pictures in every mode; data.root of folder_recipe."""
+    for part in ("train", "val"):
+        for name in ("ant", "zebra"):
+            folder = tmp_path / "data" / part / name
+            folder.mkdir(parents=True)
+            for mode in ("L", "RGBA", "P"):
+                Image.linear_gradient("L").resize((60, 40)).convert(mode).save(folder / f"{mode}.png")
+    return tmp_path / "data"
+
+
+def test_missing_data_folder(refused, tmp_path):
+    assert f"The data folder {tmp_path / 'data'} does not exist" in refused("train", folder_recipe(tmp_path))
+
+
+def test_empty_class_folder(refused, tmp_path, images):
+    (images / "train" / "mole").mkdir()
+    assert f"class folder {images / 'train' / 'mole'} has no image files" in refused("train", folder_recipe(tmp_path))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_corrupt_image_stops_training_with_its_name(refused, tmp_path, images, workers):
+    (images / "train" / "ant" / "L.png").write_bytes(b"broken")
+    said = refused("train", folder_recipe(tmp_path), f"data.num_workers={workers}", "data.batch_size=6")
+    assert f"{images / 'train' / 'ant' / 'L.png'} is not a readable image" in said
+
+
+def test_corrupt_images_are_left_out_up_to_the_limit_of_the_recipe(tmp_path, images, capsys):
+    (images / "train" / "ant" / "L.png").write_bytes(b"broken")
+    (images / "val" / "ant" / "L.png").write_bytes(b"broken")
+    assert main(["train", str(folder_recipe(tmp_path)), "data.max_corrupt=1", "data.batch_size=6"]) == 0
+    assert capsys.readouterr().out.count("Left out: ") == 2
+
+
+def test_images_of_other_modes_are_converted(tmp_path, images):
+    assert main(["train", str(folder_recipe(tmp_path))]) == 0
+
+
+def test_images_smaller_than_32_px(refused, tmp_path):
+    said = refused("train", write_recipe(tmp_path), "data.size=16")
+    assert "The image size is 16×16 px" in said
+    assert "at least 32×32 px" in said
+
+
+def test_wrong_channel_count(refused, tmp_path):
+    recipe = write_recipe(tmp_path)
+    assert "model.in_chans is 1 but the data has 3" in refused("train", recipe, "model.in_chans=1")
+    assert "model.num_classes is 7 but the data has 10" in refused("train", recipe, "model.num_classes=7")
+    assert "data.channels to 1 or 3" in refused("train", recipe, "data.channels=4")
+
+
+def test_a_checkpoint_of_another_model(refused, run, tmp_path):
+    torch.save(timm.create_model("mavit_nano", num_classes=10).state_dict(), tmp_path / "mavit.pth")
+    said = refused(
+        "eval", "--model", "care_nano", "--checkpoint", tmp_path / "mavit.pth", "--data", "digits", lists=True
+    )
+    assert "does not fit" in said
+    assert len(said.splitlines()) < 12
+    said = refused("train", run / "recipe.yaml", "--resume", "model.name=mavit_nano", "trainer.max_epochs=2")
+    assert "has model.name 'ravlt_nano', but the recipe says 'mavit_nano'" in said
+
+
+def test_a_truncated_checkpoint(refused, run, tmp_path):
+    path = tmp_path / "cut.ckpt"
+    path.write_bytes((run / "checkpoints" / "last.ckpt").read_bytes()[:100_000])
+    for command in (
+        ["eval", path],
+        ["predict", path, tmp_path],
+        ["eval", "--model", "ravlt_nano", "--checkpoint", path],
+    ):
+        assert "truncated" in refused(*command)
+
+
+class Bomb:
+    def __init__(self, fuse):
+        self.fuse = fuse
+
+    def __reduce__(self):
+        return open, (str(self.fuse), "w")
+
+
+def test_a_pickle_that_would_execute_code(refused, run, tmp_path):
+    path, fuse = tmp_path / "bomb.ckpt", tmp_path / "ran"
+    path.write_bytes(pickle.dumps({"state_dict": Bomb(fuse)}))
+    assert "could run code" in refused("eval", path)
+    assert "execute code" in refused("eval", "--model", "ravlt_nano", "--checkpoint", path)
+    assert not fuse.exists()
+
+
+def test_a_pickle_in_the_place_of_the_last_checkpoint(refused, tmp_path):
+    recipe = write_recipe(tmp_path)
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    last.parent.mkdir(parents=True)
+    last.write_bytes(pickle.dumps({"state_dict": Bomb(tmp_path / "ran")}))
+    assert "could run code" in refused("train", recipe, "--resume")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_loss_that_turns_nan(refused, tmp_path):
+    said = refused("train", write_recipe(tmp_path), "optimizer.lr=1e30", "schedule.warmup_lr=1e30")
+    assert "training stopped" in said or "no longer finite" in said
+    assert not list((tmp_path / "run").rglob("*.ckpt"))
+
+
+def test_a_folder_that_is_in_use(refused, run):
+    assert "is not empty: go on with --resume" in refused("train", run / "recipe.yaml")
+
+
+def test_nothing_to_measure_on_or_with(refused, run, tmp_path):
+    torch.save(timm.create_model("ravlt_nano", num_classes=10).state_dict(), tmp_path / "nano.pth")
+    given = ["--model", "ravlt_nano", "--checkpoint", tmp_path / "nano.pth"]
+    assert "--data digits or --data FOLDER" in refused("eval", *given)
+    assert "Nothing to read" in refused("eval")
+    assert "Two networks" in refused("eval", run, *given)
+    assert "--model needs --checkpoint" in refused("eval", "--model", "ravlt_nano")
+    assert "There is no checkpoint at" in refused("eval", tmp_path / "nowhere")
+    assert f"The folder {tmp_path} has no checkpoints/" in refused("eval", tmp_path)
+    assert "Unknown model" in refused("eval", "--model", "ravlt_nanno", "--checkpoint", tmp_path / "nano.pth")
+    assert "does not say which model" in refused("eval", tmp_path / "nano.pth")
+
+
+def test_classes_of_other_data(refused, run, images):
+    assert "The data has the class 'ant', but the network knows 0, 1, 2" in refused("eval", run, "--data", images)
+
+
+def test_nothing_to_predict(refused, run, tmp_path):
+    assert "nothing to predict" in refused("predict", run)
+    assert "no image or folder at" in refused("predict", run, tmp_path / "none.png")
+    assert "has no image files in it" in refused("predict", run, tmp_path)
+    assert "only .csv and .json" in refused("predict", run, tmp_path, "--output", "table.xls")
+
+
+def test_convert_and_models(refused, tmp_path):
+    assert "does not exist" in refused(
+        "convert", tmp_path / "no.pth", tmp_path / "o.safetensors", "--model", "ravlt_nano"
+    )
+    assert "Unknown family 'swin': the known ones are care, mavit, ravlt." in refused("models", "--family", "swin")
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    with pytest.raises(ValueError, match="no recipe at"):
+        main(["train", str(tmp_path / "none.yaml"), "--debug"])

@@ -1,0 +1,92 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from linvit.cli.recipe import RecipeCLI, merge, read_recipe
+from linvit.cli.train import train
+from linvit.tasks.classification import build_network
+
+ROOT = Path(__file__).parents[1]
+EVERY = sorted((ROOT / "recipes").rglob("*.yaml"))
+RECIPES = [path for path in EVERY if path.name != "base.yaml"]
+named = {"ids": lambda path: str(path.relative_to(ROOT / "recipes"))}
+
+
+def test_there_are_recipes_and_git_knows_them():
+    listed = subprocess.run(["git", "ls-files", "recipes"], cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = {line for line in listed.stdout.split() if line.endswith(".yaml")}
+    assert {str(path.relative_to(ROOT)) for path in EVERY} == tracked
+    assert len(RECIPES) >= 4
+
+
+@pytest.mark.parametrize("path", EVERY, **named)
+def test_header_says_what_it_reproduces_costs_and_how_to_run(path):
+    lines = path.read_text().splitlines()
+    header = lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
+    published = next(line for line in header if line.startswith("# published: "))
+    assert published.partition("ours: ")[2].strip()
+    assert any(line.startswith("# cost: ") for line in header)
+    run = next(line for line in header if line.startswith("# run:  "))
+    assert "linvit train recipes/" in run
+    assert path.name == "base.yaml" or str(path.relative_to(ROOT)) in run
+
+
+@pytest.mark.parametrize("path", RECIPES, **named)
+def test_recipe_is_accepted_and_builds_its_network(path):
+    cli = RecipeCLI(read_recipe(path), builds=False)
+    values = cli.resolved()
+    with torch.device("meta"):
+        network = build_network(values["model"], 10, 3)
+    assert network.num_classes == 10
+
+
+@pytest.mark.parametrize("path", RECIPES, **named)
+def test_resolved_recipe_is_a_recipe_that_says_the_same(path, tmp_path):
+    values = RecipeCLI(read_recipe(path), builds=False).resolved()
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(values))
+    assert RecipeCLI(read_recipe(copy), builds=False).resolved() == values
+
+
+@pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name == "demo"], **named)
+def test_demo_recipe_takes_two_steps(path, tmp_path):
+    few = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"]
+    run = train(path, [f"folder={tmp_path / 'run'}", *few], prints=False)
+    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_demo_recipes_differ_in_the_model_alone():
+    demo = [RecipeCLI(read_recipe(path), builds=False).resolved() for path in RECIPES if path.parent.name == "demo"]
+    models = [values.pop("model") for values in demo]
+    assert len({values.pop("folder") for values in demo}) == 4
+    assert all(values == demo[0] for values in demo)
+    assert len({str(model) for model in models}) == 4
+
+
+def test_overrides_win_over_the_recipe_and_the_recipe_over_its_base(tmp_path):
+    (tmp_path / "base.yaml").write_text("optimizer: {lr: 1e-3, weight_decay: 0.1}\ndata: {name: digits, size: 32}\n")
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("base: base.yaml\noptimizer: {lr: 2e-3}\n")
+    values = read_recipe(recipe, ["data.size=64", "trainer.max_epochs=3", "task.ema_decay=null"])
+    assert values["optimizer"] == {"lr": 2e-3, "weight_decay": 0.1}
+    assert values["data"] == {"name": "digits", "size": 64}
+    assert values["trainer"]["max_epochs"] == 3
+    assert values["task"]["ema_decay"] is None
+    assert values["folder"] == "runs/mine"
+
+
+def test_a_base_of_a_base_is_refused(tmp_path):
+    (tmp_path / "low.yaml").write_text("seed: 1\n")
+    (tmp_path / "base.yaml").write_text("base: low.yaml\n")
+    (tmp_path / "mine.yaml").write_text("base: base.yaml\n")
+    with pytest.raises(ValueError, match="only one level"):
+        read_recipe(tmp_path / "mine.yaml")
+
+
+def test_merge_leaves_both_sides_as_they_were():
+    below, above = {"a": {"b": 1}}, {"a": {"c": 2}}
+    assert merge(below, above) == {"a": {"b": 1, "c": 2}}
+    assert (below, above) == ({"a": {"b": 1}}, {"a": {"c": 2}})
