@@ -13,8 +13,6 @@ from safetensors.torch import load_file, save_file
 from timm.models import create_model
 from torch import nn
 
-import linvit.models  # noqa: F401  (registers the names that convert takes)
-
 
 def load_released(model: nn.Module, source: str | Path | Mapping) -> nn.Module:
     """Copy published weights into a network of ours, all of them or none.

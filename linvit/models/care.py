@@ -22,8 +22,6 @@ Pattern "CCLL" as released: strip convolutions in the first two stages, linear a
 published weights on a hub. The nano size is ours, for images of 32 to 64 px.
 """
 
-from functools import partial
-
 import torch
 from timm.layers import calculate_drop_path_rates, get_device_dtype
 from timm.models import (
@@ -32,11 +30,11 @@ from timm.models import (
     generate_default_cfgs,
     register_model,
 )
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from linvit.layers import CareBlock, PatchDownsample, PatchStem
-from linvit.models.family import imagenet_cfg, init_weights, renamed, stage_mixers, unwrapped, warn_of_pattern
+from linvit.models.backbone import Backbone
+from linvit.models.family import imagenet_cfg, renamed, stage_mixers, unwrapped, warn_of_pattern
 
 LETTERS = {"C": "strips", "L": "linear", "S": "softmax"}
 
@@ -78,9 +76,7 @@ class CareHead(nn.Module):
         self.fc = nn.Linear(width, num_classes, **dd) if num_classes > 0 else nn.Identity()
 
     def reset(self, width: int, num_classes: int, device=None, dtype=None) -> None:
-        """A new linear layer; the norm stays unless the width has changed, then it goes."""
-        if isinstance(self.norm, nn.LayerNorm) and self.norm.normalized_shape != (width,):
-            self.norm = nn.Identity()
+        """A new linear layer; the norm stays."""
         self.fc = nn.Linear(width, num_classes, device=device, dtype=dtype) if num_classes > 0 else nn.Identity()
         self.train(self.training)
 
@@ -91,7 +87,7 @@ class CareHead(nn.Module):
         return self.fc(x)
 
 
-class CARE(nn.Module):
+class CARE(Backbone):
     """Stem, four stages at strides 4, 8, 16, 32, pooling, and two heads whose logits are averaged.
 
     Args:
@@ -128,10 +124,10 @@ class CARE(nn.Module):
         device=None,
         dtype=None,
     ):
-        super().__init__()
+        channels = (*widths[:-1], widths[-1] * ratios[-1][1])
+        super().__init__(in_chans, num_classes, drop_rate, pattern, channels)
         dd = {"device": device, "dtype": dtype}
         mixers = stage_mixers(pattern, LETTERS)
-        self.num_classes, self.in_chans, self.drop_rate, self.pattern = num_classes, in_chans, drop_rate, pattern
         self.global_pool = _known_pool(global_pool)
         self.distilled_training = False
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
@@ -152,35 +148,11 @@ class CARE(nn.Module):
                 for i in range(len(widths))
             )
         )
-        self.num_features = self.head_hidden_size = widths[-1] * ratios[-1][1]
-        channels = (*widths[:-1], self.num_features)
-        self.feature_info = [
-            {"num_chs": width, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, width in enumerate(channels)
-        ]
+        self.final_conv = nn.Identity()
+        self.num_features = self.head_hidden_size = channels[-1]
         self.head = CareHead(self.num_features, num_classes, drop_rate, **dd)
         self.dist_head = CareHead(self.num_features, num_classes, drop_rate, **dd) if distillation else None
         self.init_weights(needs_reset=False)
-
-    def init_weights(self, needs_reset: bool = True) -> None:
-        """Draw all weights anew; needs_reset also resets norms and layer scales (after to_empty)."""
-        self.apply(partial(init_weights, needs_reset=needs_reset))
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Nothing beyond timm's rule for vectors, which the layer scales are."""
-        return set()
-
-    @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict:
-        """Groups for layer-wise learning rates."""
-        blocks = [(r"^stages\.(\d+)\.downsample", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None)]
-        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else blocks}
-
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute every block in the backward pass instead of keeping its activations."""
-        for stage in self.stages:
-            stage.grad_checkpointing = enable
 
     @torch.jit.ignore
     def set_distilled_training(self, enable: bool = True) -> None:
@@ -207,55 +179,12 @@ class CARE(nn.Module):
         """See checkpoint_filter_fn."""
         return checkpoint_filter_fn(state_dict, self)
 
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The outputs of the chosen stages, and the final features unless intermediates_only.
-
-        Args:
-            x: images.
-            indices: the last n stages for an int, all for None, else these stages.
-            norm: without effect; there is no norm after the last stage.
-            stop_early: leave out the stages after the last chosen one.
-            output_fmt: "NCHW".
-            intermediates_only: return the list alone.
-        """
-        if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")
-        taken, last = feature_take_indices(len(self.stages), indices)
-        intermediates = []
-        x = self.stem(x)
-        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
-            x = stage(x)
-            if i in taken:
-                intermediates.append(x)
-        return intermediates if intermediates_only else (x, intermediates)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop what the chosen stages do not need."""
-        taken, last = feature_take_indices(len(self.stages), indices)
-        shorter = last < len(self.stages) - 1
-        self.stages = self.stages[: last + 1]
-        if shorter:
-            self.num_features = self.feature_info[last]["num_chs"]
-        if prune_head or shorter:
-            self.reset_classifier(0, "")
-            self.head.norm = nn.Identity()
-            if self.dist_head is not None:
-                self.dist_head.norm = nn.Identity()
-        return taken
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Images (batch, in_chans, height, width) to the unpooled map (batch, num_features, height/32, width/32)."""
-        return self.stages(self.stem(x))
+    def remove_head(self) -> None:
+        """Leave nothing behind the unpooled map that has parameters."""
+        super().remove_head()
+        for head in (self.head, self.dist_head):
+            if head is not None:
+                head.norm = nn.Identity()
 
     def forward_head(self, x: Tensor, pre_logits: bool = False):
         """The unpooled map to logits, or to the mean of what the two classifiers read."""
@@ -267,10 +196,6 @@ class CARE(nn.Module):
                 return out, distilled
             out = (out + distilled) / 2
         return out if self.global_pool == "avg" else out.permute(0, 3, 1, 2)
-
-    def forward(self, x: Tensor):
-        """Images to logits (batch, num_classes); a pair of them while training with set_distilled_training(True)."""
-        return self.forward_head(self.forward_features(x))
 
 
 def _known_pool(global_pool: str) -> str:
@@ -333,7 +258,7 @@ def _create(variant: str, pretrained: bool, **kwargs) -> CARE:
 
 @register_model
 def care_nano(pretrained: bool = False, **kwargs) -> CARE:
-    """CARE of 0.4 M parameters for images of 32 to 64 px."""
+    """CARE of 0.4 M parameters (without the classifiers) for images of 32 to 64 px."""
     args = {
         "widths": (32, 48, 64, 96),
         "depths": (1, 1, 2, 2),

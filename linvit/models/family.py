@@ -1,11 +1,10 @@
-"""What every family needs: pattern of mechanisms, initial weights, timm configuration, released checkpoints."""
+"""What every family needs: pattern of mechanisms, timm configuration, released checkpoints."""
 
 import re
 import warnings
 from collections.abc import Iterable, Mapping
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import trunc_normal_
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
@@ -26,21 +25,6 @@ def stage_mixers(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...]:
         known = ", ".join(f"{letter} = {mixer}" for letter, mixer in letters.items())
         raise ValueError(f"pattern is {pattern!r}, expected four letters out of ({known}): give one for each stage")
     return tuple(letters[letter] for letter in pattern)
-
-
-def init_weights(module: nn.Module, needs_reset: bool) -> None:
-    """Initialise one module as released: weights from a normal of 0.02 cut at ±2, biases 0; to be applied to all.
-
-    Args:
-        module: any module of a network.
-        needs_reset: whether norms and layer scales, right since their construction, are set again.
-    """
-    if isinstance(module, nn.Conv2d | nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif needs_reset and hasattr(module, "reset_parameters"):
-        module.reset_parameters()
 
 
 def imagenet_cfg(**kwargs) -> dict:

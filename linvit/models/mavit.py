@@ -39,6 +39,7 @@ _FINAL_WIDTHS = {"nano": 128, "tiny": 2048, "small": 2048, "base": 2048, "large"
 
 
 def _released(size: str) -> dict:
+    # The authors name the hub repository but none of its files; these names follow those of their RAVLT files.
     return imagenet_cfg(hf_hub_id="aldjalkdf/MAViT", hf_hub_filename=f"MAViT_{size}.pth")
 
 
@@ -65,7 +66,7 @@ def _create(variant: str, pretrained: bool, **kwargs) -> MAViT:
 
 @register_model
 def mavit_nano(pretrained: bool = False, **kwargs) -> MAViT:
-    """MAViT of 0.4 M parameters for images of 32 to 64 px."""
+    """MAViT of 0.4 M parameters (without the classifier) for images of 32 to 64 px."""
     return _create("mavit_nano", pretrained, **kwargs)
 
 

@@ -1,15 +1,13 @@
 """The four-stage body that RAVLT and MAViT share."""
 
-from functools import partial
-
 import torch
 from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype
 from timm.models import build_model_with_cfg, checkpoint
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_tables
-from linvit.models.family import init_weights, renamed, stage_mixers, unwrapped, warn_of_pattern
+from linvit.models.backbone import Backbone
+from linvit.models.family import renamed, stage_mixers, unwrapped, warn_of_pattern
 from linvit.ops import rotary_1d
 
 SIZES = {
@@ -73,7 +71,7 @@ class PyramidStage(nn.Module):
         return x
 
 
-class Pyramid(nn.Module):
+class Pyramid(Backbone):
     """Stem, four stages at strides 4, 8, 16, 32, a 1×1 convolution with batch norm and SiLU, a linear classifier.
 
     Args:
@@ -111,10 +109,9 @@ class Pyramid(nn.Module):
         device=None,
         dtype=None,
     ):
-        super().__init__()
+        super().__init__(in_chans, num_classes, drop_rate, pattern, widths)
         dd = {"device": device, "dtype": dtype}
         mixers = stage_mixers(pattern, {"L": self.linear, "S": "softmax"})
-        self.num_classes, self.in_chans, self.drop_rate, self.pattern = num_classes, in_chans, drop_rate, pattern
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         self.stem = ConvStem(in_chans, widths[0], **dd)
         self.stages = nn.Sequential(
@@ -132,9 +129,6 @@ class Pyramid(nn.Module):
                 for i in range(len(widths))
             )
         )
-        self.feature_info = [
-            {"num_chs": width, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, width in enumerate(widths)
-        ]
         self.final_conv = nn.Sequential()
         self.final_conv.add_module("conv", nn.Conv2d(widths[-1], final_width, 1, **dd))
         self.final_conv.add_module("norm", nn.BatchNorm2d(final_width, **dd))
@@ -143,31 +137,6 @@ class Pyramid(nn.Module):
         self.head = ClassifierHead(final_width, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
         self.head_hidden_size = self.head.num_features
         self.init_weights(needs_reset=False)
-
-    def init_weights(self, needs_reset: bool = True) -> None:
-        """Draw all weights anew; needs_reset also resets norms and layer scales (after to_empty)."""
-        self.apply(partial(init_weights, needs_reset=needs_reset))
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Nothing beyond timm's rule for vectors; the released training decays the layer scales as well."""
-        return set()
-
-    @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict:
-        """Groups for layer-wise learning rates."""
-        blocks = [
-            (r"^stages\.(\d+)\.downsample", (0,)),
-            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
-            (r"^final_conv", (99999,)),
-        ]
-        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else blocks}
-
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute every block in the backward pass instead of keeping its activations."""
-        for stage in self.stages:
-            stage.grad_checkpointing = enable
 
     @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
@@ -185,65 +154,9 @@ class Pyramid(nn.Module):
         """See checkpoint_filter_fn."""
         return checkpoint_filter_fn(state_dict, self)
 
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The outputs of the chosen stages, and the final features unless intermediates_only.
-
-        Args:
-            x: images.
-            indices: the last n stages for an int, all for None, else these stages.
-            norm: without effect; the stages' outputs are not normed.
-            stop_early: leave out the stages after the last chosen one.
-            output_fmt: "NCHW".
-            intermediates_only: return the list alone.
-        """
-        if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")
-        taken, last = feature_take_indices(len(self.stages), indices)
-        intermediates = []
-        x = self.stem(x)
-        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
-            x = stage(x)
-            if i in taken:
-                intermediates.append(x)
-        if intermediates_only:
-            return intermediates
-        if not stop_early or last == len(self.stages) - 1:
-            x = self.final_conv(x)
-        return x, intermediates
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop what the chosen stages do not need; the last convolution goes with the last stage or with prune_norm."""
-        taken, last = feature_take_indices(len(self.stages), indices)
-        without_final = prune_norm or last < len(self.stages) - 1
-        self.stages = self.stages[: last + 1]
-        if without_final:
-            self.final_conv = nn.Identity()
-            self.num_features = self.feature_info[last]["num_chs"]
-        if prune_head or without_final:
-            self.reset_classifier(0, "")
-        return taken
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Images (batch, in_chans, height, width) to the unpooled map (batch, num_features, height/32, width/32)."""
-        return self.final_conv(self.stages(self.stem(x)))
-
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The unpooled map to logits, or to what the classifier reads."""
         return self.head(x, pre_logits=pre_logits)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images to logits (batch, num_classes)."""
-        return self.forward_head(self.forward_features(x))
 
 
 _RELEASED = ("patch_embed.", "layers.")

@@ -61,7 +61,7 @@ def _create(variant: str, pretrained: bool, **kwargs) -> RAVLT:
 
 @register_model
 def ravlt_nano(pretrained: bool = False, **kwargs) -> RAVLT:
-    """RAVLT of 0.4 M parameters for images of 32 to 64 px."""
+    """RAVLT of 0.4 M parameters (without the classifier) for images of 32 to 64 px."""
     return _create("ravlt_nano", pretrained, **kwargs)
 
 

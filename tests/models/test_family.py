@@ -1,8 +1,7 @@
 import pytest
 import torch
-from torch import nn
 
-from linvit.models.family import WRAPPERS, imagenet_cfg, init_weights, renamed, stage_mixers, unwrapped
+from linvit.models.family import WRAPPERS, imagenet_cfg, renamed, stage_mixers, unwrapped
 
 LETTERS = {"L": "rala", "S": "softmax"}
 
@@ -36,19 +35,6 @@ def test_unwrapped_leaves_plain_weights_and_absent_averages():
 
 def test_renamed_applies_every_rule_in_turn():
     assert renamed("a.1.b", [(r"^a\.", "x."), (r"^x\.(\d)", r"y.\1\1")]) == "y.11.b"
-
-
-def test_init_weights():
-    torch.manual_seed(0)
-    conv, norm = nn.Conv2d(64, 64, 3), nn.BatchNorm2d(8)
-    nn.init.constant_(norm.weight, 5.0)
-    init_weights(conv, needs_reset=False)
-    init_weights(norm, needs_reset=False)
-    assert conv.bias.eq(0).all()
-    assert conv.weight.std().item() == pytest.approx(0.02, rel=0.02)
-    assert norm.weight.eq(5).all()
-    init_weights(norm, needs_reset=True)
-    assert norm.weight.eq(1).all()
 
 
 def test_imagenet_cfg_can_be_overridden():
