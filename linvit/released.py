@@ -1,17 +1,14 @@
 """The authors' published weights: loaded key for key, and rewritten as safetensors."""
 
-import argparse
-import os
-import pickle
-import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from timm.models import create_model
 from torch import nn
+
+from linvit.files import read_checkpoint, replacing
 
 
 def load_released(model: nn.Module, source: str | Path | Mapping) -> nn.Module:
@@ -71,50 +68,9 @@ def convert(source: str | Path | Mapping, target: str | Path, model_name: str) -
     if not target.parent.is_dir():
         raise FileNotFoundError(f"convert: the folder {target.parent} does not exist: create it first")
     weights = load_released(create_model(model_name), source).state_dict()
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".tmp")
-    os.close(handle)
-    try:
+    with replacing(target) as temporary:
         save_file({key: value.contiguous() for key, value in weights.items()}, temporary, metadata={"format": "pt"})
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
     return target
-
-
-def read_checkpoint(path: str | Path) -> Mapping:
-    """The contents of a .pth or .safetensors file, on the CPU, read without executing code.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated, is no checkpoint, or holds objects that only running code could make.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"checkpoint {path} does not exist: give the path of a .pth or .safetensors file")
-    try:
-        checkpoint = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        raise ValueError(
-            f"checkpoint {path} is refused because reading it could execute code"
-            f"{f' ({found[1]})' if found else ''}: expected plain tensors, save its state dict alone"
-        ) from error
-    except Exception as error:  # what a damaged file raises depends on where it is cut
-        raise ValueError(
-            f"checkpoint {path} cannot be read as .pth or .safetensors, it is probably truncated: fetch it again"
-        ) from error
-    if not isinstance(checkpoint, Mapping):
-        raise ValueError(
-            f"checkpoint {path} holds a {type(checkpoint).__name__}, expected a state dict: save that alone"
-        )
-    return checkpoint
-
-
-def _load_pickle(path: Path) -> Mapping:
-    # The authors' training script saves its arguments beside the weights.
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _faults(weights: Mapping, own: Mapping) -> Iterator[str]:

@@ -13,7 +13,7 @@ from tiny_run import write_recipe
 from linvit.cli import COMMANDS, main
 from linvit.data import Digits
 from linvit.data.digits import MEAN, STD
-from linvit.tasks.checkpoints import read_checkpoint
+from linvit.files import read_checkpoint
 
 
 @pytest.fixture(scope="module")

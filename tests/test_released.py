@@ -1,6 +1,5 @@
 import argparse
 import os
-import pickle
 
 import pytest
 import timm
@@ -10,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 import linvit
-from linvit.released import convert, read_checkpoint
+from linvit.released import convert
 
 SMALLEST = ("RAVLT_T", "CARETrans_S0")
 
@@ -146,46 +145,6 @@ def test_rotary_angles_in_another_dtype(ravlt, released, dtype):
 def test_other_mechanisms_than_the_released_ones_are_announced(released):
     with pytest.warns(UserWarning, match="belong to pattern LLSS, the model has LLLL"):
         linvit.load_released(timm.create_model("ravlt_tiny_linear"), released["RAVLT_T"])
-
-
-class Executes:
-    def __reduce__(self):
-        return os.mkdir, ("executed",)
-
-
-@pytest.mark.parametrize("write", ["zip", "legacy", "pickle"])
-def test_a_pickle_that_would_execute_code_is_refused(tmp_path, monkeypatch, write):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "evil.pth"
-    if write == "pickle":
-        path.write_bytes(pickle.dumps({"model": Executes()}))
-    else:
-        torch.save({"model": Executes()}, path, _use_new_zipfile_serialization=write == "zip")
-    with pytest.raises(ValueError, match=r"evil\.pth is refused because reading it could execute code"):
-        read_checkpoint(path)
-    assert os.listdir(tmp_path) == ["evil.pth"]
-
-
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.99])
-def test_truncated(tmp_path, suffix, kept):
-    path = tmp_path / f"cut{suffix}"
-    state = {"weight": torch.randn(1000)}
-    torch.save(state, path) if suffix == ".pth" else save_file(state, path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * kept)])
-    with pytest.raises(ValueError, match=r"cut.* cannot be read .* probably truncated: fetch it again"):
-        read_checkpoint(path)
-
-
-def test_no_checkpoint(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.pth does not exist"):
-        read_checkpoint(tmp_path / "nowhere.pth")
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        read_checkpoint(tmp_path)
-    torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(ValueError, match="holds a list, expected a state dict"):
-        read_checkpoint(tmp_path / "list.pth")
 
 
 @pytest.mark.parametrize("released_name", SMALLEST)

@@ -22,8 +22,8 @@ DTYPES = (torch.float16, torch.bfloat16)
 class Row(NamedTuple):
     """Relative L2 errors against float64 on unrounded inputs; NaN where the result is not finite.
 
-    float32_math: rounded inputs, float32 from there on, output in float32. returned: the same with the output rounded to
-    the inputs' dtype, the least that an operator in that dtype can reach. released, ours: all in that dtype.
+    float32_math: rounded inputs, float32 from there on, output in float32. returned: the same, its output rounded to
+    the inputs' dtype: the least that an operator in that dtype can reach. released, ours: all in that dtype.
     """
 
     operator: str
@@ -79,7 +79,7 @@ def half_precision(seed: int = 0, tokens: tuple[int, ...] = TOKENS) -> Iterator[
 
 def markdown(rows: Iterator[Row]) -> Iterator[str]:
     """The table, line by line."""
-    yield "| operator | N | std | dtype | released arrangement | float32 math | returned in dtype | ours | ours / float32 |"
+    yield "| operator | N | std | dtype | released arrangement | float32 math | returned in dtype | ours | ratio |"
     yield "|---|---:|---:|---|---:|---:|---:|---:|---:|"
     for row in rows:
         dtype = str(row.dtype).removeprefix("torch.")

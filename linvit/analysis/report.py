@@ -2,13 +2,13 @@
 
 import base64
 import html
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from linvit.analysis.figures import svg
+from linvit.files import replacing
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
@@ -42,7 +42,7 @@ def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[st
     """Write the page, whole or not at all.
 
     Args:
-        path: the file to write; its folder must exist.
+        path: the file to write.
         title: heading of the page.
         sections: heading and HTML parts of each section.
     """
@@ -51,6 +51,5 @@ def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[st
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>{body}</body></html>\n"
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")

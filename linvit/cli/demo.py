@@ -20,7 +20,8 @@ from linvit.analysis.figures import Trained
 from linvit.analysis.report import paragraph, picture, table, write_page
 from linvit.cli.restore import Restored, restore, source_for
 from linvit.cli.train import train
-from linvit.tasks.checkpoints import LAST, replacing
+from linvit.files import replacing
+from linvit.tasks.checkpoints import LAST
 
 RESULTS, PAGE = "results.json", "report.html"
 SHOWN_IMAGES = 5

@@ -14,7 +14,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from linvit.cli.restore import Restored
 from linvit.data.images import CorruptImageError, Preprocessing, open_image
-from linvit.tasks.checkpoints import replacing
+from linvit.files import replacing
 
 BATCH = 32
 UNBOUND = 1000  # columns: no terminal, so nothing to wrap for

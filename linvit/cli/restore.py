@@ -8,10 +8,10 @@ import timm
 from timm.data import ImageNetInfo, resolve_data_config
 
 from linvit.data import SOURCES, ImageFolder, ImageSource, Preprocessing
+from linvit.files import read_checkpoint
 from linvit.released import load_released
-from linvit.released import read_checkpoint as read_weights
 from linvit.tasks import Classification
-from linvit.tasks.checkpoints import BEST, LAST, read_checkpoint
+from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.classification import check_model
 
 PREFERRED = (BEST, LAST)
@@ -103,7 +103,7 @@ def _classes_in(path: Path, model: str) -> int:
         raise ValueError(f"--checkpoint reads the models of `linvit models`, and {model!r} is none of them.")
     classifier = shapes.pretrained_cfg["classifier"]
     key = f"{classifier if isinstance(classifier, str) else classifier[0]}.weight"
-    weights = shapes.native_state_dict(read_weights(path))
+    weights = shapes.native_state_dict(read_checkpoint(path))
     return len(weights[key]) if key in weights else shapes.num_classes
 
 

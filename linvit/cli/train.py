@@ -14,13 +14,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from linvit.cli.recipe import RecipeCLI, read_recipe
+from linvit.files import read_checkpoint, replacing
 from linvit.tasks.checkpoints import (
     AtomicCheckpointIO,
     RunFolder,
     RunStoppedError,
     StopSafely,
-    read_checkpoint,
-    replacing,
 )
 
 RECIPE = "recipe.yaml"

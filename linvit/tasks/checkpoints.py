@@ -1,14 +1,11 @@
 """A run's folder: checkpoints that are whole or absent, the curve as CSV, and a stop that loses nothing."""
 
-import contextlib
 import csv
 import io
-import os
-import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +14,13 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from linvit.files import read_checkpoint, replacing
+
 LAST, BEST = "last.ckpt", "best.ckpt"
 
 
 class RunStoppedError(Exception):
     """Raised after a request to stop, when the last checkpoint is written."""
-
-
-@contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """Gives a temporary name beside path; what was written there takes path's place at once, or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """torch.load without running any code from the file, on the CPU.
-
-    Raises ValueError with one sentence for a missing file, a truncated one, and one that asks for code to be run.
-    """
-    if not Path(path).is_file():
-        raise ValueError(f"There is no checkpoint at {path}: give the path of a .ckpt file or of a run's folder.")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"The checkpoint {path} was refused: it is damaged, or holds Python objects that could run code when read;"
-            " only tensors and plain values are accepted."
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"The checkpoint {path} cannot be read, it is truncated or damaged: use another copy."
-        ) from error
-    if not isinstance(checkpoint, dict):
-        raise ValueError(f"The checkpoint {path} holds a {type(checkpoint).__name__}, but a dictionary is expected.")
-    return checkpoint
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -1,0 +1,59 @@
+"""Files on disk: written whole or not at all, read without running code."""
+
+import argparse
+import contextlib
+import os
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Gives a temporary name beside path; what was written there takes path's place at once, or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The contents of a .pth, .ckpt or .safetensors file, on the CPU, read without executing code.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is truncated, is no checkpoint, or holds objects that only running code could make.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint {path} does not exist: give the path of a checkpoint's file")
+    try:
+        checkpoint = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        raise ValueError(
+            f"checkpoint {path} is refused because it is damaged or reading it could execute code"
+            f"{f' ({found[1]})' if found else ''}: expected plain tensors and values, save its state dict alone"
+        ) from error
+    except Exception as error:  # what a damaged file raises depends on where it is cut
+        raise ValueError(f"checkpoint {path} cannot be read, it is probably truncated: use another copy") from error
+    if not isinstance(checkpoint, dict):
+        raise ValueError(f"checkpoint {path} holds a {type(checkpoint).__name__}, expected a dictionary of tensors")
+    return checkpoint
+
+
+def _load_pickle(path: Path) -> Any:
+    # The authors' training script saves its arguments beside the weights.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, map_location="cpu", weights_only=True)
