@@ -177,7 +177,7 @@ class Bomb:
 def test_a_pickle_that_would_execute_code(refused, run, tmp_path):
     path, fuse = tmp_path / "bomb.ckpt", tmp_path / "ran"
     path.write_bytes(pickle.dumps({"state_dict": Bomb(fuse)}))
-    assert "could run code" in refused("eval", path)
+    assert "could execute code" in refused("eval", path)
     assert "execute code" in refused("eval", "--model", "ravlt_nano", "--checkpoint", path)
     assert not fuse.exists()
 
@@ -187,7 +187,7 @@ def test_a_pickle_in_the_place_of_the_last_checkpoint(refused, tmp_path):
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     last.parent.mkdir(parents=True)
     last.write_bytes(pickle.dumps({"state_dict": Bomb(tmp_path / "ran")}))
-    assert "could run code" in refused("train", recipe, "--resume")
+    assert "could execute code" in refused("train", recipe, "--resume")
     assert not (tmp_path / "ran").exists()
 
 
@@ -208,7 +208,7 @@ def test_nothing_to_measure_on_or_with(refused, run, tmp_path):
     assert "Nothing to read" in refused("eval")
     assert "Two networks" in refused("eval", run, *given)
     assert "--model needs --checkpoint" in refused("eval", "--model", "ravlt_nano")
-    assert "There is no checkpoint at" in refused("eval", tmp_path / "nowhere")
+    assert "does not exist" in refused("eval", tmp_path / "nowhere")
     assert f"The folder {tmp_path} has no checkpoints/" in refused("eval", tmp_path)
     assert "Unknown model" in refused("eval", "--model", "ravlt_nanno", "--checkpoint", tmp_path / "nano.pth")
     assert "does not say which model" in refused("eval", tmp_path / "nano.pth")

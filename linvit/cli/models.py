@@ -1,11 +1,14 @@
 """`linvit models`: every registered network with its size, cost, pattern and published accuracy."""
 
-import sys
 from typing import Any
 
 import timm
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
 from linvit.analysis.cost import count_cost
+from linvit.cli.screen import show as show_table
 
 # ImageNet-1k top-1 in percent at 224 px as the papers give it; for RAVLT and MAViT it belongs to pattern LLSS.
 PUBLISHED = {
@@ -54,17 +57,11 @@ def describe(name: str) -> dict[str, Any]:
 
 def describe_all(names: list[str]) -> list[dict[str, Any]]:
     """describe for each name, with a bar on stderr meanwhile, since counting takes about a second a model."""
-    from rich.console import Console
-    from rich.progress import track
-
     return [describe(name) for name in track(names, "Counting", console=Console(stderr=True), transient=True)]
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Prints the rows as one table."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(caption="MACs of one image at the size given: convolutions and linear layers, + attention products")
     for heading in ("model", "pattern"):
         table.add_column(heading)
@@ -81,7 +78,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"{row['published_top1']} %" if row["published_top1"] else "–",
             "yes" if row["released_weights"] else "–",
         )
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    show_table(table)
 
 
 def _giga(macs: int) -> str:

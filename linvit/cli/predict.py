@@ -3,21 +3,21 @@
 import csv
 import io
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from linvit.cli.restore import Restored
+from linvit.cli.screen import show as show_table
 from linvit.data.images import CorruptImageError, Preprocessing, open_image
 from linvit.files import replacing
 
 BATCH = 32
-UNBOUND = 1000  # columns: no terminal, so nothing to wrap for
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,11 @@ def _probabilities(network: nn.Module, images: Tensor) -> Tensor:
 
 def show(predictions: list[Prediction]) -> None:
     """Prints one row an image."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table("image", "classes, most probable first")
     for prediction in predictions:
         pairs = zip(prediction.classes, prediction.probabilities, strict=True)
         table.add_row(prediction.image, ", ".join(f"{name} {100 * value:.1f} %" for name, value in pairs))
-    Console(width=None if sys.stdout.isatty() else UNBOUND).print(table)
+    show_table(table)
 
 
 def check_output(path: str | Path) -> Path:

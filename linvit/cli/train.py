@@ -1,21 +1,20 @@
 """`linvit train`: a recipe and a folder in, checkpoints and curves out; a stopped run goes on exactly where it was."""
 
-import logging
-import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from linvit.cli.recipe import RecipeCLI, read_recipe
+from linvit.cli.screen import bars, quiet_lightning
 from linvit.files import read_checkpoint, replacing
 from linvit.tasks.checkpoints import (
+    LAST,
     AtomicCheckpointIO,
     RunFolder,
     RunStoppedError,
@@ -43,32 +42,37 @@ def train(
     Raises ValueError with one sentence for whatever is wrong with recipe, data, model or folder, FloatingPointError
     for a loss that is no longer finite, and RunStoppedError, saying how to go on, after Ctrl-C.
     """
-    quiet_lightning()
     values = read_recipe(recipe, overrides)
     folder = Path(values["folder"])
-    last = folder / "checkpoints" / "last.ckpt"
+    last = folder / "checkpoints" / LAST
     checkpoint = _start_point(folder, last, resume)
 
     def prepare(cli: RecipeCLI) -> dict[str, Any]:
         if checkpoint:
             _check_same_run(checkpoint, cli.resolved(), folder)
-        keeper = RunFolder(folder, _about(cli), _monitor(cli), prints and not sys.stdout.isatty())
-        bars = [RichProgressBar(leave=True)] if prints and sys.stdout.isatty() else []
+        shown = bars() if prints else []
+        keeper = RunFolder(folder, _about(cli), _monitor(cli), prints and not shown)
         return {
-            "callbacks": [keeper, StopSafely(keeper.last), *bars, *callbacks],
+            "callbacks": [keeper, StopSafely(keeper.last), *shown, *callbacks],
             "plugins": [AtomicCheckpointIO()],
             "logger": TensorBoardLogger(folder, name=None, version="tensorboard"),
             "default_root_dir": folder,
-            "enable_progress_bar": bool(bars),
+            "enable_progress_bar": bool(shown),
             "enable_model_summary": False,
         }
 
-    cli = RecipeCLI(values, prepare)
-    if rank_zero_only.rank == 0:
-        with replacing(folder / RECIPE) as temporary:
-            temporary.write_text(yaml.safe_dump(cli.resolved(), sort_keys=False, allow_unicode=True))
+    with quiet_lightning():
+        cli = RecipeCLI(values, prepare)
+        if rank_zero_only.rank == 0:
+            with replacing(folder / RECIPE) as temporary:
+                temporary.write_text(yaml.safe_dump(cli.resolved(), sort_keys=False, allow_unicode=True))
+        _fit(cli, last, last if checkpoint else None)
+    return folder
+
+
+def _fit(cli: RecipeCLI, last: Path, start: Path | None) -> None:
     try:
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=last if checkpoint else None)
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=start)
     except RunStoppedError:
         raise RunStoppedError(
             f"Stopped and saved {last} at step {cli.trainer.global_step}: the same command with --resume goes on."
@@ -77,14 +81,6 @@ def train(
         raise RunStoppedError(
             f"Stopped at once, without saving; the same command with --resume goes on from {last}, where that exists."
         ) from None
-    return folder
-
-
-def quiet_lightning() -> None:
-    """Drops Lightning's notes on devices and its guesses about worker counts and log intervals."""
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"lightning\..*")
 
 
 def _start_point(folder: Path, last: Path, resume: bool) -> dict[str, Any] | None:
