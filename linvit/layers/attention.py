@@ -1,13 +1,13 @@
 """Attention over the positions of a feature map, with the mechanism chosen by name."""
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from timm.layers import register_notrace_function, use_fused_attn
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from linvit.ops import Rotary, linear_attention, mala, rala, rotary_2d
+from linvit.ops import PRESETS, Rotary, linear_attention, rotary_2d
 from linvit.ops.position import rotate
 
 
@@ -21,18 +21,16 @@ def softmax_attention(query: Tensor, key: Tensor, value: Tensor, rotary: Rotary 
     return scores.softmax(dim=-1) @ value
 
 
-def _linear(operator: Callable) -> Callable:
-    def mix(query: Tensor, key: Tensor, value: Tensor, rotary: Rotary | None, fused: bool) -> Tensor:
-        return operator(query, key, value, rotary=rotary, backend="auto" if fused else "torch")
-
-    return mix
+def preset_attention(
+    query: Tensor, key: Tensor, value: Tensor, rotary: Rotary | None, fused: bool, preset: str
+) -> Tensor:
+    """Linear attention with the axes of one of PRESETS, (batch, heads, tokens, width) in and out."""
+    return linear_attention(query, key, value, rotary=rotary, backend="auto" if fused else "torch", **PRESETS[preset])
 
 
 MIXERS = {
-    "rala": _linear(rala),
-    "mala": _linear(mala),
-    "linear": _linear(linear_attention),
     "softmax": softmax_attention,
+    **{name: partial(preset_attention, preset=name) for name in PRESETS},
 }
 
 
