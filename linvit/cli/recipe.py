@@ -158,7 +158,7 @@ class RecipeCLI(LightningCLI):
 
     def resolved(self) -> dict[str, Any]:
         """Every value of the recipe, defaults included, as plain YAML values."""
-        values = yaml.safe_load(self.parser.dump(self.config, skip_none=False, format="yaml"))
+        values = yaml.safe_load(self.parser.dump(self.config, skip_unset=False, format="yaml"))
         for group, name in self.names.items():
             values[group] = {"name": name} | values.get(group, {})
         return values
