@@ -195,3 +195,9 @@ def test_the_same_body_with_softmax_attention():
     softmax.load_state_dict(linear.state_dict())
     assert {block.attn.mixer for stage in softmax.stages for block in stage.blocks} == {"softmax"}
     assert not torch.allclose(visible(linear)(image(64, 64)), visible(softmax)(image(64, 64)))
+
+
+@pytest.mark.parametrize("name", NANOS)
+def test_shapes_can_be_had_on_the_meta_device(name):
+    model = timm.create_model(name, device="meta").eval()
+    assert model(torch.empty(2, 3, 96, 64, device="meta")).shape == (2, 1000)
