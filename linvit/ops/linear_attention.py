@@ -164,6 +164,6 @@ def mala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Autocast would run the sums in half precision."""
-    if torch.is_autocast_enabled(device_type):
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()

@@ -295,6 +295,12 @@ def test_autocast_does_not_reach_the_sums():
     assert torch.equal(out, rala(query, key, value))
 
 
+def test_shapes_on_the_meta_device():
+    query, key, value = (x.to("meta") for x in draw(9))
+    for options in ({"weighting": "query_mean"}, {"causal": True}):
+        assert linear_attention(query, key, value, **options).shape == value.shape
+
+
 class Call(torch.nn.Module):
     def __init__(self, **options):
         super().__init__()
