@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow demo clean
+.PHONY: setup check format test test-slow demo parity precision clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,12 @@ test-slow: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/linvit demo
+
+parity: $(STAMP)
+	$(BIN)/python -m pytest -m "slow or not slow" -s -q tests/models/test_parity.py
+
+precision: $(STAMP)
+	$(BIN)/python -m linvit.analysis.precision
 
 clean:
 	rm -rf $(VENV) runs build dist

@@ -70,17 +70,17 @@ def confusion_matrices(trained: Sequence[Trained], targets: Tensor, class_names:
 def wrongly_read(trained: Sequence[Trained], images: Tensor, targets: Tensor, class_names: Sequence[str]) -> Figure:
     """The images that each network reads wrongly, at most twelve, with the true and the predicted class."""
     most = 12
-    figure = Figure(figsize=(10, 1.35 * len(trained)), layout="constrained")
-    for row, one in zip(figure.subplots(len(trained), most, squeeze=False), trained, strict=True):
+    figure = Figure(figsize=(10, 1.1 * len(trained)), layout="constrained")
+    for row, one in zip(figure.subplots(len(trained), 1 + most, squeeze=False), trained, strict=True):
         wrong = (one.predictions != targets).nonzero().flatten().tolist()
         for axes in row:
             axes.axis("off")
-        for axes, index in zip(row, wrong[:most], strict=False):
+        for axes, index in zip(row[1:], wrong[:most], strict=False):
             axes.imshow(_displayed(images[index]), cmap="gray")
             true, read = class_names[targets[index]], class_names[one.predictions[index]]
             axes.set_title(f"{true} read as {read}", fontsize=7)
-        more = f", {most} shown" if len(wrong) > most else ""
-        row[0].text(0, 1.35, f"{one.name}: {len(wrong)}{more}", transform=row[0].transAxes, fontsize=9, weight="bold")
+        more = f"\n{most} shown" if len(wrong) > most else ""
+        row[0].text(0, 0.5, f"{one.name}\n{len(wrong)} of {len(targets)}{more}", fontsize=8, va="center")
     return figure
 
 
@@ -145,7 +145,9 @@ def _draw_scores(axes: Axes, shown: Tensor, first: Probe, index: int, point: tup
     scores = first.scores()[index, :, token].mean(0).unflatten(0, first.grid)
     largest = scores.abs().max().item()
     axes.imshow(scores, cmap="RdBu_r", norm=TwoSlopeNorm(0, -largest, largest), extent=(0, columns, rows, 0))
-    axes.contour(shown, [0.5], colors="black", linewidths=0.8, extent=(0, columns, 0, rows), origin="upper")
+    x = (torch.arange(width) + 0.5) * columns / width
+    y = (torch.arange(height) + 0.5) * rows / height
+    axes.contour(x, y, shown, [0.5], colors="black", linewidths=0.8)
     axes.plot(token % columns + 0.5, token // columns + 0.5, "s", color="black", markersize=4, fillstyle="none")
 
 

@@ -49,13 +49,23 @@ def test_wrongly_read_names_both_classes(trained, images):
     figure = figures.wrongly_read(trained, images, TARGETS, CLASSES)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert titles == ["b read as c", "c read as b"]
-    assert [text for axes in figure.axes for text in texts(axes)] == ["ravlt_nano: 0", "care_nano: 2"]
+    assert [text for axes in figure.axes for text in texts(axes)] == ["ravlt_nano\n0 of 6", "care_nano\n2 of 6"]
 
 
 def test_score_maps_show_one_map_a_network_and_image(trained, images):
     figure = figures.score_maps(trained, images[:2])
     maps = [axes.images[0].get_array().shape for axes in figure.axes]
     assert maps == [(64, 64), (16, 16), (4, 4)] * 2
+
+
+def test_outline_lies_where_the_image_is_bright(trained):
+    image = torch.zeros(1, 3, 64, 64)
+    image[..., 40:56, 8:16] = 1  # low and left
+    outlined = figures.score_maps(trained[:1], image).axes[1]
+    points = torch.cat([torch.as_tensor(path.vertices) for c in outlined.collections for path in c.get_paths()])
+    x, y = points.mean(0).tolist()
+    assert (x, y) == (pytest.approx(12 / 4, abs=0.2), pytest.approx(48 / 4, abs=0.2))
+    assert outlined.yaxis_inverted()
 
 
 def test_singular_values_are_relative_and_fall(trained, images):
