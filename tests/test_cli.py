@@ -200,3 +200,12 @@ def test_models_prints_a_table(capsys):
     shown = capsys.readouterr().out
     assert "19,481,288" in shown
     assert "1.918 G" in shown
+
+
+def test_a_missing_extra_is_named():
+    code = (
+        "import sys; sys.modules['lightning'] = None; from linvit.cli import main; sys.exit(main(['eval', 'nowhere']))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert said.returncode == 2
+    assert said.stderr.endswith("this command needs lightning: pip install 'linvit[train,report]' brings it.\n")

@@ -35,6 +35,9 @@ def _explain(error: Exception) -> int:
     """One sentence for what a user can mend; anything else is a bug of ours and keeps its traceback."""
     if type(error).__name__ == "RunStoppedError":
         return _say(str(error), STOPPED)
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
+        package = (error.name or "").partition(".")[0]
+        return _say(f"linvit: this command needs {package}: pip install 'linvit[train,report]' brings it.", WRONG_USE)
     died = isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
     if not died and not isinstance(error, (ValueError, OSError, FloatingPointError)):
         raise error

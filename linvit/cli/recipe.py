@@ -149,7 +149,7 @@ class RecipeCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         if not self.builds:
             return
-        self.config_init = self.parser.instantiate_classes(self.config)
+        self.config_init = self.parser.instantiate(self.config)
         self.datamodule = self.config_init["data"]
         self.model = self.config_init["task"]
         more = self.prepare(self) if self.prepare else {}
