@@ -4,7 +4,7 @@ Nothing here depends on how many worker processes load the images, or on what wa
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ def entropy(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-def _share() -> tuple[int, int]:
+def share() -> tuple[int, int]:
     """(rank, number of processes), (0, 1) outside distributed training."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
@@ -48,7 +48,7 @@ class ShuffledOrder(Sampler[Position]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Position]:
-        rank, world = _share()
+        rank, world = share()
         generator = torch.Generator().manual_seed(entropy(self.seed, self.epoch))
         order = torch.randperm(self.length, generator=generator).tolist()
         mine = range(rank, self.length * self.repeats, world)[self.skipped : len(self)]
@@ -58,7 +58,7 @@ class ShuffledOrder(Sampler[Position]):
 
     def __len__(self) -> int:
         rounded = self.repeats > 1 and self.length >= ROUND
-        return (self.length // ROUND * ROUND if rounded else self.length) // _share()[1]
+        return (self.length // ROUND * ROUND if rounded else self.length) // share()[1]
 
 
 class PlainOrder(Sampler[int]):
@@ -68,11 +68,11 @@ class PlainOrder(Sampler[int]):
         self.length = length
 
     def __iter__(self) -> Iterator[int]:
-        rank, world = _share()
+        rank, world = share()
         return iter(range(rank, self.length, world))
 
     def __len__(self) -> int:
-        rank, world = _share()
+        rank, world = share()
         return len(range(rank, self.length, world))
 
 
@@ -150,3 +150,15 @@ class ResumableBatches(Batches):
             drawn += 1
             self.reached = self.sampler.epoch, drawn
             yield batch
+
+
+class Streamed(Batches):
+    """Training batches of a stream, which `epoch()` shuffles anew."""
+
+    def __init__(self, *args: Any, epoch: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self.dataset.set_epoch(self.epoch())  # type: ignore[attr-defined]
+        yield from super().__iter__()

@@ -56,7 +56,7 @@ def test_an_epoch_goes_on_in_its_middle_and_the_next_starts_at_its_beginning():
 def test_processes_share_every_image_without_padding(monkeypatch, world):
     shares = []
     for rank in range(world):
-        monkeypatch.setattr("linvit.data.order._share", lambda rank=rank: (rank, world))
+        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, world))
         assert len(list(PlainOrder(20))) == len(PlainOrder(20))
         shares += list(PlainOrder(20))
     assert sorted(shares) == list(range(20))
@@ -65,7 +65,7 @@ def test_processes_share_every_image_without_padding(monkeypatch, world):
 def test_two_processes_see_the_batches_of_one(monkeypatch):
     whole = [index for _, index in ShuffledOrder(20, 0)]
     for rank in range(2):
-        monkeypatch.setattr("linvit.data.order._share", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, 2))
         assert [index for _, index in ShuffledOrder(20, 0)] == whole[rank::2]
 
 
