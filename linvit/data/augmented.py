@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
+from timm.data.auto_augment import posterize
 from torch import Tensor
 
 from linvit.data.images import Preprocessing
@@ -62,10 +64,20 @@ class AugmentedSource(ImageSource):
     def train_transform(self) -> Callable[[Any], Tensor]:
         """The random transform from a picture to a float32 tensor (channels, height, width)."""
         pre = self.preprocessing
-        return create_transform(
+        transform = create_transform(
             (pre.channels, *pre.size), is_training=True, mean=pre.mean, std=pre.std, **self.augmentation
         )
+        for step in transform.transforms:
+            for op in (*getattr(step, "ops", ()), *(op for policy in getattr(step, "policy", ()) for op in policy)):
+                if op.aug_fn is posterize:
+                    op.aug_fn = _posterize
+        return transform
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     return tuple(values) if channels == len(values) else (sum(values) / len(values),) * channels
+
+
+def _posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
+    """Black for no bits at all, as the papers' training drew it; newer Pillows refuse to."""
+    return posterize(image, bits, **options) if bits else Image.new(image.mode, image.size)

@@ -1,4 +1,4 @@
-"""The papers' recipes from `linvit train` to `linvit eval`, with a nano network on a small folder in ImageNet's layout."""
+"""The papers' recipes from `linvit train` to `linvit eval`, with nano networks on a small folder like ImageNet's."""
 
 import json
 from pathlib import Path
