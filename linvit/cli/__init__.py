@@ -66,14 +66,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = "linvit train RECIPE [key.key=value ...] [--resume] [--print_config] [--debug]"
+    command.usage = "linvit train RECIPE [key.key=value ...] [--resume] [--compile] [--print_config] [--debug]"
     command.add_argument("recipe", metavar="RECIPE", help="a YAML file; key.key=value or --key.key value overrides it")
     command.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run's folder")
+    command.add_argument(
+        "--compile", action="store_true", help="train through torch.compile; same as task.compile=true"
+    )
     command.add_argument("--print_config", action="store_true", help="print every value of the recipe and stop")
 
 
 def _train(options: argparse.Namespace) -> int:
-    overrides = _overrides(options.rest)
+    overrides = _overrides(options.rest) + ["task.compile=true"] * options.compile
     if options.print_config:
         import yaml
 

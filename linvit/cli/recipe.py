@@ -13,6 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from linvit.data import SOURCES
 from linvit.tasks import TASKS
+from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 
 FREE = ("model", "optimizer.options")  # their keys are judged by the function that gets them
@@ -84,7 +85,8 @@ _Loader.add_implicit_resolver(
 
 
 class RecipeCLI(LightningCLI):
-    """LightningCLI whose groups are those of a recipe: seed, folder, model, task, optimizer, schedule, data, trainer.
+    """LightningCLI whose groups are those of a recipe: seed, folder, init, model, task, optimizer, schedule,
+    distillation, data, trainer.
 
     `prepare(cli)` runs when task and data stand and returns further keyword arguments of the Trainer, whose `callbacks`
     come on top of the recipe's own. Nothing is built where `builds` is false.
@@ -117,6 +119,7 @@ class RecipeCLI(LightningCLI):
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--seed", type=int, default=0, help="Everything random is drawn from it.")
         parser.add_argument("--folder", type=str, default="runs/run", help="The run's folder.")
+        parser.add_argument("--init", type=str | None, default=None, help="Run or file of weights to start from.")
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(self.trainer_class, "trainer")
@@ -126,6 +129,7 @@ class RecipeCLI(LightningCLI):
         )
         parser.add_class_arguments(Optimizer, "optimizer")
         parser.add_class_arguments(Schedule, "schedule")
+        parser.add_class_arguments(Distillation, "distillation")
         parser.add_lightning_class_args(self._model_class, "task")
         parser.add_lightning_class_args(self._datamodule_class, "data")
         parser.link_arguments("model", "task.model")
@@ -133,6 +137,7 @@ class RecipeCLI(LightningCLI):
         parser.link_arguments("seed", "data.seed")
         parser.link_arguments("optimizer", "task.optimizer", apply_on="instantiate")
         parser.link_arguments("schedule", "task.schedule", apply_on="instantiate")
+        parser.link_arguments("distillation", "task.distillation", apply_on="instantiate")
         parser.link_arguments("data.num_classes", "task.num_classes", apply_on="instantiate")
         parser.link_arguments("data.channels", "task.channels", apply_on="instantiate")
 

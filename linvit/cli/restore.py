@@ -124,7 +124,7 @@ def source_for(restored: Restored, data: str | None, num_workers: int | None = N
     if data is None:
         settings = dict(restored.data or {})
         source = SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
-    elif data in SOURCES and data != "imagefolder":
+    elif data == "digits":
         source = SOURCES[data](size=restored.preprocessing.size[0], channels=restored.preprocessing.channels)
     else:
         source = ImageFolder(data)
@@ -136,8 +136,16 @@ def source_for(restored: Restored, data: str | None, num_workers: int | None = N
 
 
 def _match_classes(source: ImageSource, restored: Restored) -> None:
-    """Reads a folder's classes in the network's order; for released weights, sorted folders are the class indices."""
+    """Reads a folder's classes in the network's order; for released weights, sorted folders are the class indices.
+
+    Folders named by numbers (ImageNet-V2) that are no class names of the network are its class indices.
+    """
     ours, theirs = restored.class_names, source.class_names
+    numbered = all(name.isdecimal() and int(name) < len(ours) for name in theirs)
+    if numbered and (restored.data is None or not set(theirs) <= set(ours)):
+        named = {int(name): name for name in theirs}
+        source.class_names = [named.get(index, str(index)) for index in range(len(ours))]
+        return
     if restored.data is None:
         if len(ours) != len(theirs):
             raise ValueError(

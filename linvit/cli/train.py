@@ -23,8 +23,8 @@ from linvit.tasks.checkpoints import (
 
 RECIPE = "recipe.yaml"
 FORMAT = 1
-SAME = ("seed", "model", "task", "data")
-FREE = {"root", "num_workers"}
+SAME = ("seed", "model", "task", "distillation", "data")
+FREE = {"root", "num_workers", "checkpoint", "compile"}
 
 
 def train(
@@ -50,6 +50,10 @@ def train(
     def prepare(cli: RecipeCLI) -> dict[str, Any]:
         if checkpoint:
             _check_same_run(checkpoint, cli.resolved(), folder)
+        elif cli.config["init"]:
+            line = cli.model.start_from(cli.config["init"])
+            if prints and rank_zero_only.rank == 0:
+                print(line, flush=True)
         shown = bars() if prints else []
         keeper = RunFolder(folder, _about(cli), _monitor(cli), prints and not shown)
         return {
@@ -101,7 +105,9 @@ def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: 
     if about is None:
         raise ValueError(f"{folder} was not written by `linvit train`: choose another folder with folder=…")
     for group in SAME:
-        before, now = ({group: held} if group == "seed" else held for held in (about["recipe"][group], recipe[group]))
+        before, now = (
+            {group: held} if group == "seed" else held for held in (about["recipe"].get(group, {}), recipe[group])
+        )
         for key in sorted({*before, *now} - FREE):
             if before.get(key) != now.get(key):
                 path = group if group == "seed" else f"{group}.{key}"

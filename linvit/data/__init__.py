@@ -4,6 +4,7 @@ from linvit.data.digits import Digits as Digits
 from linvit.data.imagefolder import ImageFolder as ImageFolder
 from linvit.data.images import Preprocessing as Preprocessing
 from linvit.data.images import open_image as open_image
+from linvit.data.readers import TimmImages as TimmImages
 from linvit.data.source import ImageSource as ImageSource
 
-SOURCES: dict[str, type[ImageSource]] = {"digits": Digits, "imagefolder": ImageFolder}
+SOURCES: dict[str, type[ImageSource]] = {"digits": Digits, "imagefolder": ImageFolder, "timm": TimmImages}

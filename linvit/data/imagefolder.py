@@ -4,70 +4,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from linvit.data.images import CorruptImageError, Preprocessing, open_image
-from linvit.data.source import ImageSource
+from linvit.data.augmented import AugmentedSource
+from linvit.data.images import CorruptImageError, open_image
 
 
-class ImageFolder(ImageSource):
+class ImageFolder(AugmentedSource):
     """Image files under one folder a class, augmented by timm's transforms while training.
 
-    root: folder that holds train/ and val/ (for evaluation, val/ or the class folders alone will do). size: pixels, one
-    number or (height, width). class_names: fixes the order of the classes, else it is that of the training folders.
-    max_corrupt: how many unreadable images are left out, named, before the run stops. Raises ValueError for a missing
-    folder, a class folder without images, and a class folder that is none of the classes.
+    root: folder that holds train/ and val/ (for evaluation, val/ or the class folders alone will do). class_names:
+    fixes the order of the classes, else it is that of the training folders. options: see AugmentedSource. Raises
+    ValueError for a missing folder, a class folder without images, and a class folder that is none of the classes.
     """
 
-    def __init__(
-        self,
-        root: str,
-        size: int | tuple[int, int] = 224,
-        channels: int = 3,
-        batch_size: int = 128,
-        auto_augment: str | None = "rand-m9-mstd0.5-inc1",
-        color_jitter: float = 0.4,
-        random_erasing: float = 0.25,
-        horizontal_flip: float = 0.5,
-        crop_scale: tuple[float, float] = (0.08, 1.0),
-        interpolation: str = "bicubic",
-        crop_pct: float = 0.875,
-        mean: tuple[float, ...] | None = None,
-        std: tuple[float, ...] | None = None,
-        class_names: list[str] | None = None,
-        max_corrupt: int = 0,
-        seed: int = 0,
-        num_workers: int = 4,
-    ) -> None:
-        super().__init__(batch_size, seed, num_workers, max_corrupt)
+    def __init__(self, root: str, class_names: list[str] | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self.root = Path(root)
         self.class_names = class_names or _class_names(self._folder("train" if self._has("train") else "val"))
-        self.preprocessing = Preprocessing(
-            (size, size) if isinstance(size, int) else tuple(size),
-            tuple(mean) if mean else _per_channel(IMAGENET_DEFAULT_MEAN, channels),
-            tuple(std) if std else _per_channel(IMAGENET_DEFAULT_STD, channels),
-            interpolation,
-            crop_pct,
-        )
-        self.augmentation = {
-            "auto_augment": auto_augment,
-            "color_jitter": color_jitter,
-            "re_prob": random_erasing,
-            "re_mode": "pixel",
-            "hflip": horizontal_flip,
-            "scale": tuple(crop_scale),
-            "interpolation": interpolation,
-        }
 
     def train_set(self) -> Dataset[Any]:
-        pre = self.preprocessing
-        augment = create_transform(
-            (pre.channels, *pre.size), is_training=True, mean=pre.mean, std=pre.std, **self.augmentation
-        )
-        return ImageFiles(self._folder("train"), self.class_names, augment, pre.channels)
+        return ImageFiles(self._folder("train"), self.class_names, self.train_transform(), self.channels)
 
     def val_set(self) -> Dataset[Any]:
         pre = self.preprocessing
@@ -131,7 +90,3 @@ def _labelled_files(folder: Path, class_names: list[str]) -> list[tuple[str, int
             )
         files += [(str(path), class_names.index(name)) for path in paths]
     return files
-
-
-def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    return tuple(values) if channels == len(values) else (sum(values) / len(values),) * channels

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import torch
 from PIL import Image
@@ -58,17 +59,20 @@ class Preprocessing:
         )
 
 
-def open_image(path: str | Path, channels: int = 3) -> Image.Image:
+def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None = None) -> Image.Image:
     """Reads an image file of any size and mode and converts it to grey (1 channel) or RGB (3 channels).
 
-    Raises CorruptImageError, naming the file, where the file cannot be decoded to its last pixel.
+    Raises CorruptImageError, naming the file (as name, where that is given), where it cannot be decoded to its last
+    pixel.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(file) as image:
             image.load()
             if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips it to white
                 image = image.convert("I").point(lambda value: value / 256)
             return image.convert(MODES[channels])
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CorruptImageError(f"{path} is not a readable image ({reason}): replace or remove the file.") from error
+        raise CorruptImageError(
+            f"{name or file} is not a readable image ({reason}): replace or remove the file."
+        ) from error

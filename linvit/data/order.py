@@ -4,7 +4,7 @@ Nothing here depends on how many worker processes load the images, or on what wa
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import torch
 from torch import distributed
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-Position = tuple[int, int]
+Position = tuple[int, ...]
+ROUND = 256
 
 
 def entropy(*numbers: int) -> int:
@@ -20,7 +21,7 @@ def entropy(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-def _share() -> tuple[int, int]:
+def share() -> tuple[int, int]:
     """(rank, number of processes), (0, 1) outside distributed training."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
@@ -28,11 +29,18 @@ def _share() -> tuple[int, int]:
 
 
 class ShuffledOrder(Sampler[Position]):
-    """Positions (epoch, index) in an order drawn from (seed, epoch); each process takes every world-size-th one."""
+    """Positions (epoch, index) in an order drawn from (seed, epoch); each process takes every world-size-th one.
 
-    def __init__(self, length: int, seed: int) -> None:
+    With repeats above 1 (repeated augmentation, as timm's RepeatAugSampler): positions (epoch, index, copy), the copies
+    of an image in a row, and an epoch ends after `length` of them, rounded down to a multiple of 256 as released.
+    """
+
+    def __init__(self, length: int, seed: int, repeats: int = 1) -> None:
+        if repeats < 1:
+            raise ValueError(f"data.repeats is {repeats}, but every image is taken once or more: set it to 1 or 3.")
         self.length = length
         self.seed = seed
+        self.repeats = repeats
         self.epoch = 0
         self.skipped = 0
 
@@ -40,14 +48,17 @@ class ShuffledOrder(Sampler[Position]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Position]:
-        rank, world = _share()
+        rank, world = share()
         generator = torch.Generator().manual_seed(entropy(self.seed, self.epoch))
-        order = torch.randperm(self.length, generator=generator)[rank::world][: len(self)]
-        for index in order[self.skipped :].tolist():
-            yield self.epoch, index
+        order = torch.randperm(self.length, generator=generator).tolist()
+        mine = range(rank, self.length * self.repeats, world)[self.skipped : len(self)]
+        for place in mine:
+            index, copy = order[place // self.repeats], place % self.repeats
+            yield (self.epoch, index) if self.repeats == 1 else (self.epoch, index, copy)
 
     def __len__(self) -> int:
-        return self.length // _share()[1]
+        rounded = self.repeats > 1 and self.length >= ROUND
+        return (self.length // ROUND * ROUND if rounded else self.length) // share()[1]
 
 
 class PlainOrder(Sampler[int]):
@@ -57,29 +68,28 @@ class PlainOrder(Sampler[int]):
         self.length = length
 
     def __iter__(self) -> Iterator[int]:
-        rank, world = _share()
+        rank, world = share()
         return iter(range(rank, self.length, world))
 
     def __len__(self) -> int:
-        rank, world = _share()
+        rank, world = share()
         return len(range(rank, self.length, world))
 
 
 class Augmented(Dataset[Any]):
-    """Seeds all generators from (seed, epoch, index) before the wrapped dataset reads and augments that image."""
+    """Seeds all generators from (seed, epoch, index, copy) before the wrapped dataset reads and augments it."""
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
 
     def __getitem__(self, position: Position) -> Any:
-        epoch, index = position
-        drawn = entropy(self.seed, epoch, index)
+        drawn = entropy(self.seed, *position)
         random.seed(drawn)
         np.random.seed(drawn)
         # not torch.manual_seed: in a worker without a GPU context that queues one call per image, without end
         torch.default_generator.manual_seed(drawn)
-        return self.dataset[index]
+        return self.dataset[position[1]]
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -127,7 +137,7 @@ class ResumableBatches(Batches):
 
     sampler: ShuffledOrder
 
-    def __init__(self, *args: Any, reached: Position = (0, 0), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, reached: tuple[int, int] = (0, 0), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reached = reached
 
@@ -140,3 +150,15 @@ class ResumableBatches(Batches):
             drawn += 1
             self.reached = self.sampler.epoch, drawn
             yield batch
+
+
+class Streamed(Batches):
+    """Training batches of a stream, which `epoch()` shuffles anew."""
+
+    def __init__(self, *args: Any, epoch: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self.dataset.set_epoch(self.epoch())  # type: ignore[attr-defined]
+        yield from super().__iter__()

@@ -19,7 +19,7 @@ class ImageSource(lightning.LightningDataModule):
     class_names: list[str]
     preprocessing: Preprocessing
 
-    def __init__(self, batch_size: int, seed: int, num_workers: int, max_corrupt: int = 0) -> None:
+    def __init__(self, batch_size: int, seed: int, num_workers: int, max_corrupt: int = 0, repeats: int = 1) -> None:
         super().__init__()
         if batch_size < 1:
             raise ValueError(f"data.batch_size is {batch_size}, but a batch needs at least one image: set it higher.")
@@ -27,6 +27,7 @@ class ImageSource(lightning.LightningDataModule):
         self.seed = seed
         self.num_workers = num_workers
         self.max_corrupt = max_corrupt
+        self.repeats = repeats
         self._batches: ResumableBatches | None = None
         self._reached = (0, 0)
 
@@ -46,7 +47,7 @@ class ImageSource(lightning.LightningDataModule):
 
     def train_dataloader(self) -> ResumableBatches:
         dataset = self.train_set()
-        order = ShuffledOrder(len(dataset), self.seed)  # type: ignore[arg-type]
+        order = ShuffledOrder(len(dataset), self.seed, self.repeats)  # type: ignore[arg-type]
         if len(order) < self.batch_size:
             raise ValueError(
                 f"There are {len(order)} training images a process, fewer than one batch of {self.batch_size}:"

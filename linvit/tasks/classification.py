@@ -4,6 +4,7 @@ import difflib
 import inspect
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from linvit.tasks.distillation import Distillation
+from linvit.tasks.initialization import initialize
 from linvit.tasks.optimization import Optimizer, Schedule
 
 
@@ -34,7 +37,9 @@ class Classification(lightning.LightningModule):
         mix_switch: Share of CutMix among the mixed batches where both are on.
         ema_decay: Decay a step of the weights' exponential moving average; null for no average.
         ema_warmup: The decay rises from 0 to ema_decay, 1 − (1 + step)^(−2/3), so that short runs average too.
+        ema_batch: The decay is ema_decay^(global batch / ema_batch); null means ema_decay as it stands.
         channels_last: Keeps the channels of weights and images innermost in memory, which convolutions like.
+        compile: Trains and validates the raw network through torch.compile; the saved weights keep their names.
         seed: Stochastic depth and mixing of step n are drawn from (seed, n, process).
 
     Raises ValueError for a model that is unknown to timm or contradicts the data.
@@ -52,9 +57,12 @@ class Classification(lightning.LightningModule):
         mix_switch: float = 0.5,
         ema_decay: float | None = None,
         ema_warmup: bool = True,
+        ema_batch: int | None = None,
         channels_last: bool = False,
+        compile: bool = False,
         optimizer: Optimizer | None = None,
         schedule: Schedule | None = None,
+        distillation: Distillation | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -63,6 +71,9 @@ class Classification(lightning.LightningModule):
         self.ema = ModelEmaV3(self.network, decay=ema_decay, use_warmup=ema_warmup) if ema_decay else None
         if self.ema:
             self.ema.requires_grad_(False)  # else DDP waits for their gradients
+        self.ema_batch = ema_batch
+        if compile:
+            self.network.compile()  # in place, so that the keys of the weights stay
         self.optimizer = optimizer or Optimizer()
         self.schedule = schedule or Schedule()
         self.seed = seed
@@ -71,6 +82,8 @@ class Classification(lightning.LightningModule):
             self.loss: nn.Module = SoftTargetCrossEntropy()
         else:
             self.loss = LabelSmoothingCrossEntropy(label_smoothing) if label_smoothing else nn.CrossEntropyLoss()
+
+        self.teacher = distillation.build(self.network, num_classes, channels) if distillation else None
 
         # saved with the weights, so that an epoch resumed in its middle reports the mean over all of it
         self.train_loss = MeanMetric()
@@ -82,15 +95,23 @@ class Classification(lightning.LightningModule):
         """The networks to measure: raw, and ema where the recipe keeps a moving average."""
         return {"raw": self.network, "ema": self.ema.module} if self.ema else {"raw": self.network}
 
+    def start_from(self, source: str | Path) -> str:
+        """Takes weights and moving average from a run or file of weights, see initialize."""
+        line = initialize(self.network, source)
+        if self.ema:
+            self.ema.set(self.network)
+        return line
+
     def forward(self, images: Tensor) -> Tensor:
         return self.network(images.contiguous(memory_format=self.memory_format))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         trainer = self.trainer
         per_process = trainer.datamodule.batch_size if trainer.datamodule else 1
-        optimizer = self.optimizer.build(
-            self.network, per_process * trainer.world_size * trainer.accumulate_grad_batches
-        )
+        global_batch = per_process * trainer.world_size * trainer.accumulate_grad_batches
+        if self.ema and self.ema_batch:
+            self.ema.decay **= global_batch / self.ema_batch
+        optimizer = self.optimizer.build(self.network, global_batch)
         steps = int(trainer.estimated_stepping_batches)
         per_epoch = steps / trainer.max_epochs if trainer.max_steps == -1 else trainer.num_training_batches
         self.rate = self.schedule.build(optimizer, steps, per_epoch)
@@ -113,7 +134,7 @@ class Classification(lightning.LightningModule):
         if self.mix:
             even = len(targets) // 2 * 2  # Mixup pairs images; an unreadable one can leave an odd batch
             images, targets = self.mix(images[:even].clone(), targets[:even])
-        loss = self.loss(self(images), targets)
+        loss = self._loss(images, targets)
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"The loss became {loss.item()} at step {self.global_step}, so training stopped and the checkpoints"
@@ -123,6 +144,12 @@ class Classification(lightning.LightningModule):
         self.train_loss.update(loss.detach(), weight=len(images))
         self.log("train/loss_step", loss.detach(), prog_bar=True)
         return loss
+
+    def _loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        if self.teacher is None:
+            return self.loss(self(images), targets)
+        logits, distilled = self(images)
+        return self.teacher.mix(self.loss(logits, targets), distilled, images)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)

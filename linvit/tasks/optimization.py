@@ -45,22 +45,25 @@ class Optimizer:
 
 @dataclass
 class Schedule:
-    """Linear warm-up, then one cosine down to min_lr at the last step; a function of the step alone.
+    """Linear warm-up, one cosine down to min_lr, and a cool-down that stays there; a function of the step alone.
 
     Args:
         warmup_epochs: Length of the warm-up in epochs, fractions allowed.
         warmup_lr: Learning rate of the first step.
-        min_lr: Learning rate after the last step.
+        min_lr: Learning rate after the last step of the cosine.
+        cooldown_epochs: Length of the stay at min_lr at the end, part of the run's epochs.
         warmup_first: The cosine starts at its top after the warm-up (true), or runs underneath it from step 0 (false).
     """
 
     warmup_epochs: float = 0.0
     warmup_lr: float = 1e-6
     min_lr: float = 1e-5
+    cooldown_epochs: float = 0.0
     warmup_first: bool = False
 
     def build(self, optimizer: torch.optim.Optimizer, steps: int, steps_per_epoch: float) -> CosineLRScheduler:
         warmup = round(self.warmup_epochs * steps_per_epoch)
+        steps -= round(self.cooldown_epochs * steps_per_epoch)
         return CosineLRScheduler(
             optimizer,
             t_initial=max(1, steps - warmup if self.warmup_first else steps),

@@ -3,6 +3,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import Dataset
 
 from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
@@ -56,7 +57,7 @@ def test_an_epoch_goes_on_in_its_middle_and_the_next_starts_at_its_beginning():
 def test_processes_share_every_image_without_padding(monkeypatch, world):
     shares = []
     for rank in range(world):
-        monkeypatch.setattr("linvit.data.order._share", lambda rank=rank: (rank, world))
+        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, world))
         assert len(list(PlainOrder(20))) == len(PlainOrder(20))
         shares += list(PlainOrder(20))
     assert sorted(shares) == list(range(20))
@@ -65,7 +66,7 @@ def test_processes_share_every_image_without_padding(monkeypatch, world):
 def test_two_processes_see_the_batches_of_one(monkeypatch):
     whole = [index for _, index in ShuffledOrder(20, 0)]
     for rank in range(2):
-        monkeypatch.setattr("linvit.data.order._share", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, 2))
         assert [index for _, index in ShuffledOrder(20, 0)] == whole[rank::2]
 
 
@@ -88,3 +89,40 @@ def test_corrupt_images_are_named_and_left_out_up_to_the_limit(capsys):
 def test_one_corrupt_image_too_many_stops(limit, file):
     with pytest.raises(ValueError, match=f"^file {file} is broken"):
         list(Batches(SomeCorrupt(), batch_size=4, max_corrupt=limit))
+
+
+@pytest.mark.parametrize(("length", "world"), [(20, 1), (20, 2), (600, 1), (600, 4)])
+def test_repeated_augmentation_is_that_of_timm(monkeypatch, length, world):
+    monkeypatch.setattr(torch, "randperm", lambda count, generator: torch.arange(count))
+    for rank in range(world):
+        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, world))
+        ours = ShuffledOrder(length, 0, repeats=3)
+        theirs = list(RepeatAugSampler(range(length), world, rank, shuffle=False, num_repeats=3))
+        assert [index for _, index, _ in ours] == theirs
+        assert len(ours) == len(theirs)
+
+
+def repeated(epoch=0, reached=(0, 0), workers=0):
+    order = ShuffledOrder(20, 0, repeats=3)
+    loader = ResumableBatches(
+        Augmented(Noise(), 0), sampler=order, reached=reached, batch_size=4, num_workers=workers, drop_last=True
+    )
+    order.set_epoch(epoch)
+    return loader
+
+
+def test_copies_of_an_image_are_augmented_differently():
+    pairs = drawn(repeated()).flatten(0, 1)
+    assert torch.equal(pairs[:3, 0], pairs[:1, 0].expand(3))
+    assert len(set(pairs[:, 1].tolist())) == 20
+    assert len(set(pairs[:, 0].tolist())) == 7
+
+
+def test_repeated_augmentation_resumes_exactly():
+    assert torch.equal(drawn(repeated(epoch=2, reached=(2, 3))), drawn(repeated(epoch=2))[3:])
+    assert torch.equal(drawn(repeated(workers=2)), drawn(repeated()))
+
+
+def test_no_copy_of_an_image_is_refused():
+    with pytest.raises(ValueError, match=r"data\.repeats is 0"):
+        ShuffledOrder(20, 0, repeats=0)

@@ -62,5 +62,5 @@ def test_two_headed_models_give_one_tensor_and_train():
 def test_every_recipe_argument_is_documented():
     import inspect
 
-    for name in set(inspect.signature(Classification).parameters) - {"optimizer", "schedule"}:
+    for name in set(inspect.signature(Classification).parameters) - {"optimizer", "schedule", "distillation"}:
         assert f"        {name}: " in Classification.__doc__, name

@@ -1,0 +1,91 @@
+import pytest
+import timm
+import torch
+from timm.loss import SoftTargetCrossEntropy
+from torch import nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from linvit.tasks import Classification
+from linvit.tasks.distillation import Distillation
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    network = timm.create_model("ravlt_nano", num_classes=10).eval()
+    torch.save({"model": network.state_dict()}, tmp_path / "teacher.pth")
+    return network, Distillation("ravlt_nano", str(tmp_path / "teacher.pth"))
+
+
+def student(classes=10):
+    return timm.create_model("care_nano", num_classes=classes)
+
+
+def test_loss_is_half_mixed_targets_and_half_what_the_teacher_names(teacher):
+    network, distillation = teacher
+    task = Classification({"name": "care_nano"}, 10, mixup=0.8, distillation=distillation).train()
+    images, labels = torch.randn(4, 3, 32, 32), torch.tensor([1, 2, 3, 4])
+    targets = 0.7 * one_hot(labels, 10) + 0.3 * one_hot(labels.flip(0), 10)
+    torch.manual_seed(0)
+    loss = task._loss(images, targets)
+    torch.manual_seed(0)
+    logits, distilled = task.network(images)
+    named = network(images).argmax(1)
+    expected = 0.5 * SoftTargetCrossEntropy()(logits, targets) + 0.5 * cross_entropy(distilled, named)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_teacher_is_frozen_and_no_part_of_the_student(teacher):
+    network, distillation = teacher
+    task = Classification({"name": "care_nano"}, 10, ema_decay=0.9, distillation=distillation).train()
+    assert not task.teacher.network.training
+    assert not any(parameter.requires_grad for parameter in task.teacher.network.parameters())
+    plain = Classification({"name": "care_nano"}, 10, ema_decay=0.9)
+    assert task.state_dict().keys() == plain.state_dict().keys()
+    assert len(list(task.parameters())) == len(list(plain.parameters()))
+    task.network.eval()
+    assert task(torch.randn(1, 3, 32, 32)).shape == (1, 10)
+
+
+def test_without_a_name_there_is_no_teacher():
+    network = student().train()
+    assert Distillation().build(network, 10, 3) is None
+    assert isinstance(network(torch.randn(2, 3, 32, 32)), torch.Tensor)
+
+
+def test_distilled_deit_of_timm_can_learn_too(teacher):
+    network = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=10, img_size=32, depth=1)
+    teacher[1].build(network, 10, 3)
+    assert len(network.train()(torch.randn(1, 3, 32, 32))) == 2
+
+
+def refused(distillation, sentence, network=None, classes=10):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        distillation.build(network or student(classes), classes, 3)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_cannot_be_distilled_is_one_sentence(teacher):
+    distillation = teacher[1]
+    refused(distillation, "RAVLT has one head", timm.create_model("ravlt_nano", num_classes=10))
+    refused(distillation, "CARE has one head", timm.create_model("care_nano", num_classes=10, distillation=False))
+    refused(Distillation("regnety_161"), "'regnety_161' is no model that timm knows")
+    refused(Distillation("care_nano"), "no pretrained weights for the teacher care_nano: set distillation.checkpoint")
+    refused(Distillation("resnet18"), "know 1000 classes, but the data has 10: set distillation.checkpoint")
+    refused(Distillation("resnet18", weight=2), "distillation.weight is 2, but it is a share")
+    refused(distillation, "do not fit this RAVLT in 2 keys, head.fc.weight", classes=7)
+
+
+def test_a_teacher_that_cannot_be_downloaded_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    sentence = r"could not be downloaded \(.*\): fetch timm/regnety_160\.deit_in1k by hand and set distillation"
+    refused(Distillation("regnety_160.deit_in1k"), sentence, classes=1000)
+
+
+def test_teacher_computes_without_gradients(teacher):
+    distilled = torch.randn(2, 10, requires_grad=True)
+    built = teacher[1].build(student(), 10, 3)
+    loss = built.mix(torch.tensor(1.0), distilled, torch.randn(2, 3, 32, 32, requires_grad=True))
+    loss.backward()
+    assert distilled.grad is not None
+    assert isinstance(built.network, nn.Module)

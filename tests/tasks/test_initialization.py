@@ -1,0 +1,84 @@
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from linvit.tasks.initialization import initialize
+
+
+def network(name="ravlt_nano", classes=10):
+    return timm.create_model(name, num_classes=classes)
+
+
+def same(one, two, but=""):
+    pairs = zip(one.state_dict().items(), two.state_dict().values(), strict=True)
+    return all(torch.equal(value, other) for (key, value), other in pairs if not but or not key.startswith(but))
+
+
+@pytest.fixture
+def trained():
+    torch.manual_seed(7)
+    return network()
+
+
+@pytest.mark.parametrize("wrapper", ["model", "state_dict", None])
+def test_a_file_of_weights(trained, tmp_path, wrapper):
+    weights = trained.state_dict()
+    torch.save({wrapper: weights} if wrapper else weights, tmp_path / "weights.pth")
+    start = network()
+    assert initialize(start, tmp_path / "weights.pth").endswith("weights.pth, classifier included.")
+    assert same(start, trained)
+
+
+def test_a_safetensors_file_and_a_model_of_timms(tmp_path):
+    torch.manual_seed(7)
+    trained, start = (timm.create_model("test_resnet", num_classes=classes) for classes in (5, 3))
+    save_file(trained.state_dict(), tmp_path / "weights.safetensors")
+    said = initialize(start, tmp_path / "weights.safetensors")
+    assert said.endswith("without its classifier, which has 5 classes and not 3.")
+    assert same(start, trained, but="fc.")
+    assert not same(start, trained, but="conv1.")
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_a_run_gives_its_moving_average_where_it_has_one(trained, tmp_path, averaged):
+    raw = network()
+    held = {f"network.{key}": value for key, value in raw.state_dict().items()} | {"images.sum": torch.tensor(0)}
+    if averaged:
+        held |= {f"ema.module.{key}": value for key, value in trained.state_dict().items()}
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"linvit": {}, "state_dict": held}, tmp_path / "checkpoints" / "best.ckpt")
+    start = network()
+    initialize(start, tmp_path)
+    assert same(start, trained if averaged else raw)
+
+
+def test_both_classifiers_of_care_are_left_out(tmp_path):
+    torch.manual_seed(7)
+    trained, start = network("care_nano"), network("care_nano", 4)
+    torch.save(trained.state_dict(), tmp_path / "care.pth")
+    before = {key: value.clone() for key, value in start.state_dict().items()}
+    assert "10 classes and not 4" in initialize(start, tmp_path / "care.pth")
+    changed = {key for key, value in start.state_dict().items() if not torch.equal(value, before[key])}
+    assert not {key for key in changed if ".fc." in key}
+    assert any(key.startswith("stages.3") for key in changed)
+
+
+def test_another_model_is_refused_and_nothing_is_changed(tmp_path):
+    torch.save(network("mavit_nano").state_dict(), tmp_path / "mavit.pth")
+    start, before = network(), network()
+    before.load_state_dict(start.state_dict())
+    with pytest.raises(ValueError, match=r"mavit\.pth do not fit this RAVLT in \d+ keys, .* for example: give"):
+        initialize(start, tmp_path / "mavit.pth")
+    assert same(start, before)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.pth does not exist"):
+        initialize(network(), tmp_path / "none.pth")
+
+
+def test_other_classes_can_be_refused(trained, tmp_path):
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=r"head\.fc\.weight for example"):
+        initialize(network(classes=3), tmp_path / "weights.pth", same_classes=True)
