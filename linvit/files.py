@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
@@ -26,6 +28,26 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises OSError, naming the folder, where no file can be made in it; makes the folder where it is missing."""
+    try:
+        with replacing(folder / ".probe") as temporary:
+            temporary.touch()
+        (folder / ".probe").unlink()
+    except OSError as error:
+        raise OSError(
+            f"The folder {folder} cannot be written ({error.strerror}): allow writing there, or choose another folder."
+        ) from error
+
+
+def remove_leftovers(*folders: Path) -> None:
+    """Deletes what a process that was killed in the middle of `replacing` left in these folders."""
+    for folder in folders:
+        for path in folder.glob(".*.tmp"):
+            if TEMPORARY.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

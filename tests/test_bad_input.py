@@ -124,7 +124,7 @@ def test_corrupt_images_are_left_out_up_to_the_limit_of_the_recipe(tmp_path, ima
     (images / "train" / "ant" / "L.png").write_bytes(b"broken")
     (images / "val" / "ant" / "L.png").write_bytes(b"broken")
     assert main(["train", str(folder_recipe(tmp_path)), "data.max_corrupt=1", "data.batch_size=6"]) == 0
-    assert capsys.readouterr().out.count("Left out: ") == 2
+    assert capsys.readouterr().out.count("Left out (1 of at most 1): ") == 2
 
 
 def test_images_of_other_modes_are_converted(tmp_path, images):

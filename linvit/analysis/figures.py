@@ -1,8 +1,9 @@
 """Figures of trained classifiers, each a matplotlib figure that a report embeds."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from matplotlib.axes import Axes
@@ -13,6 +14,16 @@ from torch import Tensor, nn
 from linvit.analysis.probe import Probe, probe
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#555555", "#CC79A7", "#E69F00")
+
+CURVE_PANELS = (
+    ("loss", 1, {"train_loss": "training", "val_loss": "validation", "ema_loss": "validation, moving average"}),
+    (
+        "accuracy, %",
+        100,
+        {"top1": "top-1", "ema_top1": "top-1, moving average", "top5": "top-5", "ema_top5": "top-5, moving average"},
+    ),
+    ("learning rate", 1, {"lr": "lr"}),
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,29 @@ def learning_curves(trained: Sequence[Trained]) -> Figure:
         axes.grid(alpha=0.3)
     right.legend(frameon=False)
     return figure
+
+
+def training_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
+    """Losses, accuracies in percent and learning rate of one run over its epochs; rows as in its metrics.csv."""
+    figure = Figure(figsize=(12, 3.4), layout="constrained")
+    panels = zip(figure.subplots(1, 3), CURVE_PANELS, strict=True)
+    epochs = [row["epoch"] for row in rows]
+    for axes, (heading, factor, columns) in panels:
+        for (column, label), colour in zip(columns.items(), COLOURS, strict=False):
+            values = [factor * row[column] if column in row else float("nan") for row in rows]
+            if any(value == value for value in values):
+                axes.plot(epochs, values, color=colour, label=label, marker="." if len(rows) < 40 else "")
+        axes.set(xlabel="epoch", ylabel=heading)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+        if axes.lines and len(columns) > 1:
+            axes.legend(frameon=False)
+    return figure
+
+
+def write_training_curve(rows: Sequence[Mapping[str, float]], path: Path) -> None:
+    """Writes training_curve(rows) as a PNG file, whatever the file is called."""
+    training_curve(rows).savefig(path, format="png", dpi=110)
 
 
 def confusion_matrices(trained: Sequence[Trained], targets: Tensor, class_names: Sequence[str]) -> Figure:

@@ -38,8 +38,13 @@ def _explain(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
         package = (error.name or "").partition(".")[0]
         return _say(f"linvit: this command needs {package}: pip install 'linvit[train,report]' brings it.", WRONG_USE)
-    died = isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
-    if not died and not isinstance(error, (ValueError, OSError, FloatingPointError)):
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        return _say(
+            f"linvit: A process that reads images died ({str(error).splitlines()[0].rstrip(' .')}), often for want of"
+            " memory: lower data.num_workers (eval: --workers); a run goes on with --resume.",
+            WRONG_USE,
+        )
+    if not isinstance(error, (ValueError, OSError, FloatingPointError)):
         raise error
     return _say(f"linvit: {error}", WRONG_USE)
 
@@ -116,12 +121,15 @@ def _network_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _eval_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = "linvit eval (RUN | CHECKPOINT | --model NAME --checkpoint FILE) [--data DATA] [--json]"
+    command.usage = (
+        "linvit eval (RUN | CHECKPOINT | --model NAME --checkpoint FILE) [--data DATA] [--json] [--report [FILE]]"
+    )
     command.add_argument("path", metavar="RUN", nargs="?", help="a run's folder or a checkpoint of it")
     _network_arguments(command)
     command.add_argument("--data", help="digits, or a folder of class folders; by default the data of the run")
     command.add_argument("--workers", type=int, help="processes that read images")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    command.add_argument("--report", metavar="FILE", nargs="?", const="", help="write a page (RUN/report.html)")
 
 
 def _eval(options: argparse.Namespace) -> int:
@@ -129,7 +137,14 @@ def _eval(options: argparse.Namespace) -> int:
     from linvit.cli.restore import restore
 
     restored = restore(options.path, options.model, options.checkpoint)
-    show(evaluate(restored, options.data, options.workers), restored.path, as_json=options.json)
+    measured = evaluate(restored, options.data, options.workers)
+    show(measured, restored.path, as_json=options.json)
+    if options.report is not None:
+        from linvit.cli.judge import report_path, write_report
+
+        page = report_path(restored, options.report)
+        write_report(restored, measured, page, options.data, options.workers)
+        print(f"{page} is the page to look at.", file=sys.stderr)
     return 0
 
 

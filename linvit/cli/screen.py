@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -18,15 +19,22 @@ LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
 
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Drops Lightning's notes on devices and its guesses about worker counts and log intervals."""
+    """Drops Lightning's notes on devices and its guesses about worker counts and log intervals.
+
+    Also the traceback of TensorBoard's writer on a full disk: the next thing that is written there reports it.
+    """
     before = {name: logging.getLogger(name).level for name in LOGGERS}
+    hook = threading.excepthook
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\..*")
+        warnings.filterwarnings("ignore", message="Grad strides do not match")  # costs DDP a copy, changes nothing
         for name in LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
+        threading.excepthook = lambda thrown: None if issubclass(thrown.exc_type, OSError) else hook(thrown)
         try:
             yield
         finally:
+            threading.excepthook = hook
             for name, level in before.items():
                 logging.getLogger(name).setLevel(level)
 

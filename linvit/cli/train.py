@@ -1,18 +1,22 @@
 """`linvit train`: a recipe and a folder in, checkpoints and curves out; a stopped run goes on exactly where it was."""
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from linvit.analysis.figures import write_training_curve
+from linvit.cli import environment
 from linvit.cli.recipe import RecipeCLI, read_recipe
 from linvit.cli.screen import bars, quiet_lightning
-from linvit.files import read_checkpoint, replacing
+from linvit.files import check_writable, read_checkpoint, remove_leftovers, replacing
 from linvit.tasks.checkpoints import (
     LAST,
     AtomicCheckpointIO,
@@ -21,10 +25,11 @@ from linvit.tasks.checkpoints import (
     StopSafely,
 )
 
-RECIPE = "recipe.yaml"
+RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
 FORMAT = 1
 SAME = ("seed", "model", "task", "distillation", "data")
 FREE = {"root", "num_workers", "checkpoint", "compile"}
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
 def train(
@@ -40,7 +45,8 @@ def train(
     one that reached the recipe's last epoch returns at once. Callbacks are Lightning's, beside our own.
 
     Raises ValueError with one sentence for whatever is wrong with recipe, data, model or folder, FloatingPointError
-    for a loss that is no longer finite, and RunStoppedError, saying how to go on, after Ctrl-C.
+    for a loss that is no longer finite, OSError for a folder that cannot be written, ConnectionError where another
+    process of the run was lost, and RunStoppedError, saying how to go on, after Ctrl-C.
     """
     values = read_recipe(recipe, overrides)
     folder = Path(values["folder"])
@@ -55,7 +61,7 @@ def train(
             if prints and rank_zero_only.rank == 0:
                 print(line, flush=True)
         shown = bars() if prints else []
-        keeper = RunFolder(folder, _about(cli), _monitor(cli), prints and not shown)
+        keeper = RunFolder(folder, _about(cli), _monitor(cli), prints and not shown, _draws(folder))
         return {
             "callbacks": [keeper, StopSafely(keeper.last), *shown, *callbacks],
             "plugins": [AtomicCheckpointIO()],
@@ -68,8 +74,13 @@ def train(
     with quiet_lightning():
         cli = RecipeCLI(values, prepare)
         if rank_zero_only.rank == 0:
+            check_writable(last.parent)
+            remove_leftovers(folder, last.parent)
             with replacing(folder / RECIPE) as temporary:
                 temporary.write_text(yaml.safe_dump(cli.resolved(), sort_keys=False, allow_unicode=True))
+            environment.append(
+                folder / ENVIRONMENT, environment.describe(cli.trainer.num_devices, cli.trainer.world_size)
+            )
         _fit(cli, last, last if checkpoint else None)
     return folder
 
@@ -85,6 +96,26 @@ def _fit(cli: RecipeCLI, last: Path, start: Path | None) -> None:
         raise RunStoppedError(
             f"Stopped at once, without saving; the same command with --resume goes on from {last}, where that exists."
         ) from None
+    except RuntimeError as error:
+        if not _is_lost_process(error):
+            raise
+        raise ConnectionError(
+            f"Another process of this run ended or cannot be reached, so process {rank_zero_only.rank} stopped too:"
+            f" the same command with --resume goes on from {last if last.exists() else 'the start'}."
+        ) from error
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise OSError(
+            f"The run's folder {last.parents[1]} could not be written ({error}); its checkpoints are whole:"
+            " make room or allow writing there, then go on with --resume."
+        ) from error
+
+
+def _is_lost_process(error: RuntimeError) -> bool:
+    """Gloo has no exception of its own, only its source files' names in the text."""
+    known = torch.distributed.is_available() and isinstance(error, torch.distributed.DistError)
+    return known or "gloo/transport" in str(error)
 
 
 def _start_point(folder: Path, last: Path, resume: bool) -> dict[str, Any] | None:
@@ -126,6 +157,14 @@ def _about(cli: RecipeCLI) -> dict[str, Any]:
         "class_names": list(source.class_names),
         "preprocessing": asdict(source.preprocessing),
     }
+
+
+def _draws(folder: Path) -> Callable[[list[dict[str, float]]], None]:
+    def draw(rows: list[dict[str, float]]) -> None:
+        with replacing(folder / CURVES) as temporary:
+            write_training_curve(rows, temporary)
+
+    return draw
 
 
 def _monitor(cli: RecipeCLI) -> str:

@@ -129,7 +129,7 @@ class Batches(DataLoader[Any]):
             raise ValueError(
                 complaint if self.max_corrupt == 0 else f"{complaint} More than data.max_corrupt={self.max_corrupt}."
             )
-        print(f"Left out: {complaint}")
+        print(f"Left out ({len(self.complaints)} of at most {self.max_corrupt}): {complaint}")
 
 
 class ResumableBatches(Batches):

@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from linvit.files import read_checkpoint, replacing
 
 LAST, BEST = "last.ckpt", "best.ckpt"
+REDRAWN = 30.0  # seconds
 
 
 class RunStoppedError(Exception):
@@ -45,14 +46,24 @@ class RunFolder(Checkpoint):
 
     The rows are part of the checkpoint, so the curve of a resumed run has neither gaps nor double rows. `about` is what
     `linvit eval` and `linvit predict` need to know of the run; it is saved in every checkpoint under "linvit". Best is
-    by `monitor`, a column of the metrics, the higher the better; equal ones keep the earlier.
+    by `monitor`, a column of the metrics, the higher the better; equal ones keep the earlier. `draw` gets the rows to
+    make a picture of them, at most twice a minute, after the last epoch and when the run stops.
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any], monitor: str, prints: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        monitor: str,
+        prints: bool = True,
+        draw: Callable[[list[dict[str, float]]], None] | None = None,
+    ) -> None:
         self.folder = folder
         self.about = about
         self.monitor = monitor
         self.prints = prints
+        self.draw = draw
+        self.drawn = time.monotonic(), 0
         self.rows: list[dict[str, float]] = []
         self.started = time.monotonic()
 
@@ -91,6 +102,21 @@ class RunFolder(Checkpoint):
             self._write()
             if self.prints:
                 print(_line(row, trainer.max_epochs), flush=True)
+            if time.monotonic() - self.drawn[0] > REDRAWN:
+                self._draw()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._draw()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if trainer.is_global_zero and not isinstance(exception, OSError):
+            self._draw()
+
+    def _draw(self) -> None:
+        if self.draw and len(self.rows) != self.drawn[1]:
+            self.draw(self.rows)
+            self.drawn = time.monotonic(), len(self.rows)
 
     def _write(self) -> None:
         columns = list(dict.fromkeys(column for row in self.rows for column in row))

@@ -170,3 +170,4 @@ def test_ten_kills_lose_nothing(tmp_path):
         process.wait()
     assert len(curve(killed / "run")) < 40, "killed too late to show anything"
     assert differing(train(recipe, resume=True, prints=False), run) == []
+    assert curve(killed / "run") == curve(run)

@@ -82,7 +82,10 @@ def test_corrupt_images_are_named_and_left_out_up_to_the_limit(capsys):
     loader = Batches(SomeCorrupt(), batch_size=4, max_corrupt=2)
     assert torch.cat([targets for _, targets in loader]).tolist() == [0, 1, 3, 4, 6, 7]
     assert torch.cat([targets for _, targets in loader]).tolist() == [0, 1, 3, 4, 6, 7]
-    assert capsys.readouterr().out.splitlines() == ["Left out: file 2 is broken.", "Left out: file 5 is broken."]
+    assert capsys.readouterr().out.splitlines() == [
+        "Left out (1 of at most 2): file 2 is broken.",
+        "Left out (2 of at most 2): file 5 is broken.",
+    ]
 
 
 @pytest.mark.parametrize(("limit", "file"), [(0, 2), (1, 5)])

@@ -1,0 +1,87 @@
+"""Figures of one classifier judged image by image; readable for two classes and for a thousand."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from linvit.analysis.figures import COLOURS
+from linvit.analysis.judged import Judged, Pair, calibration, expected_calibration_error, per_class
+
+SHOWN = 20  # classes at either end
+LONGEST = 28  # characters of a class name
+
+
+def class_accuracies(judged: Judged) -> Figure:
+    """Accuracy of every class, or of the best and the worst 20 beside the distribution over all of them."""
+    accuracy, counts = per_class(judged)
+    known = counts.nonzero().flatten()
+    order = known[accuracy[known].argsort(stable=True)].tolist()
+    if len(order) <= 2 * SHOWN:
+        figure = Figure(figsize=(8, 0.9 + 0.24 * len(order)), layout="constrained")
+        _bars(figure.subplots(), judged, accuracy, order, "")
+        return figure
+    figure = Figure(figsize=(12, 6.2), layout="constrained")
+    worst, best, every = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
+    _bars(worst, judged, accuracy, order[:SHOWN], f"the {SHOWN} worst")
+    _bars(best, judged, accuracy, order[-SHOWN:], f"the {SHOWN} best")
+    every.hist(100 * accuracy[known].numpy(), bins=20, range=(0, 100), color=COLOURS[0])
+    every.set(xlabel="accuracy, %", ylabel="classes", title=f"all {len(order):,} classes")
+    every.grid(alpha=0.3)
+    return figure
+
+
+def confused_images(
+    judged: Judged, pairs: Sequence[Pair], image: Callable[[int], Tensor], mean: Sequence[float], std: Sequence[float]
+) -> Figure:
+    """A row a pair with its images; `image(index)` gives one as the network sees it, (channels, height, width)."""
+    most = max(len(pair.indices) for pair in pairs)
+    figure = Figure(figsize=(3.6 + 1.25 * most, 1.3 * len(pairs)), layout="constrained")
+    grid = figure.subplots(len(pairs), 1 + most, squeeze=False, width_ratios=(2.6, *[1] * most))
+    for row, pair in zip(grid, pairs, strict=True):
+        for axes in row:
+            axes.axis("off")
+        true, read = (_short(judged.class_names[place]) for place in (pair.true, pair.read))
+        row[0].text(0, 0.5, f"{true}\nread as {read}\n{pair.count}×", va="center", fontsize=9)
+        for axes, index in zip(row[1:], pair.indices, strict=False):
+            axes.imshow(_displayed(image(index), mean, std), cmap="gray", vmin=0, vmax=1)
+    return figure
+
+
+def calibration_curve(judged: Judged) -> Figure:
+    """Accuracy against confidence in 15 bins, and how many images fall into each."""
+    counts, confidence, accuracy = calibration(judged)
+    edges = torch.arange(len(counts)) / len(counts)
+    full = counts > 0
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot([0, 100], [0, 100], color="#999999", linestyle="--", label="as sure as right")
+    left.plot(100 * confidence[full], 100 * accuracy[full], "o-", color=COLOURS[1], label="network")
+    left.set(xlabel="mean confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
+    left.set_title(f"expected calibration error {100 * expected_calibration_error(judged):.2f} %", fontsize=10)
+    left.legend(frameon=False)
+    right.bar(100 * edges, counts, width=100 / len(counts), align="edge", color=COLOURS[0], edgecolor="white")
+    right.set(xlabel="confidence, %", ylabel="images", xlim=(0, 100))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def _bars(axes: Axes, judged: Judged, accuracy: Tensor, order: Sequence[int], title: str) -> None:
+    axes.barh(range(len(order)), [100 * accuracy[place].item() for place in order], color=COLOURS[0])
+    axes.set_yticks(range(len(order)), [_short(judged.class_names[place]) for place in order], fontsize=8)
+    axes.set(xlabel="accuracy, %", xlim=(0, 100), ylim=(-0.6, len(order) - 0.4), title=title)
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
+def _displayed(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(height, width, 3) or (height, width) in 0..1: the picture before it was normalized."""
+    pixels = image.float().cpu() * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+    pixels = pixels.clamp(0, 1).movedim(0, -1)
+    return pixels[..., 0] if pixels.shape[-1] == 1 else pixels

@@ -1,0 +1,76 @@
+"""Where a run was made: versions, commit, devices and command, one entry a start of the run."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linvit.files import replacing
+
+PACKAGES = ("linvit", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "pillow")
+
+
+def describe(devices: int, world_size: int) -> dict[str, Any]:
+    """Versions, the commit where linvit stands in a git checkout, device names, command line and time of the start.
+
+    devices and world_size are the trainer's: how many a machine, how many in all.
+    """
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "commit": commit(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "devices": _device_names(),
+        "devices_used": devices,
+        "processes": world_size,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+    }
+
+
+def commit() -> str | None:
+    """The commit of linvit's own checkout, with `-dirty` after it where files differ from it; None outside of one."""
+    here = Path(__file__).parent
+    if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None  # installed, though perhaps below somebody else's repository
+    return _git(here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def append(path: Path, entry: dict[str, Any]) -> None:
+    """Adds one entry to the JSON list in path, which is replaced whole; a damaged list is begun anew."""
+    try:
+        entries = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        entries = []
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps([*entries, entry], indent=1))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _device_names() -> list[str]:
+    if torch.cuda.is_available():
+        return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"]

@@ -1,0 +1,147 @@
+"""What can break under a run: each ends in one clear message and leaves the last good checkpoint whole."""
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from tiny_run import content, curve, differing, write_recipe
+
+from linvit.cli import main
+from linvit.cli.train import train
+from linvit.data import Digits
+from linvit.data.digits import Shifted
+
+SOON = {"max_epochs": 3}
+
+
+class Before(Callback):
+    """Calls `act()` before the batch of one step."""
+
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == self.step:
+            self.act()
+
+
+@contextlib.contextmanager
+def small_files():
+    """Puts the limit of a file's size back at the end; writing beyond it fails as on a full disk, also under root."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    return train(write_recipe(tmp_path_factory.mktemp("straight"), trainer=SOON), prints=False)
+
+
+def check_first_epoch_is_kept(run, straight):
+    assert content(run)["global_step"] == 3
+    train(run.parent / "tiny.yaml", resume=True, prints=False)
+    assert not list(run.rglob(".*.tmp"))
+    assert differing(run, straight) == []
+    assert curve(run) == curve(straight)
+
+
+@pytest.mark.filterwarnings("ignore:Exception in thread")  # of TensorBoard's writer; the command line hides it
+@pytest.mark.parametrize("room", [4096, 1_000_000], ids=["a page", "a part of a checkpoint"])
+def test_a_full_disk_stops_with_one_sentence_and_resume_goes_on(straight, tmp_path, room):
+    recipe = write_recipe(tmp_path, trainer=SOON)
+    assert (straight / "checkpoints" / "last.ckpt").stat().st_size > 2_000_000
+    with small_files() as limit, pytest.raises(OSError, match=r"could not be written .*go on with --resume") as error:
+        train(recipe, callbacks=[Before(4, lambda: limit(room))], prints=False)
+    assert "\n" not in str(error.value)
+    check_first_epoch_is_kept(tmp_path / "run", straight)
+
+
+def test_checkpoints_that_can_no_longer_be_written_stop_with_one_sentence(straight, tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+
+    def block():  # a file in the folder's place: the only thing that root, too, cannot write into
+        folder.rename(tmp_path / "kept")
+        folder.touch()
+
+    with pytest.raises(OSError, match=r"last\.ckpt could not be written .*go on with --resume"):
+        train(write_recipe(tmp_path, trainer=SOON), callbacks=[Before(4, block)], prints=False)
+    folder.unlink()
+    (tmp_path / "kept").rename(folder)
+    check_first_epoch_is_kept(tmp_path / "run", straight)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["train", str(write_recipe(tmp_path)), f"folder={tmp_path / 'file' / 'run'}"]) == 2
+    said = capsys.readouterr()
+    assert f"The folder {tmp_path / 'file' / 'run' / 'checkpoints'} cannot be written (Not a directory)" in said.err
+    assert "epoch" not in said.out
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes whatever the permissions say")
+def test_a_folder_without_permission_is_refused_before_training(tmp_path, capsys):
+    (tmp_path / "run").mkdir(mode=0o500)
+    assert main(["train", str(write_recipe(tmp_path))]) == 2
+    assert "cannot be written (Permission denied)" in capsys.readouterr().err
+
+
+class Deadly(Shifted):
+    """Kills the process that reads one image, as the machine's memory guard does; never the process of the test."""
+
+    def __getitem__(self, index):
+        if index == 100 and torch.utils.data.get_worker_info():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_reading_process_that_dies_stops_with_one_sentence(tmp_path, monkeypatch, capsys):
+    whole = Digits.train_set
+
+    def later(source):
+        part = whole(source)
+        return Deadly(part.images, part.targets, part.max_shift)
+
+    recipe = str(
+        write_recipe(tmp_path, trainer={"max_epochs": 2, "limit_train_batches": None}, data={"batch_size": 64})
+    )
+    assert main(["train", recipe, "trainer.max_epochs=1", "trainer.limit_train_batches=2"]) == 0
+    before = content(tmp_path / "run")["global_step"]
+    monkeypatch.setattr(Digits, "train_set", later)
+    capsys.readouterr()
+    assert main(["train", recipe, "--resume", "data.num_workers=1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("linvit: A process that reads images died (DataLoader worker")
+    assert said.rstrip().endswith("a run goes on with --resume.")
+    assert len(said.strip().splitlines()) == 1
+    assert content(tmp_path / "run")["global_step"] == before
+
+
+def test_killed_while_saving_keeps_the_checkpoint_before_and_resume_goes_on(straight, tmp_path):
+    recipe = write_recipe(tmp_path, trainer=SOON)
+    code = f"""
+import os, signal, torch
+from linvit.cli.train import train
+whole, saved = torch.save, []
+def save(content, file):
+    saved.append(file)
+    if len(saved) < 3:  # last and best of the first epoch
+        return whole(content, file)
+    whole(content, file)
+    os.truncate(file, 1_000_000)
+    os.kill(os.getpid(), signal.SIGKILL)
+torch.save = save
+train({str(recipe)!r}, prints=False)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "run").rglob(".*.tmp"))) == 1
+    check_first_epoch_is_kept(tmp_path / "run", straight)
