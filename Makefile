@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow demo parity precision clean
+.PHONY: setup check format test test-slow judge judge-nano demo parity precision clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,12 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n auto -m "not gpu"
+
+judge: $(STAMP)
+	$(BIN)/python tests/judge/run.py $(NAMES)
+
+judge-nano: $(STAMP)
+	$(BIN)/python tests/judge/run.py "*_nano"
 
 demo: $(STAMP)
 	$(BIN)/linvit demo

@@ -1,14 +1,14 @@
 """The authors' published weights: loaded key for key, and rewritten as safetensors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from timm.models import create_model
 from torch import nn
 
 from linvit.files import read_checkpoint, replacing
+from linvit.models.pretrained import require_fit
 
 
 def load_released(model: nn.Module, source: str | Path | Mapping) -> nn.Module:
@@ -35,14 +35,8 @@ def load_released(model: nn.Module, source: str | Path | Mapping) -> nn.Module:
         raise ValueError(f"load_released: the model is a {name}, expected one that linvit registers: create it by name")
     checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
     weights = model.native_state_dict(checkpoint)
-    own = model.state_dict()
-    faults = list(_faults(weights, own))
-    if faults:
-        raise ValueError(
-            f"load_released: the checkpoint does not fit this {name} in {len(faults)} keys (the model is unchanged); "
-            "create the model that it belongs to:\n  " + "\n  ".join(faults)
-        )
-    model.load_state_dict({**own, **weights})
+    require_fit(weights, model, "load_released")
+    model.load_state_dict({**model.state_dict(), **weights})
     return model
 
 
@@ -71,18 +65,3 @@ def convert(source: str | Path | Mapping, target: str | Path, model_name: str) -
     with replacing(target) as temporary:
         save_file({key: value.contiguous() for key, value in weights.items()}, temporary, metadata={"format": "pt"})
     return target
-
-
-def _faults(weights: Mapping, own: Mapping) -> Iterator[str]:
-    for key, value in own.items():
-        if key not in weights and not key.endswith(".num_batches_tracked"):
-            yield f"missing {key} {_shape(value)}"
-    for key, value in weights.items():
-        if key not in own:
-            yield f"unexpected {key} {_shape(value)}"
-        elif _shape(value) != _shape(own[key]):
-            yield f"misshapen {key}: checkpoint {_shape(value)}, model {_shape(own[key])}"
-
-
-def _shape(value) -> str:
-    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else f"of type {type(value).__name__}"

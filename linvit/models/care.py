@@ -25,7 +25,6 @@ published weights on a hub. The nano size is ours, for images of 32 to 64 px.
 import torch
 from timm.layers import calculate_drop_path_rates, get_device_dtype
 from timm.models import (
-    build_model_with_cfg,
     checkpoint_seq,
     generate_default_cfgs,
     register_model,
@@ -35,6 +34,7 @@ from torch import Tensor, nn
 from linvit.layers import CareBlock, PatchDownsample, PatchStem
 from linvit.models.backbone import Backbone
 from linvit.models.family import imagenet_cfg, renamed, stage_mixers, unwrapped, warn_of_pattern
+from linvit.models.pretrained import create
 
 LETTERS = {"C": "strips", "L": "linear", "S": "softmax"}
 
@@ -246,14 +246,7 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create(variant: str, pretrained: bool, **kwargs) -> CARE:
-    return build_model_with_cfg(
-        CARE,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": (0, 1, 2, 3), "flatten_sequential": True},
-        **kwargs,
-    )
+    return create(CARE, variant, pretrained, checkpoint_filter_fn, **kwargs)
 
 
 @register_model

@@ -2,12 +2,13 @@
 
 import torch
 from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype
-from timm.models import build_model_with_cfg, checkpoint
+from timm.models import checkpoint
 from torch import Tensor, nn
 
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_tables
 from linvit.models.backbone import Backbone
 from linvit.models.family import renamed, stage_mixers, unwrapped, warn_of_pattern
+from linvit.models.pretrained import create
 from linvit.ops import rotary_1d
 
 SIZES = {
@@ -217,11 +218,4 @@ def _compare_angles(key: str, angle: Tensor, model: nn.Module) -> None:
 
 def create_pyramid(model_cls: type[Pyramid], variant: str, pretrained: bool, **kwargs) -> Pyramid:
     """Build a registered variant through timm: weights, adaptation of inputs and classes, features_only."""
-    return build_model_with_cfg(
-        model_cls,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": (0, 1, 2, 3), "flatten_sequential": True},
-        **kwargs,
-    )
+    return create(model_cls, variant, pretrained, checkpoint_filter_fn, **kwargs)

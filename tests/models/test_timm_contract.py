@@ -9,7 +9,7 @@ import torch
 from test_all_models import NANOS, create, image, visible
 from timm.models import save_for_hf
 from timm.models._manipulate import group_parameters
-from timm.optim import param_groups_weight_decay
+from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from torch.testing import assert_close
 
 
@@ -92,6 +92,38 @@ def test_reset_classifier(name):
     assert all(torch.equal(parameter, frozen[key]) for key, parameter in model.named_parameters() if key in frozen)
 
 
+def test_reset_classifier_thaws_nothing(name):
+    model = create(name).requires_grad_(False)
+    model.reset_classifier(7)
+    classifiers = model.get_classifier()
+    fresh = [
+        f"{key}.{part}"
+        for key, module in model.named_modules()
+        for part in ("weight", "bias")
+        if module in (classifiers if isinstance(classifiers, tuple) else (classifiers,))
+    ]
+    assert fresh
+    assert [key for key, parameter in model.named_parameters() if parameter.requires_grad] == fresh
+
+
+def test_channels_classes_and_pooling(name):
+    x = torch.randn(2, 5, 64, 96)
+    for pool in ("avg",) if name.startswith("care") else ("avg", "max", "avgmax", "catavgmax"):
+        model = create(name, in_chans=5, num_classes=7, global_pool=pool)
+        assert (model.in_chans, model.num_classes) == (5, 7)
+        assert model(x).shape == (2, 7)
+        assert create(name, in_chans=5, num_classes=0, global_pool=pool)(x).shape == (2, model.head_hidden_size)
+    unpooled = create(name, in_chans=5, num_classes=0, global_pool="")
+    assert unpooled(x).shape == (2, unpooled.head_hidden_size, 2, 3)
+
+
+def test_everything_is_made_on_the_device_asked_for(name):
+    model = timm.create_model(name, device="meta", dtype=torch.float64)
+    tensors = (*model.parameters(), *model.buffers())
+    assert all(tensor.is_meta for tensor in tensors)
+    assert {tensor.dtype for tensor in tensors if tensor.is_floating_point()} == {torch.float64}
+
+
 def test_pruned_head_can_be_replaced(name):
     model, x = visible(create(name)), image(64, 64)
     tap = model.forward_intermediates(x, indices=[2], intermediates_only=True)[0]
@@ -123,6 +155,20 @@ def test_groups_follow_the_depth(name, coarse):
     assert first == sorted(first)
     blocks = sum(len(stage.blocks) for stage in model.stages)
     assert len(set(groups.values())) == (4 if coarse else blocks) + 2
+
+
+def test_layer_decay_rises_towards_the_head(name):
+    model = create(name)
+    groups = create_optimizer_v2(model, "adamw", lr=1.0, weight_decay=0.05, layer_decay=0.7).param_groups
+    scales = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
+    depths = group_parameters(model, model.group_matcher(), reverse=True)
+    by_depth = {}
+    for key, parameter in model.named_parameters():
+        by_depth.setdefault(depths[key], set()).add(scales[id(parameter)])
+    rising = [scale for depth in sorted(by_depth) for scale in by_depth[depth]]
+    assert len(rising) == len(by_depth) > 2
+    assert rising == sorted(set(rising))
+    assert rising[-1] == 1
 
 
 def test_weight_decay_follows_the_released_training(name):

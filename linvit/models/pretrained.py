@@ -1,0 +1,113 @@
+"""Building a registered variant through timm, with the authors' published weights when they are asked for."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from timm.models import build_model_with_cfg, resolve_pretrained_cfg
+from torch import Tensor, nn
+
+
+def create(
+    model_cls: type[nn.Module], variant: str, pretrained: bool, filter_fn: Callable[[dict, nn.Module], dict], **kwargs
+) -> nn.Module:
+    """A variant with timm's adaptation of channels and classes and with features_only.
+
+    Weights come from where timm finds them: those on a hub are downloaded once into the hub's cache. Published
+    checksums do not exist; what is verified is that every key is there, none is left over, and every shape fits, but
+    for first convolution and classifier where the model has other channels or classes.
+
+    Args:
+        model_cls, variant: the family and the registered name.
+        pretrained: whether to load weights.
+        filter_fn: the family's checkpoint_filter_fn.
+        kwargs: arguments of the family and of timm's builder.
+
+    Raises:
+        RuntimeError: if there are no published weights, or if they cannot be downloaded.
+        ValueError: if the weights do not fit; lists every key.
+    """
+    overlay = kwargs.get("pretrained_cfg_overlay")
+    cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay).to_dict() if pretrained else {}
+    given = cfg.get("file") or cfg.get("state_dict")
+    if pretrained and not (given or cfg.get("url") or cfg.get("hf_hub_id")):
+        raise RuntimeError(
+            f"{variant} has no published weights on a hub: create it with pretrained=False, "
+            f"and load a file of the authors with linvit.load_released(model, path)"
+        )
+
+    headless = kwargs.get("features_only", False)
+
+    def fitting(checkpoint: dict, model: nn.Module) -> dict:
+        weights = filter_fn(checkpoint, model)
+        require_fit(weights, model, "pretrained", _adapted(model, cfg, headless))
+        return weights
+
+    try:
+        return build_model_with_cfg(
+            model_cls,
+            variant,
+            pretrained,
+            pretrained_filter_fn=fitting,
+            feature_cfg={"out_indices": (0, 1, 2, 3), "flatten_sequential": True},
+            **kwargs,
+        )
+    except OSError as error:  # whatever the hub's client raises is one
+        file = cfg.get("hf_hub_filename")
+        if given or not file:
+            raise
+        raise RuntimeError(
+            f"{variant}: {file} could not be downloaded from {cfg['hf_hub_id']} on the Hugging Face hub "
+            f"({type(error).__name__}): fetch that file by hand, then either linvit.load_released(model, {file!r}), or "
+            f"`linvit convert {file} weights.safetensors --model {variant}` and checkpoint_path='weights.safetensors'"
+        ) from error
+
+
+def require_fit(weights: Mapping, model: nn.Module, caller: str, adapted: tuple[str, ...] = ()) -> None:
+    """Refuse weights that are not exactly the model's, except for counters of batch norms, which may be absent.
+
+    Args:
+        weights: in the model's key names.
+        model: the model, which stays as it is.
+        caller: the first word of the error.
+        adapted: modules whose weights may be absent or of another shape.
+
+    Raises:
+        ValueError: one error that lists every key that is missing, unexpected or misshapen.
+    """
+    keys = tuple(f"{name}." for name in adapted)
+    own = model.state_dict()
+    faults = [fault for key, fault in _faults(weights, own) if not key.startswith(keys)]
+    if faults:
+        raise ValueError(
+            f"{caller}: the checkpoint does not fit this {type(model).__name__} in {len(faults)} keys "
+            "(the model is unchanged); create the model that it belongs to:\n  " + "\n  ".join(faults)
+        )
+
+
+def _adapted(model: nn.Module, cfg: Mapping, headless: bool) -> tuple[str, ...]:
+    """The modules that timm adapts because the model has other channels or classes than the weights, or no head."""
+    names: list[str] = []
+    if model.in_chans != cfg["input_size"][0]:
+        names += _names(cfg["first_conv"])
+    if headless or model.num_classes != cfg["num_classes"]:
+        names += _names(cfg["classifier"])
+    return tuple(names)
+
+
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def _faults(weights: Mapping, own: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    for key, value in own.items():
+        if key not in weights and not key.endswith(".num_batches_tracked"):
+            yield key, f"missing {key} {_shape(value)}"
+    for key, value in weights.items():
+        if key not in own:
+            yield key, f"unexpected {key} {_shape(value)}"
+        elif _shape(value) != _shape(own[key]):
+            yield key, f"misshapen {key}: checkpoint {_shape(value)}, model {_shape(own[key])}"
+
+
+def _shape(value: object) -> str:
+    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else f"of type {type(value).__name__}"
