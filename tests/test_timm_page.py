@@ -3,16 +3,29 @@
 import re
 from pathlib import Path
 
+import pytest
+
 PAGE = (Path(__file__).parents[1] / "docs" / "timm.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
-def test_python_blocks_run_in_turn(tmp_path, monkeypatch):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(blocks) == 4
-    monkeypatch.chdir(tmp_path)
+def run(blocks, folder, monkeypatch):
+    assert len(BLOCKS) == 4
+    monkeypatch.chdir(folder)
     names = {}
     for block in blocks:
         exec(compile(block, "timm.md", "exec"), names)
+    return names
+
+
+def test_all_but_the_exports_run(tmp_path, monkeypatch):
+    names = run(BLOCKS[:3], tmp_path, monkeypatch)
     assert names["logits"].shape == (2, 10)
     assert (names["again"].num_classes, names["again"].pattern) == (9, "LLSS")
-    assert names["compiled"](names["x"]).shape == names["program"].module()(names["x"]).shape == (2, 1000)
+
+
+@pytest.mark.slow
+def test_the_exports_run(tmp_path, monkeypatch):
+    names = run((BLOCKS[0], BLOCKS[3]), tmp_path, monkeypatch)
+    x = names["x"]
+    assert names["compiled"](x).shape == names["program"].module()(x).shape == names["scripted"](x).shape == (2, 1000)
