@@ -12,15 +12,14 @@ from fnmatch import fnmatch
 import pytest
 import timm
 
-import linvit.models  # noqa: F401  (registers them)
+from linvit.cli.models import model_names
 
 NAMES = pytest.StashKey[set[str]]()
 
 
-def registered(patterns: list[str]) -> set[str]:
+def chosen(patterns: list[str]) -> set[str]:
     """The names that linvit registers, all of them or those that fit one of the patterns."""
-    names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
-    return {name for name in names if not patterns or any(fnmatch(name, pattern) for pattern in patterns)}
+    return {name for name in model_names() if not patterns or any(fnmatch(name, pattern) for pattern in patterns)}
 
 
 def narrowed(list_names: Callable[..., list[str]], names: set[str]) -> Callable[..., list[str]]:
@@ -42,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    names = registered(config.getoption("names"))
+    names = chosen(config.getoption("names"))
     if not names:
         raise pytest.UsageError(f"linvit registers no model that fits {config.getoption('names')}: see `linvit models`")
     config.stash[NAMES] = names
