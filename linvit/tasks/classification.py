@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import math
 import random
 import re
 from pathlib import Path
@@ -113,7 +114,8 @@ class Classification(lightning.LightningModule):
             self.ema.decay **= global_batch / self.ema_batch
         optimizer = self.optimizer.build(self.network, global_batch)
         steps = int(trainer.estimated_stepping_batches)
-        per_epoch = steps / trainer.max_epochs if trainer.max_steps == -1 else trainer.num_training_batches
+        trainer.fit_loop.setup_data()  # Lightning has counted the batches, unless max_steps alone bounds the run
+        per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         self.rate = self.schedule.build(optimizer, steps, per_epoch)
         return optimizer
 

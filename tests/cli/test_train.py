@@ -73,6 +73,20 @@ def test_ctrl_c_saves_and_resume_goes_on_in_the_middle_of_an_epoch(straight, tmp
     assert curve(run) == curve(straight)
 
 
+def test_a_run_that_started_from_weights_resumes_without_them(straight, tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    whole.mkdir(), stopped.mkdir()
+    weights = tmp_path / "weights.ckpt"
+    weights.write_bytes((straight / "checkpoints" / "best.ckpt").read_bytes())
+    run = train(write_recipe(whole, init=str(weights), trainer={"max_epochs": 2}), prints=False)
+    assert differing(run, straight) != []
+    recipe = write_recipe(stopped, init=str(weights), trainer={"max_epochs": 2})
+    with pytest.raises(RunStoppedError):
+        train(recipe, callbacks=[At(3, press_ctrl_c)], prints=False)
+    weights.unlink()
+    assert differing(train(recipe, resume=True, prints=False), run) == []
+
+
 def test_worker_processes_change_nothing(straight, tmp_path):
     run = train(write_recipe(tmp_path, data={"num_workers": 2}), prints=False)
     assert differing(run, straight) == []

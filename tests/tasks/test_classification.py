@@ -1,9 +1,13 @@
+import functools
+
+import lightning
 import pytest
 import torch
 from timm.data import Mixup
 from torch import nn
 
 from linvit.tasks import Classification
+from linvit.tasks.optimization import Optimizer, Schedule
 
 NANO = {"name": "ravlt_nano"}
 
@@ -64,3 +68,53 @@ def test_every_recipe_argument_is_documented():
 
     for name in set(inspect.signature(Classification).parameters) - {"optimizer", "schedule", "distillation"}:
         assert f"        {name}: " in Classification.__doc__, name
+
+
+def test_compiling_keeps_the_names_of_the_weights():
+    plain, compiled = Classification(NANO, 10, ema_decay=0.9), Classification(NANO, 10, ema_decay=0.9, compile=True)
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    assert compiled.network._compiled_call_impl is not None
+    assert compiled.ema.module._compiled_call_impl is None
+
+
+def test_compiled_training_computes_the_same(monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # inductor takes minutes
+    tasks = [Classification(NANO, 10, compile=compile) for compile in (False, True)]
+    tasks[1].load_state_dict(tasks[0].state_dict())
+    images, targets = torch.randn(4, 3, 32, 32), torch.arange(4)
+    losses = [task.train()._loss(images, targets) for task in tasks]
+    torch.testing.assert_close(losses[1], losses[0])
+    for loss in losses:
+        loss.backward()
+    for one, two in zip(tasks[1].network.parameters(), tasks[0].network.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+class AlwaysZero(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return torch.zeros(3, 32, 32), 0
+
+    def __len__(self):
+        return 24
+
+
+class Zeros(lightning.LightningDataModule):
+    batch_size = 3
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(AlwaysZero(), batch_size=3)
+
+
+def fit(task, **options):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    lightning.Trainer(accelerator="cpu", max_steps=2, enable_model_summary=False, **quiet, **options).fit(task, Zeros())
+
+
+@pytest.mark.parametrize(("accumulated", "global_batch"), [(1, 3), (4, 12)])
+def test_learning_rate_and_moving_average_follow_the_global_batch(accumulated, global_batch):
+    optimizer = Optimizer(lr=1e-3, lr_batch=24)
+    task = Classification(NANO, 10, ema_decay=0.9, ema_batch=6, optimizer=optimizer, schedule=Schedule(1))
+    fit(task, accumulate_grad_batches=accumulated)
+    assert task.ema.decay == pytest.approx(0.9 ** (global_batch / 6))
+    assert task.rate.warmup_t == min(2, 24 // global_batch)
+    assert task.rate.base_values[0] == pytest.approx(1e-3 * global_batch / 24)

@@ -35,8 +35,7 @@ def test_loss_is_half_mixed_targets_and_half_what_the_teacher_names(teacher):
 
 
 def test_teacher_is_frozen_and_no_part_of_the_student(teacher):
-    _, distillation = teacher
-    task = Classification({"name": "care_nano"}, 10, ema_decay=0.9, distillation=distillation).train()
+    task = Classification({"name": "care_nano"}, 10, ema_decay=0.9, distillation=teacher[1]).train()
     assert not task.teacher.network.training
     assert not any(parameter.requires_grad for parameter in task.teacher.network.parameters())
     plain = Classification({"name": "care_nano"}, 10, ema_decay=0.9)

@@ -65,11 +65,11 @@ def test_both_classifiers_of_care_are_left_out(tmp_path):
 
 
 def test_another_model_is_refused_and_nothing_is_changed(tmp_path):
-    torch.save(network("mavit_nano").state_dict(), tmp_path / "mavit.pth")
+    torch.save(network("care_nano").state_dict(), tmp_path / "care.pth")
     start, before = network(), network()
     before.load_state_dict(start.state_dict())
-    with pytest.raises(ValueError, match=r"mavit\.pth do not fit this RAVLT in \d+ keys, .* for example: give"):
-        initialize(start, tmp_path / "mavit.pth")
+    with pytest.raises(ValueError, match=r"care\.pth do not fit this RAVLT in \d+ keys, .* for example: give"):
+        initialize(start, tmp_path / "care.pth")
     assert same(start, before)
 
 

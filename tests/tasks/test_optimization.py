@@ -35,6 +35,12 @@ def test_warm_up_can_come_first():
     assert values[60] == pytest.approx(0.1 + 0.9 / 2)
 
 
+def test_cool_down_stays_at_the_lowest_rate_at_the_end():
+    values = rates(Schedule(min_lr=0.1, cooldown_epochs=3))
+    assert values[70:] == [0.1] * 31
+    assert values[35] == pytest.approx(0.1 + 0.9 / 2)
+
+
 def test_learning_rate_scales_with_the_global_batch(network):
     assert Optimizer(lr=5e-4, lr_batch=512).build(network, 1024).param_groups[0]["lr"] == pytest.approx(1e-3)
     assert Optimizer(lr=5e-4).build(network, 1024).param_groups[0]["lr"] == pytest.approx(5e-4)
