@@ -35,6 +35,8 @@ def _explain(error: Exception) -> int:
     """One sentence for what a user can mend; anything else is a bug of ours and keeps its traceback."""
     if type(error).__name__ == "RunStoppedError":
         return _say(str(error), STOPPED)
+    if type(error).__name__ == "MisconfigurationException":
+        return _say(f"linvit: Lightning's trainer refuses this: {' '.join(str(error).split())}", WRONG_USE)
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         return _say(
             f"linvit: A process that reads images died ({str(error).splitlines()[0].rstrip(' .')}), often for want of"
