@@ -40,6 +40,12 @@ def test_unknown_model(refused, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_trainer_that_cannot_be(refused, tmp_path):
+    said = refused("train", write_recipe(tmp_path), "trainer.strategy=fsdp")
+    assert "Lightning's trainer refuses this" in said
+    assert "fsdp" in said.lower()
+
+
 def test_unknown_argument_of_the_model(refused, tmp_path):
     said = refused("train", write_recipe(tmp_path), "model.drop_pth_rate=0.1")
     assert "ravlt_nano has no argument 'drop_pth_rate': did you mean 'model.drop_path_rate'?" in said

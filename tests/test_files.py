@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from linvit.files import read_checkpoint, replacing
+from linvit.files import check_writable, read_checkpoint, remove_leftovers, replacing
 
 
 def test_what_fails_halfway_leaves_the_old_file(tmp_path):
@@ -61,3 +61,20 @@ def test_no_checkpoint(tmp_path):
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(ValueError, match="holds a list, expected a dictionary"):
         read_checkpoint(tmp_path / "list.pth")
+
+
+def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
+    kept = [tmp_path / name for name in (".hidden.tmp", "last.ckpt", ".a.12.tmp.bak", "notes.1.tmp")]
+    left = tmp_path / ".last.ckpt.123.tmp"
+    for path in (*kept, left):
+        path.touch()
+    remove_leftovers(tmp_path, tmp_path / "missing")
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
+
+
+def test_a_folder_that_can_be_written_is_made_and_left_empty(tmp_path):
+    check_writable(tmp_path / "new" / "deep")
+    assert list((tmp_path / "new" / "deep").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"cannot be written .*choose another folder"):
+        check_writable(tmp_path / "file" / "below")

@@ -52,11 +52,13 @@ def curve(run: Path) -> list[dict[str, str]]:
 
 
 def differing(run: Path, other: Path, fewest: int = 500) -> list[str]:
-    """Which tensors of weights, moving average and optimizer of the last checkpoints are not equal bit for bit."""
+    """Which parts of weights, moving average and optimizer of the last checkpoints are not equal bit for bit."""
     ours, theirs = content(run), content(other)
     pairs = [(key, value, theirs["state_dict"][key]) for key, value in ours["state_dict"].items()]
+    groups = [held["optimizer_states"][0]["param_groups"] for held in (ours, theirs)]
     states = (held["optimizer_states"][0]["state"] for held in (ours, theirs))
     for number, (one, two) in enumerate(zip(*(state.values() for state in states), strict=True)):
         pairs += [(f"{number}.{key}", one[key], two[key]) for key in one]
     assert len(pairs) >= fewest
-    return [name for name, one, two in pairs if not torch.equal(one, two)]
+    unequal = [name for name, one, two in pairs if not torch.equal(one, two)]
+    return unequal if groups[0] == groups[1] else [*unequal, "param_groups"]

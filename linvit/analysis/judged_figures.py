@@ -26,7 +26,7 @@ def class_accuracies(judged: Judged) -> Figure:
     figure = Figure(figsize=(12, 6.2), layout="constrained")
     worst, best, every = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
     _bars(worst, judged, accuracy, order[:SHOWN], f"the {SHOWN} worst")
-    _bars(best, judged, accuracy, order[-SHOWN:], f"the {SHOWN} best")
+    _bars(best, judged, accuracy, order[: -SHOWN - 1 : -1], f"the {SHOWN} best")
     every.hist(100 * accuracy[known].numpy(), bins=20, range=(0, 100), color=COLOURS[0])
     every.set(xlabel="accuracy, %", ylabel="classes", title=f"all {len(order):,} classes")
     every.grid(alpha=0.3)
@@ -58,7 +58,7 @@ def calibration_curve(judged: Judged) -> Figure:
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot([0, 100], [0, 100], color="#999999", linestyle="--", label="as sure as right")
-    left.plot(100 * confidence[full], 100 * accuracy[full], "o-", color=COLOURS[1], label="network")
+    left.plot(100 * confidence[full], 100 * accuracy[full], "o-", color=COLOURS[1], label="network", clip_on=False)
     left.set(xlabel="mean confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
     left.set_title(f"expected calibration error {100 * expected_calibration_error(judged):.2f} %", fontsize=10)
     left.legend(frameon=False)
@@ -72,7 +72,7 @@ def calibration_curve(judged: Judged) -> Figure:
 def _bars(axes: Axes, judged: Judged, accuracy: Tensor, order: Sequence[int], title: str) -> None:
     axes.barh(range(len(order)), [100 * accuracy[place].item() for place in order], color=COLOURS[0])
     axes.set_yticks(range(len(order)), [_short(judged.class_names[place]) for place in order], fontsize=8)
-    axes.set(xlabel="accuracy, %", xlim=(0, 100), ylim=(-0.6, len(order) - 0.4), title=title)
+    axes.set(xlabel="accuracy, %", xlim=(0, 100), ylim=(len(order) - 0.4, -0.6), title=title)
     axes.grid(axis="x", alpha=0.3)
 
 

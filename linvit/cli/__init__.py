@@ -38,6 +38,8 @@ def _explain(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
         package = (error.name or "").partition(".")[0]
         return _say(f"linvit: this command needs {package}: pip install 'linvit[train,report]' brings it.", WRONG_USE)
+    if type(error).__name__ == "MisconfigurationException":
+        return _say(f"linvit: Lightning's trainer refuses this: {' '.join(str(error).split())}", WRONG_USE)
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         return _say(
             f"linvit: A process that reads images died ({str(error).splitlines()[0].rstrip(' .')}), often for want of"

@@ -185,5 +185,5 @@ def _throughput(speed: float, batch: int, whole: float, device: torch.device, so
         {"what": f"network alone, batch of {batch}, median of {ROUNDS}", "images/s": f"{speed:,.1f}"},
         {"what": f"reading and network, batches of {source.batch_size}", "images/s": f"{whole:,.1f}"},
     ]
-    told = f"{where}, {torch.get_num_threads()} threads, float32, {source.num_workers} reading processes."
+    told = f"{where}, float32, threads: {torch.get_num_threads()}, reading processes: {source.num_workers}."
     return [table(rows), paragraph(told)]

@@ -51,7 +51,7 @@ def dying(rank):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    finished = start(TORCHRUN, write_recipe(folder, **ALIKE))
+    finished = start(LIGHTNING, write_recipe(folder, **ALIKE))
     assert finished.returncode == 0, finished.stdout
     assert finished.stdout.count("epoch 2/") == 1, "every process prints"
     return folder / "run"
@@ -104,7 +104,7 @@ def check_lost_process(launcher, rank, two, folder):
     assert f"--resume goes on from {folder / 'run' / 'checkpoints' / 'last.ckpt'}" in said[0]
     assert "GLHF" not in stopped.stdout
     assert len(curve(folder / "run")) == 1
-    resumed = start(launcher, recipe, "--resume")
+    resumed = start(LIGHTNING, recipe, "--resume")
     assert resumed.returncode == 0, resumed.stdout
     assert differing(folder / "run", two, fewest=100) == []
     assert curve(folder / "run") == curve(two)

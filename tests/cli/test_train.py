@@ -7,6 +7,7 @@ import time
 
 import pytest
 from lightning.pytorch.callbacks import Callback
+from PIL import Image
 from tiny_run import content, curve, differing, write_recipe
 
 from linvit.cli.train import train
@@ -41,6 +42,10 @@ def straight(tmp_path_factory):
 def test_a_run_leaves_checkpoints_curve_and_recipe(straight):
     names = {str(path.relative_to(straight)) for path in straight.rglob("*") if path.is_file()}
     assert {"checkpoints/last.ckpt", "checkpoints/best.ckpt", "metrics.csv", "recipe.yaml"} <= names
+    assert {"curves.png", "environment.json"} <= names
+    with Image.open(straight / "curves.png") as picture:
+        assert picture.width > 1000
+        assert len(picture.convert("RGB").getcolors(1_000_000)) > 10
     assert any(name.startswith("tensorboard/events") for name in names)
     assert not [name for name in names if name.endswith(".tmp")]
     rows = curve(straight)
