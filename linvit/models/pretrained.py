@@ -12,9 +12,9 @@ def create(
 ) -> nn.Module:
     """A variant with timm's adaptation of channels and classes and with features_only.
 
-    Weights come from where timm finds them: those on a hub are downloaded once into the hub's cache. Published
-    checksums do not exist; what is verified is that every key is there, none is left over, and every shape fits, but
-    for first convolution and classifier where the model has other channels or classes.
+    Weights come from where timm finds them: those on a hub are downloaded once into the hub's cache. No
+    checksum of them is known here; what is verified is that every key is there, none is left over, and every shape
+    fits, but for first convolution and classifier where the model has other channels or classes.
 
     Args:
         model_cls, variant: the family and the registered name.
@@ -88,9 +88,9 @@ def _adapted(model: nn.Module, cfg: Mapping, headless: bool) -> tuple[str, ...]:
     """The modules that timm adapts because the model has other channels or classes than the weights, or no head."""
     names: list[str] = []
     if model.in_chans != cfg["input_size"][0]:
-        names += _names(cfg["first_conv"])
+        names += _names(cfg.get("first_conv"))
     if headless or model.num_classes != cfg["num_classes"]:
-        names += _names(cfg["classifier"])
+        names += _names(cfg.get("classifier"))
     return tuple(names)
 
 
