@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from linvit.analysis.figures import write_training_curve
 from linvit.cli import environment
 from linvit.cli.recipe import RecipeCLI, read_recipe
 from linvit.cli.screen import bars, quiet_lightning
@@ -161,6 +160,8 @@ def _about(cli: RecipeCLI) -> dict[str, Any]:
 
 def _draws(folder: Path) -> Callable[[list[dict[str, float]]], None]:
     def draw(rows: list[dict[str, float]]) -> None:
+        from linvit.analysis.figures import write_training_curve  # matplotlib, which most processes never need
+
         with replacing(folder / CURVES) as temporary:
             write_training_curve(rows, temporary)
 
