@@ -58,9 +58,11 @@ def test_demo_recipe_takes_two_steps(path, tmp_path):
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
-def test_demo_recipes_differ_in_the_model_alone():
+def test_demo_recipes_differ_in_the_model_and_its_learning_rate_alone():
     demo = [RecipeCLI(read_recipe(path), builds=False).resolved() for path in RECIPES if path.parent.name == "demo"]
     models = [values.pop("model") for values in demo]
+    rates = {model["name"]: values["optimizer"].pop("lr") for model, values in zip(models, demo, strict=True)}
+    assert rates == {"ravlt_nano": 2e-3, "mavit_nano": 2e-3, "care_nano": 4e-3}
     assert len({values.pop("folder") for values in demo}) == 4
     assert all(values == demo[0] for values in demo)
     assert len({str(model) for model in models}) == 4
