@@ -12,27 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.ops.normalizer import Normalizer
-from linvit.ops.state import State, merge, nonzero, read, summarize
+from linvit.ops.state import State, nonzero, summarize
 from linvit.ops.weighting import Weights
 
 CHUNK = 64
 GROUP = 16
-
-
-def step(
-    query: Tensor,
-    rotated_query: Tensor,
-    key: Tensor,
-    rotated_key: Tensor,
-    value: Tensor,
-    weights: Weights,
-    normalizer: Normalizer,
-    eps: float,
-    state: State,
-) -> tuple[Tensor, State]:
-    """One token: merge it into the state, then read. Arguments as in `chunked`, with a single token."""
-    state = merge(state, summarize(key, rotated_key, value, weights))
-    return read(state, query, rotated_query, normalizer, eps), state
 
 
 def chunked(

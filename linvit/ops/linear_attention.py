@@ -16,12 +16,12 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from linvit.ops.causal import chunked, step
+from linvit.ops.causal import chunked
 from linvit.ops.checks import check_backend, check_inputs, check_state, check_value, check_weighting, visible_tokens
 from linvit.ops.feature_map import FeatureMap, resolve_feature_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import Rotary, rotate
-from linvit.ops.state import State, accumulator_dtype, read, summarize
+from linvit.ops.state import State, accumulator_dtype, merge, read, summarize
 from linvit.ops.weighting import causal_token_weights, token_weights
 
 
@@ -130,8 +130,11 @@ def linear_attention(
         weights, query_mean, num_queries = causal_token_weights(
             weighting, q, k, visible, before.query, before.num_queries
         )
-        attend = step if state is not None and query.shape[-2] == 1 else chunked
-        out, after = attend(q, rq, k, rk, v, weights, normalize, eps, before)
+        if state is not None and query.shape[-2] == 1:
+            after = merge(before, summarize(k, rk, v, weights))
+            out = read(after, q, rq, normalize, eps)
+        else:
+            out, after = chunked(q, rq, k, rk, v, weights, normalize, eps, before)
         out = out.to(query.dtype)
         return out if state is None else (out, after._replace(query=query_mean, num_queries=num_queries))
 
