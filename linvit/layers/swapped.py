@@ -1,4 +1,4 @@
-"""What a swapped network needs beside its attentions: where the grid is known, whole-map blocks, local feed-forwards."""
+"""What a swapped network needs beside its attentions: a known grid, whole-map blocks, local feed-forwards."""
 
 import torch
 from timm.layers import Mlp, PatchEmbed, register_notrace_module
