@@ -5,37 +5,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from linvit.layers.attention import MIXERS, Attention2d
+from linvit.layers.attention import Attention2d
+from linvit.layers.axes import Axes, Operands
 from linvit.layers.mixer import ValueAttention
-from linvit.ops import PRESETS, Rotary, attention_scores
-from linvit.ops.position import rotate
+from linvit.ops import Rotary
 
 
 @dataclass(frozen=True)
 class Probe:
     """Inputs of one attention for a batch of images.
 
-    query, key, value: (batch, heads, tokens, width), before feature map and rotation. grid: (height, width) of tokens.
+    operands: (batch, heads, tokens, width), before feature map and rotation. grid: (height, width) of tokens.
     """
 
     name: str
     mixer: str
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    rotary: Rotary | None
+    operands: Operands
     grid: tuple[int, int]
 
     def scores(self) -> Tensor:
         """The matrix that multiplies the values, (batch, heads, tokens, tokens)."""
-        if self.mixer == "softmax":
-            query, key = (x if self.rotary is None else rotate(x, self.rotary) for x in (self.query, self.key))
-            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
-        return attention_scores(self.query, self.key, rotary=self.rotary, **PRESETS[self.mixer])
+        return self.operands.scores()
 
     def outputs(self) -> Tensor:
         """What the attention returns, before the local term and the modulation, (batch, heads, tokens, width)."""
-        return MIXERS[self.mixer](self.query, self.key, self.value, self.rotary, True)
+        return self.operands.output()
 
 
 @torch.no_grad()
@@ -70,8 +64,7 @@ def _take_attention(name: str, probes: list[Probe]):
     def hook(module: Attention2d, args: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
         x, cos, sin = args
         query, key, value, _ = module.qkvo(x).chunk(4, dim=1)
-        parts = (_heads(part, module.heads) for part in (query, key, value))
-        probes.append(Probe(name, module.mixer, *parts, Rotary(cos, sin), tuple(x.shape[-2:])))
+        probes.append(_probe(name, module.mix, (query, key, value), Rotary(cos, sin)))
 
     return hook
 
@@ -79,11 +72,11 @@ def _take_attention(name: str, probes: list[Probe]):
 def _take_value_attention(name: str, probes: list[Probe]):
     def hook(module: ValueAttention, args: tuple[Tensor], output: Tensor) -> None:
         (x,) = args
-        parts = (_heads(part, module.heads) for part in (*module.qk(x).chunk(2, dim=1), x))
-        probes.append(Probe(name, module.mixer, *parts, None, tuple(x.shape[-2:])))
+        probes.append(_probe(name, module.mix, (*module.qk(x).chunk(2, dim=1), x), None))
 
     return hook
 
 
-def _heads(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(1, (heads, -1)).flatten(-2).mT
+def _probe(name: str, axes: Axes, maps: tuple[Tensor, ...], rotary: Rotary | None) -> Probe:
+    operands = axes.operands(*(x.unflatten(1, (axes.heads, -1)).flatten(-2).mT for x in maps), rotary)
+    return Probe(name, axes.mixer, operands, tuple(maps[-1].shape[-2:]))

@@ -26,7 +26,7 @@ def test_scores_times_values_are_the_outputs(name, arguments, mixers):
     else:
         assert {p.mixer for p in probes} == {"linear", "softmax"}
     for one in probes:
-        torch.testing.assert_close(one.scores() @ one.value, one.outputs())
+        torch.testing.assert_close(one.scores() @ one.operands.value, one.outputs())
 
 
 def test_probing_leaves_no_hook_behind():
