@@ -46,8 +46,8 @@ class Run:
         asked = self.folder / ASKED
         if asked.is_file() and json.loads(asked.read_text()) != self.values:
             raise ValueError(
-                f"{self.folder} holds a run with other settings than {self.recipe} has now: delete that folder to run it"
-                " anew, or choose another folder with --folder."
+                f"{self.folder} holds a run with other settings than {self.recipe} has now: delete that folder to run"
+                " it anew, or choose another folder with --folder."
             )
         done = self.folder / RESULT
         return json.loads(done.read_text()) if done.is_file() else None
