@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import pi
 
 import torch
-from timm.layers import register_notrace_module
+from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
@@ -14,7 +14,7 @@ from linvit.ops import Rotary, rotary_2d
 
 
 class Grid:
-    """Height and width in tokens of the images that a network is reading; None before the first."""
+    """Height and width in tokens of the images at hand; None before the first."""
 
     size: tuple[int, int] | None = None
 
@@ -39,8 +39,6 @@ class TokenAttention(nn.Module):
         ValueError: if heads does not divide width.
     """
 
-    operator_heads: int
-
     def __init__(
         self,
         width: int,
@@ -64,6 +62,7 @@ class TokenAttention(nn.Module):
             )
         self.heads, self.num_prefix, self.source = heads, num_prefix, source
         self.grid = tuple(grid)
+        self.last_grid = Grid()
         self.mix = Axes(mixer, heads, width // heads, **axes, **dd)
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias, **dd)
         self.proj = nn.Linear(width, width, bias=proj_bias, **dd)
@@ -85,7 +84,7 @@ class TokenAttention(nn.Module):
         """
         if attn_mask is not None or is_causal:
             raise ValueError(f"{type(self).__name__} got an attention mask, expected none: linear attention sees all")
-        size = self.known_grid(x, grid)
+        size = self.last_grid.size = self.known_grid(x, grid)
         operands = self.operands(x, size)
         y = self.modulated(self.with_local(operands.output(self.mix.fused), operands, x, size), x)
         return self.proj_drop(self.proj(merged(y)))
@@ -119,7 +118,7 @@ class TokenAttention(nn.Module):
                 f"{type(self).__name__} got {x.shape[1]} tokens, expected {self.num_prefix} + {height} × {width}: "
                 "dropped or pruned patches have no grid, keep them all"
             )
-        return height, width
+        return int(height), int(width)
 
 
 def merged(x: Tensor) -> Tensor:
@@ -217,6 +216,10 @@ class GatedAttention(TokenAttention):
         self.modulation_rule, self.rope = modulation, rope
         self.lepe = nn.Conv2d(width, width, 5, padding=2, groups=width, **dd) if lepe else None
         self.modulation = nn.Linear(width, width, **dd) if modulation in ("linear", "tanh") else None
+        for layer in (self.lepe, self.modulation):
+            if layer is not None:
+                trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
         if not self.rope:
