@@ -127,8 +127,8 @@ def _stand_in(about: Mapping[str, Any]) -> str:
     """The line under every table."""
     return (
         f"*Stand-in of {_range(about['parameters'])} parameters; {about['data']}, {about['train_images']:,} training"
-        f" and {about['held_out_images']:,} held-out images; {about['seeds']} seeds, {about['epochs']} epochs, one thread,"
-        f" torch {about['packages']['torch']}, commit {_commit(about)}.*"
+        f" and {about['held_out_images']:,} held-out images; {about['seeds']} seeds, {about['epochs']} epochs, one"
+        f" thread, torch {about['packages']['torch']}, commit {_commit(about)}.*"
     )
 
 
