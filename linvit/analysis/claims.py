@@ -195,9 +195,9 @@ CLAIMS = (
     ),
     Claim("MALA is better than RALA.", "MALA, table 9", (("mala", "rala"),)),
     Claim(
-        "The magnitude normalizer is what helps: division in the same surroundings is worse.",
+        "The magnitude normalizer is what helps: division in the same surroundings (rala_uniform) is worse.",
         "MALA, section 3",
-        (("mala", "mala_divide"),),
+        (("mala", "rala_uniform"),),
     ),
     Claim(
         f"MALA without β falls far (by more than {FAR:g} points).",

@@ -226,7 +226,9 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _study_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--recipes", type=Path, default=Path("recipes/study"), help="their folder (recipes/study)")
-    command.add_argument("--folder", type=Path, default=Path("runs/study"), help="where runs and tables go (runs/study)")
+    command.add_argument(
+        "--folder", type=Path, default=Path("runs/study"), help="where runs and tables go (runs/study)"
+    )
     command.add_argument("--seeds", type=int, default=5, help="how many seeds a variant (5)")
     command.add_argument("--workers", type=int, default=2, help="how many runs at once, one thread each (2)")
     command.add_argument("--write", type=Path, metavar="FILE", help="put the tables between the marks of a .md file")
