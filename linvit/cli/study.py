@@ -60,7 +60,7 @@ def study(recipes: Path, folder: Path, seeds: int = 5, workers: int = 2, write: 
     """Trains every recipe of a folder with every seed, what is complete not again, and writes tables, figure, verdicts.
 
     folder gets one folder a variant and seed, results.json, results.csv, study.md, study.png and study.svg. write is a
-    Markdown file whose text between the two study marks is replaced; the figure is put beside it.
+    Markdown file whose text between the two study marks is replaced; the figures are put beside it.
 
     Raises ValueError for a folder without recipes, recipes that differ in more than the model, fewer than two seeds,
     no worker, a file without marks, and a folder that holds other runs.
@@ -81,7 +81,8 @@ def study(recipes: Path, folder: Path, seeds: int = 5, workers: int = 2, write: 
     print(f"{folder / 'study.md'} holds the tables and the verdicts, {folder / FIGURE}.png the figure.")
     if write is not None:
         study_page.replace_between_marks(write, (folder / "study.md").read_text())
-        shutil.copyfile(folder / f"{FIGURE}.svg", write.parent / f"{FIGURE}.svg")
+        for figure in folder.glob(f"{FIGURE}*.svg"):
+            shutil.copyfile(figure, write.parent / figure.name)
         print(f"{write} has them between its marks.")
 
 
@@ -193,8 +194,10 @@ def _about(variant: Variant, rows: Sequence[Row], seeds: int, results: Sequence[
     }
 
 
-def write_all(folder: Path, rows: Sequence[Row], judged: Sequence[Judged], about: dict[str, Any]) -> None:
-    """results.json, results.csv, the figure and study.md, each whole or not at all."""
+def write_all(
+    folder: Path, rows: Sequence[Row], judged: Sequence[Judged], about: dict[str, Any], inside: str = ""
+) -> None:
+    """results.json, results.csv, the figure and study.md, with the Markdown `inside` before the claims, each whole."""
     content = {
         "about": about,
         "variants": [asdict(row) for row in rows],
@@ -209,7 +212,7 @@ def write_all(folder: Path, rows: Sequence[Row], judged: Sequence[Judged], about
         with replacing(folder / f"{FIGURE}.{kind}") as temporary:
             write_study_figure(dots, BASELINES, temporary, kind)
     with replacing(folder / "study.md") as temporary:
-        temporary.write_text(study_page.page(rows, judged, about, BASELINES, f"{FIGURE}.svg"))
+        temporary.write_text(study_page.page(rows, judged, about, BASELINES, f"{FIGURE}.svg", inside))
 
 
 def _finite(value: Any) -> Any:

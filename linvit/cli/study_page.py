@@ -32,25 +32,24 @@ def page(
     about: Mapping[str, Any],
     baselines: Sequence[str],
     figure: str,
+    inside: str = "",
 ) -> str:
-    """The whole section, headings of third level; rows as `linvit.cli.study.compare` returns them."""
+    """The whole section, headings of third level; rows as `linvit.cli.study.compare` returns them.
+
+    inside: Markdown on the trained networks, which stands before the claims.
+    """
     parts = [_filled(about), f"![Accuracy of every variant]({figure})", _flat(ABOUT_TABLE)]
     for group in dict.fromkeys(row.group for row in rows):
         own = [_cells(row, baselines) for row in rows if row.group == group]
-        parts += [f"### {group}", _table(own, left=1), _stand_in(about)]
+        table = markdown_table(list(own[0]), [list(cells.values()) for cells in own], left=1)
+        parts += [f"### {group}", table, _stand_in(about)]
+    if inside:
+        parts += [inside, _stand_in(about)]
     counts = Counter(one.verdict for one in judged)
     total = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (HOLDS, FAILS, UNCLEAR))
-    claims = [
-        {
-            "claim": one.claim.statement,
-            "source": one.claim.source,
-            "measured": "<br>".join(one.measured),
-            "verdict": one.verdict,
-        }
-        for one in judged
-    ]
+    claims = [[o.claim.statement, o.claim.source, "<br>".join(o.measured), o.verdict] for o in judged]
     parts += ["### Claim by claim", _flat(ABOUT_CLAIMS.format(margin=MARGIN)), f"Of {len(judged)} claims: {total}."]
-    parts += [_table(claims, left=4), _stand_in(about)]
+    parts += [markdown_table(["claim", "source", "measured", "verdict"], claims, left=4), _stand_in(about)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -141,11 +140,10 @@ def _range(ends: Sequence[int]) -> str:
     return " to ".join(f"{end:,}" for end in dict.fromkeys(ends))
 
 
-def _table(rows: Sequence[Mapping[str, str]], left: int) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
     """A Markdown table whose first columns stand left and the others right."""
-    keys = list(rows[0])
-    lines = [keys, ["---" if number < left else "---:" for number in range(len(keys))]]
-    lines += [[row[key].replace("|", "\\|") for key in keys] for row in rows]
+    lines = [head, ["---" if number < left else "---:" for number in range(len(head))]]
+    lines += [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
