@@ -39,7 +39,10 @@ def study_figure(dots: Sequence[Dots], baselines: Sequence[str]) -> Figure:
             line = next((one.mean.mean for one in dots if one.name == name), math.nan)
             panel.axvline(line, color=tone, linestyle=style, linewidth=1, label=name, zorder=0)
     panels[-1].set_xlabel("accuracy on held-out images, %")
-    panels[0].legend(frameon=False, fontsize=8, loc="lower left", title="mean of", title_fontsize=8)
+    panels[-1].set_xlim(*_limits(dots))
+    handles, labels = panels[0].get_legend_handles_labels()
+    labels = [f"mean of {label}" for label in labels]
+    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=8)
     return figure
 
 
@@ -56,13 +59,20 @@ def _draw(panel: Axes, own: Sequence[Dots], colour: str) -> None:
                 0.01, place, "no run stayed finite", transform=panel.get_yaxis_transform(), fontsize=8, va="center"
             )
             continue
-        panel.plot(finite, [place] * len(finite), "o", color=colour, alpha=0.3, markersize=4, markeredgewidth=0)
+        panel.plot(finite, [place + 0.24] * len(finite), "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)
         ends = [one.mean.low, one.mean.high] if math.isfinite(one.mean.low) else [one.mean.mean] * 2
         panel.plot(ends, [place] * 2, color=colour, linewidth=1.6)
         panel.plot(one.mean.mean, place, "o", color=colour, markersize=6)
     panel.set_yticks(range(len(own)), [_label(one) for one in own], fontsize=8)
     panel.set_ylim(len(own) - 0.4, -0.6)
     panel.grid(axis="x", alpha=0.3)
+
+
+def _limits(dots: Sequence[Dots]) -> tuple[float, float]:
+    """Around every interval, but never beyond what an accuracy can be."""
+    shown = [value for one in dots for value in one.accuracies if math.isfinite(value)]
+    ends = [end for one in dots for end in (one.mean.low, one.mean.high) if math.isfinite(end)]
+    return max(0.0, min([*shown, *ends, 100.0]) - 1), min(100.0, max([*shown, *ends, 0.0]) + 1)
 
 
 def _label(one: Dots) -> str:

@@ -100,7 +100,7 @@ def run_all(runs: Sequence[Run], workers: int, say: Callable[[str], None]) -> li
         say: gets one line when a run is complete.
 
     Raises ValueError for a folder that holds another run, RunStoppedError, saying how to go on, after Ctrl-C, and
-    RuntimeError where a worker died.
+    ConnectionError where a worker died.
     """
     results = [run.result() for run in runs]
     waiting = [index for index, result in enumerate(results) if result is None]
@@ -134,8 +134,8 @@ def run_all(runs: Sequence[Run], workers: int, say: Callable[[str], None]) -> li
 def _received(line: Any, run: Run) -> dict[str, Any]:
     try:
         answer = line.recv()
-    except EOFError:
-        raise RuntimeError(
+    except (EOFError, OSError):
+        raise ConnectionError(
             f"The process that trained {run.label} died, often for want of memory: the same command goes on from there."
         ) from None
     if isinstance(answer, BaseException):
@@ -178,7 +178,7 @@ def _work(line: Any, stop: Any) -> None:
     while True:
         try:
             run = line.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the parent has closed the line, or is gone
             return
         try:
             answer: Any = complete(run, stop)

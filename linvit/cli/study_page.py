@@ -46,7 +46,7 @@ def page(
     if inside:
         parts += [inside, _stand_in(about)]
     counts = Counter(one.verdict for one in judged)
-    total = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (HOLDS, FAILS, UNCLEAR))
+    total = ", ".join(f"{verdict} {counts[verdict]}" for verdict in (HOLDS, FAILS, UNCLEAR))
     claims = [[o.claim.statement, o.claim.source, "<br>".join(o.measured), o.verdict] for o in judged]
     parts += ["### Claim by claim", _flat(ABOUT_CLAIMS.format(margin=MARGIN)), f"Of {len(judged)} claims: {total}."]
     parts += [markdown_table(["claim", "source", "measured", "verdict"], claims, left=4), _stand_in(about)]
