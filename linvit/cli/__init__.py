@@ -1,4 +1,4 @@
-"""The command line: `linvit train | eval | predict | convert | models | demo`.
+"""The command line: `linvit train | eval | predict | convert | models | demo | study`.
 
 What a user can get wrong ends in one sentence on stderr and exit code 2; `--debug` shows where it came from.
 Heavy imports wait until a command needs them.
@@ -224,11 +224,29 @@ def _demo(options: argparse.Namespace) -> int:
     return 0
 
 
+def _study_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--recipes", type=Path, default=Path("recipes/study"), help="their folder (recipes/study)")
+    command.add_argument(
+        "--folder", type=Path, default=Path("runs/study"), help="where runs and tables go (runs/study)"
+    )
+    command.add_argument("--seeds", type=int, default=5, help="how many seeds a variant (5)")
+    command.add_argument("--workers", type=int, default=2, help="how many runs at once, one thread each (2)")
+    command.add_argument("--write", type=Path, metavar="FILE", help="put the tables between the marks of a .md file")
+
+
+def _study(options: argparse.Namespace) -> int:
+    from linvit.cli.study import study
+
+    study(options.recipes, options.folder, options.seeds, options.workers, options.write)
+    return 0
+
+
 COMMANDS = {
     "train": (_train_arguments, _train, "Train what a recipe says, into a folder; stop and go on at any time."),
     "eval": (_eval_arguments, _eval, "Measure top-1 and top-5 of a run, every image once."),
     "predict": (_predict_arguments, _predict, "Name the classes of image files."),
     "convert": (_convert_arguments, _convert, "Turn released weights into a file that timm reads."),
     "demo": (_demo_arguments, _demo, "Train four small networks on real digits and write a page to look at."),
+    "study": (_study_arguments, _study, "Train every mechanism over seeds, compare, and judge the papers' claims."),
     "models": (_models_arguments, _models, "List the models with size, cost and published accuracy."),
 }
