@@ -15,15 +15,15 @@ def reach(layer, channels, side=15):
 
 def test_parts_see_as_far_as_they_should():
     torch.manual_seed(0)
-    seen = reach(TokenMixer(2, 2, "strips", dtype=torch.float64), 6)
+    seen = reach(TokenMixer(6, 2, "strips", dtype=torch.float64), 6)
     assert seen == [(11, 11, 21)] * 2 + [(3, 3, 9)] * 2 + [(7, 7, 49)] * 2
-    seen = reach(TokenMixer(2, 2, "linear", dtype=torch.float64), 6)
+    seen = reach(TokenMixer(6, 2, "linear", dtype=torch.float64), 6)
     assert seen == [(15, 15, 225)] * 2 + [(3, 3, 9)] * 2 + [(7, 7, 49)] * 2
 
 
 def test_attended_part_is_linear_attention_with_the_input_as_value():
     torch.manual_seed(0)
-    layer = TokenMixer(8, 4, "linear", dtype=torch.float64).attended
+    layer = TokenMixer(24, 4, "linear", dtype=torch.float64).attended
     x = torch.randn(2, 8, 3, 5, dtype=torch.float64)
     query, key = (part.flatten(2).mT for part in layer.qk(x).split(8, dim=1))
     value = x.flatten(2).mT
@@ -37,13 +37,13 @@ def test_attended_part_is_linear_attention_with_the_input_as_value():
 
 def test_head_width_that_does_not_divide():
     with pytest.raises(ValueError, match="width 8 is not a multiple of the head width 3"):
-        TokenMixer(8, 3, "linear")
-    TokenMixer(8, 3, "strips")
+        TokenMixer(24, 3, "linear")
+    TokenMixer(24, 3, "strips")
 
 
 def test_unknown_mixer():
     with pytest.raises(ValueError, match="mixer is 'pooling', expected one of efficient, inline, linear"):
-        TokenMixer(8, 4, "pooling")
+        TokenMixer(24, 4, "pooling")
 
 
 @pytest.mark.parametrize("training", [False, True])
