@@ -1,6 +1,7 @@
 """A recipe: YAML values, optionally on a `base` file and under overrides, checked against what the code accepts."""
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
 def base_of(path: str | Path) -> Path | None:
     """The file that a recipe builds on, None where it names none."""
     base = _read_yaml(Path(path)).get("base")
-    return None if base is None else Path(path).parent / base
+    return None if base is None else Path(os.path.normpath(Path(path).parent / base))
 
 
 def _layers(path: Path) -> list[dict[str, Any]]:

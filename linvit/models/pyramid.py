@@ -8,6 +8,7 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_tables
+from linvit.layers.attention import AXES
 from linvit.models.backbone import Backbone
 from linvit.models.family import renamed, stage_mixers, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
@@ -121,6 +122,11 @@ class Pyramid(Backbone):
         super().__init__(in_chans, num_classes, drop_rate, pattern, widths)
         dd = {"device": device, "dtype": dtype}
         mixers = stage_mixers(pattern, {"L": self.linear, "S": "softmax"})
+        unheeded = [key for key in attention or {} if key in AXES]
+        if unheeded and "L" not in pattern:
+            raise ValueError(
+                f"attention has {unheeded[0]!r}, but {pattern} has no linear stage: drop it or change pattern"
+            )
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         self.stem = ConvStem(in_chans, widths[0], **dd)
         self.stages = nn.Sequential(
