@@ -5,7 +5,7 @@ import pytest
 import torch
 import yaml
 
-from linvit.cli.recipe import RecipeCLI, merge, read_recipe
+from linvit.cli.recipe import RecipeCLI, base_of, merge, read_recipe
 from linvit.cli.train import train
 from linvit.tasks.classification import build_network
 
@@ -80,11 +80,28 @@ def test_overrides_win_over_the_recipe_and_the_recipe_over_its_base(tmp_path):
     assert values["folder"] == "runs/mine"
 
 
-def test_a_base_of_a_base_is_refused(tmp_path):
-    (tmp_path / "low.yaml").write_text("seed: 1\n")
-    (tmp_path / "base.yaml").write_text("base: low.yaml\n")
+def test_a_base_may_have_a_base_in_another_folder(tmp_path):
+    (tmp_path / "low").mkdir()
+    (tmp_path / "low" / "lowest.yaml").write_text("seed: 1\noptimizer: {lr: 1e-3, weight_decay: 0.1}\n")
+    (tmp_path / "base.yaml").write_text("base: low/lowest.yaml\noptimizer: {lr: 2e-3}\n")
+    (tmp_path / "low" / "mine.yaml").write_text("base: ../base.yaml\nseed: 3\n")
+    values = read_recipe(tmp_path / "low" / "mine.yaml")
+    assert values == {"seed": 3, "optimizer": {"lr": 2e-3, "weight_decay": 0.1}, "folder": "runs/mine"}
+    assert base_of(tmp_path / "low" / "mine.yaml").samefile(tmp_path / "base.yaml")
+    assert base_of(tmp_path / "low" / "lowest.yaml") is None
+
+
+@pytest.mark.parametrize("last", ["mine", "base"])
+def test_bases_in_a_circle_are_refused(last, tmp_path):
     (tmp_path / "mine.yaml").write_text("base: base.yaml\n")
-    with pytest.raises(ValueError, match="only one level"):
+    (tmp_path / "base.yaml").write_text(f"base: {last}.yaml\n")
+    with pytest.raises(ValueError, match=rf"mine.yaml comes back to {last}.yaml through its bases: remove `base`"):
+        read_recipe(tmp_path / "mine.yaml")
+
+
+def test_a_missing_base_is_named(tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: nowhere.yaml\n")
+    with pytest.raises(ValueError, match=r"no recipe at .*nowhere.yaml"):
         read_recipe(tmp_path / "mine.yaml")
 
 

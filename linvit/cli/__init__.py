@@ -195,14 +195,19 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _models_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--family", help="only this family: ravlt, mavit or care")
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--family", help="only this family: ravlt, mavit or care")
+    which.add_argument("--recipes", metavar="PATH", nargs="+", help="what these recipes train, against their bases")
     command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
 
 
 def _models(options: argparse.Namespace) -> int:
-    from linvit.cli.models import describe_all, model_names, show
+    from linvit.cli.models import describe_all, describe_recipes, model_names, recipe_files, show, show_recipes
 
-    rows = describe_all(model_names(options.family))
+    if options.recipes:
+        rows, show = describe_recipes(recipe_files(options.recipes)), show_recipes
+    else:
+        rows = describe_all(model_names(options.family))
     if options.json:
         import json
 

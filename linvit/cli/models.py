@@ -1,14 +1,19 @@
-"""`linvit models`: every registered network with its size, cost, pattern and published accuracy."""
+"""`linvit models`: every registered network, or what recipes train, with size, cost and published accuracy."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import timm
+from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from linvit.analysis.cost import count_cost
+from linvit.analysis.cost import Cost, count_cost
+from linvit.cli.recipe import base_of, read_recipe
 from linvit.cli.screen import show as show_table
+from linvit.tasks.classification import build_network
 
 # ImageNet-1k top-1 in percent at 224 px as the papers give it; for RAVLT and MAViT it belongs to pattern LLSS.
 PUBLISHED = {
@@ -58,6 +63,94 @@ def describe(name: str) -> dict[str, Any]:
 def describe_all(names: list[str]) -> list[dict[str, Any]]:
     """describe for each name, with a bar on stderr meanwhile, since counting takes about a second a model."""
     return [describe(name) for name in track(names, "Counting", console=Console(stderr=True), transient=True)]
+
+
+def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
+    """The recipes that name a network among the given files and, recursively, in the given folders.
+
+    Raises ValueError where there is none.
+    """
+    files = [file for path in map(Path, paths) for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
+    found = [file for file in files if _model_of(file) is not None]
+    if not found:
+        raise ValueError(f"No recipe in {', '.join(map(str, paths))} names a model: give a recipe or a folder of them.")
+    return found
+
+
+def describe_recipes(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Each recipe's network against that of its base, with a bar on stderr meanwhile.
+
+    Keys: recipe, parameters, macs, macs_attention (as in describe, at the recipe's size), published (the words of the
+    recipe's header, None without), base (path of the recipe below, None where that names no network),
+    more_parameters, more_macs (what the recipe's network has over its base's).
+    """
+    costs: dict[Path, Cost] = {}
+
+    def cost_of(file: Path) -> Cost:
+        if file.resolve() not in costs:
+            costs[file.resolve()] = _count_recipe(file)
+        return costs[file.resolve()]
+
+    rows = []
+    for file in track(files, "Counting", console=Console(stderr=True), transient=True):
+        cost, base = cost_of(file), base_of(file)
+        below = cost_of(base) if base is not None and _model_of(base) is not None else None
+        rows.append(
+            {
+                "recipe": str(file),
+                "parameters": cost.parameters,
+                "macs": cost.macs,
+                "macs_attention": cost.macs_attention,
+                "published": _published(file),
+                "base": str(base) if below else None,
+                "more_parameters": cost.parameters - below.parameters if below else None,
+                "more_macs": cost.macs - below.macs if below else None,
+            }
+        )
+    return rows
+
+
+def show_recipes(rows: list[dict[str, Any]]) -> None:
+    """Prints the rows as one table in Markdown."""
+    table = Table(box=box.MARKDOWN)
+    table.add_column("recipe")
+    for heading in ("parameters", "against base", "MACs", "against base", "+ attention"):
+        table.add_column(heading, justify="right")
+    table.add_column("published")
+    for row in rows:
+        table.add_row(
+            row["recipe"],
+            f"{row['parameters']:,}",
+            "–" if row["base"] is None else f"{row['more_parameters']:+,}",
+            _giga(row["macs"]),
+            "–" if row["base"] is None else f"{row['more_macs'] / 1e9:+.3f} G",
+            _giga(row["macs_attention"]),
+            row["published"] or "–",
+        )
+    show_table(table)
+
+
+def _model_of(file: Path) -> dict[str, Any] | None:
+    model = read_recipe(file).get("model")
+    return model if model and model.get("name") else None
+
+
+def _count_recipe(file: Path) -> Cost:
+    """Of the network with its own number of classes, whatever data the recipe reads, for colour images."""
+    values = read_recipe(file)
+    name = values["model"]["name"]
+    config = timm.get_pretrained_cfg(name)
+    if config is None:
+        raise ValueError(f"{file} names the model {name!r}, which timm does not know: `linvit models` lists ours.")
+    size = (values.get("data") or {}).get("size", config.input_size[-1])
+    network = build_network({**values["model"], "device": "meta"}, config.num_classes, 3)
+    return count_cost(network, (3, size, size))
+
+
+def _published(file: Path) -> str | None:
+    """What the header says between `published:` and `ours:`."""
+    line = next((line for line in file.read_text().splitlines() if line.startswith("# published: ")), None)
+    return None if line is None else line.removeprefix("# published: ").partition("ours:")[0].strip()
 
 
 def show(rows: list[dict[str, Any]]) -> None:

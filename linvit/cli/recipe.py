@@ -1,6 +1,7 @@
-"""A recipe: YAML values, optionally on one `base` file and under overrides, checked against what the code accepts."""
+"""A recipe: YAML values, optionally on a `base` file and under overrides, checked against what the code accepts."""
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,20 +24,37 @@ NAMED = {"task": TASKS, "data": SOURCES}
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The values of a recipe, those of its `base` file under them and `key.key=value` overrides over them.
 
-    Raises ValueError with one sentence for a missing file, broken YAML and a malformed override.
+    A base may have a base in turn, each path relative to the file that names it.
+
+    Raises ValueError with one sentence for a missing file, broken YAML, a malformed override and bases in a circle.
     """
     path = Path(path)
-    values = _read_yaml(path)
-    base = values.pop("base", None)
-    if base is not None:
-        below = _read_yaml(path.parent / base)
-        if "base" in below:
-            raise ValueError(f"{path} is based on {base}, which has a base itself: only one level is allowed.")
-        values = merge(below, values)
+    values: dict[str, Any] = {}
+    for layer in reversed(_layers(path)):
+        values = merge(values, layer)
+    values.pop("base", None)
     for override in overrides:
         values = merge(values, _nested(override))
     values.setdefault("folder", str(Path("runs") / path.stem))
     return values
+
+
+def base_of(path: str | Path) -> Path | None:
+    """The file that a recipe builds on, None where it names none."""
+    base = _read_yaml(Path(path)).get("base")
+    return None if base is None else Path(os.path.normpath(Path(path).parent / base))
+
+
+def _layers(path: Path) -> list[dict[str, Any]]:
+    """The values of a recipe as its file holds them, then those of its base, and so on."""
+    layers, seen = [_read_yaml(path)], [path.resolve()]
+    while (base := layers[-1].get("base")) is not None:
+        below = seen[-1].parent / base
+        if below.resolve() in seen:
+            raise ValueError(f"{path} comes back to {below.name} through its bases: remove `base` from one of them.")
+        layers.append(_read_yaml(below))
+        seen.append(below.resolve())
+    return layers
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,24 @@
 """Attention over the positions of a feature map, with the mechanism chosen by name."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
-from linvit.layers.axes import Axes, known_mixer
+from linvit.layers.axes import SOFTMAX, Axes, known_mixer
 from linvit.ops import rotary_2d
+
+AXES = ("feature_map", "weighting", "normalizer")
+AROUND = ("modulation", "lepe", "rope")
+# φ(x) by name: whether it acts on a projection of x (else on x itself), and what it does there; None for no φ(x)
+MODULATIONS: dict[str, tuple[bool, type[nn.Module] | None]] = {
+    "linear": (True, nn.Identity),
+    "tanh": (True, nn.Tanh),
+    "identity": (False, nn.Identity),
+    "none": (False, None),
+}
 
 
 @register_notrace_function
@@ -16,36 +29,83 @@ def rotary_tables(x: Tensor, head_width: int) -> tuple[Tensor, Tensor]:
     return rotary.cos, rotary.sin
 
 
-class Attention2d(nn.Module):
-    """Attention with a local term and a gate: proj((mix(q, k, v) + lepe(v)) · modulation).
+def attention_options(attention: Mapping[str, Any] | None, mixer: str) -> dict[str, Any]:
+    """The keyword arguments of one stage's Attention2d out of those of a network.
 
-    One 1×1 convolution makes q, k, v and the modulation φ(x). RALA (arXiv 2411.07635) and MALA (arXiv 2507.00698) as
-    released: the papers have neither lepe nor RoPE; the code is followed.
+    Softmax attention has neither feature map nor weighting nor normalizer, so a softmax stage takes the others alone.
+
+    Raises:
+        ValueError: for an unknown key; the message lists the known ones.
+    """
+    attention = attention or {}
+    unknown = [key for key in attention if key not in (*AXES, *AROUND)]
+    if unknown:
+        raise ValueError(
+            f"attention has the key {unknown[0]!r}, expected some of {', '.join((*AXES, *AROUND))}: choose a known one"
+        )
+    return {key: value for key, value in attention.items() if key in AROUND or mixer not in SOFTMAX}
+
+
+class Attention2d(nn.Module):
+    """Attention with a local term and a modulation: proj((mix(q, k, v) + lepe(v)) · φ(x)).
+
+    One 1×1 convolution makes q, k, v and, where φ is a projection, φ(x). RALA (arXiv 2411.07635) and MALA (arXiv
+    2507.00698) as released: the papers have neither lepe nor RoPE; the code is followed.
 
     Args:
         width: channels in and out.
         heads: number of heads; divides width.
         mixer: a name in MIXERS, such as "rala", "mala", "linear" or "softmax".
+        modulation: φ: "linear", a projection of x as released; "tanh" of that projection; "identity", x itself; "none".
+        lepe: whether the 5×5 depthwise convolution of the values is added.
+        rope: whether queries and keys are rotated by their position.
+        axes: feature_map, weighting or normalizer other than the mixer's own, see Axes.
 
     Raises:
-        ValueError: if the mixer is unknown or heads does not divide width.
+        ValueError: if the mixer or the modulation is unknown or heads does not divide width.
     """
 
-    def __init__(self, width: int, heads: int, mixer: str, device=None, dtype=None):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mixer: str,
+        modulation: str = "linear",
+        lepe: bool = True,
+        rope: bool = True,
+        device=None,
+        dtype=None,
+        **axes,
+    ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
         if width % heads:
             raise ValueError(
                 f"Attention2d: width {width} is not a multiple of the {heads} heads: change one of the two"
             )
-        self.heads = heads
-        self.mix = Axes(known_mixer(mixer), heads, width // heads, **dd)
-        self.qkvo = nn.Conv2d(width, 4 * width, 1, **dd)
-        self.lepe = nn.Conv2d(width, width, 5, padding=2, groups=width, **dd)
+        if modulation not in MODULATIONS:
+            raise ValueError(
+                f"modulation is {modulation!r}, expected one of {', '.join(MODULATIONS)}: choose a known one"
+            )
+        self.heads, self.rope = heads, rope
+        self.projected, phi = MODULATIONS[modulation]
+        self.chunks = 4 if self.projected else 3
+        self.mix = Axes(known_mixer(mixer), heads, width // heads, **axes, **dd)
+        self.qkvo = nn.Conv2d(width, self.chunks * width, 1, **dd)
+        self.lepe = nn.Conv2d(width, width, 5, padding=2, groups=width, **dd) if lepe else None
+        self.modulate = phi() if phi is not None else None
         self.proj = nn.Conv2d(width, width, 1, **dd)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Map (batch, width, height, width) and the rotary table of its grid to a map of the same shape."""
-        query, key, value, modulation = self.qkvo(x).chunk(4, dim=1)
-        mixed = self.mix(query, key, value, cos, sin)
-        return self.proj((mixed + self.lepe(value)) * modulation)
+        parts = self.qkvo(x).chunk(self.chunks, dim=1)
+        value = parts[2]
+        if self.rope:
+            mixed = self.mix(parts[0], parts[1], value, cos, sin)
+        else:
+            mixed = self.mix(parts[0], parts[1], value, None, None)
+        if self.lepe is not None:
+            mixed = mixed + self.lepe(value)
+        if self.modulate is not None:
+            mixed = mixed * self.modulate(parts[3] if self.projected else x)
+        return self.proj(mixed)

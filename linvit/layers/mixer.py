@@ -1,11 +1,15 @@
 """CARE's token mixer and its dual interaction (arXiv 2411.16170)."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from linvit.layers.axes import Axes, known_mixer
 
 STRIPS = "strips"
+LOCAL_SIZES = (3, 7)
+SHARES = {"asymmetric": 3, "symmetric": 2, "stacked": 1, "attended": 1}  # one in so many channels is attended
 
 
 class Strips(nn.Module):
@@ -43,25 +47,78 @@ class ValueAttention(nn.Module):
 
 
 class TokenMixer(nn.Module):
-    """Mix three equal parts of the features apart from each other, and leave the memory alone.
+    """Mix parts of the features apart from each other: some by attention, some by local depthwise convolutions.
 
     Args:
-        part: channels of each of the three parts: attended, local 3×3, local 7×7.
+        width: channels of the features, those of the memory left out.
         head_width: channels of a head of the attended part; unused for strips.
         mixer: "strips", or a mechanism: "linear" in the paper.
+        split: "asymmetric" attends to a third of the channels, as released, "symmetric" to half of them, "attended" to
+            all of them, without local convolutions; "stacked" sends all channels through the local convolutions, the
+            small one first, and then through the attention (our reading of the paper's baseline after MLLA).
+        local_sizes: sides of the local convolutions, which share the other channels evenly; (3, 7), (3,) or (7,).
+
+    Raises:
+        ValueError: for an unknown split or local size, and for a width that cannot be split.
     """
 
-    def __init__(self, part: int, head_width: int, mixer: str, device=None, dtype=None):
+    def __init__(
+        self,
+        width: int,
+        head_width: int,
+        mixer: str,
+        split: str = "asymmetric",
+        local_sizes: tuple[int, ...] = LOCAL_SIZES,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        self.attended = Strips(part, **dd) if mixer == STRIPS else ValueAttention(part, head_width, mixer, **dd)
-        self.local3 = nn.Conv2d(part, part, 3, padding=1, groups=part, **dd)
-        self.local7 = nn.Conv2d(part, part, 7, padding=3, groups=part, **dd)
+        sizes = () if split == "attended" else _known_sizes(local_sizes)
+        self.stacked = split == "stacked"
+        self.widths = _part_widths(width, split, len(sizes))
+        attended, local = self.widths[0], self.widths[-1]
+        self.attended = Strips(attended, **dd) if mixer == STRIPS else ValueAttention(attended, head_width, mixer, **dd)
+        self.local3 = nn.Conv2d(local, local, 3, padding=1, groups=local, **dd) if 3 in sizes else None
+        self.local7 = nn.Conv2d(local, local, 7, padding=3, groups=local, **dd) if 7 in sizes else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (batch, 3 × part, height, width) to features of the same shape."""
-        attended, local3, local7 = x.chunk(3, dim=1)
-        return torch.cat((self.attended(attended), self.local3(local3), self.local7(local7)), dim=1)
+        """Features (batch, width, height, width) to features of the same shape."""
+        if self.stacked:
+            if self.local3 is not None:
+                x = self.local3(x)
+            if self.local7 is not None:
+                x = self.local7(x)
+            return self.attended(x)
+        parts = x.split(self.widths, dim=1)
+        mixed = [self.attended(parts[0])]
+        if self.local3 is not None:
+            mixed.append(self.local3(parts[1]))
+        if self.local7 is not None:
+            mixed.append(self.local7(parts[-1]))
+        return torch.cat(mixed, dim=1)
+
+
+def _known_sizes(local_sizes: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(local_sizes)
+    if sizes not in (LOCAL_SIZES, *((size,) for size in LOCAL_SIZES)):
+        raise ValueError(f"local_sizes is {sizes}, expected (3, 7), (3,) or (7,): one convolution serves each size")
+    return sizes
+
+
+def _part_widths(width: int, split: str, num_local: int) -> list[int]:
+    """Channels of the attended part, then of each local one; a single number where all parts are all channels."""
+    if split not in SHARES:
+        raise ValueError(f"split is {split!r}, expected one of {', '.join(SHARES)}: choose a known one")
+    attended, undivided = divmod(width, SHARES[split])
+    if SHARES[split] == 1:
+        return [width]
+    local, left = divmod(width - attended, num_local)
+    if undivided or left:
+        raise ValueError(
+            f"the {split} split of {width} feature channels leaves a remainder: choose a width that it divides"
+        )
+    return [attended] + [local] * num_local
 
 
 class Interaction(nn.Module):

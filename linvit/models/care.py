@@ -99,12 +99,15 @@ class CARE(Backbone):
         head_widths: channels of an attention head in each stage, where the stage has attention.
         pattern: one letter a stage: C for strip convolutions, L for linear attention, S for softmax attention.
         layer_scale: initial layer scale.
+        split, interactions, memory, local_sizes: other than released, see CareBlock. Without the second interaction the
+            classifiers read the last stage's width instead of ratios[-1][1] times that.
         distillation: whether there is a second head that learns from a teacher.
         drop_rate: dropout before the classifiers.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
 
     Raises:
-        ValueError: for an unknown pattern, and on forward for images under 32 px a side or with other channels.
+        ValueError: for an unknown pattern, split or local size, and on forward for images under 32 px a side or with
+            other channels.
     """
 
     def __init__(
@@ -118,13 +121,17 @@ class CARE(Backbone):
         head_widths: tuple[int, ...] = (8, 16, 16, 32),
         pattern: str = "CCLL",
         layer_scale: float = 1e-6,
+        split: str = "asymmetric",
+        interactions: tuple[bool, bool] = (True, True),
+        memory: bool = True,
+        local_sizes: tuple[int, ...] = (3, 7),
         distillation: bool = True,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         device=None,
         dtype=None,
     ):
-        channels = (*widths[:-1], widths[-1] * ratios[-1][1])
+        channels = (*widths[:-1], widths[-1] * ratios[-1][1] if interactions[1] else widths[-1])
         super().__init__(in_chans, num_classes, drop_rate, pattern, channels)
         dd = {"device": device, "dtype": dtype}
         mixers = stage_mixers(pattern, LETTERS)
@@ -143,6 +150,10 @@ class CARE(Backbone):
                     mixer=mixers[i],
                     ratios=ratios[i],
                     layer_scale=layer_scale,
+                    split=split,
+                    interactions=interactions,
+                    memory=memory,
+                    local_sizes=local_sizes,
                     **dd,
                 )
                 for i in range(len(widths))

@@ -1,11 +1,14 @@
 """The four-stage body that RAVLT and MAViT share."""
 
+from typing import Any
+
 import torch
 from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype
 from timm.models import checkpoint
 from torch import Tensor, nn
 
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_tables
+from linvit.layers.attention import AXES
 from linvit.models.backbone import Backbone
 from linvit.models.family import renamed, stage_mixers, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
@@ -81,6 +84,9 @@ class Pyramid(Backbone):
         global_pool: pooling of the classifier head, "" for none.
         widths, depths, heads: channels, blocks and heads of each stage.
         pattern: one letter a stage, L for the family's linear attention, S for softmax attention.
+        attention: keys of Attention2d with other values than the released ones: feature_map, weighting, normalizer
+            (heeded in linear stages alone), modulation, lepe, rope.
+        cpe: whether every block begins with its 3×3 depthwise convolution.
         ffn_ratio: hidden channels of the feed-forward over width.
         layer_scale: initial layer scale of each stage.
         final_width: channels of the last convolution, the width that the classifier reads.
@@ -88,7 +94,8 @@ class Pyramid(Backbone):
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
 
     Raises:
-        ValueError: for an unknown pattern, and on forward for images under 32 px a side or with other channels.
+        ValueError: for an unknown pattern or key of attention, and on forward for images under 32 px a side or with
+            other channels.
     """
 
     linear: str
@@ -102,6 +109,8 @@ class Pyramid(Backbone):
         depths: tuple[int, ...] = (2, 2, 6, 2),
         heads: tuple[int, ...] = (1, 2, 4, 8),
         pattern: str = "LLSS",
+        attention: dict[str, Any] | None = None,
+        cpe: bool = True,
         ffn_ratio: float = 3.5,
         layer_scale: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0),
         final_width: int = 1024,
@@ -113,6 +122,11 @@ class Pyramid(Backbone):
         super().__init__(in_chans, num_classes, drop_rate, pattern, widths)
         dd = {"device": device, "dtype": dtype}
         mixers = stage_mixers(pattern, {"L": self.linear, "S": "softmax"})
+        unheeded = [key for key in attention or {} if key in AXES]
+        if unheeded and "L" not in pattern:
+            raise ValueError(
+                f"attention has {unheeded[0]!r}, but {pattern} has no linear stage: drop it or change pattern"
+            )
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         self.stem = ConvStem(in_chans, widths[0], **dd)
         self.stages = nn.Sequential(
@@ -123,6 +137,8 @@ class Pyramid(Backbone):
                     heads[i],
                     rates[i],
                     mixer=mixers[i],
+                    attention=attention,
+                    cpe=cpe,
                     ffn_ratio=ffn_ratio,
                     layer_scale=layer_scale[i],
                     **dd,
@@ -138,6 +154,11 @@ class Pyramid(Backbone):
         self.head = ClassifierHead(final_width, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
         self.head_hidden_size = self.head.num_features
         self.init_weights(needs_reset=False)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Learned axis values: decay would pull a scale towards nothing. The released networks have none."""
+        return {name for name, _ in self.named_parameters() if ".attn.mix." in name}
 
     @torch.jit.ignore
     def get_classifier(self) -> nn.Module:

@@ -6,6 +6,7 @@ from timm.layers import set_fused_attn
 from torch.testing import assert_close
 
 from linvit.layers import Attention2d, Axes, rotary_tables
+from linvit.layers.attention import AXES, MODULATIONS, attention_options
 from linvit.layers.axes import MIXERS
 from linvit.ops import rotary_2d
 from linvit.ops.position import rotate
@@ -100,6 +101,52 @@ def test_attention_is_gate_times_mixed_plus_local(mixer):
     query, key, value, modulation = layer.qkvo(x).split(CHANNELS, dim=1)
     attended = mixed(mixer, query, key, value, cos, sin)
     assert_close(layer(x, cos, sin), layer.proj((attended + layer.lepe(value)) * modulation))
+
+
+FACTORS = {
+    "linear": lambda x, projected: projected,
+    "tanh": lambda x, projected: projected.tanh(),
+    "identity": lambda x, projected: x,
+    "none": lambda x, projected: 1.0,
+}
+
+
+@pytest.mark.parametrize("lepe", [True, False])
+@pytest.mark.parametrize("rope", [True, False])
+@pytest.mark.parametrize("modulation", sorted(MODULATIONS))
+def test_attention_with_another_modulation_and_without_positions(modulation, rope, lepe):
+    torch.manual_seed(0)
+    layer = Attention2d(CHANNELS, HEADS, "rala", modulation=modulation, rope=rope, lepe=lepe, dtype=torch.float64)
+    assert (layer.lepe is None) != lepe
+    (x,) = maps(count=1)
+    cos, sin = rotary_tables(x, 8)
+    query, key, value, *projected = layer.qkvo(x).split(CHANNELS, dim=1)
+    assert len(projected) == (modulation in ("linear", "tanh"))
+    expected = mixed("rala", query, key, value, *((cos, sin) if rope else (None, None)))
+    if lepe:
+        expected = expected + layer.lepe(value)
+    factor = FACTORS[modulation](x, projected[0] if projected else None)
+    assert_close(layer(x, cos, sin), layer.proj(expected * factor))
+
+
+def test_axes_go_to_linear_stages_alone():
+    given = {"feature_map": "relu", "weighting": "uniform", "normalizer": "divide", "modulation": "none", "lepe": False}
+    assert attention_options(given, "rala") == given
+    assert attention_options(given, "softmax") == {"modulation": "none", "lepe": False}
+    assert attention_options(None, "mala") == {}
+    layer = Attention2d(CHANNELS, HEADS, "rala", **attention_options(given, "rala"))
+    assert {key: layer.mix.options[key] for key in AXES} == {key: given[key] for key in AXES}
+
+
+@pytest.mark.parametrize("mixer", ["rala", "softmax"])
+def test_unknown_attention_key(mixer):
+    with pytest.raises(ValueError, match=r"the key 'kappa', expected some of feature_map, .*modulation, lepe, rope"):
+        attention_options({"kappa": "relu"}, mixer)
+
+
+def test_unknown_modulation():
+    with pytest.raises(ValueError, match=r"modulation is 'sigmoid', expected one of linear, tanh, identity, none"):
+        Attention2d(8, 1, "rala", modulation="sigmoid")
 
 
 def test_attention_heeds_timms_switch():

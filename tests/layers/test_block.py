@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -59,5 +60,40 @@ def test_last_block_returns_the_hidden_map():
 def test_stochastic_depth_leaves_the_skip_connection():
     torch.manual_seed(0)
     block = CareBlock(8, 2, "strips", (2, 2), layer_scale=1.0, drop_path=1 - 1e-9).train()
+    x = torch.randn(2, 8, 3, 5)
+    assert torch.equal(block(x), x)
+
+
+def test_attention_block_without_position_term():
+    torch.manual_seed(0)
+    block = AttentionBlock(8, 2, "rala", layer_scale=0.0, cpe=False, attention={"modulation": "none"})
+    x = torch.randn(2, 8, 3, 5)
+    assert torch.equal(block(x, *rotary_tables(x, 4)), x)
+    assert not [name for name in block.state_dict() if name.startswith("cpe")]
+    assert block.attn.qkvo.out_channels == 24
+
+
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("second", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_care_block_without_interactions_or_memory(first, second, memory):
+    torch.manual_seed(0)
+    width = 8 if memory else 6
+    block = CareBlock(width, 2, "linear", (2, 2), interactions=(first, second), memory=memory, layer_scale=0.5).eval()
+    x = torch.randn(2, width, 3, 5)
+    mixed = block.mixer(x[:, -6:])
+    if first:
+        mixed = block.interact_features(mixed)
+    if memory:
+        mixed = torch.cat((x[:, :2], mixed), dim=1)
+    if second:
+        mixed = block.interact_memory(mixed)
+    assert_close(block(x), x + 0.5 * mixed)
+    kept = {name.partition(".")[0] for name, _ in block.named_parameters()}
+    assert kept == {"mixer", "gamma", *["interact_features"] * first, *["interact_memory"] * second}
+
+
+def test_last_block_without_second_interaction_is_like_the_others():
+    block = CareBlock(8, 2, "linear", (2, 3), last=True, interactions=(True, False), layer_scale=0.0)
     x = torch.randn(2, 8, 3, 5)
     assert torch.equal(block(x), x)

@@ -15,15 +15,56 @@ def reach(layer, channels, side=15):
 
 def test_parts_see_as_far_as_they_should():
     torch.manual_seed(0)
-    seen = reach(TokenMixer(2, 2, "strips", dtype=torch.float64), 6)
+    seen = reach(TokenMixer(6, 2, "strips", dtype=torch.float64), 6)
     assert seen == [(11, 11, 21)] * 2 + [(3, 3, 9)] * 2 + [(7, 7, 49)] * 2
-    seen = reach(TokenMixer(2, 2, "linear", dtype=torch.float64), 6)
+    seen = reach(TokenMixer(6, 2, "linear", dtype=torch.float64), 6)
     assert seen == [(15, 15, 225)] * 2 + [(3, 3, 9)] * 2 + [(7, 7, 49)] * 2
+
+
+ALL, STRIPS, LOCAL3, LOCAL7 = (15, 15, 225), (11, 11, 21), (3, 3, 9), (7, 7, 49)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "split", "local_sizes", "expected"),
+    [
+        ("linear", "symmetric", (3, 7), [ALL] * 6 + [LOCAL3] * 3 + [LOCAL7] * 3),
+        ("linear", "attended", (3, 7), [ALL] * 12),
+        ("strips", "attended", (3, 7), [STRIPS] * 12),
+        ("linear", "asymmetric", (3,), [ALL] * 4 + [LOCAL3] * 8),
+        ("linear", "asymmetric", (7,), [ALL] * 4 + [LOCAL7] * 8),
+        ("linear", "symmetric", [7], [ALL] * 6 + [LOCAL7] * 6),
+        ("linear", "stacked", (3, 7), [ALL] * 12),
+    ],
+)
+def test_other_splits_see_as_far_as_they_should(mixer, split, local_sizes, expected):
+    torch.manual_seed(0)
+    assert reach(TokenMixer(12, 2, mixer, split, local_sizes, dtype=torch.float64), 12) == expected
+
+
+def test_stacked_sends_all_channels_through_everything():
+    torch.manual_seed(0)
+    layer = TokenMixer(4, 2, "linear", "stacked")
+    x = torch.randn(2, 4, 5, 6)
+    assert_close(layer(x), layer.attended(layer.local7(layer.local3(x))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((12, 2, "linear", "halves"), "split is 'halves', expected one of asymmetric, symmetric, stacked, attended"),
+        ((12, 2, "linear", "asymmetric", (5,)), r"local_sizes is \(5,\), expected \(3, 7\), \(3,\) or \(7,\)"),
+        ((8, 2, "strips"), "the asymmetric split of 8 feature channels leaves a remainder"),
+        ((6, 1, "strips", "symmetric"), "the symmetric split of 6 feature channels leaves a remainder"),
+    ],
+)
+def test_impossible_splits(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TokenMixer(*arguments)
 
 
 def test_attended_part_is_linear_attention_with_the_input_as_value():
     torch.manual_seed(0)
-    layer = TokenMixer(8, 4, "linear", dtype=torch.float64).attended
+    layer = TokenMixer(24, 4, "linear", dtype=torch.float64).attended
     x = torch.randn(2, 8, 3, 5, dtype=torch.float64)
     query, key = (part.flatten(2).mT for part in layer.qk(x).split(8, dim=1))
     value = x.flatten(2).mT
@@ -37,13 +78,13 @@ def test_attended_part_is_linear_attention_with_the_input_as_value():
 
 def test_head_width_that_does_not_divide():
     with pytest.raises(ValueError, match="width 8 is not a multiple of the head width 3"):
-        TokenMixer(8, 3, "linear")
-    TokenMixer(8, 3, "strips")
+        TokenMixer(24, 3, "linear")
+    TokenMixer(24, 3, "strips")
 
 
 def test_unknown_mixer():
     with pytest.raises(ValueError, match="mixer is 'pooling', expected one of efficient, inline, linear"):
-        TokenMixer(8, 4, "pooling")
+        TokenMixer(24, 4, "pooling")
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -1,0 +1,93 @@
+"""The ablation recipes and the page about them: what each changes, and that its numbers are those of its network."""
+
+import re
+from pathlib import Path
+
+import pytest
+import timm
+
+from linvit.cli import main
+from linvit.cli.models import describe_recipes
+from linvit.cli.recipe import base_of, read_recipe
+from linvit.tasks.classification import build_network
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "recipes").rglob("ablations/*.yaml"))
+PAGE = (ROOT / "docs" / "ablations.md").read_text()
+CHEAP = ("s0_no_interaction2",)
+named = {"ids": lambda path: str(path.relative_to(ROOT / "recipes"))}
+
+
+def counted(path):
+    """Parameters, and MACs without and with attention products in G, as the header has them."""
+    line = next(line for line in path.read_text().splitlines() if line.startswith("# size: "))
+    pattern = r"# size: ([\d,]+) parameters, (\d+\.\d{3}) G MACs \+ (\d+\.\d{3}) G in attention products"
+    return re.fullmatch(pattern, line).groups()
+
+
+def in_giga(macs):
+    return f"{macs / 1e9:.3f}"
+
+
+@pytest.mark.parametrize("path", RECIPES, **named)
+def test_header_has_the_parameters_of_the_network(path):
+    network = build_network({**read_recipe(path)["model"], "device": "meta"}, 1000, 3)
+    assert counted(path)[0] == f"{sum(parameter.numel() for parameter in network.parameters()):,}"
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[] if path.stem in CHEAP else pytest.mark.slow) for path in RECIPES], **named
+)
+def test_header_has_the_macs_of_the_network(path):
+    (row,) = describe_recipes([path])
+    assert counted(path) == (f"{row['parameters']:,}", in_giga(row["macs"]), in_giga(row["macs_attention"]))
+
+
+@pytest.mark.parametrize("path", RECIPES, **named)
+def test_recipe_changes_the_model_of_its_base_alone(path):
+    ours, base = read_recipe(path), read_recipe(base_of(path))
+    model, below = ours.pop("model"), base.pop("model")
+    assert base_of(path).name == f"{path.name.partition('_')[0]}_imagenet_300e.yaml"
+    assert below.items() < model.items()
+    assert ours.pop("folder") == f"runs/{path.parent.parent.name}_{path.stem}"
+    base.pop("folder")
+    assert ours == base
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("ravlt_tiny", "no_output_augmentation"), ("ravlt_tiny", "no_augmentation")],
+)
+def test_widened_feed_forward_gives_back_the_parameters(name, text):
+    path = ROOT / "recipes" / "ravlt" / "ablations" / f"tiny_{text}.yaml"
+    base = sum(parameter.numel() for parameter in timm.create_model(name, device="meta").parameters())
+    assert int(counted(path)[0].replace(",", "")) - base == -50
+    assert "50 fewer\n# than the base's 14,897,768" in path.read_text()
+
+
+def rows_of_the_page():
+    return {cells[0]: cells[1:] for cells in (
+        [cell.strip() for cell in line.strip("| \n").split("|")] for line in PAGE.splitlines() if "recipes/" in line
+    ) if cells[0].endswith(".yaml") and len(cells) == 7}  # fmt: skip
+
+
+def test_page_lists_every_recipe_with_the_numbers_of_its_header():
+    rows = rows_of_the_page()
+    assert {path for path in rows if "ablations" in path} == {str(path.relative_to(ROOT)) for path in RECIPES}
+    for path in RECIPES:
+        parameters, _, macs, _, attention, published = rows[str(path.relative_to(ROOT))]
+        assert (parameters, macs, attention) == tuple(
+            f"{x}{unit}" for x, unit in zip(counted(path), ("", " G", " G"), strict=True)
+        )
+        assert f"# published: {published}     ours: not run yet\n" in path.read_text()
+
+
+@pytest.mark.slow
+def test_page_holds_what_its_commands_print(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    sections = re.findall(r"```sh\nlinvit (models --recipes .*)\n```\n\n((?:\|.*\n)+)", PAGE)
+    assert len(sections) == 3
+    for command, table in sections:
+        assert main(command.split()) == 0
+        printed = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+        assert printed == table.splitlines()
