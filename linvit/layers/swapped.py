@@ -35,7 +35,7 @@ class GridPatchEmbed(PatchEmbed):
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, channels, height, width) to tokens."""
         height, width = self.dynamic_feat_size((x.shape[-2], x.shape[-1]))
-        self.source.size = (height, width)
+        self.source.note((int(height), int(width)))
         return super().forward(x)
 
 
@@ -87,7 +87,7 @@ class LocalMlp(nn.Module):
         self.num_prefix, self.last_grid = attention.num_prefix, attention.last_grid
 
     @torch.jit.ignore
-    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Tokens to tokens of the same shape; the grid is that of the attention before."""
         x = self.fc1(x)
         prefix, tokens = x[:, : self.num_prefix], x[:, self.num_prefix :]

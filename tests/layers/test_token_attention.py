@@ -123,7 +123,7 @@ def test_a_grid_is_told_or_found(mechanism):
     layer, x = made(mechanism, source=source), tokens((3, 8))
     with pytest.raises(ValueError, match=r"got 21 tokens, expected 0 \+ 4 × 6"):
         layer(tokens((3, 7)))
-    source.size = (3, 8)
+    source.note((3, 8))
     assert torch.equal(layer(x), layer(x, [3, 8]))
     assert layer.last_grid.size == (3, 8)
 
@@ -131,7 +131,7 @@ def test_a_grid_is_told_or_found(mechanism):
 def test_masks_are_refused(mechanism):
     layer, x = made(mechanism), tokens(MADE_FOR)
     for refused in ({"attn_mask": torch.ones(1)}, {"is_causal": True}):
-        with pytest.raises(ValueError, match="got an attention mask, expected none"):
+        with pytest.raises(ValueError, match="attention got a mask, expected none"):
             layer(x, **refused)
 
 
