@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from linvit.layers.axes import Axes, Operands
+from linvit.layers.scripted import CalledBack, call_with_tokens
 from linvit.ops import Rotary, rotary_2d
 
 
@@ -34,7 +35,7 @@ class Grid:
 
 
 @register_notrace_module
-class TokenAttention(nn.Module):
+class TokenAttention(CalledBack):
     """proj(mix(qkv(x))): a mechanism that needs nothing around its operator; one opaque step for tracers.
 
     Subclasses change what enters the operator (`operands`), add a local term (`with_local`) or a gate (`modulated`).
@@ -52,6 +53,8 @@ class TokenAttention(nn.Module):
     Raises:
         ValueError: if heads does not divide width.
     """
+
+    __jit_ignored_attributes__ = ("source", "last_grid")
 
     def __init__(
         self,
@@ -97,9 +100,10 @@ class TokenAttention(nn.Module):
         """
         if attn_mask is not None or is_causal:
             raise ValueError("the attention got a mask, expected none: a swapped attention sees every token")
+        if torch.jit.is_scripting():
+            return call_with_tokens(self.number, self.training, x, grid)
         return self.attended(x, grid)
 
-    @torch.jit.ignore
     def attended(self, x: Tensor, grid: list[int] | None) -> Tensor:
         """What forward returns."""
         size = self.known_grid(x, grid)
