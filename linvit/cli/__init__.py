@@ -195,7 +195,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _models_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--family", help="only this family: ravlt, mavit or care")
+    command.add_argument("--family", help="only this family, such as ravlt or swin_tiny")
     command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
 
 

@@ -4,6 +4,7 @@ import pickle
 import pytest
 import timm
 import torch
+from timm.layers import PatchDropout
 from timm.models.swin_transformer import WindowAttention
 from timm.models.vision_transformer import Attention
 from torch.export import export
@@ -284,6 +285,9 @@ def test_exports(mechanism):
 
 
 def test_dropped_patches_are_refused():
-    model = swap_attention(body(DEIT, patch_drop_rate=0.5), "rala").train()
+    with pytest.raises(ValueError, match="drops patches in training.*create it with patch_drop_rate=0"):
+        swap_attention(body(DEIT, patch_drop_rate=0.5), "rala")
+    model = swap_attention(body(DEIT), "rala")
+    model.patch_drop = PatchDropout(0.5)
     with pytest.raises(ValueError, match="dropped or pruned patches have no grid, keep them all"):
-        model(image())
+        model.train()(image())
