@@ -1,7 +1,7 @@
 """The compared mechanisms from their published formulas, entry by entry; nothing of linvit is called here.
 
-Every function takes a layer (its parameters alone are read), tokens x (batch, prefix + height × width, channels) and the
-grid, and returns what stands before the layer's projection: (batch, tokens, channels), float64.
+Every function takes a layer (its parameters alone are read), tokens x (batch, prefix + height × width, channels) and
+the grid, and returns what stands before the layer's projection: (batch, tokens, channels), float64.
 """
 
 import math
@@ -140,7 +140,9 @@ def inline(layer, x, grid):
 
     _, _, v = query_key_value(layer, x)
     mean, first, second = x.mean(1), layer.residual[0], layer.residual[2]
-    hidden = [m @ w[..., 0].T for m, w in zip(mean.chunk(layer.heads, -1), first.weight.chunk(layer.heads), strict=True)]
+    hidden = [
+        m @ w[..., 0].T for m, w in zip(mean.chunk(layer.heads, -1), first.weight.chunk(layer.heads), strict=True)
+    ]
     hidden = torch.cat(hidden, dim=-1) + first.bias
     hidden = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
     taps = [

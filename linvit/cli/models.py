@@ -46,7 +46,8 @@ def describe(name: str) -> dict[str, Any]:
     """name, parameters, macs, macs_attention, pattern, input_size, published_top1 (percent or None), released_weights.
 
     published_parameters (millions) and published_macs (billions) are there for swapped networks, as their sources print
-    them, else None; macs are of convolutions and linear layers, as the papers count; macs_attention come on top (see analysis.cost).
+    them, else None; macs are of convolutions and linear layers, as the papers count; macs_attention come on top (see
+    analysis.cost).
     """
     network = timm.create_model(name, device="meta")
     config = network.pretrained_cfg

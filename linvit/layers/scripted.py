@@ -1,7 +1,7 @@
 """TorchScript around modules that it cannot compile: scripted, they are called back in Python, by number.
 
-Scripted networks so built run in the process that scripted them and cannot be saved to a file; TorchScript is deprecated
-in torch, and `torch.export` needs none of this.
+Such scripted networks run in the process that scripted them and cannot be saved to a file; TorchScript is deprecated in
+torch, and `torch.export` needs none of this.
 """
 
 from itertools import count

@@ -68,7 +68,7 @@ def _swap_vit(model: VisionTransformer, mechanism: str, pattern: str | None, opt
     letters = _letters(pattern, len(model.blocks))
     if "L" in letters and not isinstance(model.patch_drop, nn.Identity):
         raise ValueError(
-            "the model drops patches in training, and what is left of them has no grid: create it with patch_drop_rate=0"
+            "the model drops patches in training, and what is left has no grid: create it with patch_drop_rate=0"
         )
     source = Grid()
     embed = GridPatchEmbed.watching(model.patch_embed, source)

@@ -85,7 +85,7 @@ def test_half_precision_stays_close(mechanism, dtype):
     y = layer(x)
     assert y.dtype == dtype
     expected = layer.double()(x.double())
-    # Four layers follow one another (qkv, operator, local or gate, proj); sums of 16 terms and cubes amplify each by ~8.
+    # Four steps follow one another (qkv, operator, local or gate, proj); sums of 16 terms and cubes widen each by 8.
     assert (y.double() - expected).norm() / expected.norm() < 4 * 8 * torch.finfo(dtype).eps
 
 

@@ -285,7 +285,7 @@ def test_exports(mechanism):
 
 
 def test_dropped_patches_are_refused():
-    with pytest.raises(ValueError, match="drops patches in training.*create it with patch_drop_rate=0"):
+    with pytest.raises(ValueError, match=r"drops patches in training.*create it with patch_drop_rate=0"):
         swap_attention(body(DEIT, patch_drop_rate=0.5), "rala")
     model = swap_attention(body(DEIT), "rala")
     model.patch_drop = PatchDropout(0.5)
