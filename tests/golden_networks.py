@@ -64,6 +64,11 @@ def released_input(record: dict) -> Tensor:
     return torch.from_numpy(np.random.RandomState(0).standard_normal(record["input_shape"]))
 
 
+def filled(parameters: list) -> dict[str, Tensor]:
+    """[key, shape] pairs as a state dict by the rule, float64."""
+    return {key: torch.from_numpy(np.asarray(_value(key, tuple(shape)))) for key, shape in parameters}
+
+
 def probe(tensor: Tensor, size: int = 64) -> np.ndarray:
     """Values at evenly spaced flat positions in row-major order."""
     flat = tensor.detach().contiguous().flatten().numpy()

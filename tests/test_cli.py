@@ -14,6 +14,7 @@ from linvit.cli import COMMANDS, main
 from linvit.data import Digits
 from linvit.data.digits import MEAN, STD
 from linvit.files import read_checkpoint
+from linvit.models.swapped import NAMES as SWAPPED_NAMES
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +189,14 @@ def test_models_as_json_has_the_promised_keys_first(capsys):
 def test_models_lists_every_registered_name(capsys):
     assert main(["models", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert set(rows) == {n for n in timm.list_models() if n.startswith(("ravlt_", "mavit_", "care_"))}
+    families = {n for n in timm.list_models() if n.startswith(("ravlt_", "mavit_", "care_"))}
+    assert set(rows) == families | set(SWAPPED_NAMES)
     assert rows["ravlt_small"]["published_top1"] == 84.4
     assert rows["ravlt_small"]["released_weights"]
     assert rows["ravlt_small_linear"]["published_top1"] is None
     assert not rows["ravlt_small_linear"]["released_weights"]
+    swapped = rows["swin_tiny_inline"]
+    assert (swapped["pattern"], swapped["published_parameters"], swapped["published_macs"]) == ("LLLS", "30", "4.5")
 
 
 def test_models_prints_a_table(capsys):

@@ -10,7 +10,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 def run(blocks, folder, monkeypatch):
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
     monkeypatch.chdir(folder)
     names = {}
     for block in blocks:
@@ -19,13 +19,13 @@ def run(blocks, folder, monkeypatch):
 
 
 def test_all_but_the_exports_run(tmp_path, monkeypatch):
-    names = run(BLOCKS[:3], tmp_path, monkeypatch)
+    names = run(BLOCKS[:4], tmp_path, monkeypatch)
     assert names["logits"].shape == (2, 10)
     assert (names["again"].num_classes, names["again"].pattern) == (9, "LLSS")
 
 
 @pytest.mark.slow
 def test_the_exports_run(tmp_path, monkeypatch):
-    names = run((BLOCKS[0], BLOCKS[3]), tmp_path, monkeypatch)
+    names = run((BLOCKS[0], BLOCKS[4]), tmp_path, monkeypatch)
     x = names["x"]
     assert names["compiled"](x).shape == names["program"].module()(x).shape == names["scripted"](x).shape == (2, 1000)

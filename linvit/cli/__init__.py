@@ -196,7 +196,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _models_arguments(command: argparse.ArgumentParser) -> None:
     which = command.add_mutually_exclusive_group()
-    which.add_argument("--family", help="only this family: ravlt, mavit or care")
+    which.add_argument("--family", help="only this family, such as ravlt or swin_tiny")
     which.add_argument("--recipes", metavar="PATH", nargs="+", help="what these recipes train, against their bases")
     command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
 

@@ -11,8 +11,10 @@ from rich.progress import track
 from rich.table import Table
 
 from linvit.analysis.cost import Cost, count_cost
+from linvit.cli.published import SWAPPED
 from linvit.cli.recipe import base_of, read_recipe
 from linvit.cli.screen import show as show_table
+from linvit.models.swapped import BASES
 from linvit.tasks.classification import build_network
 
 # ImageNet-1k top-1 in percent at 224 px as the papers give it; for RAVLT and MAViT it belongs to pattern LLSS.
@@ -28,22 +30,29 @@ PUBLISHED = {
     "care_s0": 78.4,
     "care_s1": 80.1,
     "care_s2": 82.1,
+    **{name: published.top1 for name, published in SWAPPED.items()},
 }
 
 
 def model_names(family: str | None = None) -> list[str]:
     """Names that linvit registers with timm, family by family; raises ValueError for an unknown family."""
     names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
-    families = sorted({name.partition("_")[0] for name in names})
+    families = sorted({_family(name) for name in names})
     if family is not None and family not in families:
         raise ValueError(f"Unknown family {family!r}: the known ones are {', '.join(families)}.")
-    return [name for name in names if family in (None, name.partition("_")[0])]
+    return [name for name in names if family in (None, _family(name))]
+
+
+def _family(name: str) -> str:
+    return next((base for base in BASES if name.startswith(f"{base}_")), name.partition("_")[0])
 
 
 def describe(name: str) -> dict[str, Any]:
     """name, parameters, macs, macs_attention, pattern, input_size, published_top1 (percent or None), released_weights.
 
-    macs are of convolutions and linear layers, as the papers count; macs_attention come on top (see analysis.cost).
+    published_parameters (millions) and published_macs (billions) are there for swapped networks, as their sources print
+    them, else None; macs are of convolutions and linear layers, as the papers count; macs_attention come on top (see
+    analysis.cost).
     """
     network = timm.create_model(name, device="meta")
     config = network.pretrained_cfg
@@ -56,6 +65,8 @@ def describe(name: str) -> dict[str, Any]:
         "pattern": network.pattern,
         "input_size": list(config["input_size"]),
         "published_top1": PUBLISHED.get(name),
+        "published_parameters": SWAPPED[name].parameters if name in SWAPPED else None,
+        "published_macs": SWAPPED[name].macs if name in SWAPPED else None,
         "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
     }
 
@@ -158,7 +169,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     table = Table(caption="MACs of one image at the size given: convolutions and linear layers, + attention products")
     for heading in ("model", "pattern"):
         table.add_column(heading)
-    for heading in ("px", "parameters", "MACs", "+ attention", "published top-1", "released weights"):
+    for heading in ("px", "parameters", "MACs", "+ attention", "published size", "top-1", "released weights"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -168,10 +179,16 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"{row['parameters']:,}",
             _giga(row["macs"]),
             _giga(row["macs_attention"]),
+            _published_size(row),
             f"{row['published_top1']} %" if row["published_top1"] else "–",
             "yes" if row["released_weights"] else "–",
         )
     show_table(table)
+
+
+def _published_size(row: dict[str, Any]) -> str:
+    values = (row["published_parameters"], "M"), (row["published_macs"], "G")
+    return " / ".join(f"{value} {unit}" if value else "–" for value, unit in values) if values[0][0] else "–"
 
 
 def _giga(macs: int) -> str:

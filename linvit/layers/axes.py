@@ -9,6 +9,7 @@ from timm.layers import register_notrace_module, use_fused_attn
 from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
+from linvit.layers.scripted import CalledBack, call_with_maps
 from linvit.ops import PRESETS, Rotary, attention_scores, linear_attention
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.position import rotate
@@ -94,7 +95,7 @@ class Operands:
 
 
 @register_notrace_module
-class Axes(nn.Module):
+class Axes(CalledBack):
     """The axis values of one attention, with the parameters of those that are learned; one opaque step for tracers.
 
     Args:
@@ -171,7 +172,6 @@ class Axes(nn.Module):
         gain = (scale * self.beta).expand_as(den)
         return gain, gain * num - self.gamma
 
-    @torch.jit.ignore
     def forward(self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
         """Mix the positions of a map.
 
@@ -182,6 +182,12 @@ class Axes(nn.Module):
         Returns:
             A map like value, channels last in memory.
         """
+        if torch.jit.is_scripting():
+            return call_with_maps(self.number, query, key, value, cos, sin)
+        return self.mixed_map(query, key, value, cos, sin)
+
+    def mixed_map(self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+        """What forward returns."""
         batch, channels, height, width = value.shape
         rotary = None if cos is None else Rotary(cos, sin)
         tokens = (x.reshape(batch, self.heads, x.shape[1] // self.heads, -1).mT for x in (query, key, value))

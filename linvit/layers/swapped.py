@@ -5,13 +5,15 @@ from timm.layers import Mlp, PatchEmbed, register_notrace_module
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
+from linvit.layers.scripted import CalledBack, call_with_tokens
 from linvit.layers.token_attention import Grid, TokenAttention
 
 
 @register_notrace_module
-class GridPatchEmbed(PatchEmbed):
+class GridPatchEmbed(PatchEmbed, CalledBack):
     """timm's patch embedding, which also notes the grid of the images that it reads; made by `watching`."""
 
+    __jit_ignored_attributes__ = ("source",)
     source: Grid
 
     @classmethod
@@ -28,15 +30,20 @@ class GridPatchEmbed(PatchEmbed):
             )
         watching = cls.__new__(cls)
         watching.__dict__ = dict(embed.__dict__)
-        watching.source = source
+        watching.source, watching.number = source, 0
         return watching
 
-    @torch.jit.ignore
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, channels, height, width) to tokens."""
+        if torch.jit.is_scripting():
+            return call_with_tokens(self.number, self.training, x, None)
+        return self.embedded(x)
+
+    def embedded(self, x: Tensor) -> Tensor:
+        """What forward returns."""
         height, width = self.dynamic_feat_size((x.shape[-2], x.shape[-1]))
-        self.source.size = (height, width)
-        return super().forward(x)
+        self.source.note((int(height), int(width)))
+        return PatchEmbed.forward(self, x)
 
 
 class GlobalSwinBlock(nn.Module):
@@ -67,7 +74,7 @@ class GlobalSwinBlock(nn.Module):
 
 
 @register_notrace_module
-class LocalMlp(nn.Module):
+class LocalMlp(CalledBack):
     """timm's Mlp with a 3×3 depthwise convolution of its hidden map, before the activation.
 
     Enhanced linear attention (EfficientViT, first version, 2022) has it there; the place is read from the abstract and
@@ -78,6 +85,8 @@ class LocalMlp(nn.Module):
         attention: the attention of the same block, which knows the grid.
     """
 
+    __jit_ignored_attributes__ = ("last_grid",)
+
     def __init__(self, mlp: Mlp, attention: TokenAttention, device=None, dtype=None):
         super().__init__()
         self.fc1, self.act, self.drop1, self.norm = mlp.fc1, mlp.act, mlp.drop1, mlp.norm
@@ -86,9 +95,14 @@ class LocalMlp(nn.Module):
         self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, device=device, dtype=dtype)
         self.num_prefix, self.last_grid = attention.num_prefix, attention.last_grid
 
-    @torch.jit.ignore
-    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Tokens to tokens of the same shape; the grid is that of the attention before."""
+        if torch.jit.is_scripting():
+            return call_with_tokens(self.number, self.training, x, None)
+        return self.mapped(x)
+
+    def mapped(self, x: Tensor) -> Tensor:
+        """What forward returns."""
         x = self.fc1(x)
         prefix, tokens = x[:, : self.num_prefix], x[:, self.num_prefix :]
         local = self.conv(tokens.mT.unflatten(-1, self.last_grid.size)).flatten(2).mT

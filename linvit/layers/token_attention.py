@@ -10,17 +10,32 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from linvit.layers.axes import Axes, Operands
+from linvit.layers.scripted import CalledBack, call_with_tokens
 from linvit.ops import Rotary, rotary_2d
 
 
 class Grid:
-    """Height and width in tokens of the images at hand; None before the first."""
+    """Height and width in tokens of the images at hand, `size`; None before the first.
 
-    size: tuple[int, int] | None = None
+    The last grid of every number of tokens is kept too: a block that is recomputed in the backward pass may meet images
+    of a size other than the latest. Only two grids of equal area in one backward pass cannot be told apart.
+    """
+
+    def __init__(self):
+        self.size: tuple[int, int] | None = None
+        self._of_number: dict[int, tuple[int, int]] = {}
+
+    def note(self, size: tuple[int, int]) -> None:
+        """These are the images at hand."""
+        self.size = self._of_number[size[0] * size[1]] = size
+
+    def of(self, number: int) -> tuple[int, int] | None:
+        """The last grid of that many tokens; that of the images at hand where there was none."""
+        return self._of_number.get(number, self.size)
 
 
 @register_notrace_module
-class TokenAttention(nn.Module):
+class TokenAttention(CalledBack):
     """proj(mix(qkv(x))): a mechanism that needs nothing around its operator; one opaque step for tracers.
 
     Subclasses change what enters the operator (`operands`), add a local term (`with_local`) or a gate (`modulated`).
@@ -38,6 +53,8 @@ class TokenAttention(nn.Module):
     Raises:
         ValueError: if heads does not divide width.
     """
+
+    __jit_ignored_attributes__ = ("source", "last_grid")
 
     def __init__(
         self,
@@ -68,7 +85,6 @@ class TokenAttention(nn.Module):
         self.proj = nn.Linear(width, width, bias=proj_bias, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    @torch.jit.ignore
     def forward(
         self, x: Tensor, grid: list[int] | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
@@ -83,8 +99,15 @@ class TokenAttention(nn.Module):
             ValueError: for a mask, and for a number of tokens that is not the grid's.
         """
         if attn_mask is not None or is_causal:
-            raise ValueError(f"{type(self).__name__} got an attention mask, expected none: linear attention sees all")
-        size = self.last_grid.size = self.known_grid(x, grid)
+            raise ValueError("the attention got a mask, expected none: a swapped attention sees every token")
+        if torch.jit.is_scripting():
+            return call_with_tokens(self.number, self.training, x, grid)
+        return self.attended(x, grid)
+
+    def attended(self, x: Tensor, grid: list[int] | None) -> Tensor:
+        """What forward returns."""
+        size = self.known_grid(x, grid)
+        self.last_grid.note(size)
         operands = self.operands(x, size)
         y = self.modulated(self.with_local(operands.output(self.mix.fused), operands, x, size), x)
         return self.proj_drop(self.proj(merged(y)))
@@ -111,8 +134,9 @@ class TokenAttention(nn.Module):
 
     def known_grid(self, x: Tensor, grid: Sequence[int] | None) -> tuple[int, int]:
         """Height and width of the tokens behind the prefix."""
-        found = grid if grid is not None else self.source.size if self.source is not None else None
-        height, width = found if found is not None else self.grid
+        if grid is None:
+            grid = None if self.source is None else self.source.of(x.shape[1] - self.num_prefix)
+        height, width = self.grid if grid is None else grid
         if x.shape[1] != self.num_prefix + height * width:
             raise ValueError(
                 f"{type(self).__name__} got {x.shape[1]} tokens, expected {self.num_prefix} + {height} × {width}: "

@@ -26,8 +26,9 @@ def swap_attention(
 
     In Swin a stage with another attention sees its whole map at once: no windows, no shift, no relative positions. In
     PVT keys and values are no longer taken from a reduced map. What a mechanism brings of its own (convolutions,
-    tables, gates) begins untrained; everything else keeps its weights. Tables of positions are made for the model's
-    image size and interpolated for others; whether the model takes others is its own `dynamic_img_size`.
+    tables, gates) begins untrained; everything else keeps its weights. Dropout of scores goes, having no matrix to act
+    on. Tables of positions are made for the model's image size and interpolated for others; whether the model takes
+    others is its own `dynamic_img_size`.
 
     Args:
         model: a VisionTransformer (DeiT, ViT), SwinTransformer or PyramidVisionTransformerV2.
@@ -65,6 +66,10 @@ Change = Callable[[], None]
 
 def _swap_vit(model: VisionTransformer, mechanism: str, pattern: str | None, options: dict) -> list[Change]:
     letters = _letters(pattern, len(model.blocks))
+    if "L" in letters and not isinstance(model.patch_drop, nn.Identity):
+        raise ValueError(
+            "the model drops patches in training, and what is left has no grid: create it with patch_drop_rate=0"
+        )
     source = Grid()
     embed = GridPatchEmbed.watching(model.patch_embed, source)
     shared = {"num_prefix": model.num_prefix_tokens, "source": source, **options}

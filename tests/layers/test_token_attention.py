@@ -1,0 +1,198 @@
+import pytest
+import torch
+from published_mechanisms import WRITTEN_OUT
+from torch.testing import assert_close
+
+from linvit.layers.token_attention import MODULATIONS, GatedAttention, Grid, Hydra, TokenAttention
+from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
+
+CHANNELS, HEADS = 16, 2
+MADE_FOR = (4, 6)
+LOCAL = ("dwc", "lepe", "residual")
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(params=sorted(TOKEN_ATTENTIONS))
+def mechanism(request):
+    return request.param
+
+
+def made(mechanism, grid=MADE_FOR, num_prefix=0, **options):
+    """A layer in which every parameter is drawn, so that an error in any branch shows."""
+    if mechanism == "agent":
+        options = {"agents": (2, 3), **options}
+    layer = TOKEN_ATTENTIONS[mechanism](CHANNELS, HEADS, mechanism, grid, num_prefix, **options)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return layer
+
+
+def tokens(grid, num_prefix=0, batch=2):
+    generator = torch.Generator().manual_seed(2)
+    size = (batch, num_prefix + grid[0] * grid[1], CHANNELS)
+    return torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+def test_every_mechanism_is_written_out():
+    assert set(WRITTEN_OUT) == set(TOKEN_ATTENTIONS)
+
+
+@pytest.mark.parametrize("num_prefix", [0, 1, 3])
+def test_equals_the_published_formula(mechanism, num_prefix):
+    layer, x = made(mechanism, num_prefix=num_prefix), tokens(MADE_FOR, num_prefix)
+    mixed = WRITTEN_OUT[mechanism](layer, x, MADE_FOR)
+    assert_close(layer(x), mixed @ layer.proj.weight.T + layer.proj.bias)
+
+
+@pytest.mark.parametrize("num_prefix", [0, 1])
+@pytest.mark.parametrize("grid", [(7, 7), (14, 9), (1, 5), (5, 1), (1, 1)])
+def test_scores_times_value_is_the_output(mechanism, grid, num_prefix):
+    layer, x = made(mechanism, num_prefix=num_prefix), tokens(grid, num_prefix)
+    operands = layer.operands(x, grid)
+    number = num_prefix + grid[0] * grid[1]
+    batch, heads = operands.value.shape[:2]
+    scores = operands.scores()
+    assert scores.shape == (batch, heads, number, number)
+    assert_close(scores @ operands.value, operands.output())
+    assert_close(operands.output(fused=False), operands.output())
+    y = layer(x, grid)
+    assert y.shape == x.shape
+    assert y.isfinite().all()
+
+
+@pytest.mark.parametrize("grid", [MADE_FOR, (3, 7)])
+def test_every_parameter_gets_a_gradient(mechanism, grid):
+    layer = made(mechanism, num_prefix=1)
+    layer(tokens(grid, 1), grid).square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.count_nonzero(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_close(mechanism, dtype):
+    layer, x = made(mechanism, num_prefix=1), tokens(MADE_FOR, 1)
+    layer, x = layer.to(dtype), x.to(dtype)
+    y = layer(x)
+    assert y.dtype == dtype
+    expected = layer.double()(x.double())
+    # Four steps follow one another (qkv, operator, local or gate, proj); sums of 16 terms and cubes widen each by 8.
+    assert (y.double() - expected).norm() / expected.norm() < 4 * 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("grid", [MADE_FOR, (3, 7)])
+def test_local_terms_leave_the_prefix_alone(mechanism, grid):
+    layer, x = made(mechanism, num_prefix=2), tokens(grid, 2)
+    expected = layer(x, grid)
+    local = [getattr(layer, name) for name in LOCAL if getattr(layer, name, None) is not None]
+    with torch.no_grad():
+        for module in local:
+            for parameter in module.parameters():
+                parameter.mul_(-2)
+    y = layer(x, grid)
+    assert torch.equal(y[:, :2], expected[:, :2])
+    changed = (y[:, 2:] != expected[:, 2:]).any()
+    assert bool(changed) == bool(local)
+
+
+def test_images_of_a_batch_do_not_meet(mechanism):
+    layer, x = made(mechanism, num_prefix=1), tokens(MADE_FOR, 1, batch=3)
+    assert_close(layer(x), torch.cat([layer(one[None]) for one in x]))
+
+
+def test_height_and_width_are_not_exchanged(mechanism):
+    """A 4 × 6 grid is not a 6 × 4 grid, wherever positions matter at all."""
+    layer, x = made(mechanism), tokens(MADE_FOR)
+    same = torch.allclose(layer(x, (4, 6)), layer(x, (6, 4)))
+    blind = {"softmax", "softmax_unit_query", "linear", "linear_relu", "linear_exp", "hydra", "efficient", "enhanced"}
+    assert same == (mechanism in blind | {"linear_angular"})  # whose convolution runs along the row of tokens
+
+
+@pytest.mark.parametrize("mechanism", ["linear", "rala"])
+def test_a_grid_is_told_or_found(mechanism):
+    source = Grid()
+    layer, x = made(mechanism, source=source), tokens((3, 8))
+    with pytest.raises(ValueError, match=r"got 21 tokens, expected 0 \+ 4 × 6"):
+        layer(tokens((3, 7)))
+    source.note((3, 8))
+    assert torch.equal(layer(x), layer(x, [3, 8]))
+    assert layer.last_grid.size == (3, 8)
+
+
+def test_masks_are_refused(mechanism):
+    layer, x = made(mechanism), tokens(MADE_FOR)
+    for refused in ({"attn_mask": torch.ones(1)}, {"is_causal": True}):
+        with pytest.raises(ValueError, match="attention got a mask, expected none"):
+            layer(x, **refused)
+
+
+def test_heads_that_do_not_divide(mechanism):
+    with pytest.raises(ValueError, match="width 16 is not a multiple of the 3 heads"):
+        TOKEN_ATTENTIONS[mechanism](16, 3, mechanism, MADE_FOR)
+
+
+def test_unit_queries_do_not_see_magnitude():
+    layer, x = made("softmax_unit_query"), tokens(MADE_FOR)
+    expected = layer(x)
+    with torch.no_grad():
+        layer.qkv.weight[:CHANNELS] *= 3
+        layer.qkv.bias[:CHANNELS] *= 3
+    assert_close(layer(x), expected)
+
+
+def test_hydra_has_as_many_heads_as_channels():
+    layer = made("hydra")
+    assert isinstance(layer, Hydra)
+    assert layer.operands(tokens(MADE_FOR), MADE_FOR).query.shape == (2, CHANNELS, 24, 1)
+
+
+@pytest.mark.parametrize("modulation", MODULATIONS)
+def test_modulation(modulation):
+    layer, x = made("rala", modulation=modulation, lepe=False), tokens(MADE_FOR)
+    mixed = layer.operands(x, MADE_FOR).output().transpose(1, 2).flatten(2)
+    if modulation in ("linear", "tanh"):
+        gate = x @ layer.modulation.weight.T + layer.modulation.bias
+    else:
+        assert layer.modulation is None
+        gate = x
+    gate = {"tanh": gate.tanh(), "none": torch.ones_like(gate)}.get(modulation, gate)
+    assert_close(layer(x), layer.proj(mixed * gate))
+
+
+def test_without_rotation_and_local_term_no_position_matters():
+    layer, x = made("mala", rope=False, lepe=False), tokens(MADE_FOR)
+    order = torch.randperm(24)
+    assert_close(layer(x[:, order]), layer(x)[:, order])
+    turned = made("mala", lepe=False)
+    assert not torch.allclose(turned(x[:, order]), turned(x)[:, order])
+
+
+def test_axes_are_passed_on():
+    layer, x = made("rala", feature_map="relu", weighting="uniform", lepe=False, rope=False), tokens(MADE_FOR)
+    other = made("linear_relu")
+    with torch.no_grad():
+        other.qkv.load_state_dict(layer.qkv.state_dict())
+    assert_close(layer.operands(x, MADE_FOR).output(), other.operands(x, MADE_FOR).output())
+
+
+def test_unknown_modulation_and_head_width():
+    with pytest.raises(ValueError, match="modulation is 'sigmoid', expected one of linear, identity, tanh, none"):
+        made("rala", modulation="sigmoid")
+    with pytest.raises(ValueError, match="head width is 6, expected a multiple of 4 for RoPE"):
+        GatedAttention(12, 2, "rala", MADE_FOR)
+    assert GatedAttention(12, 2, "rala", MADE_FOR, rope=False).rope is False
+
+
+def test_projections_are_timms():
+    layer = TokenAttention(CHANNELS, HEADS, "linear", MADE_FOR, qkv_bias=False, proj_bias=False, proj_drop=0.5)
+    assert {name for name, _ in layer.named_parameters()} == {"qkv.weight", "proj.weight"}
+    assert layer.proj_drop.p == 0.5

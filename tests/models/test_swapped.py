@@ -1,0 +1,165 @@
+import pytest
+import timm
+import torch
+from timm.optim import param_groups_weight_decay
+from torch.export import export
+from torch.testing import assert_close
+
+from linvit.analysis.cost import count_cost
+from linvit.models.swapped import BASES, DEIT_ONLY, MECHANISMS, NAMES
+
+SMALL = {
+    "deit_tiny": {"img_size": 64, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 3},
+    "swin_tiny": {"img_size": 64, "embed_dim": 24, "depths": (1, 1, 2, 1), "window_size": 2},
+}
+SMALL_NAMES = [name for name in NAMES if not name.startswith("swin_small")]
+# Parameters in millions and G of MACs in all, measured on the authors' own networks at 224 px, timm's for softmax.
+REFERENCES = {
+    "deit_tiny_softmax": (5.717, 1.254),
+    "swin_tiny_softmax": (28.288, 4.491),
+    "swin_small_softmax": (49.606, 8.741),
+    "swin_tiny_focused": (29.192, 4.483),
+    "swin_small_focused": (50.510, 8.734),
+    "deit_tiny_inline": (6.478, 1.109),
+    "swin_tiny_inline": (29.224, 4.459),
+    "swin_small_inline": (49.793, 8.719),
+    "swin_tiny_agent": (28.903, 4.499),
+}
+# The operator forms every row's mass, tokens × heads × agents MACs a block, which Agent's own code has no need of.
+MASS = {"swin_tiny_agent": (2 * 3136 * 3 * 9 + 2 * 784 * 6 * 16 + 6 * 196 * 12 * 49) / 1e9}
+
+
+def small(name, **kwargs):
+    torch.manual_seed(0)
+    size = SMALL["deit_tiny" if name.startswith("deit") else "swin_tiny"]
+    if name == "deit_tiny_inline":
+        size = {key: value for key, value in size.items() if key != "num_heads"}
+    return timm.create_model(name, num_classes=5, **{**size, **kwargs}).eval()
+
+
+def image(height=64, width=64):
+    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def test_names():
+    assert {f"{base}_{mechanism}" for base in BASES for mechanism in MECHANISMS} < set(NAMES)
+    assert len(NAMES) == 3 * len(MECHANISMS) + len(DEIT_ONLY)
+    assert set(NAMES) <= set(timm.list_models())
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_sizes_are_those_measured_on_the_authors_networks(name):
+    cost = count_cost(timm.create_model(name, device="meta"), (3, 224, 224))
+    parameters, macs = REFERENCES[name]
+    assert round(cost.parameters / 1e6, 3) == parameters
+    assert round((cost.macs + cost.macs_attention) / 1e9 - MASS.get(name, 0), 3) == macs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pattern_and_mechanism(name):
+    model = timm.create_model(name, device="meta")
+    base = next(base for base in BASES if name.startswith(f"{base}_"))
+    mechanism = name.removeprefix(f"{base}_")
+    assert model.mechanism == mechanism
+    letters = {"deit_tiny": "L", "swin_tiny": "LLLS" if mechanism in ("inline", "agent") else "LLSS"}.get(base, "LLSS")
+    if mechanism == "softmax":
+        letters = "S" * len(letters)
+    assert "".join(dict.fromkeys(model.pattern)) == "".join(dict.fromkeys(letters))
+    if not name.startswith("deit"):
+        assert model.pattern == letters
+    assert model.pretrained_cfg["input_size"] == (3, 224, 224)
+
+
+@pytest.mark.parametrize("name", SMALL_NAMES)
+def test_other_resolutions(name):
+    model = small(name, dynamic_img_size=True)
+    for size in ((64, 64), (96, 48), (64, 64)):
+        logits = model(image(*size))
+        assert logits.shape == (2, 5)
+        assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SMALL_NAMES)
+def test_weights_may_be_drawn_after_to_empty(name):
+    model = small(name, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+    model.init_weights()
+    for key, parameter in model.named_parameters():
+        assert parameter.isfinite().all(), key
+    if name.startswith("deit"):
+        assert model(image()).isfinite().all()
+
+
+def test_softmax_is_timms_network():
+    for ours, theirs in (("deit_tiny_softmax", "deit_tiny_patch16_224"), ("swin_tiny_softmax", SWIN)):
+        model = small(ours)
+        other = timm.create_model(theirs, num_classes=5, **SMALL["deit_tiny" if ours[0] == "d" else "swin_tiny"]).eval()
+        other.load_state_dict(model.state_dict())
+        assert torch.equal(model(image()), other(image()))
+
+
+SWIN = "swin_tiny_patch4_window7_224"
+
+
+def test_pretrained_weights_of_the_base_fit_what_is_shared():
+    base = timm.create_model(SWIN, num_classes=5, **SMALL["swin_tiny"])
+    missing = small("swin_tiny_rala").load_state_dict(base.state_dict(), strict=False).missing_keys
+    assert missing
+    assert all(".attn.lepe." in key or ".attn.modulation." in key for key in missing)
+
+
+def test_arguments_of_body_and_mechanism():
+    model = small("deit_tiny_rala", depth=4, pattern="LS", attention={"modulation": "tanh", "weighting": "learned"})
+    assert model.pattern == "LS"
+    assert [type(block.attn).__name__ for block in model.blocks] == ["GatedAttention"] * 2 + ["Attention"] * 2
+    assert model.blocks[0].attn.modulation_rule == "tanh"
+    assert model.blocks[0].attn.mix.mean_query is not None
+    with pytest.raises(TypeError, match="not_an_argument"):
+        small("swin_tiny_rala", not_an_argument=1)
+    with pytest.raises(ValueError, match="softmax attention has no axes to change"):
+        small("deit_tiny_softmax", attention={"weighting": "uniform"})
+
+
+def test_no_published_weights():
+    with pytest.raises(RuntimeError, match="deit_tiny_rala has no published weights"):
+        timm.create_model("deit_tiny_rala", pretrained=True)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_focused", "swin_tiny_agent"])
+def test_tables_decay_as_in_their_authors_training(name):
+    """FLatten and Agent exempt vectors and names that end in .bias; their tables and temperatures are neither."""
+    model = small(name)
+    exempt, decayed = param_groups_weight_decay(model, 0.05, no_weight_decay_list=model.no_weight_decay())
+    decayed = {id(parameter) for parameter in decayed["params"]}
+    tables = [p for key, p in model.named_parameters() if key.endswith(("positional_encoding", "scale", "n_bias"))]
+    assert tables
+    assert all(id(table) in decayed for table in tables)
+    assert any(parameter is model.patch_embed.proj.bias for parameter in exempt["params"])
+
+
+def test_features_only():
+    maps = small("swin_tiny_mala", features_only=True)(image())
+    channels = [m.shape[-1] for m in maps]
+    assert channels == [24, 48, 96, 192]
+    (tokens,) = small("deit_tiny_rala", features_only=True, out_indices=(1,))(image())
+    assert tokens.shape == (2, 48, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_rala", "swin_tiny_mala"])
+def test_exports(name):
+    model = small(name)
+    assert_close(export(model, (image(),)).module()(image()), model(image()))
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_enhanced", "swin_tiny_focused"])
+def test_scripts(name):
+    model = small(name, proj_drop_rate=0.5)
+    scripted = torch.jit.script(model)
+    assert_close(scripted(image()), model(image()))
+    scripted.train()
+    assert not torch.equal(scripted(image()), scripted(image()))
+    scripted.eval()
+    assert torch.equal(scripted(image()), scripted(image()))

@@ -1,0 +1,98 @@
+"""The tables of docs/mechanisms.md are what the package computes, and its code runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from linvit.analysis.cost import count_cost
+from linvit.cli.published import SWAPPED
+from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
+from linvit.models.swapped import NAMES
+from linvit.ops import PRESETS
+
+PAGE = (Path(__file__).parents[1] / "docs" / "mechanisms.md").read_text()
+AXES = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.partition("## Where paper")[0], re.MULTILINE))
+SIZES = dict(re.findall(r"^\| `((?:deit|swin)_\w+)` \| (.*) \|$", PAGE, re.MULTILINE))
+# One attention at width 64, 4 heads of 16, on a 6 × 8 grid with a class token, and 49 agents.
+N, C, H, D, AGENTS = 49, 64, 4, 16, 49
+
+
+def cells(row):
+    return [cell.strip() for cell in row.split(" | ")]
+
+
+def value_of(formula):
+    """A formula of the page at the sizes above."""
+    text = formula.replace("²", "**2").replace(", with a class token", "")
+    names = {"N": N, "C": C, "h": H, "d": D, "n": AGENTS, "H": 6, "W": 8}
+    return eval(re.sub(r"(?<=[\w)])(?=[A-Za-z(])", "*", text), {}, names)
+
+
+def test_all_mechanisms_are_listed():
+    assert set(AXES) == set(TOKEN_ATTENTIONS)
+    assert set(SIZES) == set(NAMES)
+
+
+@pytest.mark.parametrize("mechanism", PRESETS)
+def test_axes_are_the_presets(mechanism):
+    kappa, alpha, normalizer = (tuple(re.findall(r"`(\w+)`", cell)) for cell in cells(AXES[mechanism])[:3])
+    preset = {"feature_map": "elu1", "weighting": "uniform", "normalizer": "divide", **PRESETS[mechanism]}
+    maps = preset["feature_map"]
+    assert kappa == (maps if isinstance(maps, tuple) else (maps,))
+    assert (alpha, normalizer) == ((preset["weighting"],), (preset["normalizer"],))
+
+
+@pytest.mark.parametrize("mechanism", TOKEN_ATTENTIONS)
+def test_extra_parameters_and_products(mechanism):
+    *_, parameters, macs = cells(AXES[mechanism])
+    layer = TOKEN_ATTENTIONS[mechanism](C, H, mechanism, (6, 8), num_prefix=1)
+    layer.eval().last_grid.note((6, 8))
+    extra = sum(p.numel() for p in layer.parameters()) - 4 * C * C - 4 * C
+    if mechanism == "enhanced":
+        assert (extra, value_of(parameters)) == (0, 40 * C)  # they stand in the feed-forward
+    else:
+        assert extra == value_of(parameters)
+    layer.mix.fused = False  # the products of a fused softmax are not seen by the counter on every machine
+    counted = count_cost(Alone(layer), (1, N, C)).macs_attention
+    assert counted == value_of(macs)
+
+
+class Alone(torch.nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return self.attention(x[:, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_are_computed(name):
+    pattern, parameters, _, _, *published, source = cells(SIZES[name])
+    model = timm.create_model(name, device="meta")
+    assert pattern == model.pattern
+    assert parameters == f"{sum(p.numel() for p in model.parameters()):,}"
+    row = SWAPPED.get(name)
+    texts = ((row.parameters, "M"), (row.macs, "G"), (row.top1, "%")) if row else ((None, ""),) * 3
+    assert published == [f"{value} {unit}" if value else "–" for value, unit in texts]
+    assert source == (row.source if row else "–")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "swin_tiny_mala" else pytest.mark.slow) for n in NAMES]
+)
+def test_macs_are_computed(name):
+    _, _, macs, attention, *_ = cells(SIZES[name])
+    cost = count_cost(timm.create_model(name, device="meta"), (3, 224, 224))
+    assert (macs, attention) == (f"{cost.macs / 1e9:.3f} G", f"{cost.macs_attention / 1e9:.3f} G")
+
+
+def test_its_code_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    names = {}
+    exec(compile(code, "mechanisms.md", "exec"), names)
+    assert names["logits"].shape == (1, 1000)
+    assert names["swin"].pattern == names["same"].pattern == "LLSS"
