@@ -1,61 +1,130 @@
-"""What goes into every attention of a network, and the score matrix and outputs that follow from it."""
+"""What goes into every attention of a network, and what becomes of it on the way out."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from timm.layers import Attention
 from torch import Tensor, nn
 
-from linvit.layers.attention import MIXERS, Attention2d
+from linvit.layers.attention import Attention2d, softmax_attention
 from linvit.layers.mixer import ValueAttention
-from linvit.ops import PRESETS, Rotary, attention_scores
+from linvit.ops import PRESETS, Rotary, attention_scores, linear_attention
+from linvit.ops.feature_map import resolve_feature_map
 from linvit.ops.position import rotate
+from linvit.ops.state import accumulator_dtype, summarize
+from linvit.ops.weighting import Weights, token_weights
+
+MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What goes into the operator of one attention.
+
+    query, key, value: (batch, heads, tokens, width), before feature map and rotation. options: those of
+    `linear_attention`, or None for softmax attention.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: dict[str, Any] | None
+    rotary: Rotary | None = None
+
+    def output(self) -> Tensor:
+        """The mixed values, (batch, heads, tokens, width)."""
+        if self.options is None:
+            return softmax_attention(self.query, self.key, self.value, self.rotary, True)
+        return linear_attention(self.query, self.key, self.value, rotary=self.rotary, **self.options)
+
+    def scores(self) -> Tensor:
+        """The matrix that multiplies the values, (batch, heads, tokens, tokens)."""
+        if self.options is None:
+            query, key = self.rotated()
+            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+        return attention_scores(self.query, self.key, rotary=self.rotary, **self.options)
+
+    def rotated(self) -> tuple[Tensor, Tensor]:
+        """Query and key of softmax attention as they meet."""
+        if self.rotary is None:
+            return self.query, self.key
+        return rotate(self.query, self.rotary), rotate(self.key, self.rotary)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Inputs of one attention for a batch of images.
+    """One attention at work on a batch of images.
 
-    query, key, value: (batch, heads, tokens, width), before feature map and rotation. grid: (height, width) of tokens.
+    features: what the values have become after each step, "mixed" (the operator), "local" (+ LePE or another local
+    term) and "modulated" (× φ(x)), as far as the layer has them, each (batch, heads, tokens, width). grid: (height,
+    width) of the tokens behind the first num_prefix, which are class tokens.
     """
 
     name: str
-    mixer: str
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    rotary: Rotary | None
+    mechanism: str
+    operands: Operands
+    features: dict[str, Tensor]
     grid: tuple[int, int]
+    num_prefix: int = 0
 
     def scores(self) -> Tensor:
         """The matrix that multiplies the values, (batch, heads, tokens, tokens)."""
-        if self.mixer == "softmax":
-            query, key = (x if self.rotary is None else rotate(x, self.rotary) for x in (self.query, self.key))
-            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
-        return attention_scores(self.query, self.key, rotary=self.rotary, **PRESETS[self.mixer])
+        return self.operands.scores()
 
     def outputs(self) -> Tensor:
-        """What the attention returns, before the local term and the modulation, (batch, heads, tokens, width)."""
-        return MIXERS[self.mixer](self.query, self.key, self.value, self.rotary, True)
+        """What the operator returns, before the local term and the modulation, (batch, heads, tokens, width)."""
+        return self.features[MIXED]
+
+
+def mapped(operands: Operands) -> tuple[Tensor, Tensor, Weights]:
+    """κ(q), κ(k) and the weights of the tokens of linear attention, float32 (float64 for float64 operands)."""
+    options = operands.options or {}
+    kappa = resolve_feature_map(options.get("feature_map", "elu1"))
+    dtype = accumulator_dtype(operands.query.dtype)
+    query, key = kappa(operands.query.to(dtype)), kappa(operands.key.to(dtype))
+    return query, key, token_weights(options.get("weighting", "uniform"), query, key, None)
+
+
+def kv_state(operands: Operands) -> Tensor:
+    """Σ_j α_j Rκ(k_j) ⊗ v_j, what every query reads, (batch, heads, width, value width); RALA's KV buffer.
+
+    Not centred, unlike `State.S`, and without the factor of the number of tokens, which no rank depends on.
+
+    Raises:
+        ValueError: for softmax attention, which has no such state.
+    """
+    if operands.options is None:
+        raise ValueError("Softmax attention keeps no KV state: ask for that of a linear attention.")
+    _, key, weights = mapped(operands)
+    rotated = key if operands.rotary is None else rotate(key, operands.rotary)
+    state = summarize(key, rotated, operands.value.to(key.dtype), weights)
+    return state.S + state.r.unsqueeze(-1) * state.u.unsqueeze(-2)
 
 
 @torch.no_grad()
-def probe(network: nn.Module, images: Tensor) -> list[Probe]:
-    """Run the network in eval mode on images and return the inputs of each attention, in order.
+def visit(
+    network: nn.Module, images: Tensor, look: Callable[[Probe], None], layers: Sequence[str] | None = None
+) -> None:
+    """Run the network in eval mode on images and show each attention to `look` as soon as it has worked, in order.
+
+    Args:
+        network: any network with attention of a kind in KINDS.
+        images: (batch, channels, height, width).
+        look: called with one Probe a layer, which is not kept afterwards.
+        layers: names of the layers to show, as in attention_layers; all by default.
 
     Raises:
-        ValueError: if the network has no attention of ours.
+        ValueError: if the network has no attention of these kinds, or no layer of one of these names.
     """
-    probes: list[Probe] = []
+    known = attention_layers(network)
+    chosen = known if layers is None else _chosen(layers, known)
     handles = []
-    for name, module in network.named_modules():
-        if isinstance(module, Attention2d):
-            handles.append(module.register_forward_hook(_take_attention(name, probes)))
-        elif isinstance(module, ValueAttention):
-            handles.append(module.register_forward_hook(_take_value_attention(name, probes)))
-    if not handles:
-        raise ValueError(
-            f"{type(network).__name__} has no attention to look at, expected a RAVLT, MAViT or CARE network"
-        )
+    for name in chosen:
+        module = network.get_submodule(name)
+        take = KINDS[_kind(module)]
+        handles.append(module.register_forward_hook(_hook(name, take, look, network, images)))
     training = network.training
     try:
         network.eval()(images)
@@ -63,27 +132,95 @@ def probe(network: nn.Module, images: Tensor) -> list[Probe]:
         network.train(training)
         for handle in handles:
             handle.remove()
+
+
+def probe(network: nn.Module, images: Tensor, layers: Sequence[str] | None = None) -> list[Probe]:
+    """All that `visit` shows, as a list; raises as `visit`."""
+    probes: list[Probe] = []
+    visit(network, images, probes.append, layers)
     return probes
 
 
-def _take_attention(name: str, probes: list[Probe]):
-    def hook(module: Attention2d, args: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        x, cos, sin = args
-        query, key, value, _ = module.qkvo(x).chunk(4, dim=1)
-        parts = (_heads(part, module.heads) for part in (query, key, value))
-        probes.append(Probe(name, module.mixer, *parts, Rotary(cos, sin), tuple(x.shape[-2:])))
+def attention_layers(network: nn.Module) -> list[str]:
+    """The names of the attention modules that can be looked at, in the order of the network's modules.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    found = [name for name, module in network.named_modules() if _kind(module)]
+    if not found:
+        raise ValueError(
+            f"{type(network).__name__} has no attention to look at, expected {', '.join(k.__name__ for k in KINDS)}:"
+            " choose a RAVLT, MAViT, CARE or DeiT network"
+        )
+    return found
+
+
+def _chosen(layers: Sequence[str], known: list[str]) -> list[str]:
+    for name in layers:
+        if name not in known:
+            raise ValueError(f"The network has no attention layer {name!r}, but {', '.join(known)}: choose among them.")
+    return [name for name in known if name in layers]
+
+
+def _kind(module: nn.Module) -> type[nn.Module] | None:
+    return next((kind for kind in KINDS if isinstance(module, kind)), None)
+
+
+def _hook(name: str, take: Callable[..., Probe], look: Callable[[Probe], None], network: nn.Module, images: Tensor):
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        look(take(name, module, args, network, images))
 
     return hook
 
 
-def _take_value_attention(name: str, probes: list[Probe]):
-    def hook(module: ValueAttention, args: tuple[Tensor], output: Tensor) -> None:
-        (x,) = args
-        parts = (_heads(part, module.heads) for part in (*module.qk(x).chunk(2, dim=1), x))
-        probes.append(Probe(name, module.mixer, *parts, None, tuple(x.shape[-2:])))
+def _take_attention2d(name: str, module: Attention2d, args: tuple[Tensor, ...], *_: Any) -> Probe:
+    x, cos, sin = args
+    query, key, value, modulation = module.qkvo(x).chunk(4, dim=1)
+    parts = (_heads(part, module.heads) for part in (query, key, value))
+    operands = Operands(*parts, PRESETS.get(module.mixer), Rotary(cos, sin))
+    features = {MIXED: operands.output()}
+    features[LOCAL] = features[MIXED] + _heads(module.lepe(value), module.heads)
+    features[MODULATED] = features[LOCAL] * _heads(modulation, module.heads)
+    return Probe(name, module.mixer, operands, features, tuple(x.shape[-2:]))
 
-    return hook
+
+def _take_value_attention(name: str, module: ValueAttention, args: tuple[Tensor, ...], *_: Any) -> Probe:
+    (x,) = args
+    parts = (_heads(part, module.heads) for part in (*module.qk(x).chunk(2, dim=1), x))
+    operands = Operands(*parts, PRESETS.get(module.mixer))
+    return Probe(name, module.mixer, operands, {MIXED: operands.output()}, tuple(x.shape[-2:]))
+
+
+def _take_timm_attention(
+    name: str, module: Attention, args: tuple[Tensor, ...], network: nn.Module, images: Tensor
+) -> Probe:
+    x = args[0]
+    query, key, value = module.qkv(x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    operands = Operands(module.q_norm(query), module.k_norm(key), value, None)
+    grid, num_prefix = _token_grid(network, images, x.shape[1])
+    return Probe(name, "softmax", operands, {MIXED: operands.output()}, grid, num_prefix)
+
+
+def _token_grid(network: nn.Module, images: Tensor, tokens: int) -> tuple[tuple[int, int], int]:
+    """Height and width in tokens of a timm ViT's images, and how many tokens stand before them."""
+    num_prefix = getattr(network, "num_prefix_tokens", 0)
+    grid = tuple(network.patch_embed.dynamic_feat_size(tuple(images.shape[-2:])))
+    if grid[0] * grid[1] + num_prefix != tokens:
+        raise ValueError(
+            f"The attention got {tokens} tokens, expected {num_prefix} + {grid[0]}×{grid[1]} from images of"
+            f" {images.shape[-2]}×{images.shape[-1]} px: this kind of network cannot be looked at."
+        )
+    return grid, num_prefix
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(1, (heads, -1)).flatten(-2).mT
+
+
+KINDS: dict[type[nn.Module], Callable[..., Probe]] = {
+    Attention2d: _take_attention2d,
+    ValueAttention: _take_value_attention,
+    Attention: _take_timm_attention,
+}
+"""Each kind of attention module with the function that makes a Probe of it."""
