@@ -114,7 +114,7 @@ def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[M
 
 
 def _by_factor(operands: Operands, factors: Sequence[float]) -> dict[float, dict[str, Tensor]]:
-    order = scaled(operands, factors[0] if 1.0 not in factors else 1.0).scores().argsort(-1, descending=True)
+    order = scaled(operands, 1.0).scores().argsort(-1, descending=True)
     quartile = int(QUARTILE * order.shape[-1])
     pair = order[..., [0, quartile]]
     found, ratios = {}, []
