@@ -6,8 +6,8 @@ With σ_j = s/N · κ(q)·κ(k_j), S = Σ_j σ_j and a query κ(q) made a times 
     magnitude  A_j(a) = σ_j / S + a · (σ_j - S/N)        affine in a
     softmax    A_m(a) / A_n(a) = (A_m(1) / A_n(1))^a     exponential in a
 
-So with magnitude the ratio of two scores moves with a, but only as far as (σ_m - S/N) / (σ_n - S/N), and a key below the
-mean similarity gets a negative score from a = (σ_j/S) / (S/N - σ_j) on.
+So with magnitude the ratio of two scores moves with a, but only as far as (σ_m - S/N) / (σ_n - S/N), and a key below
+the mean similarity gets a negative score from a = (σ_j/S) / (S/N - σ_j) on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.measured import Gathered, Layer, Measured
-from linvit.analysis.probe import Operands, Probe, mapped, visit
+from linvit.analysis.probe import Probe, mapped, visit
 from linvit.analysis.scores import one_image, score_measures
+from linvit.layers.axes import Operands
 from linvit.ops import PRESETS
+from linvit.ops.position import rotate
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 QUARTILE = 0.25  # the second key of a ratio stands at this share of the keys, best first
@@ -132,7 +134,9 @@ def _by_factor(operands: Operands, factors: Sequence[float]) -> dict[float, dict
 def _log_ratio(operands: Operands, scores: Tensor, pair: Tensor) -> Tensor:
     """log(A_m / A_n) for each query, (batch, heads, queries), pair being m and n; NaN unless both are positive."""
     if operands.options is None:  # small ones are 0 after the softmax
-        query, key = operands.rotated()
+        query, key = (
+            x if operands.rotary is None else rotate(x, operands.rotary) for x in (operands.query, operands.key)
+        )
         logits = (query @ key.mT * query.shape[-1] ** -0.5).gather(-1, pair)
         return logits[..., 0] - logits[..., 1]
     both = scores.gather(-1, pair)

@@ -8,49 +8,16 @@ import torch
 from timm.layers import Attention
 from torch import Tensor, nn
 
-from linvit.layers.attention import Attention2d, softmax_attention
+from linvit.layers.attention import Attention2d
+from linvit.layers.axes import Axes, Operands
 from linvit.layers.mixer import ValueAttention
-from linvit.ops import PRESETS, Rotary, attention_scores, linear_attention
-from linvit.ops.feature_map import resolve_feature_map
+from linvit.ops import Rotary
+from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.position import rotate
 from linvit.ops.state import accumulator_dtype, summarize
 from linvit.ops.weighting import Weights, token_weights
 
 MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
-
-
-@dataclass(frozen=True)
-class Operands:
-    """What goes into the operator of one attention.
-
-    query, key, value: (batch, heads, tokens, width), before feature map and rotation. options: those of
-    `linear_attention`, or None for softmax attention.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    options: dict[str, Any] | None
-    rotary: Rotary | None = None
-
-    def output(self) -> Tensor:
-        """The mixed values, (batch, heads, tokens, width)."""
-        if self.options is None:
-            return softmax_attention(self.query, self.key, self.value, self.rotary, True)
-        return linear_attention(self.query, self.key, self.value, rotary=self.rotary, **self.options)
-
-    def scores(self) -> Tensor:
-        """The matrix that multiplies the values, (batch, heads, tokens, tokens)."""
-        if self.options is None:
-            query, key = self.rotated()
-            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
-        return attention_scores(self.query, self.key, rotary=self.rotary, **self.options)
-
-    def rotated(self) -> tuple[Tensor, Tensor]:
-        """Query and key of softmax attention as they meet."""
-        if self.rotary is None:
-            return self.query, self.key
-        return rotate(self.query, self.rotary), rotate(self.key, self.rotary)
 
 
 @dataclass(frozen=True)
@@ -81,9 +48,9 @@ class Probe:
 def mapped(operands: Operands) -> tuple[Tensor, Tensor, Weights]:
     """κ(q), κ(k) and the weights of the tokens of linear attention, float32 (float64 for float64 operands)."""
     options = operands.options or {}
-    kappa = resolve_feature_map(options.get("feature_map", "elu1"))
+    query_map, key_map = query_and_key_map(options.get("feature_map", "elu1"), every_token_counts=True)
     dtype = accumulator_dtype(operands.query.dtype)
-    query, key = kappa(operands.query.to(dtype)), kappa(operands.key.to(dtype))
+    query, key = query_map(operands.query.to(dtype)), key_map(operands.key.to(dtype))
     return query, key, token_weights(options.get("weighting", "uniform"), query, key, None)
 
 
@@ -176,20 +143,20 @@ def _hook(name: str, take: Callable[..., Probe], look: Callable[[Probe], None], 
 
 def _take_attention2d(name: str, module: Attention2d, args: tuple[Tensor, ...], *_: Any) -> Probe:
     x, cos, sin = args
-    query, key, value, modulation = module.qkvo(x).chunk(4, dim=1)
-    parts = (_heads(part, module.heads) for part in (query, key, value))
-    operands = Operands(*parts, PRESETS.get(module.mixer), Rotary(cos, sin))
+    maps = module.qkvo(x).chunk(4, dim=1)
+    query, key, value, modulation = (_tokens(part, module.mix) for part in maps)
+    operands = module.mix.operands(query, key, value, Rotary(cos, sin))
     features = {MIXED: operands.output()}
-    features[LOCAL] = features[MIXED] + _heads(module.lepe(value), module.heads)
-    features[MODULATED] = features[LOCAL] * _heads(modulation, module.heads)
-    return Probe(name, module.mixer, operands, features, tuple(x.shape[-2:]))
+    features[LOCAL] = features[MIXED] + _tokens(module.lepe(maps[2]), module.mix)
+    features[MODULATED] = features[LOCAL] * modulation
+    return Probe(name, module.mix.mixer, operands, features, tuple(x.shape[-2:]))
 
 
 def _take_value_attention(name: str, module: ValueAttention, args: tuple[Tensor, ...], *_: Any) -> Probe:
     (x,) = args
-    parts = (_heads(part, module.heads) for part in (*module.qk(x).chunk(2, dim=1), x))
-    operands = Operands(*parts, PRESETS.get(module.mixer))
-    return Probe(name, module.mixer, operands, {MIXED: operands.output()}, tuple(x.shape[-2:]))
+    parts = (_tokens(part, module.mix) for part in (*module.qk(x).chunk(2, dim=1), x))
+    operands = module.mix.operands(*parts, None)
+    return Probe(name, module.mix.mixer, operands, {MIXED: operands.output()}, tuple(x.shape[-2:]))
 
 
 def _take_timm_attention(
@@ -214,8 +181,8 @@ def _token_grid(network: nn.Module, images: Tensor, tokens: int) -> tuple[tuple[
     return grid, num_prefix
 
 
-def _heads(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(1, (heads, -1)).flatten(-2).mT
+def _tokens(x: Tensor, axes: Axes) -> Tensor:
+    return x.unflatten(1, (axes.heads, -1)).flatten(-2).mT
 
 
 KINDS: dict[type[nn.Module], Callable[..., Probe]] = {

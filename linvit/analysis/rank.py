@@ -49,9 +49,7 @@ def matrices(probe: Probe) -> dict[str, Tensor]:
     return found | {name: x[:, :, probe.num_prefix :] for name, x in probe.features.items()}
 
 
-def measure_ranks(
-    network: nn.Module, batches: Iterable[Tensor], layers: Sequence[str] | None = None
-) -> list[Measured]:
+def measure_ranks(network: nn.Module, batches: Iterable[Tensor], layers: Sequence[str] | None = None) -> list[Measured]:
     """The measures of every attention over more than one token, for each image and head; condition: {"matrix": …}.
 
     Args:

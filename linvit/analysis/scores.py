@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.measured import Gathered, Layer, Measured
-from linvit.analysis.probe import Operands, Probe, visit
+from linvit.analysis.probe import Probe, visit
+from linvit.layers.axes import Operands
 
 MEASURES = ("entropy", "entropy_share", "negative_share", "negative_mass", "row_sum", "largest")
 
@@ -117,9 +118,7 @@ def score_maps(
 
 
 def _map(probe: Probe, point: tuple[float, float]) -> Map:
-    row, column = (
-        min(int(share * length), length - 1) for share, length in zip(point, probe.grid, strict=True)
-    )
+    row, column = (min(int(share * length), length - 1) for share, length in zip(point, probe.grid, strict=True))
     query = probe.num_prefix + row * probe.grid[1] + column
     scores = probe.scores()[0, :, query, probe.num_prefix :].mean(0).unflatten(0, probe.grid)
     return Map(Layer.of(probe), (row, column), scores.float().cpu())

@@ -1,8 +1,9 @@
 """Where parameters live: attention, CARE's token mixer, feed-forward, patches, blocks."""
 
 from linvit.layers.attention import Attention2d as Attention2d
-from linvit.layers.attention import attend as attend
 from linvit.layers.attention import rotary_tables as rotary_tables
+from linvit.layers.axes import Axes as Axes
+from linvit.layers.axes import Operands as Operands
 from linvit.layers.block import AttentionBlock as AttentionBlock
 from linvit.layers.block import CareBlock as CareBlock
 from linvit.layers.feed_forward import ConvFeedForward as ConvFeedForward

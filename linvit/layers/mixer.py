@@ -1,10 +1,9 @@
 """CARE's token mixer and its dual interaction (arXiv 2411.16170)."""
 
 import torch
-from timm.layers import use_fused_attn
 from torch import Tensor, nn
 
-from linvit.layers.attention import attend, known_mixer
+from linvit.layers.axes import Axes, known_mixer
 
 STRIPS = "strips"
 
@@ -28,8 +27,6 @@ class ValueAttention(nn.Module):
     The paper calls the feature map an identity; the released code takes elu + 1 with a normaliser and is followed.
     """
 
-    fused: torch.jit.Final[bool]
-
     def __init__(self, width: int, head_width: int, mixer: str = "linear", device=None, dtype=None):
         super().__init__()
         if width % head_width:
@@ -37,13 +34,12 @@ class ValueAttention(nn.Module):
                 f"ValueAttention: width {width} is not a multiple of the head width {head_width}: change one"
             )
         self.heads = width // head_width
-        self.mixer = known_mixer(mixer)
-        self.fused = use_fused_attn()
+        self.mix = Axes(known_mixer(mixer), self.heads, head_width, device=device, dtype=dtype)
         self.qk = nn.Conv2d(width, 2 * width, 1, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key = self.qk(x).chunk(2, dim=1)
-        return attend(self.mixer, query, key, x, None, None, self.heads, self.fused)
+        return self.mix(query, key, x, None, None)
 
 
 class TokenMixer(nn.Module):

@@ -57,7 +57,7 @@ def chunked(
         rotated_query, rotated_key = query, key
 
     carried, total = _carried(key, rotated_key, value, weights, state, origin)
-    alpha, share = _row_weights(weights, carried)
+    alpha, share, mass = _row_weights(weights, carried)
     scores = rotated_query @ rotated_key.mT * alpha
     num = share * (rotated_query @ carried.r.unsqueeze(-1)) + scores.sum(-1, keepdim=True)
     den = num
@@ -65,7 +65,7 @@ def chunked(
         den = share * (query @ carried.z.unsqueeze(-1)) + (query @ key.mT * alpha).sum(-1, keepdim=True)
     u = share * carried.u.unsqueeze(-2) + alpha @ value
     covariance = share * (rotated_query @ carried.S) + scores @ value - num * u
-    gain, level = normalizer(num, den, query.shape[-1] ** -0.5, eps)
+    gain, level = normalizer(num, den, mass, query.shape[-1] ** -0.5, eps)
     out = gain * covariance + level * (u + origin.unsqueeze(-2).unsqueeze(-2))
     return out.flatten(-3, -2)[..., :tokens, :], total
 
@@ -104,13 +104,17 @@ def _carried(
     return State(*(field[:, :, :-1] for field in running)), total
 
 
-def _row_weights(weights: Weights, carried: State) -> tuple[Tensor, Tensor]:
-    """α of the chunk's own tokens in each row, (…, CHUNK, CHUNK), and of all that is carried in, (…, CHUNK, 1)."""
+def _row_weights(weights: Weights, carried: State) -> tuple[Tensor, Tensor, Tensor]:
+    """α of the chunk's own tokens in each row, (…, CHUNK, CHUNK), and of all that is carried in; and their total mass.
+
+    The last two are (…, CHUNK, 1).
+    """
     assert weights.factor is not None
     later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=weights.factor.device).triu(1)
     before = carried.n.unsqueeze(-1)
     if weights.exponent is None:
         own = weights.factor.unsqueeze(-2).masked_fill(later, 0)
+        shift = torch.zeros_like(before)
     else:
         exponent = weights.visible_exponent()
         shift = torch.maximum(exponent.detach().cummax(-1).values, carried.shift.unsqueeze(-1))
@@ -118,8 +122,9 @@ def _row_weights(weights: Weights, carried: State) -> tuple[Tensor, Tensor]:
         relative = (exponent.unsqueeze(-2) - shift.unsqueeze(-1)).masked_fill(later, -torch.inf)
         own = relative.exp() * weights.factor.unsqueeze(-2)
         before = before * (carried.shift.unsqueeze(-1) - shift).exp()
-    mass = nonzero(own.sum(-1) + before).unsqueeze(-1)
-    return own / mass, before.unsqueeze(-1) / mass
+    relative_mass = (own.sum(-1) + before).unsqueeze(-1)
+    divisor = nonzero(relative_mass)
+    return own / divisor, before.unsqueeze(-1) / divisor, relative_mass * shift.unsqueeze(-1).exp()
 
 
 def _running_mean(means: Tensor, n: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,11 @@
-"""Feature maps κ: what a query or key becomes before the products."""
+"""Feature maps κ: what a query or key becomes before the products.
+
+All take (batch, heads, tokens, width) and keep the shape. Most are elementwise; the rest say what they look across.
+"""
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,7 +32,54 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
-FEATURE_MAPS: dict[str, FeatureMap] = {"elu1": elu1, "relu": relu, "exp": exp, "identity": identity}
+def unit(x: Tensor) -> Tensor:
+    """x / |x| over the width of a head (linear angular attention, Castling-ViT, CVPR 2023)."""
+    return F.normalize(x, dim=-1)
+
+
+def unit_channels(x: Tensor) -> Tensor:
+    """x / |x| over all channels, heads × width (Hydra attention, Bolya et al., 2022, where a head is one channel)."""
+    return x / _norm(x).clamp_min(1e-12)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Softmax over the width of a head (the queries of efficient attention, Shen et al., WACV 2021)."""
+    return x.softmax(-1)
+
+
+def softmax_tokens(x: Tensor) -> Tensor:
+    """Softmax over the tokens, channel by channel (the keys of efficient attention); neither masked nor causal."""
+    return x.softmax(-2)
+
+
+def focused(x: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    """Cube y = (relu(x) + 1e-6) / temperature elementwise, at the norm that y has over all channels, heads × width.
+
+    Source: focused linear attention (FLatten, ICCV 2023), power 3. The temperature, broadcast against x, is the
+    softplus of a learned vector there.
+    """
+    y = (F.relu(x) + 1e-6) / temperature
+    cubed = y * y * y
+    return cubed * (_norm(y) / _norm(cubed))
+
+
+def _norm(x: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True)
+    return norm
+
+
+FEATURE_MAPS: dict[str, FeatureMap] = {
+    "elu1": elu1,
+    "relu": relu,
+    "exp": exp,
+    "identity": identity,
+    "unit": unit,
+    "unit_channels": unit_channels,
+    "softmax": softmax,
+    "softmax_tokens": softmax_tokens,
+    "focused": focused,
+}
+ACROSS_TOKENS = ("softmax_tokens",)
 
 
 def resolve_feature_map(feature_map: str | FeatureMap) -> FeatureMap:
@@ -42,3 +93,24 @@ def resolve_feature_map(feature_map: str | FeatureMap) -> FeatureMap:
     if feature_map not in FEATURE_MAPS:
         raise ValueError(f"feature_map is {feature_map!r}, expected a callable or one of {', '.join(FEATURE_MAPS)}")
     return FEATURE_MAPS[feature_map]
+
+
+def query_and_key_map(
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap], every_token_counts: bool
+) -> tuple[FeatureMap, FeatureMap]:
+    """The queries' and the keys' feature map; one for both unless a pair is given.
+
+    Raises:
+        ValueError: for an unknown name, something else than one or two maps, or a map across tokens where not every
+            query sees every token.
+    """
+    pair = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
+    if len(pair) != 2:
+        raise ValueError(f"feature_map has {len(pair)} entries, expected one, or a pair: the queries' and the keys'")
+    for name in pair:
+        if not callable(name) and name in ACROSS_TOKENS and not every_token_counts:
+            raise ValueError(
+                f"feature_map {name!r} looks across all tokens, so it has no causal form and takes no key_mask; "
+                "use an elementwise one such as 'elu1'"
+            )
+    return resolve_feature_map(pair[0]), resolve_feature_map(pair[1])

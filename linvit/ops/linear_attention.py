@@ -7,7 +7,7 @@ Per head, with κ the feature map, α the weighting (Σ_j α_j = 1), R the rotat
     divide      num / (den + ε)                              vanilla, RALA, CARE
     magnitude   s·num·(1 + 1/(s·den + ε)) - s·den·u          MALA
     subtract    s·num + (1 - s·den)·u                        InLine
-    none        num
+    none        num                                          (sum: times the number of tokens) Efficient, Hydra
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from linvit.ops.causal import chunked
 from linvit.ops.checks import check_backend, check_inputs, check_state, check_value, check_weighting, visible_tokens
-from linvit.ops.feature_map import FeatureMap, resolve_feature_map
-from linvit.ops.normalizer import resolve_normalizer
+from linvit.ops.feature_map import FeatureMap, query_and_key_map
+from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary, rotate
 from linvit.ops.state import State, accumulator_dtype, merge, read, summarize
 from linvit.ops.weighting import causal_token_weights, token_weights
@@ -31,9 +31,9 @@ def linear_attention(
     key: Tensor,
     value: Tensor,
     *,
-    feature_map: str | FeatureMap = ...,
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = ...,
     weighting: str | Tensor = ...,
-    normalizer: str = ...,
+    normalizer: str | Normalizer = ...,
     rotary: Rotary | None = ...,
     key_mask: Tensor | None = ...,
     causal: bool = ...,
@@ -47,9 +47,9 @@ def linear_attention(
     key: Tensor,
     value: Tensor,
     *,
-    feature_map: str | FeatureMap = ...,
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = ...,
     weighting: str | Tensor = ...,
-    normalizer: str = ...,
+    normalizer: str | Normalizer = ...,
     rotary: Rotary | None = ...,
     key_mask: Tensor | None = ...,
     causal: Literal[True],
@@ -62,9 +62,9 @@ def linear_attention(
     key: Tensor,
     value: Tensor,
     *,
-    feature_map: str | FeatureMap = "elu1",
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = "elu1",
     weighting: str | Tensor = "uniform",
-    normalizer: str = "divide",
+    normalizer: str | Normalizer = "divide",
     rotary: Rotary | None = None,
     key_mask: Tensor | None = None,
     causal: bool = False,
@@ -78,11 +78,13 @@ def linear_attention(
         query: (batch, heads, queries, width), any strides; float16, bfloat16, float32 or float64.
         key: (batch, heads, tokens, width).
         value: (batch, heads, tokens, value width).
-        feature_map: κ: "elu1", "relu", "exp", "identity" or a function of a tensor that keeps its shape.
+        feature_map: κ: a name in FEATURE_MAPS, such as "elu1", "relu", "exp" or "identity", or a function of a tensor
+            (batch, heads, tokens, width) that keeps its shape; or a pair, the queries' and the keys'.
         weighting: α: "uniform"; "query_mean", softmax_j(s · mean_i κ(q_i) · κ(k_j)), RALA's; "prefix_query_mean", its
             causal form; or nonnegative weights that broadcast to (batch, heads, tokens), normalized over the tokens
             that a query sees.
-        normalizer: "divide", "magnitude", "subtract" or "none".
+        normalizer: a name in NORMALIZERS, such as "divide", "magnitude", "subtract", "none" or "sum", or a function of
+            num, den, mass, scale and eps that returns gain and level, see `linvit.ops.normalizer`.
         rotary: table from `rotary_1d` or `rotary_2d`. Only the numerator is rotated, as in the released code, so rows
             of scores sum to one only without it.
         key_mask: True where a token counts, (batch, tokens) or (batch, heads, tokens). With query_mean the same tokens'
@@ -112,7 +114,8 @@ def linear_attention(
     check_weighting(weighting, causal, query, key, key_mask is not None)
     if state is not None:
         check_state(state, query, value, causal)
-    kappa, normalize = resolve_feature_map(feature_map), resolve_normalizer(normalizer)
+    query_map, key_map = query_and_key_map(feature_map, every_token_counts=not causal and key_mask is None)
+    normalize = resolve_normalizer(normalizer)
     dtype = accumulator_dtype(query.dtype)
     visible = None if key_mask is None else visible_tokens(key_mask, key)
     if visible is not None:
@@ -120,7 +123,7 @@ def linear_attention(
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
 
     with _without_autocast(query.device.type):
-        q, k, v = kappa(query.to(dtype)), kappa(key.to(dtype)), value.to(dtype)
+        q, k, v = query_map(query.to(dtype)), key_map(key.to(dtype)), value.to(dtype)
         rq, rk = (q, k) if rotary is None else (rotate(q, rotary), rotate(k, rotary))
         if not causal:
             weights = token_weights(weighting, q, k, visible)
@@ -141,10 +144,24 @@ def linear_attention(
 
 PRESETS: dict[str, dict[str, Any]] = {
     "linear": {},
+    "linear_relu": {"feature_map": "relu"},
+    "linear_exp": {"feature_map": "exp"},
+    "hydra": {"feature_map": "unit_channels", "normalizer": "sum"},
+    "efficient": {"feature_map": ("softmax", "softmax_tokens"), "normalizer": "sum"},
+    "linear_angular": {"feature_map": "unit", "normalizer": "sum"},
+    "enhanced": {"feature_map": "relu"},
+    "focused": {"feature_map": "focused"},
+    "inline": {"feature_map": "identity", "normalizer": "subtract"},
+    "mlla": {},
+    "agent": {"feature_map": "identity", "normalizer": "sum"},
     "rala": {"weighting": "query_mean"},
     "mala": {"normalizer": "magnitude"},
+    "rala_mala": {"weighting": "query_mean", "normalizer": "magnitude"},
 }
-"""The papers' mechanisms as options of `linear_attention` and `attention_scores`; what is not named is the default."""
+"""The mechanisms as options of `linear_attention` and `attention_scores`; what is not named is the default.
+
+What stands around the operator (convolutions, gates, positions, the agents themselves) belongs to the layers.
+"""
 
 
 def rala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:

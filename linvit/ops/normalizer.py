@@ -5,8 +5,9 @@ every normalizer gives
 
     out = gain · c + level · u
 
-where gain and level are functions of two numbers a query: num = Σ_j α_j Rκ(q)·Rκ(k_j) and den = Σ_j α_j κ(q)·κ(k_j),
-equal unless a rotation is used. Written so, nothing large is ever subtracted from something large. The level is also
+where gain and level are functions of three numbers a query: num = Σ_j α_j Rκ(q)·Rκ(k_j) and den = Σ_j α_j κ(q)·κ(k_j),
+equal unless a rotation is used, and mass, the total weight before it was set to one (the number of tokens for uniform
+weights). Written so, nothing large is ever subtracted from something large. The level is also
 the sum of the query's row of the score matrix.
 """
 
@@ -15,10 +16,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Normalizer = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
+Normalizer = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
 
-def divide(num: Tensor, den: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
+def divide(num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
     """Divide by the sum of the row (vanilla linear attention, RALA, CARE): out = num·v / (den + eps).
 
     Rows sum to one without rotation. The query's magnitude cancels.
@@ -27,7 +28,7 @@ def divide(num: Tensor, den: Tensor, scale: float, eps: float) -> tuple[Tensor, 
     return gain, num * gain
 
 
-def magnitude(num: Tensor, den: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
+def magnitude(num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
     """Keep the query's magnitude: out = s·num·v·(1 + 1/(s·den + eps)) - s·den·u.
 
     Source: MALA (ICCV 2025). The paper's similarity is φ(q)·φ(k); the released code, which we follow, multiplies it by
@@ -37,7 +38,18 @@ def magnitude(num: Tensor, den: Tensor, scale: float, eps: float) -> tuple[Tenso
     return scale + share, scale * (num - den) + share * num
 
 
-def subtract(num: Tensor, den: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
+def magnitude_no_beta(num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
+    """MALA without its factor β: out = s·num·v - s·den·u. Rows sum to zero without rotation (MALA, Table 11)."""
+    return torch.full_like(den, scale), scale * (num - den)
+
+
+def magnitude_no_gamma(num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
+    """MALA without its offset γ: out = s·num·v·(1 + 1/(s·den + eps)). Rows sum to 1 + s·den (MALA, Table 11)."""
+    gain = scale + scale / (scale * den + eps)
+    return gain, gain * num
+
+
+def subtract(num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
     """Subtract the mean instead of dividing: out = s·num·v + (1 - s·den)·u.
 
     Source: InLine attention (NeurIPS 2024). Rows sum to one without rotation; no division.
@@ -45,20 +57,35 @@ def subtract(num: Tensor, den: Tensor, scale: float, eps: float) -> tuple[Tensor
     return torch.full_like(den, scale), scale * (num - den) + 1
 
 
-def none(num: Tensor, den: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
-    """out = num·v: for feature maps that need no normalizer."""
+def none(num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
+    """out = num·v, a mean over the tokens: for feature maps that need no normalizer."""
     return torch.ones_like(den), num
 
 
-NORMALIZERS: dict[str, Normalizer] = {"divide": divide, "magnitude": magnitude, "subtract": subtract, "none": none}
+def total(num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float) -> tuple[Tensor, Tensor]:
+    """out = mass·num·v, the plain sum over the tokens (Hydra, efficient, linear angular, agent attention)."""
+    return mass.expand_as(den), mass * num
 
 
-def resolve_normalizer(normalizer: str) -> Normalizer:
-    """Return the normalizer of that name.
+NORMALIZERS: dict[str, Normalizer] = {
+    "divide": divide,
+    "magnitude": magnitude,
+    "magnitude_no_beta": magnitude_no_beta,
+    "magnitude_no_gamma": magnitude_no_gamma,
+    "subtract": subtract,
+    "none": none,
+    "sum": total,
+}
+
+
+def resolve_normalizer(normalizer: str | Normalizer) -> Normalizer:
+    """Return the normalizer of that name, or the callable itself.
 
     Raises:
         ValueError: for an unknown name; the message lists the known ones.
     """
+    if callable(normalizer):
+        return normalizer
     if normalizer not in NORMALIZERS:
-        raise ValueError(f"normalizer is {normalizer!r}, expected one of {', '.join(NORMALIZERS)}")
+        raise ValueError(f"normalizer is {normalizer!r}, expected a callable or one of {', '.join(NORMALIZERS)}")
     return NORMALIZERS[normalizer]

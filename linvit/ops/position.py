@@ -40,13 +40,19 @@ def rotary_1d(
 
 
 def rotary_2d(
-    size: tuple[int, int], width: int, *, dtype: torch.dtype | None = None, device: torch.device | None = None
+    size: tuple[int, int],
+    width: int,
+    *,
+    endpoint: bool = True,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
 ) -> Rotary:
     """Table for a grid of tokens in row-major order.
 
     Args:
         size: (height, width) of the token grid.
         width: head width, a multiple of 4.
+        endpoint: whether the frequencies reach 1/10000, as in RAVLT and MAViT; MLLA's stop one short of it.
         dtype: dtype of the tokens to be rotated; the table is float64 for float64, else float32.
         device: where the table is made.
 
@@ -56,8 +62,8 @@ def rotary_2d(
     if width % 4:
         raise ValueError(f"rotary_2d: width is {width}, expected a multiple of 4")
     height, columns = size
-    rows = _table(_angles(height, width // 4, 0, dtype, device))
-    cols = _table(_angles(columns, width // 4, 0, dtype, device))
+    rows = _table(_angles(height, width // 4, 0, dtype, device, endpoint))
+    cols = _table(_angles(columns, width // 4, 0, dtype, device, endpoint))
     return Rotary(*(_grid(by_row, by_column) for by_row, by_column in zip(rows, cols, strict=True)))
 
 
@@ -68,9 +74,17 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
-def _angles(positions: int, pairs: int, start: int, dtype: torch.dtype | None, device: torch.device | None) -> Tensor:
+def _angles(
+    positions: int,
+    pairs: int,
+    start: int,
+    dtype: torch.dtype | None,
+    device: torch.device | None,
+    endpoint: bool = True,
+) -> Tensor:
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    frequencies = 10000 ** -torch.linspace(0, 1, pairs, dtype=dtype, device=device)
+    exponents = torch.linspace(0, 1, pairs if endpoint else pairs + 1, dtype=dtype, device=device)[:pairs]
+    frequencies = 10000**-exponents
     index = torch.arange(start, start + positions, dtype=dtype, device=device)
     return index[:, None] * frequencies
 

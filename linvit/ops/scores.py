@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from linvit.ops.checks import check_inputs, check_weighting, visible_tokens
-from linvit.ops.feature_map import FeatureMap, resolve_feature_map
-from linvit.ops.normalizer import resolve_normalizer
+from linvit.ops.feature_map import FeatureMap, query_and_key_map
+from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary, rotate
 from linvit.ops.state import accumulator_dtype
 from linvit.ops.weighting import causal_token_weights, token_weights
@@ -18,9 +18,9 @@ def attention_scores(
     query: Tensor,
     key: Tensor,
     *,
-    feature_map: str | FeatureMap = "elu1",
+    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = "elu1",
     weighting: str | Tensor = "uniform",
-    normalizer: str = "divide",
+    normalizer: str | Normalizer = "divide",
     rotary: Rotary | None = None,
     key_mask: Tensor | None = None,
     causal: bool = False,
@@ -30,7 +30,8 @@ def attention_scores(
 
     With num_ij = Rκ(q_i)·Rκ(k_j), A_ij = α_j·num_ij/(den_i + ε) for divide,
     α_j·[s·num_ij·(1 + 1/(s·den_i + ε)) - s·den_i] for magnitude, α_j·[s·num_ij + 1 - s·den_i] for subtract and
-    α_j·num_ij for none.
+    α_j·num_ij for none
+    (times the number of tokens for sum).
 
     Args:
         query: (batch, heads, queries, width).
@@ -46,12 +47,13 @@ def attention_scores(
     """
     check_inputs(query, key, rotary, causal)
     check_weighting(weighting, causal, query, key, key_mask is not None)
-    kappa, normalize = resolve_feature_map(feature_map), resolve_normalizer(normalizer)
+    query_map, key_map = query_and_key_map(feature_map, every_token_counts=not causal and key_mask is None)
+    normalize = resolve_normalizer(normalizer)
     dtype = accumulator_dtype(query.dtype)
     visible = None if key_mask is None else visible_tokens(key_mask, key)
     if visible is not None:
         key = key.masked_fill(~visible.unsqueeze(-1), 0)
-    q, k = kappa(query.to(dtype)), kappa(key.to(dtype))
+    q, k = query_map(query.to(dtype)), key_map(key.to(dtype))
     if causal:
         nothing_read = torch.zeros_like(q[..., 0, :]), torch.zeros_like(q[..., 0, 0])
         weights, *_ = causal_token_weights(weighting, q, k, visible, *nothing_read)
@@ -68,10 +70,11 @@ def attention_scores(
         later = torch.ones(rows.shape[-2:], dtype=torch.bool, device=rows.device).triu(1)
         rows = rows.masked_fill(later, -torch.inf)
     alpha = rows.softmax(-1).nan_to_num(0)
+    mass = rows.logsumexp(-1, keepdim=True).exp()
 
     rq, rk = (q, k) if rotary is None else (rotate(q, rotary), rotate(k, rotary))
     product = rq @ rk.mT
     num = (alpha * product).sum(-1, keepdim=True)
     den = num if rotary is None else (alpha * (q @ k.mT)).sum(-1, keepdim=True)
-    gain, level = normalize(num, den, q.shape[-1] ** -0.5, eps)
+    gain, level = normalize(num, den, mass, q.shape[-1] ** -0.5, eps)
     return alpha * (gain * (product - num) + level)

@@ -129,7 +129,8 @@ def read(state: State, query: Tensor, rotated_query: Tensor, normalizer: Normali
     """
     den = query @ state.z.unsqueeze(-1)
     num = den if rotated_query is query else rotated_query @ state.r.unsqueeze(-1)
-    gain, level = normalizer(num, den, query.shape[-1] ** -0.5, eps)
+    mass = (state.n * state.shift.exp()).unsqueeze(-1).unsqueeze(-1)
+    gain, level = normalizer(num, den, mass, query.shape[-1] ** -0.5, eps)
     return gain * (rotated_query @ state.S) + level * state.u.unsqueeze(-2)
 
 

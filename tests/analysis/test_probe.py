@@ -21,12 +21,12 @@ def test_scores_times_values_are_the_outputs(name, arguments, mixers):
     probes = probe(network, torch.randn(2, 3, 64, 96, dtype=torch.float64))
     assert network.training
     if mixers:
-        assert [p.mixer for p in probes] == mixers
+        assert [p.mechanism for p in probes] == mixers
         assert [p.grid for p in probes][::4] == [(16, 24), (2, 3)]
     else:
-        assert {p.mixer for p in probes} == {"linear", "softmax"}
+        assert {p.mechanism for p in probes} == {"linear", "softmax"}
     for one in probes:
-        torch.testing.assert_close(one.scores() @ one.value, one.outputs())
+        torch.testing.assert_close(one.scores() @ one.operands.value, one.outputs())
 
 
 def test_probing_leaves_no_hook_behind():
@@ -36,5 +36,5 @@ def test_probing_leaves_no_hook_behind():
 
 
 def test_a_network_without_our_attention_is_refused():
-    with pytest.raises(ValueError, match="Linear has no attention to look at, expected a RAVLT, MAViT or CARE"):
+    with pytest.raises(ValueError, match="Linear has no attention to look at, expected Attention2d, ValueAttention"):
         probe(nn.Linear(2, 2), torch.randn(1, 2))

@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from timm.layers import set_fused_attn
 from torch.testing import assert_close
 
-from linvit.layers import Attention2d, attend, rotary_tables
-from linvit.layers.attention import MIXERS
+from linvit.layers import Attention2d, Axes, rotary_tables
+from linvit.layers.axes import MIXERS
 from linvit.ops import rotary_2d
 from linvit.ops.position import rotate
 
@@ -22,6 +24,15 @@ def tokens(x):
         [x[b, h * 8 : h * 8 + 8, i, j] for i in range(HEIGHT) for j in range(WIDTH)] for b in range(2) for h in range(2)
     ]
     return torch.stack([torch.stack(row) for row in rows]).unflatten(0, (2, 2))
+
+
+def mixed(mixer, *inputs, fused=True):
+    axes = Axes(mixer, HEADS, CHANNELS // HEADS)
+    axes.fused = fused
+    return axes(*inputs)
+
+
+WRITTEN_OUT = ("linear", "mala", "rala", "softmax")
 
 
 def written_out(mixer, query, key, value, rotary):
@@ -44,22 +55,32 @@ def written_out(mixer, query, key, value, rotary):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("mixer", sorted(MIXERS))
-def test_attend_equals_the_matrix_of_scores(mixer, fused):
+@pytest.mark.parametrize("mixer", WRITTEN_OUT)
+def test_axes_equal_the_matrix_written_out(mixer, fused):
     query, key, value = maps()
     rotary = rotary_2d((HEIGHT, WIDTH), 8, dtype=torch.float64)
-    mixed = attend(mixer, query, key, value, rotary.cos, rotary.sin, HEADS, fused)
-    assert mixed.shape == value.shape
-    assert_close(tokens(mixed), written_out(mixer, tokens(query), tokens(key), tokens(value), rotary))
+    actual = mixed(mixer, query, key, value, rotary.cos, rotary.sin, fused=fused)
+    assert actual.shape == value.shape
+    assert_close(tokens(actual), written_out(mixer, tokens(query), tokens(key), tokens(value), rotary))
 
 
 @pytest.mark.parametrize("mixer", sorted(MIXERS))
-def test_attend_does_not_depend_on_memory_format(mixer):
-    expected = attend(mixer, *maps(), None, None, HEADS, True)
+def test_output_equals_scores_times_value(mixer):
+    rotary = rotary_2d((HEIGHT, WIDTH), 8, dtype=torch.float64)
+    operands = Axes(mixer, HEADS, 8).operands(*(tokens(x) for x in maps()), rotary)
+    assert_close(operands.scores() @ operands.value, operands.output())
+    own = replace(operands, share=0.3, own=0.5)
+    assert_close(own.scores() @ own.value, own.output())
+    assert_close(own.output(), 0.3 * operands.output() + 0.5 * operands.value)
+
+
+@pytest.mark.parametrize("mixer", sorted(MIXERS))
+def test_axes_do_not_depend_on_memory_format(mixer):
+    expected = mixed(mixer, *maps(), None, None)
     last = [x.contiguous(memory_format=torch.channels_last) for x in maps()]
-    assert_close(attend(mixer, *last, None, None, HEADS, True), expected)
+    assert_close(mixed(mixer, *last, None, None), expected)
     joined = torch.cat(last, dim=1).contiguous(memory_format=torch.channels_last).chunk(3, dim=1)
-    assert_close(attend(mixer, *joined, None, None, HEADS, True), expected)
+    assert_close(mixed(mixer, *joined, None, None), expected)
 
 
 def test_rotary_tables_follow_the_grid():
@@ -77,22 +98,55 @@ def test_attention_is_gate_times_mixed_plus_local(mixer):
     (x,) = maps(count=1)
     cos, sin = rotary_tables(x, 8)
     query, key, value, modulation = layer.qkvo(x).split(CHANNELS, dim=1)
-    mixed = attend(mixer, query, key, value, cos, sin, HEADS, False)
-    assert_close(layer(x, cos, sin), layer.proj((mixed + layer.lepe(value)) * modulation))
+    attended = mixed(mixer, query, key, value, cos, sin)
+    assert_close(layer(x, cos, sin), layer.proj((attended + layer.lepe(value)) * modulation))
 
 
 def test_attention_heeds_timms_switch():
-    assert Attention2d(8, 1, "softmax").fused
+    assert Attention2d(8, 1, "softmax").mix.fused
     set_fused_attn(False)
     try:
-        assert not Attention2d(8, 1, "softmax").fused
+        assert not Attention2d(8, 1, "softmax").mix.fused
     finally:
         set_fused_attn(True)
 
 
 def test_unknown_mixer():
-    with pytest.raises(ValueError, match="mixer is 'performer', expected one of linear, mala, rala, softmax"):
+    with pytest.raises(ValueError, match=r"mixer is 'performer', expected one of efficient, .*rala, .*softmax"):
         Attention2d(8, 1, "performer")
+
+
+def test_learned_axes_begin_uniform_and_without_offset():
+    query, key, value = (tokens(x) for x in maps())
+    learned = Axes("rala", HEADS, 8, weighting="learned", normalizer="learned", dtype=torch.float64)
+    assert [tuple(p.shape) for p in learned.parameters()] == [(HEADS, 1, 8), (HEADS, 1, 1), (HEADS, 1, 1)]
+    without = Axes("linear", HEADS, 8, normalizer="magnitude_no_gamma").operands(query, key, value, None)
+    assert without.output().shape == value.shape
+    features = [torch.where(x > 0, x + 1, x.exp()) for x in (query, key)]
+    expected = 8**-0.5 * (features[0] @ features[1].mT) @ value / value.shape[-2]
+    assert_close(learned.operands(query, key, value, None).output(), expected)
+
+
+def test_learned_axes_learn():
+    learned = Axes("rala", HEADS, 8, weighting="learned", normalizer="learned", dtype=torch.float64)
+    operands = learned.operands(*(tokens(x) for x in maps()), None)
+    operands.output().square().sum().backward()
+    assert all(p.grad.abs().min() > 0 for p in learned.parameters())
+    torch.nn.init.normal_(learned.mean_query)
+    torch.nn.init.normal_(learned.gamma)
+    operands = learned.operands(*(tokens(x) for x in maps()), None)
+    assert_close(operands.scores() @ operands.value, operands.output())
+
+
+def test_softmax_has_no_axes():
+    with pytest.raises(ValueError, match="'softmax' takes no weighting: choose a linear one"):
+        Axes("softmax", 1, 8, weighting="uniform")
+
+
+def test_unit_queries_do_not_see_magnitude():
+    query, key, value = (tokens(x) for x in maps())
+    axes = Axes("softmax_unit_query", HEADS, 8)
+    assert_close(axes.operands(3 * query, key, value, None).output(), axes.operands(query, key, value, None).output())
 
 
 def test_heads_that_do_not_divide():

@@ -42,7 +42,7 @@ def test_head_width_that_does_not_divide():
 
 
 def test_unknown_mixer():
-    with pytest.raises(ValueError, match="mixer is 'pooling', expected one of linear, mala, rala, softmax"):
+    with pytest.raises(ValueError, match="mixer is 'pooling', expected one of efficient, inline, linear"):
         TokenMixer(8, 4, "pooling")
 
 

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from linvit.ops.feature_map import FEATURE_MAPS, resolve_feature_map
+from linvit.ops import linear_attention
+from linvit.ops.feature_map import resolve_feature_map
 
 
 def test_values_at_known_points():
@@ -13,10 +14,47 @@ def test_values_at_known_points():
         "relu": [0.0, 0.0, 2.0],
         "exp": [math.exp(-1), 1.0, math.exp(2)],
         "identity": [-1.0, 0.0, 2.0],
+        "unit": [-1 / math.sqrt(5), 0.0, 2 / math.sqrt(5)],
+        "softmax": [math.exp(n) / (math.exp(-1) + 1 + math.exp(2)) for n in (-1, 0, 2)],
     }
-    assert expected.keys() == FEATURE_MAPS.keys()
     for name, values in expected.items():
         torch.testing.assert_close(resolve_feature_map(name)(x), torch.tensor(values, dtype=torch.float64))
+
+
+def test_channels_of_all_heads_have_one_norm():
+    x = torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    together = resolve_feature_map("unit_channels")(x).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(together.norm(dim=-1), torch.ones(2, 5, dtype=torch.float64))
+    torch.testing.assert_close(
+        together / x.transpose(1, 2).flatten(2), 1 / x.norm(dim=(1, 3)).unsqueeze(-1).expand(2, 5, 12)
+    )
+
+
+def test_softmax_over_tokens_sums_to_one_there():
+    x = torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(
+        resolve_feature_map("softmax_tokens")(x).sum(2), torch.ones(2, 3, 4, dtype=torch.float64)
+    )
+
+
+def test_focused_cubes_the_direction_and_keeps_the_norm():
+    x = torch.rand(2, 3, 5, 4, dtype=torch.float64)
+    y = resolve_feature_map("focused")(x)
+    torch.testing.assert_close(y.norm(dim=(1, 3)), (x + 1e-6).norm(dim=(1, 3)))
+    torch.testing.assert_close(y / y[:, :1, :, :1], ((x + 1e-6) / (x + 1e-6)[:, :1, :, :1]) ** 3)
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"key_mask": torch.ones(1, 4, dtype=torch.bool)}])
+def test_maps_across_tokens_refuse_what_hides_tokens(options):
+    x = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ValueError, match=r"softmax_tokens.*use an elementwise one"):
+        linear_attention(x, x, x, feature_map=("softmax", "softmax_tokens"), **options)
+
+
+def test_three_maps_are_refused():
+    x = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ValueError, match="3 entries"):
+        linear_attention(x, x, x, feature_map=("relu", "relu", "relu"))
 
 
 def test_callable_is_returned_unchanged():

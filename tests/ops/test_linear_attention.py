@@ -12,7 +12,7 @@ from linvit.ops import State, attention_scores, linear_attention, mala, rala, ro
 float64 = torch.float64
 FEATURE_MAPS = [pytest.param(name, id=name) for name in ("elu1", "relu", "exp", "identity")]
 FEATURE_MAPS.append(pytest.param(torch.sigmoid, id="sigmoid"))
-NORMALIZERS = ["divide", "magnitude", "subtract", "none"]
+NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "magnitude_no_gamma", "subtract", "none", "sum"]
 
 
 def draw(tokens=7, width=8, value_width=5, batch=2, heads=3, dtype=float64):
@@ -380,7 +380,7 @@ def test_combinations_without_a_form_say_what_to_use():
 def test_unknown_names_list_the_known_ones():
     refused("feature_map is 'elu'.*elu1", feature_map="elu")
     refused("weighting is 'mean'.*uniform, query_mean, prefix_query_mean", weighting="mean")
-    refused("normalizer is 'add'.*divide, magnitude, subtract, none", normalizer="add")
+    refused("normalizer is 'add'.*divide, magnitude, .*subtract, none, sum", normalizer="add")
     refused("backend is 'cuda'.*auto, torch, triton", backend="cuda")
     refused("no Triton kernels", backend="triton", error=RuntimeError)
 
