@@ -127,7 +127,9 @@ def score_map_figure(pictures: Sequence[Tensor], maps: Sequence[Sequence[Map]], 
     columns = 1 + max(len(row) for row in shown)
     height, width = pictures[0].shape[:2]
     figure = Figure(figsize=(2.0 * columns, (2.0 * height / width + 0.35) * len(pictures)), layout="constrained")
-    for row, picture, found in zip(figure.subplots(len(pictures), columns, squeeze=False), pictures, shown, strict=True):
+    for row, picture, found in zip(
+        figure.subplots(len(pictures), columns, squeeze=False), pictures, shown, strict=True
+    ):
         row[0].imshow(picture, cmap="gray", vmin=0, vmax=1)
         row[0].plot(point[1] * width - 0.5, point[0] * height - 0.5, "o", color="white", markeredgecolor="black")
         row[0].set_title("query", fontsize=7)
@@ -219,7 +221,9 @@ def comparison_figure(
     figure = Figure(figsize=(3.4 * len(panels), 4.0), layout="constrained")
     colours = _network_colours(networks)
     deepest = max((layers_of(measured) for measured in networks.values()), key=len)
-    for axes, (measure, condition, title) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, (measure, condition, title) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
         for name, measured in networks.items():
             _line(axes, layers_of(measured), select(measured, **condition), measure, colours[name])
         _number_layers(axes, deepest, squares=False)
@@ -250,7 +254,10 @@ def _line(axes: Axes, layers: Sequence[Layer], found: Sequence[Measured], measur
 
 
 def _against_magnitude(panels: Sequence[Axes], lines: Sequence[tuple[Sequence[Measured], str, float, str | None]]):
-    titles = {**{name: SCORE_TITLES[name] for name in ("entropy_share", "negative_share")}, "largest": "largest |A|/Σ|A|"}
+    titles = {
+        **{name: SCORE_TITLES[name] for name in ("entropy_share", "negative_share")},
+        "largest": "largest |A|/Σ|A|",
+    }
     for axes, (measure, title) in zip(panels, titles.items(), strict=False):
         factor = 100 if measure in PERCENT else 1
         for found, colour, alpha, label in lines:
