@@ -6,9 +6,16 @@ import torch
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from torch import Tensor, nn
 
+FOUR_STAGES = {"out_indices": (0, 1, 2, 3), "flatten_sequential": True}
+
 
 def create(
-    model_cls: type[nn.Module], variant: str, pretrained: bool, filter_fn: Callable[[dict, nn.Module], dict], **kwargs
+    model_cls: Callable[..., nn.Module],
+    variant: str,
+    pretrained: bool,
+    filter_fn: Callable[[dict, nn.Module], dict] | None,
+    feature_cfg: dict | None = None,
+    **kwargs,
 ) -> nn.Module:
     """A variant with timm's adaptation of channels and classes and with features_only.
 
@@ -19,7 +26,8 @@ def create(
     Args:
         model_cls, variant: the family and the registered name.
         pretrained: whether to load weights.
-        filter_fn: the family's checkpoint_filter_fn.
+        filter_fn: the family's checkpoint_filter_fn, None where checkpoints have the model's own keys.
+        feature_cfg: how features_only taps the model; four stages that follow one another by default.
         kwargs: arguments of the family and of timm's builder.
 
     Raises:
@@ -38,7 +46,7 @@ def create(
     headless = kwargs.get("features_only", False)
 
     def fitting(checkpoint: dict, model: nn.Module) -> dict:
-        weights = filter_fn(checkpoint, model)
+        weights = checkpoint if filter_fn is None else filter_fn(checkpoint, model)
         require_fit(weights, model, "pretrained", _adapted(model, cfg, headless))
         return weights
 
@@ -48,7 +56,7 @@ def create(
             variant,
             pretrained,
             pretrained_filter_fn=fitting,
-            feature_cfg={"out_indices": (0, 1, 2, 3), "flatten_sequential": True},
+            feature_cfg=dict(FOUR_STAGES if feature_cfg is None else feature_cfg),
             **kwargs,
         )
     except OSError as error:  # whatever the hub's client raises is one

@@ -69,10 +69,11 @@ def test_four_epochs_equal_two_and_two_after_a_crash(straight, tmp_path):
 @pytest.mark.parametrize("step", [1, 3, 5], ids=["in the first epoch", "at a start", "before a last batch"])
 def test_ctrl_c_saves_and_resume_goes_on_in_the_middle_of_an_epoch(straight, tmp_path, step):
     recipe = write_recipe(tmp_path)
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(RunStoppedError, match="--resume"):
         train(recipe, callbacks=[At(step, press_ctrl_c)], prints=False)
     assert content(tmp_path / "run")["global_step"] == step + 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     run = train(recipe, resume=True, prints=False)
     assert differing(run, straight) == []
     assert curve(run) == curve(straight)

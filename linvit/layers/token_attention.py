@@ -1,0 +1,241 @@
+"""Attention over tokens in the place of timm's `Attention`: qkv and proj stay, what lies between them is exchanged."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import pi
+
+import torch
+from timm.layers import register_notrace_module, trunc_normal_
+from torch import Tensor, nn
+from torch.nn.functional import normalize, pad
+
+from linvit.layers.axes import Axes, Operands
+from linvit.ops import Rotary, rotary_2d
+
+
+class Grid:
+    """Height and width in tokens of the images at hand; None before the first."""
+
+    size: tuple[int, int] | None = None
+
+
+@register_notrace_module
+class TokenAttention(nn.Module):
+    """proj(mix(qkv(x))): a mechanism that needs nothing around its operator; one opaque step for tracers.
+
+    Subclasses change what enters the operator (`operands`), add a local term (`with_local`) or a gate (`modulated`).
+
+    Args:
+        width: channels in and out.
+        heads: number of heads; divides width.
+        mixer: "softmax", "softmax_unit_query" or a name in PRESETS.
+        grid: (height, width) in tokens for which tables of positions are made; other sizes are interpolated.
+        num_prefix: tokens before those of the grid, such as a class token; local terms and rotations leave them alone.
+        source: where the grid of the images at hand is found when forward is not told.
+        qkv_bias, proj_bias, proj_drop: as in timm.
+        axes: feature_map, weighting, normalizer other than the mixer's own, see Axes.
+
+    Raises:
+        ValueError: if heads does not divide width.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mixer: str,
+        grid: tuple[int, int],
+        num_prefix: int = 0,
+        source: Grid | None = None,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        proj_drop: float = 0.0,
+        device=None,
+        dtype=None,
+        **axes,
+    ):
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        if width % heads:
+            raise ValueError(
+                f"{type(self).__name__}: width {width} is not a multiple of the {heads} heads: change one of the two"
+            )
+        self.heads, self.num_prefix, self.source = heads, num_prefix, source
+        self.grid = tuple(grid)
+        self.last_grid = Grid()
+        self.mix = Axes(mixer, heads, width // heads, **axes, **dd)
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias, **dd)
+        self.proj = nn.Linear(width, width, bias=proj_bias, **dd)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    @torch.jit.ignore
+    def forward(
+        self, x: Tensor, grid: list[int] | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Tokens (batch, prefix + height × width, channels) to tokens of the same shape.
+
+        Args:
+            x: the tokens, row by row behind the prefix.
+            grid: their height and width; the source's when None.
+            attn_mask, is_causal: as timm's blocks pass them; None and False.
+
+        Raises:
+            ValueError: for a mask, and for a number of tokens that is not the grid's.
+        """
+        if attn_mask is not None or is_causal:
+            raise ValueError(f"{type(self).__name__} got an attention mask, expected none: linear attention sees all")
+        size = self.last_grid.size = self.known_grid(x, grid)
+        operands = self.operands(x, size)
+        y = self.modulated(self.with_local(operands.output(self.mix.fused), operands, x, size), x)
+        return self.proj_drop(self.proj(merged(y)))
+
+    def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
+        """What enters the operator, from tokens (batch, tokens, channels)."""
+        return self.mix.operands(*self.query_key_value(x), self.rotary(x, grid))
+
+    def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
+        """The rotation of the tokens of a grid; none here."""
+        return None
+
+    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """What the operator returned, (batch, heads, tokens, width), with the local term added; none here."""
+        return mixed
+
+    def modulated(self, y: Tensor, x: Tensor) -> Tensor:
+        """(batch, heads, tokens, width) times the gate; none here."""
+        return y
+
+    def query_key_value(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Each (batch, heads, tokens, width)."""
+        return self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def known_grid(self, x: Tensor, grid: Sequence[int] | None) -> tuple[int, int]:
+        """Height and width of the tokens behind the prefix."""
+        found = grid if grid is not None else self.source.size if self.source is not None else None
+        height, width = found if found is not None else self.grid
+        if x.shape[1] != self.num_prefix + height * width:
+            raise ValueError(
+                f"{type(self).__name__} got {x.shape[1]} tokens, expected {self.num_prefix} + {height} × {width}: "
+                "dropped or pruned patches have no grid, keep them all"
+            )
+        return int(height), int(width)
+
+
+def merged(x: Tensor) -> Tensor:
+    """(batch, heads, tokens, width) to (batch, tokens, heads × width)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def convolved(convolution: nn.Module, value: Tensor, grid: tuple[int, int], num_prefix: int) -> Tensor:
+    """A convolution over the channels of all heads, zero for the prefix; (batch, heads, tokens, width) in and out."""
+    heads = value.shape[1]
+    as_map = merged(value)[:, num_prefix:].mT.unflatten(-1, grid)
+    tokens = convolution(as_map).flatten(2).mT
+    return pad(tokens, (0, 0, num_prefix, 0)).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def behind_prefix(rotary: Rotary, num_prefix: int) -> Rotary:
+    """The table with tokens in front that do not turn."""
+    if num_prefix == 0:
+        return rotary
+    cos = pad(rotary.cos, (0, 0, num_prefix, 0), value=1.0)
+    return Rotary(cos, pad(rotary.sin, (0, 0, num_prefix, 0)))
+
+
+class Hydra(TokenAttention):
+    """Hydra attention (Bolya et al., 2022): as many heads as channels, so that one vector gates every token.
+
+    The paper replaces the last layers of a ViT; here, as in FLatten's comparison, any.
+    """
+
+    def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
+        channels = (merged(part).mT.unsqueeze(-1) for part in self.query_key_value(x))
+        return self.mix.operands(*channels, None)
+
+
+class LinearAngular(TokenAttention):
+    """Linear angular attention (Castling-ViT, CVPR 2023), inference form: y/|y| + 9 taps along the tokens of v.
+
+    y = v/2 + q̂ Σ_j k̂_j ⊗ v_j / π. The paper's first-order term would be Σ_j v_j / 2; the code, which is followed, has
+    the token's own value. Its masked softmax branch exists in training only and is left out.
+    """
+
+    def __init__(self, width: int, heads: int, mixer: str, *args, device=None, dtype=None, **kwargs):
+        super().__init__(width, heads, mixer, *args, device=device, dtype=dtype, **kwargs)
+        self.dconv = nn.Conv2d(
+            heads, heads, (9, 1), padding=(4, 0), groups=heads, bias=False, device=device, dtype=dtype
+        )
+
+    def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
+        return replace(super().operands(x, grid), share=1 / pi, own=0.5)
+
+    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        return normalize(mixed, dim=-1) + self.dconv(operands.value)
+
+
+MODULATIONS = ("linear", "identity", "tanh", "none")
+
+
+class GatedAttention(TokenAttention):
+    """RALA's and MALA's surroundings as released: rotation of the grid, LePE 5×5 on v, then times φ(x).
+
+    The papers do not say what surrounds the operator in DeiT and Swin, and that code is not released.
+
+    Args:
+        modulation: φ: "linear" (a projection), "tanh" of it, "identity" (x itself) or "none".
+        lepe: whether the local term is added.
+        rope: whether queries and keys are rotated.
+
+    Raises:
+        ValueError: for an unknown modulation, or a head width that RoPE cannot turn.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mixer: str,
+        *args,
+        modulation: str = "linear",
+        lepe: bool = True,
+        rope: bool = True,
+        device=None,
+        dtype=None,
+        **kwargs,
+    ):
+        dd = {"device": device, "dtype": dtype}
+        super().__init__(width, heads, mixer, *args, **kwargs, **dd)
+        if modulation not in MODULATIONS:
+            raise ValueError(
+                f"modulation is {modulation!r}, expected one of {', '.join(MODULATIONS)}: choose a known one"
+            )
+        if rope and width // heads % 4:
+            raise ValueError(
+                f"head width is {width // heads}, expected a multiple of 4 for RoPE: change heads, or rope=False"
+            )
+        self.modulation_rule, self.rope = modulation, rope
+        self.lepe = nn.Conv2d(width, width, 5, padding=2, groups=width, **dd) if lepe else None
+        self.modulation = nn.Linear(width, width, **dd) if modulation in ("linear", "tanh") else None
+        for layer in (self.lepe, self.modulation):
+            if layer is not None:
+                trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+
+    def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
+        if not self.rope:
+            return None
+        table = rotary_2d(grid, x.shape[-1] // self.heads, dtype=x.dtype, device=x.device)
+        return behind_prefix(table, self.num_prefix)
+
+    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        if self.lepe is None:
+            return mixed
+        return mixed + convolved(self.lepe, operands.value, grid, self.num_prefix)
+
+    def modulated(self, y: Tensor, x: Tensor) -> Tensor:
+        if self.modulation_rule == "none":
+            return y
+        gate = x if self.modulation is None else self.modulation(x)
+        if self.modulation_rule == "tanh":
+            gate = gate.tanh()
+        return y * gate.unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -1,0 +1,209 @@
+"""Published mechanisms with parameters of their own around the operator: FLatten, InLine, MLLA, Agent."""
+
+from functools import partial
+
+import torch
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
+
+from linvit.layers.axes import Operands
+from linvit.layers.token_attention import (
+    GatedAttention,
+    Hydra,
+    LinearAngular,
+    TokenAttention,
+    behind_prefix,
+    convolved,
+    merged,
+)
+from linvit.ops import Rotary, rotary_2d
+from linvit.ops.feature_map import focused
+
+
+class FocusedAttention(TokenAttention):
+    """Focused linear attention (FLatten, ICCV 2023), power 3.
+
+    A table of positions is added to the keys, a learned temperature sharpens κ, and a 5×5 depthwise convolution that
+    all heads share is added to the output. FLatten's DeiT is not released: here its class token has no position.
+    """
+
+    def __init__(self, width: int, heads: int, mixer: str, grid: tuple[int, int], *args, device=None, dtype=None, **kw):
+        dd = {"device": device, "dtype": dtype}
+        super().__init__(width, heads, mixer, grid, *args, **kw, **dd)
+        head_width = width // heads
+        self.scale = nn.Parameter(torch.empty(1, 1, width, **dd))
+        self.positional_encoding = nn.Parameter(torch.empty(1, grid[0] * grid[1], width, **dd))
+        self.dwc = nn.Conv2d(head_width, head_width, 5, padding=2, groups=head_width, **dd)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Temperature softplus(0), positions drawn anew."""
+        nn.init.zeros_(self.scale)
+        trunc_normal_(self.positional_encoding, std=0.02)
+
+    def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
+        query, key, value = self.query_key_value(x)
+        table = self.positional_encoding
+        if grid != self.grid:
+            table = interpolate(table.mT.unflatten(-1, self.grid), grid, mode="bicubic").flatten(2).mT
+        positions = pad(table, (0, 0, self.num_prefix, 0)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        temperature = softplus(self.scale).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        kappa = partial(focused, temperature=temperature) if self.mix.options["feature_map"] == "focused" else None
+        return self.mix.operands(query, key + positions, value, None, kappa)
+
+    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        value = operands.value[:, :, self.num_prefix :]
+        local = self.dwc(value.flatten(0, 1).mT.unflatten(-1, grid)).flatten(2).mT.unflatten(0, value.shape[:2])
+        return mixed + pad(local, (0, 0, self.num_prefix, 0))
+
+
+class InLineAttention(TokenAttention):
+    """InLine attention (NeurIPS 2024): subtraction in the place of division, plus a 3×3 convolution of v.
+
+    The convolution's weights are made for each image from the mean of its tokens, the class token included.
+    """
+
+    def __init__(self, width: int, heads: int, *args, device=None, dtype=None, **kwargs):
+        dd = {"device": device, "dtype": dtype}
+        super().__init__(width, heads, *args, **kwargs, **dd)
+        self.residual = nn.Sequential(
+            nn.Conv1d(width, width, 1, groups=heads, **dd),
+            nn.GELU(),
+            nn.Conv1d(width, 9 * width, 1, groups=heads, **dd),
+        )
+
+    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        batch, _, channels = x.shape
+        weight = self.residual(x.mean(1).unsqueeze(-1)).reshape(batch * channels, 1, 3, 3)
+
+        def convolution(values: Tensor) -> Tensor:
+            every_image = values.reshape(1, batch * channels, *grid)
+            return conv2d(every_image, weight, padding=1, groups=batch * channels).reshape_as(values)
+
+        return mixed + convolved(convolution, operands.value, grid, self.num_prefix)
+
+
+class MLLAAttention(TokenAttention):
+    """MLLA's attention (NeurIPS 2024): vanilla linear attention, numerator rotated, plus LePE 3×3 on v.
+
+    The rotation runs over all channels before they are split into heads. MLLA itself takes v = x and no projection;
+    in DeiT and Swin both are kept. Its convolutions and gate belong to its own block, not to the attention.
+    """
+
+    def __init__(self, width: int, heads: int, *args, device=None, dtype=None, **kwargs):
+        dd = {"device": device, "dtype": dtype}
+        super().__init__(width, heads, *args, **kwargs, **dd)
+        self.lepe = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
+
+    def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary:
+        table = rotary_2d(grid, x.shape[-1], endpoint=False, dtype=x.dtype, device=x.device)
+        cos, sin = behind_prefix(table, self.num_prefix)
+        return Rotary(*(t.unflatten(-1, (self.heads, -1)).transpose(0, 1) for t in (cos, sin)))
+
+    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        return mixed + convolved(self.lepe, operands.value, grid, self.num_prefix)
+
+
+class AgentAttention(TokenAttention):
+    """Agent attention (ECCV 2024): agents, pooled queries, attend to all tokens; all tokens attend to the agents.
+
+    Both attentions are softmax with a learned bias. Written on the operator, a query's features are its scores over the
+    agents and a key's the agents' scores over it: linear attention whose width is the number of agents.
+
+    Args:
+        agents: (height, width) of the grid of agents.
+    """
+
+    BIAS = 7
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mixer: str,
+        grid: tuple[int, int],
+        *args,
+        agents: tuple[int, int] = (7, 7),
+        device=None,
+        dtype=None,
+        **kwargs,
+    ):
+        dd = {"device": device, "dtype": dtype}
+        super().__init__(width, heads, mixer, grid, *args, **kwargs, **dd)
+        self.agents = tuple(agents)
+        number = agents[0] * agents[1]
+        shapes = {
+            "an_bias": (heads, number, self.BIAS, self.BIAS),
+            "na_bias": (heads, number, self.BIAS, self.BIAS),
+            "ah_bias": (1, heads, number, grid[0], 1),
+            "aw_bias": (1, heads, number, 1, grid[1]),
+            "ha_bias": (1, heads, grid[0], 1, number),
+            "wa_bias": (1, heads, 1, grid[1], number),
+        }
+        if self.num_prefix:
+            shapes["ac_bias"] = (1, heads, number, self.num_prefix)
+            shapes["ca_bias"] = (1, heads, self.num_prefix, number)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, **dd)))
+        self.dwc = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """All biases drawn anew."""
+        for parameter in self.parameters(recurse=False):
+            trunc_normal_(parameter, std=0.02)
+
+    def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
+        query, key, value = self.query_key_value(x)
+        as_map = merged(query)[:, self.num_prefix :].mT.unflatten(-1, grid)
+        pooled = adaptive_avg_pool2d(as_map, self.agents).flatten(2).unflatten(1, (self.heads, -1)).mT
+        scale = query.shape[-1] ** -0.5
+        seen_by_agents = (scale * pooled @ key.mT + self._agent_bias(grid)).softmax(-1)
+        sees_agents = (scale * query @ pooled.mT + self._token_bias(grid)).softmax(-1)
+        return self.mix.operands(sees_agents, seen_by_agents.mT, value, None)
+
+    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        return mixed + convolved(self.dwc, operands.value, grid, self.num_prefix)
+
+    def _agent_bias(self, grid: tuple[int, int]) -> Tensor:
+        """(1, heads, agents, tokens)."""
+        rows, columns = _stretched(self.ah_bias, 3, grid[0]), _stretched(self.aw_bias, 4, grid[1])
+        bias = (interpolate(self.an_bias, grid, mode="bilinear") + rows + columns).flatten(-2)
+        return torch.cat((self.ac_bias, bias), dim=-1) if self.num_prefix else bias
+
+    def _token_bias(self, grid: tuple[int, int]) -> Tensor:
+        """(1, heads, tokens, agents)."""
+        rows, columns = _stretched(self.ha_bias, 2, grid[0]), _stretched(self.wa_bias, 3, grid[1])
+        block = interpolate(self.na_bias, grid, mode="bilinear").movedim(1, -1)
+        bias = (block + rows + columns).flatten(2, 3)
+        return torch.cat((self.ca_bias, bias), dim=-2) if self.num_prefix else bias
+
+
+def _stretched(table: Tensor, dim: int, length: int) -> Tensor:
+    """The table with `length` entries along one dimension, interpolated linearly."""
+    if table.shape[dim] == length:
+        return table
+    last = table.movedim(dim, -1)
+    stretched = interpolate(last.reshape(1, -1, last.shape[-1]), length, mode="linear")
+    return stretched.reshape(*last.shape[:-1], length).movedim(-1, dim)
+
+
+TOKEN_ATTENTIONS: dict[str, type[TokenAttention]] = {
+    "softmax": TokenAttention,
+    "softmax_unit_query": TokenAttention,
+    "linear": TokenAttention,
+    "linear_relu": TokenAttention,
+    "linear_exp": TokenAttention,
+    "hydra": Hydra,
+    "efficient": TokenAttention,
+    "linear_angular": LinearAngular,
+    "enhanced": TokenAttention,
+    "focused": FocusedAttention,
+    "inline": InLineAttention,
+    "mlla": MLLAAttention,
+    "agent": AgentAttention,
+    "rala": GatedAttention,
+    "mala": GatedAttention,
+    "rala_mala": GatedAttention,
+}

@@ -1,0 +1,108 @@
+"""timm's DeiT-T, Swin-T and Swin-S with every compared mechanism, as in RALA's Table 8 and MALA's Table 9.
+
+| base        | pattern                                                    |
+|-------------|------------------------------------------------------------|
+| deit_tiny   | every block; class token and table of positions kept       |
+| swin_tiny   | LLSS; inline and agent LLLS, as their authors released     |
+| swin_small  | LLSS                                                       |
+
+`softmax` is timm's network as it is. InLine's DeiT has 6 heads, as released. There are no published weights in these
+names; `linvit.swap_attention` works on pretrained models.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import generate_default_cfgs, register_model
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from linvit.models.pretrained import create
+from linvit.models.swap import swap_attention
+
+MECHANISMS = (
+    "softmax",
+    "linear",
+    "hydra",
+    "efficient",
+    "linear_angular",
+    "enhanced",
+    "focused",
+    "inline",
+    "mlla",
+    "agent",
+    "rala",
+    "mala",
+)
+DEIT_ONLY = ("softmax_unit_query", "rala_mala")
+
+SWIN = {"patch_size": 4, "window_size": 7, "embed_dim": 96, "num_heads": (3, 6, 12, 24)}
+BASES: dict[str, dict[str, Any]] = {
+    "deit_tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
+    "swin_tiny": {**SWIN, "depths": (2, 2, 6, 2)},
+    "swin_small": {**SWIN, "depths": (2, 2, 18, 2)},
+}
+OWN = {
+    "deit_tiny_inline": {"num_heads": 6},
+    "swin_tiny_inline": {"pattern": "LLLS"},
+    "swin_tiny_agent": {"pattern": "LLLS"},
+}
+NAMES = [f"{base}_{mechanism}" for base in BASES for mechanism in MECHANISMS]
+NAMES += [f"deit_tiny_{mechanism}" for mechanism in DEIT_ONLY]
+
+
+def _cfg(name: str) -> dict[str, Any]:
+    cfg = {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "fixed_input_size": True,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "patch_embed.proj",
+    }
+    if name.startswith("deit"):
+        return {**cfg, "pool_size": None, "classifier": "head"}
+    return {**cfg, "pool_size": (7, 7), "classifier": "head.fc"}
+
+
+default_cfgs = generate_default_cfgs({f"{name}.untrained": _cfg(name) for name in NAMES})
+
+
+def _build(
+    body: type[nn.Module], mechanism: str, pattern: str | None, attention: dict[str, Any] | None = None, **kwargs
+) -> nn.Module:
+    model = body(**kwargs)
+    if mechanism == "softmax":
+        if attention:
+            raise ValueError(f"attention is {attention}, expected nothing: softmax attention has no axes to change")
+        model.pattern, model.mechanism = "S" * len(pattern or "S"), mechanism
+        return model
+    return swap_attention(model, mechanism, pattern, attention)
+
+
+def _create(name: str, pretrained: bool, **kwargs) -> nn.Module:
+    base = next(base for base in BASES if name.startswith(f"{base}_"))
+    mechanism = name.removeprefix(f"{base}_")
+    body, pattern = (VisionTransformer, None) if base == "deit_tiny" else (SwinTransformer, "LLSS")
+    arguments = {"pattern": pattern, **BASES[base], **OWN.get(name, {}), **kwargs}
+    feature_cfg = {"feature_cls": "getter", "out_indices": 3} if body is VisionTransformer else None
+    return create(partial(_build, body, mechanism), name, pretrained, None, feature_cfg, **arguments)
+
+
+def _entrypoint(name: str) -> Callable[..., nn.Module]:
+    def create_named(pretrained: bool = False, **kwargs) -> nn.Module:
+        return _create(name, pretrained, **kwargs)
+
+    create_named.__name__ = create_named.__qualname__ = name
+    create_named.__doc__ = f"{name}: see the table at the top of linvit.models.swapped."
+    return create_named
+
+
+for _name in NAMES:
+    globals()[_name] = register_model(_entrypoint(_name))
