@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.measured import Gathered, Layer, Measured
-from linvit.analysis.probe import Probe, mapped, visit
-from linvit.analysis.scores import one_image, score_measures
+from linvit.analysis.probe import Probe, visit
+from linvit.analysis.scores import evenly, one_image, scaled, score_measures, score_rows
 from linvit.layers.axes import Operands
 from linvit.ops import PRESETS
 from linvit.ops.position import rotate
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+QUERIES = 64  # of an image, evenly chosen
 QUARTILE = 0.25  # the second key of a ratio stands at this share of the keys, best first
 SORTED, LOG_RATIO = "sorted", "log_ratio"
 PAPER_SCALE = "mala, paper's scale"
@@ -52,20 +53,6 @@ def sign_change(similarity: Tensor) -> Tensor:
     return torch.where(lack > 0, share / lack, torch.inf)
 
 
-def scaled(operands: Operands, factor: float) -> Operands:
-    """The operands with κ(q) `factor` times as large (q itself for softmax), every token weighing what it weighed.
-
-    For linear attention, queries and keys come back with κ already taken.
-    """
-    if operands.options is None:
-        return replace(operands, query=operands.query * factor)
-    query, key, weights = mapped(operands)
-    options = {**operands.options, "feature_map": "identity"}
-    if weights.exponent is not None:
-        options["weighting"] = weights.visible_exponent().softmax(-1)
-    return replace(operands, query=query * factor, key=key, value=operands.value.to(key.dtype), options=options)
-
-
 def measure_magnitude(
     network: nn.Module,
     batches: Iterable[Tensor],
@@ -74,9 +61,10 @@ def measure_magnitude(
 ) -> list[Measured]:
     """Each attention's scores with its queries made larger and smaller; condition: {"factor": a}.
 
-    Measures, means over the queries: those of `score_measures`, and log_ratio, the median over queries of log(A_m/A_n)
-    with m the key of the largest score at a = 1 and n the one at the upper quartile; queries for which one of the two
-    is not positive at every factor are left out, and NaN stands where none is left.
+    Measures, means over at most 64 queries an image, evenly chosen: those of `score_measures`, and log_ratio, the
+    median over queries of log(A_m/A_n) with m the key of the largest score at a = 1 and n the one at the upper
+    quartile; queries for which one of the two is not positive at every factor are left out, and NaN stands where none
+    is left.
 
     Args and raises as in `measure_ranks`.
     """
@@ -116,28 +104,27 @@ def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[M
 
 
 def _by_factor(operands: Operands, factors: Sequence[float]) -> dict[float, dict[str, Tensor]]:
-    order = scaled(operands, 1.0).scores().argsort(-1, descending=True)
-    quartile = int(QUARTILE * order.shape[-1])
-    pair = order[..., [0, quartile]]
+    places = evenly(operands.query.shape[-2], QUERIES)
+    order = score_rows(operands, places).argsort(-1, descending=True)
+    pair = order[..., [0, int(QUARTILE * order.shape[-1])]]
     found, ratios = {}, []
     for factor in factors:
         at_factor = scaled(operands, factor)
-        scores = at_factor.scores()
+        scores = score_rows(at_factor, places)
         found[factor] = {**score_measures(scores), SORTED: scores.sort(-1, descending=True).values.mean(-2)}
-        ratios.append(_log_ratio(at_factor, scores, pair))
+        ratios.append(_log_ratio(at_factor, places, scores, pair))
     kept = torch.stack(ratios).isfinite().all(0)
     for values, ratio in zip(found.values(), ratios, strict=True):
         values[LOG_RATIO] = ratio.masked_fill(~kept, torch.nan).nanmedian(-1).values
     return found
 
 
-def _log_ratio(operands: Operands, scores: Tensor, pair: Tensor) -> Tensor:
+def _log_ratio(operands: Operands, places: Tensor, scores: Tensor, pair: Tensor) -> Tensor:
     """log(A_m / A_n) for each query, (batch, heads, queries), pair being m and n; NaN unless both are positive."""
     if operands.options is None:  # small ones are 0 after the softmax
-        query, key = (
-            x if operands.rotary is None else rotate(x, operands.rotary) for x in (operands.query, operands.key)
-        )
-        logits = (query @ key.mT * query.shape[-1] ** -0.5).gather(-1, pair)
+        rotary = operands.rotary
+        query, key = (x if rotary is None else rotate(x, rotary) for x in (operands.query, operands.key))
+        logits = (query[:, :, places] @ key.mT * query.shape[-1] ** -0.5).gather(-1, pair)
         return logits[..., 0] - logits[..., 1]
     both = scores.gather(-1, pair)
     return (both[..., 0].log() - both[..., 1].log()).masked_fill((both <= 0).any(-1), torch.nan)

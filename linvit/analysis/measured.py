@@ -25,7 +25,7 @@ class Layer:
     @classmethod
     def of(cls, probe: Probe) -> "Layer":
         """The layer that a probe was taken from."""
-        value = probe.operands.value
+        value = probe.outputs()
         return cls(
             name=probe.name,
             mechanism=probe.mechanism,

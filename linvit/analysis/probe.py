@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, PatchEmbed
 from torch import Tensor, nn
 
 from linvit.layers.attention import Attention2d
 from linvit.layers.axes import Axes, Operands
 from linvit.layers.mixer import ValueAttention
+from linvit.layers.token_attention import TokenAttention, merged
 from linvit.ops import Rotary
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.position import rotate
@@ -25,8 +26,9 @@ class Probe:
     """One attention at work on a batch of images.
 
     features: what the values have become after each step, "mixed" (the operator), "local" (+ LePE or another local
-    term) and "modulated" (× φ(x)), as far as the layer has them, each (batch, heads, tokens, width). grid: (height,
-    width) of the tokens behind the first num_prefix, which are class tokens.
+    term) and "modulated" (× φ(x)), as far as the layer has them, each (batch, heads, tokens, width), where Hydra's
+    channels stand in the heads that the layer was asked for. grid: (height, width) of the tokens behind the first
+    num_prefix, which are class tokens.
     """
 
     name: str
@@ -43,6 +45,11 @@ class Probe:
     def outputs(self) -> Tensor:
         """What the operator returns, before the local term and the modulation, (batch, heads, tokens, width)."""
         return self.features[MIXED]
+
+    def kv_state(self) -> Tensor:
+        """Σ_j α_j Rκ(k_j) ⊗ v_j in the heads of the features, see `kv_state`; Hydra's is diagonal."""
+        state, heads = kv_state(self.operands), self.features[MIXED].shape[1]
+        return state if state.shape[1] == heads else state.flatten(1).unflatten(1, (heads, -1)).diag_embed()
 
 
 def mapped(operands: Operands) -> tuple[Tensor, Tensor, Weights]:
@@ -118,9 +125,15 @@ def attention_layers(network: nn.Module) -> list[str]:
     if not found:
         raise ValueError(
             f"{type(network).__name__} has no attention to look at, expected {', '.join(k.__name__ for k in KINDS)}:"
-            " choose a RAVLT, MAViT, CARE or DeiT network"
+            " choose a RAVLT, MAViT, CARE, DeiT or swapped network"
         )
     return found
+
+
+def unseen_attention(network: nn.Module) -> list[str]:
+    """The kinds of attention modules in the network that cannot be looked at, by class name."""
+    classes = {type(module) for module in network.modules() if not _kind(module)}
+    return sorted(kind.__name__ for kind in classes if "Attention" in kind.__name__ and "Block" not in kind.__name__)
 
 
 def _chosen(layers: Sequence[str], known: list[str]) -> list[str]:
@@ -159,6 +172,21 @@ def _take_value_attention(name: str, module: ValueAttention, args: tuple[Tensor,
     return Probe(name, module.mix.mixer, operands, {MIXED: operands.output()}, tuple(x.shape[-2:]))
 
 
+def _take_token_attention(name: str, module: TokenAttention, args: tuple[Tensor, ...], *_: Any) -> Probe:
+    x, grid = args[0], module.last_grid.size
+    operands = module.operands(x, grid)
+    mixed = operands.output()
+    local = module.with_local(mixed, operands, x, grid)
+    modulated = module.modulated(local, x)
+    features = {MIXED: mixed}
+    if local is not mixed:
+        features[LOCAL] = local
+    if modulated is not local:
+        features[MODULATED] = modulated
+    features = {step: merged(y).unflatten(-1, (module.heads, -1)).transpose(1, 2) for step, y in features.items()}
+    return Probe(name, module.mix.mixer, operands, features, grid, module.num_prefix)
+
+
 def _take_timm_attention(
     name: str, module: Attention, args: tuple[Tensor, ...], network: nn.Module, images: Tensor
 ) -> Probe:
@@ -172,11 +200,12 @@ def _take_timm_attention(
 def _token_grid(network: nn.Module, images: Tensor, tokens: int) -> tuple[tuple[int, int], int]:
     """Height and width in tokens of a timm ViT's images, and how many tokens stand before them."""
     num_prefix = getattr(network, "num_prefix_tokens", 0)
-    grid = tuple(network.patch_embed.dynamic_feat_size(tuple(images.shape[-2:])))
+    embed = getattr(network, "patch_embed", None)
+    grid = tuple(embed.dynamic_feat_size(tuple(images.shape[-2:]))) if isinstance(embed, PatchEmbed) else (0, 0)
     if grid[0] * grid[1] + num_prefix != tokens:
         raise ValueError(
-            f"The attention got {tokens} tokens, expected {num_prefix} + {grid[0]}×{grid[1]} from images of"
-            f" {images.shape[-2]}×{images.shape[-1]} px: this kind of network cannot be looked at."
+            f"The attention of this {type(network).__name__} got {tokens} tokens, but they are no grid of patches:"
+            " only a ViT that keeps all its patches can be looked at."
         )
     return grid, num_prefix
 
@@ -188,6 +217,7 @@ def _tokens(x: Tensor, axes: Axes) -> Tensor:
 KINDS: dict[type[nn.Module], Callable[..., Probe]] = {
     Attention2d: _take_attention2d,
     ValueAttention: _take_value_attention,
+    TokenAttention: _take_token_attention,
     Attention: _take_timm_attention,
 }
 """Each kind of attention module with the function that makes a Probe of it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.measured import Gathered, Layer, Measured
-from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Probe, kv_state, visit
+from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Probe, visit
 
 STATE = "state"
 MATRICES = (STATE, MIXED, LOCAL, MODULATED)
@@ -45,7 +45,7 @@ def rank_measures(matrix: Tensor) -> dict[str, Tensor]:
 
 def matrices(probe: Probe) -> dict[str, Tensor]:
     """The KV state of a linear attention, and its features over the image's tokens after each step (no class token)."""
-    found = {} if probe.operands.options is None else {STATE: kv_state(probe.operands)}
+    found = {} if probe.operands.options is None else {STATE: probe.kv_state()}
     return found | {name: x[:, :, probe.num_prefix :] for name, x in probe.features.items()}
 
 

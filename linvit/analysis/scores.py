@@ -7,9 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.measured import Gathered, Layer, Measured
-from linvit.analysis.probe import Probe, visit
+from linvit.analysis.probe import Probe, mapped, visit
 from linvit.layers.axes import Operands
+from linvit.ops.normalizer import resolve_normalizer
+from linvit.ops.position import rotate
+from linvit.ops.state import summarize
 
+ROWS = 512  # of a matrix are measured
+LARGEST = 2**25  # entries that are in memory at once
 MEASURES = ("entropy", "entropy_share", "negative_share", "negative_mass", "row_sum", "largest")
 
 
@@ -53,8 +58,9 @@ def measure_scores(
 ) -> list[Measured]:
     """score_measures of every attention over more than one token, for each image and head.
 
-    The matrix is the whole one, class token included. condition: {"rotation": "on"} as the network works, and "off"
-    for the same queries and keys without their rotation, where they have one; "none" where there is none.
+    The class token is among rows and columns; of more than 512 rows, 512 evenly chosen ones are measured. condition:
+    {"rotation": "on"} as the network works, and "off" for the same queries and keys without their rotation, where they
+    have one; "none" where there is none.
 
     Args and raises as in `measure_ranks`.
     """
@@ -66,21 +72,89 @@ def measure_scores(
         layer = Layer.of(probe)
         for one in range(len(probe.operands.query)):  # one image at a time: the matrix is tokens × tokens
             operands = one_image(probe.operands, one)
-            scores = {"on" if layer.rotated else "none": operands.scores()}
+            gathered.add(layer, {"rotation": "on" if layer.rotated else "none"}, _measured_rows(operands))
             if layer.rotated:
-                scores["off"] = replace(operands, rotary=None).scores()
-            for rotation, matrix in scores.items():
-                gathered.add(layer, {"rotation": rotation}, score_measures(matrix))
+                gathered.add(layer, {"rotation": "off"}, _measured_rows(replace(operands, rotary=None)))
 
     for images in batches:
         visit(network, images, look, layers)
     return gathered.result()
 
 
+def score_rows(operands: Operands, places: Tensor) -> Tensor:
+    """These rows of each head's score matrix, (batch, heads, places, keys), without the others.
+
+    Hydra has a head a channel, whose rows together may not fit into memory: so as many heads as do are taken at a time.
+    """
+    rows = _at_queries(operands, places)
+    batch, heads, queries, _ = rows.query.shape
+    size = max(1, LARGEST // (batch * queries * rows.key.shape[-2]))
+    if size >= heads or callable((rows.options or {}).get("normalizer")):
+        scores = rows.scores()
+    else:
+        scores = torch.cat(
+            [_some_heads(rows, slice(start, start + size)).scores() for start in range(0, heads, size)], 1
+        )
+    scores = operands.share * scores
+    scores[:, :, torch.arange(len(places)), places] += operands.own
+    return scores
+
+
+def evenly(length: int, most: int) -> Tensor:
+    """At most `most` places from 0 to length - 1, both ends among them."""
+    return torch.linspace(0, length - 1, min(length, most)).round().long()
+
+
+def _at_queries(operands: Operands, places: Tensor) -> Operands:
+    """Operands, rotated already, whose score matrix has the rows of these queries alone; share and own left out."""
+    rotary = operands.rotary
+    if operands.options is None:
+        query, key = (x if rotary is None else rotate(x, rotary) for x in (operands.query, operands.key))
+        return Operands(query[:, :, places], key, operands.value, None)
+    ready = scaled(operands, 1.0)
+    query, key, options = ready.query[:, :, places], ready.key, dict(ready.options or {})
+    if rotary is not None:  # which den knows nothing of
+        den = query @ summarize(key, key, key[..., :1], mapped(operands)[2]).z.unsqueeze(-1)
+        normalize = resolve_normalizer(options.get("normalizer", "divide"))
+        options["normalizer"] = lambda num, _, mass, scale, eps: normalize(num, den, mass, scale, eps)
+        query, key = rotate(ready.query, rotary)[:, :, places], rotate(key, rotary)
+    return Operands(query, key, ready.value, options)
+
+
+def _some_heads(operands: Operands, part: slice) -> Operands:
+    options = dict(operands.options) if operands.options else None
+    if options and isinstance(options.get("weighting"), Tensor):
+        options["weighting"] = options["weighting"][:, part]
+    parts = {name: getattr(operands, name)[:, part] for name in ("query", "key", "value")}
+    return replace(operands, options=options, **parts)
+
+
+def scaled(operands: Operands, factor: float) -> Operands:
+    """The operands with κ(q) `factor` times as large (q itself for softmax), every token weighing what it weighed.
+
+    For linear attention, queries and keys come back with κ already taken.
+    """
+    if operands.options is None:
+        return replace(operands, query=operands.query * factor)
+    query, key, weights = mapped(operands)
+    options = {**operands.options, "feature_map": "identity"}
+    if weights.exponent is not None:
+        options["weighting"] = weights.visible_exponent().softmax(-1)
+    return replace(operands, query=query * factor, key=key, value=operands.value.to(key.dtype), options=options)
+
+
+def _measured_rows(operands: Operands) -> dict[str, Tensor]:
+    return score_measures(score_rows(operands, evenly(operands.query.shape[-2], ROWS)))
+
+
 def one_image(operands: Operands, index: int) -> Operands:
     """The operands of one image of the batch."""
-    parts = {name: getattr(operands, name)[index : index + 1] for name in ("query", "key", "value")}
-    return replace(operands, **parts)
+    part = slice(index, index + 1)
+    parts = {name: getattr(operands, name)[part] for name in ("query", "key", "value")}
+    options = operands.options
+    if options and isinstance(options.get("weighting"), Tensor):
+        options = {**options, "weighting": options["weighting"][part]}
+    return replace(operands, options=options, **parts)
 
 
 @dataclass(frozen=True)
@@ -118,7 +192,8 @@ def score_maps(
 
 
 def _map(probe: Probe, point: tuple[float, float]) -> Map:
-    row, column = (min(int(share * length), length - 1) for share, length in zip(point, probe.grid, strict=True))
-    query = probe.num_prefix + row * probe.grid[1] + column
-    scores = probe.scores()[0, :, query, probe.num_prefix :].mean(0).unflatten(0, probe.grid)
-    return Map(Layer.of(probe), (row, column), scores.float().cpu())
+    y, x = (min(int(share * length), length - 1) for share, length in zip(point, probe.grid, strict=True))
+    query = probe.num_prefix + y * probe.grid[1] + x
+    row = score_rows(probe.operands, torch.tensor([query]))[0, :, 0, probe.num_prefix :]
+    scores = row.mean(0).unflatten(0, probe.grid)
+    return Map(Layer.of(probe), (y, x), scores.float().cpu())

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ import torch
 from matplotlib.figure import Figure
 from rich.progress import track
 from timm.data import resolve_data_config
+from timm.models import load_state_dict
 from torch import Tensor, nn
 
 from linvit.analysis import attention_figures as draw
 from linvit.analysis.magnitude import SORTED, compare_readouts, measure_magnitude
 from linvit.analysis.measured import Measured, rows
-from linvit.analysis.probe import attention_layers, probe
+from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
 from linvit.analysis.report import paragraph, picture, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
@@ -26,12 +28,13 @@ from linvit.cli import analyze_words as words
 from linvit.cli.pictures import Pictures, from_files, from_photos, from_source
 from linvit.cli.restore import restore, source_for
 from linvit.data import ImageSource, Preprocessing
-from linvit.files import check_writable, replacing
+from linvit.files import check_writable, read_checkpoint, replacing
 from linvit.tasks.classification import check_model
 
 PAGE = "report.html"
 SEED = 0
 IMAGES, SCORE_IMAGES, SHOWN = 64, 8, 4
+MAGNITUDE_IMAGES = 4
 BATCH = 4
 
 
@@ -129,10 +132,8 @@ def resolve_layers(network: nn.Module, layers: Sequence[str] | None) -> list[str
         ValueError: for a network without such layers, and for a name or number that is none of them.
     """
     known = attention_layers(network)
-    if layers is None:
-        return known
-    chosen = set()
-    for layer in layers:
+    chosen = set(known if layers is None else ())
+    for layer in layers or ():
         number = int(layer) if layer.isdecimal() else 0
         if layer not in known and not 1 <= number <= len(known):
             raise ValueError(
@@ -152,11 +153,14 @@ def _untrained(model: str) -> Subject:
 
 def _timm_weights(model: str, checkpoint: str) -> Subject:
     check_model(model)
-    if not Path(checkpoint).is_file():
-        raise ValueError(f"The checkpoint {checkpoint} does not exist: give the path of a file of weights.")
+    read_checkpoint(checkpoint)  # says in one sentence what is wrong with a file
+    weights = load_state_dict(checkpoint, weights_only=True)
+    classifier = timm.create_model(model, device="meta").pretrained_cfg.get("classifier")
+    bias = weights.get(f"{classifier}.bias")
+    network = timm.create_model(model, **({} if bias is None else {"num_classes": len(bias)}))
     try:
-        network = timm.create_model(model, checkpoint_path=checkpoint)
-    except (RuntimeError, KeyError) as error:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
         raise ValueError(
             f"The weights in {checkpoint} do not fit the model {model!r}: {' '.join(str(error).split())[:200]} …"
         ) from error
@@ -216,7 +220,7 @@ def _scores(subject: Subject, pictures: Pictures, layers: list[str], point: tupl
 
 
 def _magnitude(subject: Subject, pictures: Pictures, layers: list[str], point: tuple[float, float]) -> Finding:
-    few = pictures.many[:SCORE_IMAGES]
+    few = pictures.many[:MAGNITUDE_IMAGES]
     measured = _some(measure_magnitude(subject.network, _batches(few, "magnitude"), layers))
     middle = draw.layers_of(measured)[len(draw.layers_of(measured)) // 2].name
     (layer,) = probe(subject.network, few, [middle])
@@ -280,7 +284,16 @@ def _write_finding(folder: Path, name: str, finding: Finding) -> None:
         writer.writeheader()
         writer.writerows(finding.rows)
     with replacing(folder / f"{name}.json") as temporary:
-        temporary.write_text(json.dumps({"rows": finding.rows, "curves": finding.curves}), encoding="utf-8")
+        temporary.write_text(json.dumps(_finite({"rows": finding.rows, "curves": finding.curves})), encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for NaN, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write_page(path: Path, subject: Subject, pictures: Pictures, found: dict[str, Finding], layers: list[str]) -> None:
@@ -288,8 +301,11 @@ def _write_page(path: Path, subject: Subject, pictures: Pictures, found: dict[st
     parameters = sum(parameter.numel() for parameter in subject.network.parameters())
     told = (
         f"{subject.name}, {parameters:,} parameters, {subject.weights}; {height}×{width} px. Images: {pictures.about}"
-        f" Scores and magnitude: the first {min(SCORE_IMAGES, len(pictures.many))} of these."
+        f" Scores: the first {min(SCORE_IMAGES, len(pictures.many))} of these; magnitude: the first"
+        f" {min(MAGNITUDE_IMAGES, len(pictures.many))}."
     )
+    if unseen := unseen_attention(subject.network):
+        told += f" Attention of other kinds is not looked at: {', '.join(unseen)}."
     sections: list[tuple[str, Sequence[str]]] = [
         ("What was looked at", [paragraph(told), table(_layer_table(subject, pictures, layers))])
     ]
@@ -308,8 +324,8 @@ def _layer_table(subject: Subject, pictures: Pictures, layers: list[str]) -> lis
             "layer": one.name,
             "mechanism": one.mechanism,
             "tokens": f"{one.grid[0]}×{one.grid[1]}" + (f" + {one.num_prefix}" if one.num_prefix else ""),
-            "heads": one.operands.value.shape[1],
-            "width of a head": one.operands.value.shape[-1],
+            "heads": one.outputs().shape[1],
+            "width of a head": one.outputs().shape[-1],
             "rotation": "yes" if one.operands.rotary is not None else "no",
         }
         for one in probe(subject.network, pictures.many[:1], layers)
