@@ -31,7 +31,7 @@ MECHANISM_COLOURS = {
     "inline": "#B8860B",
     "mlla": "#7F3C8D",
     "agent": "#A5AA99",
-    PAPER_SCALE: "#8FD3BC",
+    PAPER_SCALE: "#66C2A5",
 }
 MATRIX_COLOURS = {STATE: "#CC79A7", MIXED: "#0072B2", LOCAL: "#E69F00", MODULATED: "#009E73"}
 MATRIX_LABELS = {
@@ -54,8 +54,9 @@ SCORE_TITLES = {
     "row_sum": "sum of a row",
 }
 PERCENT = ("negative_share", "negative_mass")
-MOST_LAYERS, MOST_MAPS = 12, 6
+MOST_LAYERS, MOST_MAPS = 12, 5
 SHOWN_FACTORS = (0.25, 1.0, 4.0, 16.0, 64.0)
+SHADES = ("#C6DBEF", "#6BAED6", "#2171B5", "#E6550D", "#7F2704")
 HIGHEST_RATIO = 1e4
 
 
@@ -70,14 +71,14 @@ def rank_figure(measured: Sequence[Measured]) -> Figure:
     measured: from `measure_ranks`. Dashed: the largest possible rank; squares: the layer's mechanism.
     """
     layers = layers_of(measured)
-    figure = Figure(figsize=(15, 4.2), layout="constrained")
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    full = [min(layer.width, layer.grid[0] * layer.grid[1]) for layer in layers]
     for axes, (measure, title) in zip(figure.subplots(1, len(RANK_TITLES)), RANK_TITLES.items(), strict=True):
-        full = [min(layer.width, layer.grid[0] * layer.grid[1]) for layer in layers]
-        axes.step(range(1, len(layers) + 1), full, where="mid", color="#999999", linestyle="--", linewidth=1)
         for matrix in MATRICES:
             found = select(measured, matrix=matrix)
             _line(axes, layers, found, measure, MATRIX_COLOURS[matrix])
-        axes.set_ylim(0, 1.06 * max(full))
+        axes.set_ylim(0, 1.06 * max(full) if measure in TOLERANCES else None)
+        axes.step(range(1, len(layers) + 1), full, where="mid", color="#999999", linestyle="--", scaley=False)
         _number_layers(axes, layers)
         axes.set_title(title, fontsize=10)
     present = [matrix for matrix in MATRICES if select(measured, matrix=matrix)]
@@ -90,9 +91,9 @@ def rank_figure(measured: Sequence[Measured]) -> Figure:
 def spectrum_figure(measured: Sequence[Measured]) -> Figure:
     """Singular values over the largest, mean over images and heads, of at most twelve layers, evenly chosen."""
     layers = _evenly(layers_of(measured), MOST_LAYERS)
-    columns = min(6, len(layers))
+    columns = min(4, len(layers))
     rows = -(-len(layers) // columns)
-    figure = Figure(figsize=(2.5 * columns + 0.6, 2.5 * rows + 0.7), layout="constrained")
+    figure = Figure(figsize=(2.6 * columns + 0.6, 2.3 * rows + 0.7), layout="constrained")
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for axes in grid.flat[len(layers) :]:
         axes.axis("off")
@@ -116,7 +117,7 @@ def spectrum_figure(measured: Sequence[Measured]) -> Figure:
 
 
 def score_map_figure(pictures: Sequence[Tensor], maps: Sequence[Sequence[Map]], point: tuple[float, float]) -> Figure:
-    """A row an image: the query on it, then its row of scores over it in at most six layers, evenly chosen.
+    """A row an image: the query on it, then its row of scores over it in at most five layers, evenly chosen.
 
     Args:
         pictures: (height, width, 3) or (height, width) in 0..1, what the network saw.
@@ -126,7 +127,7 @@ def score_map_figure(pictures: Sequence[Tensor], maps: Sequence[Sequence[Map]], 
     shown = [_evenly(row, MOST_MAPS) for row in maps]
     columns = 1 + max(len(row) for row in shown)
     height, width = pictures[0].shape[:2]
-    figure = Figure(figsize=(2.0 * columns, (2.0 * height / width + 0.35) * len(pictures)), layout="constrained")
+    figure = Figure(figsize=(1.9 * columns, (1.9 * height / width + 0.4) * len(pictures)), layout="constrained")
     for row, picture, found in zip(
         figure.subplots(len(pictures), columns, squeeze=False), pictures, shown, strict=True
     ):
@@ -143,7 +144,7 @@ def score_map_figure(pictures: Sequence[Tensor], maps: Sequence[Sequence[Map]], 
 def score_measure_figure(measured: Sequence[Measured]) -> Figure:
     """Entropy, negative scores and row sums over the layers, in the mechanism's colour; hollow: without rotation."""
     layers = layers_of(measured)
-    figure = Figure(figsize=(13, 3.9), layout="constrained")
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
     for axes, (measure, title) in zip(figure.subplots(1, len(SCORE_TITLES)), SCORE_TITLES.items(), strict=True):
         for one in measured:
             bare = one.condition["rotation"] == "off"
@@ -156,7 +157,7 @@ def score_measure_figure(measured: Sequence[Measured]) -> Figure:
                 place, mean, deviation, color=colour, marker="o", markerfacecolor=fill, markersize=5, linewidth=1
             )
         low, high = axes.get_ylim()
-        axes.set_ylim(min(0, low) if low < -0.02 * high else -0.03 * max(high, 0.1), max(high, 0.1))
+        axes.set_ylim(min(-0.03 * high, low), 1.04 * max(high, 0.1))
         _number_layers(axes, layers, squares=False)
         axes.set_title(title, fontsize=10)
     handles = _mechanism_handles(layers, "o")
@@ -173,20 +174,21 @@ def readout_figure(measured: Sequence[Measured]) -> Figure:
 
     measured: from `compare_readouts`.
     """
-    figure = Figure(figsize=(14, 7), layout="constrained")
+    figure = Figure(figsize=(13, 7), layout="constrained")
     top, bottom = figure.subplots(2, 4)
-    shades = [f"C{n}" for n in range(5)] if not SHOWN_FACTORS else _shades(len(SHOWN_FACTORS))
     keys = measured[0].values[SORTED].shape[-1]
     for axes, name in zip(top, READOUTS, strict=True):
-        for factor, shade in zip(SHOWN_FACTORS, shades, strict=True):
+        for factor, shade in zip(SHOWN_FACTORS, SHADES, strict=True):
             for one in select(measured, readout=name, factor=factor):
-                axes.plot(range(1, keys + 1), one.mean(SORTED).numpy(), color=shade, label=f"a = {factor:g}")
+                axes.plot(range(1, keys + 1), keys * one.mean(SORTED).numpy(), color=shade, label=f"a = {factor:g}")
         axes.axhline(0, color="#999999", linewidth=0.8)
-        axes.set_yscale("symlog", linthresh=1 / keys)
+        axes.set_yscale("symlog", linthresh=1)
         axes.set(xscale="log", xlabel="key, best first")
-        axes.set_title(name, color=colour_of(name) if name != PAPER_SCALE else "#2A7F62")
+        axes.set_title(name, color=colour_of(name))
         axes.grid(alpha=0.3)
-    top[0].set_ylabel("score, mean over queries")
+    for axes in top[1:3]:
+        axes.sharey(top[0])
+    top[0].set_ylabel("score × N, mean over queries")
     top[0].legend(frameon=False, fontsize=8)
     _against_magnitude(bottom, [(select(measured, readout=name), colour_of(name), 1.0, name) for name in READOUTS])
     bottom[0].legend(frameon=False, fontsize=8)
@@ -199,7 +201,7 @@ def magnitude_figure(measured: Sequence[Measured]) -> Figure:
     measured: from `measure_magnitude`.
     """
     layers = layers_of(measured)
-    figure = Figure(figsize=(14, 3.9), layout="constrained")
+    figure = Figure(figsize=(13, 3.7), layout="constrained")
     lines = []
     for number, layer in enumerate(layers, start=1):
         found = [one for one in measured if one.layer == layer]
@@ -331,10 +333,6 @@ def _evenly(items: Sequence, most: int) -> list:
     if len(items) <= most:
         return list(items)
     return [items[round(place)] for place in np.linspace(0, len(items) - 1, most)]
-
-
-def _shades(count: int) -> list[str]:
-    return ["#C6DBEF", "#6BAED6", "#2171B5", "#E6550D", "#7F2704"][:count]
 
 
 def _size(layer: Layer) -> str:

@@ -275,6 +275,8 @@ def _displayed(image: Tensor, preprocessing: Preprocessing) -> Tensor:
 
 def _write_finding(folder: Path, name: str, finding: Finding) -> None:
     for file, (figure, _) in finding.figures.items():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once, not for every file
         for ending in ("png", "svg"):
             with replacing(folder / f"{file}.{ending}") as temporary:
                 figure.savefig(temporary, format=ending, dpi=130)
