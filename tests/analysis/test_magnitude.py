@@ -125,16 +125,20 @@ def test_a_score_is_negative_below_a_known_share_of_the_mean(query_and_key, fact
     assert torch.equal(scores(query, key, factor * scale, normalizer="magnitude") < 0, expected)
 
 
-def test_in_the_papers_scale_the_magnitude_is_hardly_seen(query_and_key):
+def test_in_the_papers_scale_the_ratio_is_saturated_from_the_start(query_and_key):
     query, key = query_and_key
-    sim = similarity(query, key)
-    pair = pairs_above_the_mean(sim)
-
-    def growth(scale):
-        small, large = (magnitude_scores(scale * sim, a).gather(-1, pair).log() for a in (0.25, 64))
-        return (large[..., 0] - large[..., 1] - small[..., 0] + small[..., 1]).median()
-
-    assert growth(TOKENS * WIDTH**0.5) < 0.05 * growth(1)
+    for scale, is_saturated in ((TOKENS * WIDTH**0.5, True), (1, False)):
+        sim = scale * similarity(query, key)
+        mean, total = sim.mean(-1), sim.sum(-1)
+        pair = pairs_above_the_mean(sim)
+        best, other = sim.gather(-1, pair).unbind(-1)
+        for factor in (0.25, 64):
+            found = magnitude_scores(sim, factor).gather(-1, pair)
+            missing = (best - mean) / (other - mean) / (found[..., 0] / found[..., 1])
+            share = 1 / (factor * total)  # of σ/S in the score, beside a · (σ - S/N)
+            assert ((missing >= 1) & (missing <= 1 + share * other / (other - mean))).all()
+            if factor == 0.25:
+                assert (share.max() < 0.05) == is_saturated
 
 
 @pytest.mark.parametrize("name", ["rala", "mala", "rala_mala", "efficient", "hydra", "inline", "focused"])
