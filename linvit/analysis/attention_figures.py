@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 from torch import Tensor
 
 from linvit.analysis.magnitude import LOG_RATIO, PAPER_SCALE, READOUTS, SORTED
@@ -106,6 +108,7 @@ def spectrum_figure(measured: Sequence[Measured]) -> Figure:
         for tolerance in filter(None, TOLERANCES.values()):
             axes.axhline(tolerance, color="#999999", linestyle=":", linewidth=0.8)
         axes.set(yscale="log", ylim=(1e-8, 2), xlabel="singular value")
+        _plain_ticks(axes.yaxis)
         axes.set_title(f"{layer.name}\n{layer.mechanism}, {_size(layer)}", fontsize=7)
         axes.grid(alpha=0.3)
     for row in grid:
@@ -157,7 +160,10 @@ def score_measure_figure(measured: Sequence[Measured]) -> Figure:
                 place, mean, deviation, color=colour, marker="o", markerfacecolor=fill, markersize=5, linewidth=1
             )
         low, high = axes.get_ylim()
-        axes.set_ylim(min(-0.03 * high, low), 1.04 * max(high, 0.1))
+        least = 5 if measure in PERCENT else 0.1
+        axes.set_ylim(
+            min(-0.03 * max(high, least), low) if low < -0.1 else -0.03 * max(high, least), 1.04 * max(high, least)
+        )
         _number_layers(axes, layers, squares=False)
         axes.set_title(title, fontsize=10)
     handles = _mechanism_handles(layers, "o")
@@ -184,10 +190,13 @@ def readout_figure(measured: Sequence[Measured]) -> Figure:
         axes.axhline(0, color="#999999", linewidth=0.8)
         axes.set_yscale("symlog", linthresh=1)
         axes.set(xscale="log", xlabel="key, best first")
+        _plain_ticks(axes.xaxis)
+        _plain_ticks(axes.yaxis)
         axes.set_title(name, color=colour_of(name))
         axes.grid(alpha=0.3)
-    for axes in top[1:3]:
-        axes.sharey(top[0])
+    limits = [axes.get_ylim() for axes in top[:3]]  # the fourth is larger by orders of magnitude
+    for axes in top[:3]:
+        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     top[0].set_ylabel("score × N, mean over queries")
     top[0].legend(frameon=False, fontsize=8)
     _against_magnitude(bottom, [(select(measured, readout=name), colour_of(name), 1.0, name) for name in READOUTS])
@@ -267,15 +276,18 @@ def _against_magnitude(panels: Sequence[Axes], lines: Sequence[tuple[Sequence[Me
             y = [factor * one.mean(measure).item() for one in found]
             axes.plot(x, y, color=colour, alpha=alpha, marker=".", label=label)
         axes.set_title(title, fontsize=10)
-    panels[1].set_ylim(bottom=min(-1, panels[1].get_ylim()[0]))
+    panels[0].set_ylim(min(0.95, panels[0].get_ylim()[0]), 1.005)
+    panels[1].set_ylim(-1, max(5, panels[1].get_ylim()[1]))
     for found, colour, alpha, label in lines:
         x = [one.condition["factor"] for one in found]
         ratio = [np.exp(min(_mean_ratio(one), 700)) for one in found]
         panels[3].plot(x, ratio, color=colour, alpha=alpha, marker=".", label=label)
-    panels[3].set(yscale="log", ylim=(0.9, HIGHEST_RATIO))
+    panels[3].set(yscale="log", ylim=(0.9, min(HIGHEST_RATIO, max(10, panels[3].get_ylim()[1]))))
     panels[3].set_title("p: best key's score over\nthat of the upper quartile", fontsize=10)
+    _plain_ticks(panels[3].yaxis)
     for axes in panels:
         axes.set_xscale("log", base=2)
+        _plain_ticks(axes.xaxis)
         axes.set_xlabel("a, the query's magnitude")
         axes.grid(alpha=0.3)
 
@@ -315,6 +327,12 @@ def _number_layers(axes: Axes, layers: Sequence[Layer], squares: bool = True) ->
             axes.plot(
                 number, 0.02, "s", transform=axes.get_xaxis_transform(), color=colour_of(layer.mechanism), markersize=5
             )
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """0.25 and 1e-05 in the place of powers, and no small ticks: a tenth of the time to draw."""
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _mechanism_handles(layers: Sequence[Layer], marker: str) -> list[Line2D]:

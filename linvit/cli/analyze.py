@@ -22,7 +22,7 @@ from linvit.analysis.magnitude import SORTED, compare_readouts, measure_magnitud
 from linvit.analysis.measured import Measured, rows
 from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
-from linvit.analysis.report import paragraph, picture, table, write_page
+from linvit.analysis.report import drawn, paragraph, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
 from linvit.cli import analyze_words as words
 from linvit.cli.pictures import Pictures, from_files, from_photos, from_source
@@ -312,7 +312,12 @@ def _write_page(path: Path, subject: Subject, pictures: Pictures, found: dict[st
         ("What was looked at", [paragraph(told), table(_layer_table(subject, pictures, layers))])
     ]
     for finding in found.values():
-        parts = [part for figure, text in finding.figures.values() for part in (picture(figure, text), paragraph(text))]
+        images = {file: (path.parent / f"{file}.svg").read_text(encoding="utf-8") for file in finding.figures}
+        parts = [
+            part
+            for file, (_, text) in finding.figures.items()
+            for part in (drawn(images[file], file.replace("_", " ")), paragraph(text))
+        ]
         sections.append((finding.title, parts))
     files = ", ".join(f"{name}.csv, {name}.json" for name in found)
     sections.append(("Numbers", [paragraph(f"Every number of these figures stands beside this page: {files}.")]))
