@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from linvit.analysis import attention_figures as draw
 from linvit.analysis.magnitude import SORTED, compare_readouts, measure_magnitude
-from linvit.analysis.measured import Measured, rows
+from linvit.analysis.measured import Layer, Measured, rows
 from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
 from linvit.analysis.report import drawn, paragraph, table, write_page
@@ -222,7 +222,7 @@ def _scores(subject: Subject, pictures: Pictures, layers: list[str], point: tupl
 def _magnitude(subject: Subject, pictures: Pictures, layers: list[str], point: tuple[float, float]) -> Finding:
     few = pictures.many[:MAGNITUDE_IMAGES]
     measured = _some(measure_magnitude(subject.network, _batches(few, "magnitude"), layers))
-    middle = draw.layers_of(measured)[len(draw.layers_of(measured)) // 2].name
+    middle = _middle(draw.layers_of(measured))
     (layer,) = probe(subject.network, few, [middle])
     readouts = compare_readouts(layer)
     figures = {
@@ -247,6 +247,13 @@ def _some(measured: list[Measured]) -> list[Measured]:
             " other --layers."
         )
     return measured
+
+
+def _middle(layers: list[Layer]) -> str:
+    """The middle one of the layers over the most tokens."""
+    most = max(layer.grid[0] * layer.grid[1] for layer in layers)
+    largest = [layer.name for layer in layers if layer.grid[0] * layer.grid[1] == most]
+    return largest[len(largest) // 2]
 
 
 def _batches(images: Tensor, what: str) -> Iterator[Tensor]:

@@ -36,7 +36,7 @@ def table(path):
 
 
 def test_all_of_a_run_goes_into_its_folder_with_every_number(run, capsys):
-    assert analyze(run, "--count", 6) == 0
+    assert analyze(run, "--count", 6, "--layers", 1, 2) == 0
     folder = run / "analysis"
     assert capsys.readouterr().out == f"{folder}/report.html is the page to look at.\n"
     assert {path.name for path in folder.iterdir()} == FILES | {"report.html"}
