@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo parity precision clean
+.PHONY: setup check format test test-slow judge judge-nano demo study parity precision clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,9 @@ judge-nano: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/linvit demo
+
+study: $(STAMP)
+	$(BIN)/linvit study --write docs/results.md
 
 parity: $(STAMP)
 	$(BIN)/python -m pytest -m "slow or not slow" -s -q tests/models/test_parity.py

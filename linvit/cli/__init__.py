@@ -1,4 +1,4 @@
-"""The command line: `linvit train | eval | predict | analyze | convert | models | demo`.
+"""The command line: `linvit train | eval | predict | analyze | convert | models | demo | study`.
 
 What a user can get wrong ends in one sentence on stderr and exit code 2; `--debug` shows where it came from.
 Heavy imports wait until a command needs them.
@@ -244,9 +244,8 @@ def _analyze(options: argparse.Namespace) -> int:
     from linvit.cli.analyze import ANALYSES, analyze
 
     known = (*ANALYSES, "all")
-    what, paths = (
-        (options.paths[0], options.paths[1:]) if options.paths[:1] in [[k] for k in known] else ("all", options.paths)
-    )
+    names_analysis = bool(options.paths) and options.paths[0] in known
+    what, paths = (options.paths[0], options.paths[1:]) if names_analysis else ("all", options.paths)
     if len(paths) > 1:
         raise ValueError(
             f"analyze got {' '.join(paths)}, expected one of {', '.join(known)} and one run or checkpoint."
@@ -268,6 +267,23 @@ def _analyze(options: argparse.Namespace) -> int:
     return SOME_FAILED if complaints else 0
 
 
+def _study_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--recipes", type=Path, default=Path("recipes/study"), help="their folder (recipes/study)")
+    command.add_argument(
+        "--folder", type=Path, default=Path("runs/study"), help="where runs and tables go (runs/study)"
+    )
+    command.add_argument("--seeds", type=int, default=5, help="how many seeds a variant (5)")
+    command.add_argument("--workers", type=int, default=2, help="how many runs at once, one thread each (2)")
+    command.add_argument("--write", type=Path, metavar="FILE", help="put the tables between the marks of a .md file")
+
+
+def _study(options: argparse.Namespace) -> int:
+    from linvit.cli.study import study
+
+    study(options.recipes, options.folder, options.seeds, options.workers, options.write)
+    return 0
+
+
 COMMANDS = {
     "train": (_train_arguments, _train, "Train what a recipe says, into a folder; stop and go on at any time."),
     "eval": (_eval_arguments, _eval, "Measure top-1 and top-5 of a run, every image once."),
@@ -275,5 +291,6 @@ COMMANDS = {
     "analyze": (_analyze_arguments, _analyze, "Measure ranks, scores and magnitudes inside a network's attention."),
     "convert": (_convert_arguments, _convert, "Turn released weights into a file that timm reads."),
     "demo": (_demo_arguments, _demo, "Train four small networks on real digits and write a page to look at."),
+    "study": (_study_arguments, _study, "Train every mechanism over seeds, compare, and judge the papers' claims."),
     "models": (_models_arguments, _models, "List the models with size, cost and published accuracy."),
 }

@@ -12,14 +12,24 @@ from torch.utils.data import Dataset
 from linvit.data.images import Preprocessing
 from linvit.data.source import ImageSource
 
+IMAGES, CLASSES = 1797, 10
 MEAN, STD = 0.305, 0.376  # of the 8×8 originals in 0..1
-SPLIT_SEED = 0  # the same 20 % are held out whatever the seed of a run
 
 
 class Digits(ImageSource):
-    """8×8 digits of 43 people's hands, upscaled bilinearly; 80 % train, 20 % never trained on, stratified by class.
+    """8×8 digits of 43 people's hands, upscaled bilinearly; a share is never trained on, stratified by class.
 
-    size: side in pixels, 32 or more. channels: 1, or 3 equal ones. max_shift: random shift in pixels while training.
+    Args:
+        size: Side in pixels, 32 or more.
+        channels: 1, or 3 equal ones.
+        batch_size: Images a batch.
+        max_shift: Random shift in pixels while training.
+        held_out: Share of the images that is never trained on; at least ten images must stay on either side.
+        split: Seed of the choice of those images; the seed of the run has no part in it.
+        seed: Order and shifts of the training images are drawn from it.
+        num_workers: Processes that read images.
+
+    Raises ValueError for a share that leaves fewer than ten images on one side.
     """
 
     def __init__(
@@ -28,20 +38,29 @@ class Digits(ImageSource):
         channels: int = 3,
         batch_size: int = 64,
         max_shift: int = 0,
+        held_out: float = 0.2,
+        split: int = 0,
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
-        self.class_names = [str(digit) for digit in range(10)]
+        if not CLASSES <= held_out * IMAGES <= IMAGES - CLASSES:
+            raise ValueError(
+                f"data.held_out is {held_out}, but {CLASSES} of the {IMAGES} digits or more must be trained on, and as"
+                " many held out: set it between 0.01 and 0.99."
+            )
+        self.class_names = [str(digit) for digit in range(CLASSES)]
         self.preprocessing = Preprocessing((size, size), (MEAN,) * channels, (STD,) * channels, "bilinear", 1.0)
         self.max_shift = max_shift
+        self.held_out = held_out
+        self.split = split
         self._parts: tuple[Tensor, ...] | None = None
 
     def setup(self, stage: str | None = None) -> None:
         if self._parts is None:
             pixels, labels = load_digits(return_X_y=True)
             indices = torch.arange(len(labels))
-            train, val = train_test_split(indices, test_size=0.2, random_state=SPLIT_SEED, stratify=labels)
+            train, val = train_test_split(indices, test_size=self.held_out, random_state=self.split, stratify=labels)
             images = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
             images = interpolate(images, self.preprocessing.size, mode="bilinear", align_corners=False)
             images = ((images - MEAN) / STD).expand(-1, self.channels, -1, -1)

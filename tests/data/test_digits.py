@@ -48,3 +48,19 @@ def test_shift_moves_by_at_most_max_shift():
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(ValueError, match=r"1437 training images.*set data\.batch_size lower"):
         Digits(batch_size=2000).train_dataloader()
+
+
+def test_share_and_split_choose_the_held_out_images():
+    small, other = Digits(held_out=0.7, split=1), Digits(held_out=0.7, split=2)
+    assert (len(small.train_set()), len(small.val_set())) == (539, 1258)
+    assert not torch.equal(small.val_set().images, other.val_set().images)
+    assert torch.equal(small.val_set().images, Digits(held_out=0.7, split=1, seed=9).val_set().images)
+    counts = torch.bincount(small.train_set().targets)
+    assert counts.max() - counts.min() <= 3
+    assert torch.equal(Digits().val_set().images, Digits(held_out=0.2, split=0).val_set().images)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.999, 1.0, -0.2])
+def test_a_share_that_leaves_too_few_images_on_a_side_is_refused(share):
+    with pytest.raises(ValueError, match=r"data\.held_out is .* set it between"):
+        Digits(held_out=share)
