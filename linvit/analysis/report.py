@@ -29,7 +29,12 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
 
 def picture(figure: Figure, description: str) -> str:
     """A figure as an image inside the page."""
-    data = base64.b64encode(svg(figure).encode()).decode()
+    return drawn(svg(figure), description)
+
+
+def drawn(image: str, description: str) -> str:
+    """The text of an SVG image as an image inside the page."""
+    data = base64.b64encode(image.encode()).decode()
     return f'<img alt="{html.escape(description)}" src="data:image/svg+xml;base64,{data}">'
 
 

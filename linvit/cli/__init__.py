@@ -1,4 +1,4 @@
-"""The command line: `linvit train | eval | predict | convert | models | demo | study`.
+"""The command line: `linvit train | eval | predict | analyze | convert | models | demo | study`.
 
 What a user can get wrong ends in one sentence on stderr and exit code 2; `--debug` shows where it came from.
 Heavy imports wait until a command needs them.
@@ -229,6 +229,49 @@ def _demo(options: argparse.Namespace) -> int:
     return 0
 
 
+def _analyze_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = (
+        "linvit analyze [rank | scores | magnitude | all] (RUN | CHECKPOINT | --model NAME [--checkpoint FILE])"
+        " [--images PATH ...] [--output FOLDER]"
+    )
+    command.add_argument("paths", metavar="WHAT", nargs="*", help="what to measure (all), then a run or a checkpoint")
+    _network_arguments(command)
+    command.add_argument("--images", metavar="PATH", nargs="+", help="image files or folders (the run's held-out data)")
+    command.add_argument("--output", metavar="FOLDER", help="where figures, numbers and page go (RUN/analysis)")
+    command.add_argument("--layers", metavar="LAYER", nargs="+", help="names or numbers of attention layers (all)")
+    command.add_argument("--count", type=int, default=64, help="how many images ranks are averaged over (64)")
+    command.add_argument(
+        "--query", type=float, nargs=2, default=(0.5, 0.5), metavar=("Y", "X"), help="whose scores are drawn (0.5 0.5)"
+    )
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    from linvit.cli.analyze import ANALYSES, analyze
+
+    known = (*ANALYSES, "all")
+    names_analysis = bool(options.paths) and options.paths[0] in known
+    what, paths = (options.paths[0], options.paths[1:]) if names_analysis else ("all", options.paths)
+    if len(paths) > 1:
+        raise ValueError(
+            f"analyze got {' '.join(paths)}, expected one of {', '.join(known)} and one run or checkpoint."
+        )
+    page, complaints = analyze(
+        what,
+        paths[0] if paths else None,
+        options.model,
+        options.checkpoint,
+        options.images,
+        options.output,
+        options.layers,
+        options.count,
+        tuple(options.query),
+    )
+    for complaint in complaints:
+        _say(f"linvit: {complaint}", SOME_FAILED)
+    print(f"{page} is the page to look at.")
+    return SOME_FAILED if complaints else 0
+
+
 def _study_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--recipes", type=Path, default=Path("recipes/study"), help="their folder (recipes/study)")
     command.add_argument(
@@ -250,6 +293,7 @@ COMMANDS = {
     "train": (_train_arguments, _train, "Train what a recipe says, into a folder; stop and go on at any time."),
     "eval": (_eval_arguments, _eval, "Measure top-1 and top-5 of a run, every image once."),
     "predict": (_predict_arguments, _predict, "Name the classes of image files."),
+    "analyze": (_analyze_arguments, _analyze, "Measure ranks, scores and magnitudes inside a network's attention."),
     "convert": (_convert_arguments, _convert, "Turn released weights into a file that timm reads."),
     "demo": (_demo_arguments, _demo, "Train four small networks on real digits and write a page to look at."),
     "study": (_study_arguments, _study, "Train every mechanism over seeds, compare, and judge the papers' claims."),

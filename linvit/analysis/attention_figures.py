@@ -1,0 +1,357 @@
+"""Figures of what attention layers do: ranks, score maps, scores in numbers, the query's magnitude."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+from torch import Tensor
+
+from linvit.analysis.magnitude import LOG_RATIO, PAPER_SCALE, READOUTS, SORTED
+from linvit.analysis.measured import Layer, Measured, select
+from linvit.analysis.rank import LOCAL, MATRICES, MIXED, MODULATED, SPECTRUM, STATE, TOLERANCES
+from linvit.analysis.scores import Map
+
+MECHANISM_COLOURS = {
+    "softmax": "#555555",
+    "linear": "#0072B2",
+    "rala": "#D55E00",
+    "mala": "#009E73",
+    "rala_mala": "#CC79A7",
+    "softmax_unit_query": "#999999",
+    "linear_relu": "#56B4E9",
+    "linear_exp": "#3F51B5",
+    "hydra": "#E69F00",
+    "efficient": "#8C564B",
+    "linear_angular": "#BCBD22",
+    "enhanced": "#17BECF",
+    "focused": "#9467BD",
+    "inline": "#B8860B",
+    "mlla": "#7F3C8D",
+    "agent": "#A5AA99",
+    PAPER_SCALE: "#66C2A5",
+}
+MATRIX_COLOURS = {STATE: "#CC79A7", MIXED: "#0072B2", LOCAL: "#E69F00", MODULATED: "#009E73"}
+MATRIX_LABELS = {
+    STATE: "KV state",
+    MIXED: "attention's output",
+    LOCAL: "+ local term (LePE)",
+    MODULATED: "× modulation φ(x)",
+}
+RANK_TITLES = {
+    "rank": "rank, torch's default\nfor float32",
+    "rank_1e-3": "rank, σ > 10⁻³ σ₁",
+    "rank_1e-2": "rank, σ > 10⁻² σ₁",
+    "effective": "effective rank\nexp H(σ/Σσ)",
+    "stable": "stable rank\nΣσ²/σ₁²",
+}
+SCORE_TITLES = {
+    "entropy_share": "entropy of |A|/Σ|A|\nover log N",
+    "negative_share": "entries below zero, %",
+    "negative_mass": "their part of Σ|A|, %",
+    "row_sum": "sum of a row",
+}
+PERCENT = ("negative_share", "negative_mass")
+MOST_LAYERS, MOST_MAPS = 12, 5
+SHOWN_FACTORS = (0.25, 1.0, 4.0, 16.0, 64.0)
+SHADES = ("#C6DBEF", "#6BAED6", "#2171B5", "#E6550D", "#7F2704")
+HIGHEST_RATIO = 1e4
+
+
+def colour_of(mechanism: str) -> str:
+    """The mechanism's colour in every figure; black for one that has none."""
+    return MECHANISM_COLOURS.get(mechanism, "black")
+
+
+def rank_figure(measured: Sequence[Measured]) -> Figure:
+    """Every measure of rank side by side over the layers, one line a matrix; shaded: one standard deviation.
+
+    measured: from `measure_ranks`. Dashed: the largest possible rank; squares: the layer's mechanism.
+    """
+    layers = layers_of(measured)
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    full = [min(layer.width, layer.grid[0] * layer.grid[1]) for layer in layers]
+    for axes, (measure, title) in zip(figure.subplots(1, len(RANK_TITLES)), RANK_TITLES.items(), strict=True):
+        for matrix in MATRICES:
+            found = select(measured, matrix=matrix)
+            _line(axes, layers, found, measure, MATRIX_COLOURS[matrix])
+        axes.set_ylim(0, 1.06 * max(full) if measure in TOLERANCES else None)
+        axes.step(range(1, len(layers) + 1), full, where="mid", color="#999999", linestyle="--", scaley=False)
+        _number_layers(axes, layers)
+        axes.set_title(title, fontsize=10)
+    present = [matrix for matrix in MATRICES if select(measured, matrix=matrix)]
+    handles = [Line2D([], [], color=MATRIX_COLOURS[m], marker=".", label=MATRIX_LABELS[m]) for m in present]
+    handles.append(Line2D([], [], color="#999999", linestyle="--", label="largest possible rank"))
+    _legend(figure, handles + _mechanism_handles(layers, "s"))
+    return figure
+
+
+def spectrum_figure(measured: Sequence[Measured]) -> Figure:
+    """Singular values over the largest, mean over images and heads, of at most twelve layers, evenly chosen."""
+    layers = _evenly(layers_of(measured), MOST_LAYERS)
+    columns = min(4, len(layers))
+    rows = -(-len(layers) // columns)
+    figure = Figure(figsize=(2.6 * columns + 0.6, 2.3 * rows + 0.7), layout="constrained")
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for axes in grid.flat[len(layers) :]:
+        axes.axis("off")
+    for axes, layer in zip(grid.flat, layers, strict=False):
+        for matrix in MATRICES:
+            for one in select(measured, matrix=matrix):
+                if one.layer == layer:
+                    values = one.mean(SPECTRUM).numpy()
+                    axes.plot(range(1, len(values) + 1), values, color=MATRIX_COLOURS[matrix], linewidth=1.2)
+        for tolerance in filter(None, TOLERANCES.values()):
+            axes.axhline(tolerance, color="#999999", linestyle=":", linewidth=0.8)
+        axes.set(yscale="log", ylim=(1e-8, 2), xlabel="singular value")
+        _plain_ticks(axes.yaxis)
+        axes.set_title(f"{layer.name}\n{layer.mechanism}, {_size(layer)}", fontsize=7)
+        axes.grid(alpha=0.3)
+    for row in grid:
+        row[0].set_ylabel("over the largest")
+    present = [matrix for matrix in MATRICES if select(measured, matrix=matrix)]
+    handles = [Line2D([], [], color=MATRIX_COLOURS[m], label=MATRIX_LABELS[m]) for m in present]
+    _legend(figure, [*handles, Line2D([], [], color="#999999", linestyle=":", label="10⁻² and 10⁻³")])
+    return figure
+
+
+def score_map_figure(pictures: Sequence[Tensor], maps: Sequence[Sequence[Map]], point: tuple[float, float]) -> Figure:
+    """A row an image: the query on it, then its row of scores over it in at most five layers, evenly chosen.
+
+    Args:
+        pictures: (height, width, 3) or (height, width) in 0..1, what the network saw.
+        maps: from `score_maps` on the same images and point.
+        point: (height, width) in 0..1 of the image.
+    """
+    shown = [_evenly(row, MOST_MAPS) for row in maps]
+    columns = 1 + max(len(row) for row in shown)
+    height, width = pictures[0].shape[:2]
+    figure = Figure(figsize=(1.9 * columns, (1.9 * height / width + 0.4) * len(pictures)), layout="constrained")
+    for row, picture, found in zip(
+        figure.subplots(len(pictures), columns, squeeze=False), pictures, shown, strict=True
+    ):
+        row[0].imshow(picture, cmap="gray", vmin=0, vmax=1)
+        row[0].plot(point[1] * width - 0.5, point[0] * height - 0.5, "o", color="white", markeredgecolor="black")
+        row[0].set_title("query", fontsize=7)
+        for axes, one in zip(row[1:], found, strict=False):
+            _draw_map(axes, picture, one)
+        for axes in row:
+            axes.axis("off")
+    return figure
+
+
+def score_measure_figure(measured: Sequence[Measured]) -> Figure:
+    """Entropy, negative scores and row sums over the layers, in the mechanism's colour; hollow: without rotation."""
+    layers = layers_of(measured)
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    for axes, (measure, title) in zip(figure.subplots(1, len(SCORE_TITLES)), SCORE_TITLES.items(), strict=True):
+        for one in measured:
+            bare = one.condition["rotation"] == "off"
+            place = 1 + layers.index(one.layer) + (0.18 if bare else -0.18 if one.layer.rotated else 0)
+            factor = 100 if measure in PERCENT else 1
+            mean, deviation = (factor * x.item() for x in (one.mean(measure), one.deviation(measure)))
+            colour = colour_of(one.layer.mechanism)
+            fill = "white" if bare else colour
+            axes.errorbar(
+                place, mean, deviation, color=colour, marker="o", markerfacecolor=fill, markersize=5, linewidth=1
+            )
+        low, high = axes.get_ylim()
+        least = 5 if measure in PERCENT else 0.1
+        axes.set_ylim(
+            min(-0.03 * max(high, least), low) if low < -0.1 else -0.03 * max(high, least), 1.04 * max(high, least)
+        )
+        _number_layers(axes, layers, squares=False)
+        axes.set_title(title, fontsize=10)
+    handles = _mechanism_handles(layers, "o")
+    if any(layer.rotated for layer in layers):
+        handles.append(
+            Line2D([], [], color="black", marker="o", markerfacecolor="white", linestyle="", label="without rotation")
+        )
+    _legend(figure, handles)
+    return figure
+
+
+def readout_figure(measured: Sequence[Measured]) -> Figure:
+    """One layer's queries and keys under four read-outs: sorted scores at growing magnitude, and what follows.
+
+    measured: from `compare_readouts`.
+    """
+    figure = Figure(figsize=(13, 7), layout="constrained")
+    top, bottom = figure.subplots(2, 4)
+    keys = measured[0].values[SORTED].shape[-1]
+    for axes, name in zip(top, READOUTS, strict=True):
+        for factor, shade in zip(SHOWN_FACTORS, SHADES, strict=True):
+            for one in select(measured, readout=name, factor=factor):
+                axes.plot(range(1, keys + 1), keys * one.mean(SORTED).numpy(), color=shade, label=f"a = {factor:g}")
+        axes.axhline(0, color="#999999", linewidth=0.8)
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set(xscale="log", xlabel="key, best first")
+        _plain_ticks(axes.xaxis)
+        _plain_ticks(axes.yaxis)
+        axes.set_title(name, color=colour_of(name))
+        axes.grid(alpha=0.3)
+    limits = [axes.get_ylim() for axes in top[:3]]  # the fourth is larger by orders of magnitude
+    for axes in top[:3]:
+        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+    top[0].set_ylabel("score × N, mean over queries")
+    top[0].legend(frameon=False, fontsize=8)
+    _against_magnitude(bottom, [(select(measured, readout=name), colour_of(name), 1.0, name) for name in READOUTS])
+    bottom[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def magnitude_figure(measured: Sequence[Measured]) -> Figure:
+    """Every layer's own mechanism with its queries scaled: a line a layer, paler for earlier ones.
+
+    measured: from `measure_magnitude`.
+    """
+    layers = layers_of(measured)
+    figure = Figure(figsize=(13, 3.7), layout="constrained")
+    lines = []
+    for number, layer in enumerate(layers, start=1):
+        found = [one for one in measured if one.layer == layer]
+        lines.append((found, colour_of(layer.mechanism), 0.25 + 0.75 * number / len(layers), None))
+    _against_magnitude(figure.subplots(1, 4), lines)
+    _legend(figure, _mechanism_handles(layers, ""))
+    return figure
+
+
+def comparison_figure(
+    networks: Mapping[str, Sequence[Measured]], panels: Sequence[tuple[str, Mapping[str, object], str]]
+) -> Figure:
+    """The same measures of several networks over their layers, one line a network.
+
+    Args:
+        networks: name → measurements of one kind.
+        panels: measure, condition and title of each panel; a network without such a measurement has no line there.
+    """
+    figure = Figure(figsize=(3.4 * len(panels), 4.0), layout="constrained")
+    colours = _network_colours(networks)
+    deepest = max((layers_of(measured) for measured in networks.values()), key=len)
+    for axes, (measure, condition, title) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
+        for name, measured in networks.items():
+            _line(axes, layers_of(measured), select(measured, **condition), measure, colours[name])
+        _number_layers(axes, deepest, squares=False)
+        axes.set_title(title, fontsize=10)
+    _legend(figure, [Line2D([], [], color=colour, marker=".", label=name) for name, colour in colours.items()])
+    return figure
+
+
+def layers_of(measured: Sequence[Measured]) -> list[Layer]:
+    """The layers that were measured, each once, in order."""
+    return list(dict.fromkeys(one.layer for one in measured))
+
+
+def _network_colours(networks: Mapping[str, Sequence[Measured]]) -> dict[str, str]:
+    """The mechanism's colour where it tells the networks apart, else one after the other."""
+    first = {name: measured[0].layer.mechanism for name, measured in networks.items()}
+    if len(set(first.values())) == len(first):
+        return {name: colour_of(mechanism) for name, mechanism in first.items()}
+    return dict(zip(first, list(MECHANISM_COLOURS.values()) * len(first), strict=False))
+
+
+def _line(axes: Axes, layers: Sequence[Layer], found: Sequence[Measured], measure: str, colour: str) -> None:
+    x = np.array([1 + layers.index(one.layer) for one in found])
+    mean = np.array([one.mean(measure).item() for one in found])
+    deviation = np.array([one.deviation(measure).item() for one in found])
+    axes.plot(x, mean, color=colour, marker=".", linewidth=1.2)
+    axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
+
+
+def _against_magnitude(panels: Sequence[Axes], lines: Sequence[tuple[Sequence[Measured], str, float, str | None]]):
+    titles = {
+        **{name: SCORE_TITLES[name] for name in ("entropy_share", "negative_share")},
+        "largest": "largest |A|/Σ|A|",
+    }
+    for axes, (measure, title) in zip(panels, titles.items(), strict=False):
+        factor = 100 if measure in PERCENT else 1
+        for found, colour, alpha, label in lines:
+            x = [one.condition["factor"] for one in found]
+            y = [factor * one.mean(measure).item() for one in found]
+            axes.plot(x, y, color=colour, alpha=alpha, marker=".", label=label)
+        axes.set_title(title, fontsize=10)
+    panels[0].set_ylim(min(0.95, panels[0].get_ylim()[0]), 1.005)
+    panels[1].set_ylim(-1, max(5, panels[1].get_ylim()[1]))
+    for found, colour, alpha, label in lines:
+        x = [one.condition["factor"] for one in found]
+        ratio = [np.exp(min(_mean_ratio(one), 700)) for one in found]
+        panels[3].plot(x, ratio, color=colour, alpha=alpha, marker=".", label=label)
+    panels[3].set(yscale="log", ylim=(0.9, min(HIGHEST_RATIO, max(10, panels[3].get_ylim()[1]))))
+    panels[3].set_title("p: best key's score over\nthat of the upper quartile", fontsize=10)
+    _plain_ticks(panels[3].yaxis)
+    for axes in panels:
+        axes.set_xscale("log", base=2)
+        _plain_ticks(axes.xaxis)
+        axes.set_xlabel("a, the query's magnitude")
+        axes.grid(alpha=0.3)
+
+
+def _mean_ratio(one: Measured) -> float:
+    return float(one.values[LOG_RATIO].double().nanmean())
+
+
+def _draw_map(axes: Axes, picture: Tensor, one: Map) -> None:
+    """The photo in grey, coloured where the scores are large."""
+    grey = picture.mean(-1) if picture.dim() == 3 else picture
+    height, width = grey.shape
+    where = (0, width, height, 0)
+    largest = max(one.scores.abs().max().item(), 1e-12)
+    axes.imshow(0.5 + 0.5 * grey, cmap="gray", vmin=0, vmax=1, extent=where)
+    axes.imshow(
+        one.scores,
+        cmap="RdBu_r",
+        norm=TwoSlopeNorm(0, -largest, largest),
+        alpha=(0.15 + 0.7 * one.scores.abs() / largest).numpy(),
+        extent=where,
+        interpolation="nearest",
+    )
+    rows, columns = one.layer.grid
+    x, y = (one.token[1] + 0.5) * width / columns, (one.token[0] + 0.5) * height / rows
+    axes.plot(x, y, "o", color="white", markeredgecolor="black", markersize=4)
+    axes.set_title(f"{one.layer.name}\n{one.layer.mechanism} {_size(one.layer)}", fontsize=7)
+
+
+def _number_layers(axes: Axes, layers: Sequence[Layer], squares: bool = True) -> None:
+    axes.set_xlabel("attention layer")
+    axes.set_xlim(0.5, len(layers) + 0.5)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    if squares:
+        for number, layer in enumerate(layers, start=1):
+            axes.plot(
+                number, 0.02, "s", transform=axes.get_xaxis_transform(), color=colour_of(layer.mechanism), markersize=5
+            )
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """0.25 and 1e-05 in the place of powers, and no small ticks: a tenth of the time to draw."""
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _mechanism_handles(layers: Sequence[Layer], marker: str) -> list[Line2D]:
+    names = dict.fromkeys(layer.mechanism for layer in layers)
+    return [
+        Line2D([], [], color=colour_of(name), marker=marker, linestyle="" if marker else "-", label=name)
+        for name in names
+    ]
+
+
+def _legend(figure: Figure, handles: list[Line2D]) -> None:
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), frameon=False, fontsize=9)
+
+
+def _evenly(items: Sequence, most: int) -> list:
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place)] for place in np.linspace(0, len(items) - 1, most)]
+
+
+def _size(layer: Layer) -> str:
+    return f"{layer.grid[0]}×{layer.grid[1]}"

@@ -1,0 +1,135 @@
+"""What a query's magnitude does to its scores (MALA, ICCV 2025, figure 2 and equation 12).
+
+With σ_j = s/N · κ(q)·κ(k_j), S = Σ_j σ_j and a query κ(q) made a times as large, uniform weights and no rotation:
+
+    divide     A_j(a) = σ_j / S                          the same for every a
+    magnitude  A_j(a) = σ_j / S + a · (σ_j - S/N)        affine in a
+    softmax    A_m(a) / A_n(a) = (A_m(1) / A_n(1))^a     exponential in a
+
+So with magnitude the ratio of two scores moves with a, but only as far as (σ_m - S/N) / (σ_n - S/N), and a key below
+the mean similarity gets a negative score from a = (σ_j/S) / (S/N - σ_j) on.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from linvit.analysis.measured import Gathered, Layer, Measured
+from linvit.analysis.probe import Probe, visit
+from linvit.analysis.scores import evenly, one_image, scaled, score_measures, score_rows
+from linvit.layers.axes import Operands
+from linvit.ops import PRESETS
+from linvit.ops.position import rotate
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+QUERIES = 64  # of an image, evenly chosen
+QUARTILE = 0.25  # the second key of a ratio stands at this share of the keys, best first
+SORTED, LOG_RATIO = "sorted", "log_ratio"
+PAPER_SCALE = "mala, paper's scale"
+READOUTS = {"softmax": None, "linear": PRESETS["linear"], "mala": PRESETS["mala"], PAPER_SCALE: PRESETS["mala"]}
+
+
+def magnitude_scores(similarity: Tensor, factor: float) -> Tensor:
+    """MALA's scores of a query that is `factor` times as large, from σ (…, keys): σ/S + factor · (σ - S/N)."""
+    total = similarity.sum(-1, keepdim=True)
+    return similarity / total + factor * (similarity - total / similarity.shape[-1])
+
+
+def saturation(similarity: Tensor, first: int, second: int) -> Tensor:
+    """What the ratio of two keys' MALA scores tends to for large queries, from σ (…, keys).
+
+    A limit from below or above only where both similarities exceed the mean; else the ratio has a pole or changes sign.
+    """
+    excess = similarity - similarity.mean(-1, keepdim=True)
+    return excess[..., first] / excess[..., second]
+
+
+def sign_change(similarity: Tensor) -> Tensor:
+    """The factor from which on each key's MALA score is negative, from σ (…, keys); inf for keys not below the mean."""
+    lack = similarity.mean(-1, keepdim=True) - similarity
+    share = similarity / similarity.sum(-1, keepdim=True)
+    return torch.where(lack > 0, share / lack, torch.inf)
+
+
+def measure_magnitude(
+    network: nn.Module,
+    batches: Iterable[Tensor],
+    layers: Sequence[str] | None = None,
+    factors: Sequence[float] = FACTORS,
+) -> list[Measured]:
+    """Each attention's scores with its queries made larger and smaller; condition: {"factor": a}.
+
+    Measures, means over at most 64 queries an image, evenly chosen: those of `score_measures`, and log_ratio, the
+    median over queries of log(A_m/A_n) with m the key of the largest score at a = 1 and n the one at the upper
+    quartile; queries for which one of the two is not positive at every factor are left out, and NaN stands where none
+    is left.
+
+    Args and raises as in `measure_ranks`.
+    """
+    gathered = Gathered()
+
+    def look(probe: Probe) -> None:
+        if probe.grid == (1, 1):
+            return
+        for one in range(len(probe.operands.query)):
+            operands = _double(one_image(probe.operands, one))
+            for factor, values in _by_factor(operands, factors).items():
+                values.pop(SORTED)
+                gathered.add(Layer.of(probe), {"factor": factor}, values)
+
+    for images in batches:
+        visit(network, images, look, layers)
+    return gathered.result()
+
+
+def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[Measured]:
+    """One layer's queries and keys read as softmax, linear and MALA would, without rotation; MALA also unscaled.
+
+    condition: {"readout": a name in READOUTS, "factor": a}. Measures as in `measure_magnitude`, and "sorted": each
+    query's scores from the largest to the smallest, mean over the queries, (images, heads, keys). The paper writes MALA
+    without the factor 1/(N·√width) of the released code; PAPER_SCALE is that form.
+    """
+    gathered = Gathered()
+    for one in range(len(probe.operands.query)):
+        operands = replace(_double(one_image(probe.operands, one)), rotary=None)
+        tokens, width = operands.key.shape[-2:]
+        for name, options in READOUTS.items():
+            unit = tokens * width**0.5 if name == PAPER_SCALE else 1.0
+            found = _by_factor(replace(operands, options=options), [unit * factor for factor in factors])
+            for factor, values in zip(factors, found.values(), strict=True):
+                gathered.add(Layer.of(probe), {"readout": name, "factor": factor}, values)
+    return gathered.result()
+
+
+def _by_factor(operands: Operands, factors: Sequence[float]) -> dict[float, dict[str, Tensor]]:
+    places = evenly(operands.query.shape[-2], QUERIES)
+    order = score_rows(operands, places).argsort(-1, descending=True)
+    pair = order[..., [0, int(QUARTILE * order.shape[-1])]]
+    found, ratios = {}, []
+    for factor in factors:
+        at_factor = scaled(operands, factor)
+        scores = score_rows(at_factor, places)
+        found[factor] = {**score_measures(scores), SORTED: scores.sort(-1, descending=True).values.mean(-2)}
+        ratios.append(_log_ratio(at_factor, places, scores, pair))
+    kept = torch.stack(ratios).isfinite().all(0)
+    for values, ratio in zip(found.values(), ratios, strict=True):
+        values[LOG_RATIO] = ratio.masked_fill(~kept, torch.nan).nanmedian(-1).values
+    return found
+
+
+def _log_ratio(operands: Operands, places: Tensor, scores: Tensor, pair: Tensor) -> Tensor:
+    """log(A_m / A_n) for each query, (batch, heads, queries), pair being m and n; NaN unless both are positive."""
+    if operands.options is None:  # small ones are 0 after the softmax
+        rotary = operands.rotary
+        query, key = (x if rotary is None else rotate(x, rotary) for x in (operands.query, operands.key))
+        logits = (query[:, :, places] @ key.mT * query.shape[-1] ** -0.5).gather(-1, pair)
+        return logits[..., 0] - logits[..., 1]
+    both = scores.gather(-1, pair)
+    return (both[..., 0].log() - both[..., 1].log()).masked_fill((both <= 0).any(-1), torch.nan)
+
+
+def _double(operands: Operands) -> Operands:
+    parts = {name: getattr(operands, name).double() for name in ("query", "key", "value")}
+    return replace(operands, **parts)

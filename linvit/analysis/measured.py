@@ -1,0 +1,114 @@
+"""Numbers of a network's attention layers, gathered over images: one kind of table for every analysis."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linvit.analysis.probe import Probe
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An attention layer as a reader of the tables needs it; width is that of a head."""
+
+    name: str
+    mechanism: str
+    grid: tuple[int, int]
+    num_prefix: int
+    heads: int
+    width: int
+    rotated: bool
+
+    @classmethod
+    def of(cls, probe: Probe) -> "Layer":
+        """The layer that a probe was taken from."""
+        value = probe.outputs()
+        return cls(
+            name=probe.name,
+            mechanism=probe.mechanism,
+            grid=probe.grid,
+            num_prefix=probe.num_prefix,
+            heads=value.shape[1],
+            width=value.shape[-1],
+            rotated=probe.operands.rotary is not None,
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one layer under one condition.
+
+    condition: what the numbers belong to, such as {"matrix": "state"}. values: a measure's name → (images, heads), or
+    (images, heads, points) for a curve.
+    """
+
+    layer: Layer
+    condition: Mapping[str, object]
+    values: Mapping[str, Tensor]
+
+    def mean(self, measure: str) -> Tensor:
+        """Mean over images and heads: a number, or a curve."""
+        return self.values[measure].double().mean((0, 1))
+
+    def deviation(self, measure: str) -> Tensor:
+        """Standard deviation over images and heads, 0 where there is but one of both."""
+        return self.values[measure].double().flatten(0, 1).std(0, correction=0)
+
+
+class Gathered:
+    """Batches of measurements of the same layers, put together at the end."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, Layer] = {}
+        self._parts: dict[tuple, list[Mapping[str, Tensor]]] = defaultdict(list)
+
+    def add(self, layer: Layer, condition: Mapping[str, object], values: Mapping[str, Tensor]) -> None:
+        """Take values (images, heads, …) of some more images."""
+        self._layers.setdefault(layer.name, layer)
+        self._parts[layer.name, tuple(condition.items())].append({name: x.cpu() for name, x in values.items()})
+
+    def result(self) -> list[Measured]:
+        """One entry a layer and condition, layers in the network's order, conditions in the order they came."""
+        place = {name: number for number, name in enumerate(self._layers)}
+        entries = sorted(self._parts.items(), key=lambda entry: place[entry[0][0]])
+        return [
+            Measured(
+                self._layers[name],
+                dict(condition),
+                {measure: torch.cat([part[measure] for part in parts]) for measure in parts[0]},
+            )
+            for (name, condition), parts in entries
+        ]
+
+
+def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
+    """One row a layer, condition, head and measure that is a number: mean and standard deviation over the images."""
+    table = []
+    for one in measured:
+        layer = one.layer
+        for measure, values in one.values.items():
+            if values.dim() > 2:
+                continue
+            means, deviations = values.double().mean(0).tolist(), values.double().std(0, correction=0).tolist()
+            for head, (mean, deviation) in enumerate(zip(means, deviations, strict=True)):
+                table.append(
+                    {
+                        "layer": layer.name,
+                        "mechanism": layer.mechanism,
+                        **one.condition,
+                        "head": head,
+                        "measure": measure,
+                        "mean": mean,
+                        "deviation": deviation,
+                        "images": len(values),
+                    }
+                )
+    return table
+
+
+def select(measured: Sequence[Measured], **condition: object) -> list[Measured]:
+    """The entries whose condition has these values."""
+    return [one for one in measured if all(one.condition.get(key) == value for key, value in condition.items())]

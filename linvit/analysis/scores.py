@@ -1,0 +1,199 @@
+"""The score matrix in numbers: how spread its rows are, and how much of it is negative (MALA, ICCV 2025)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from linvit.analysis.measured import Gathered, Layer, Measured
+from linvit.analysis.probe import Probe, mapped, visit
+from linvit.layers.axes import Operands
+from linvit.ops.normalizer import resolve_normalizer
+from linvit.ops.position import rotate
+from linvit.ops.state import summarize
+
+ROWS = 512  # of a matrix are measured
+LARGEST = 2**25  # entries that are in memory at once
+MEASURES = ("entropy", "entropy_share", "negative_share", "negative_mass", "row_sum", "largest")
+
+
+def entropy(scores: Tensor) -> Tensor:
+    """Entropy in nats of |A| / Σ|A| over the last dimension: of the row itself where nothing in it is negative.
+
+    Args:
+        scores: (…, keys).
+
+    Returns:
+        (…), between 0 and log(keys); 0 for a row of zeros.
+    """
+    mass = scores.abs()
+    total = mass.sum(-1, keepdim=True)
+    share = torch.where(total > 0, mass / total.clamp_min(torch.finfo(mass.dtype).tiny), 0)
+    return torch.special.entr(share).sum(-1)
+
+
+def score_measures(scores: Tensor) -> dict[str, Tensor]:
+    """Means over the rows of matrices (batch, heads, queries, keys), each (batch, heads).
+
+    entropy: of |A|/Σ|A|, in nats. entropy_share: over log(keys), its largest possible value. negative_share: how many
+    of the entries are below zero. negative_mass: their part of Σ|A|. row_sum: Σ_j A_ij. largest: of |A|/Σ|A|.
+    """
+    rows = entropy(scores)
+    mass = scores.abs().sum(-1)
+    safe = mass.clamp_min(torch.finfo(scores.dtype).tiny)
+    keys = scores.shape[-1]
+    return {
+        "entropy": rows.mean(-1),
+        "entropy_share": rows.mean(-1) / max(torch.tensor(float(keys)).log().item(), 1e-12),
+        "negative_share": (scores < 0).to(scores.dtype).mean((-2, -1)),
+        "negative_mass": (scores.clamp_max(0).abs().sum(-1) / safe).mean(-1),
+        "row_sum": scores.sum(-1).mean(-1),
+        "largest": (scores.abs().amax(-1) / safe).mean(-1),
+    }
+
+
+def measure_scores(
+    network: nn.Module, batches: Iterable[Tensor], layers: Sequence[str] | None = None
+) -> list[Measured]:
+    """score_measures of every attention over more than one token, for each image and head.
+
+    The class token is among rows and columns; of more than 512 rows, 512 evenly chosen ones are measured. condition:
+    {"rotation": "on"} as the network works, and "off" for the same queries and keys without their rotation, where they
+    have one; "none" where there is none.
+
+    Args and raises as in `measure_ranks`.
+    """
+    gathered = Gathered()
+
+    def look(probe: Probe) -> None:
+        if probe.grid == (1, 1):
+            return
+        layer = Layer.of(probe)
+        for one in range(len(probe.operands.query)):  # one image at a time: the matrix is tokens × tokens
+            operands = one_image(probe.operands, one)
+            gathered.add(layer, {"rotation": "on" if layer.rotated else "none"}, _measured_rows(operands))
+            if layer.rotated:
+                gathered.add(layer, {"rotation": "off"}, _measured_rows(replace(operands, rotary=None)))
+
+    for images in batches:
+        visit(network, images, look, layers)
+    return gathered.result()
+
+
+def score_rows(operands: Operands, places: Tensor) -> Tensor:
+    """These rows of each head's score matrix, (batch, heads, places, keys), without the others.
+
+    Hydra has a head a channel, whose rows together may not fit into memory: so as many heads as do are taken at a time.
+    """
+    rows = _at_queries(operands, places)
+    batch, heads, queries, _ = rows.query.shape
+    size = max(1, LARGEST // (batch * queries * rows.key.shape[-2]))
+    if size >= heads or callable((rows.options or {}).get("normalizer")):
+        scores = rows.scores()
+    else:
+        scores = torch.cat(
+            [_some_heads(rows, slice(start, start + size)).scores() for start in range(0, heads, size)], 1
+        )
+    scores = operands.share * scores
+    scores[:, :, torch.arange(len(places)), places] += operands.own
+    return scores
+
+
+def evenly(length: int, most: int) -> Tensor:
+    """At most `most` places from 0 to length - 1, both ends among them."""
+    return torch.linspace(0, length - 1, min(length, most)).round().long()
+
+
+def _at_queries(operands: Operands, places: Tensor) -> Operands:
+    """Operands, rotated already, whose score matrix has the rows of these queries alone; share and own left out."""
+    rotary = operands.rotary
+    if operands.options is None:
+        query, key = (x if rotary is None else rotate(x, rotary) for x in (operands.query, operands.key))
+        return Operands(query[:, :, places], key, operands.value, None)
+    ready = scaled(operands, 1.0)
+    query, key, options = ready.query[:, :, places], ready.key, dict(ready.options or {})
+    if rotary is not None:  # which den knows nothing of
+        den = query @ summarize(key, key, key[..., :1], mapped(operands)[2]).z.unsqueeze(-1)
+        normalize = resolve_normalizer(options.get("normalizer", "divide"))
+        options["normalizer"] = lambda num, _, mass, scale, eps: normalize(num, den, mass, scale, eps)
+        query, key = rotate(ready.query, rotary)[:, :, places], rotate(key, rotary)
+    return Operands(query, key, ready.value, options)
+
+
+def _some_heads(operands: Operands, part: slice) -> Operands:
+    options = dict(operands.options) if operands.options else None
+    if options and isinstance(options.get("weighting"), Tensor):
+        options["weighting"] = options["weighting"][:, part]
+    parts = {name: getattr(operands, name)[:, part] for name in ("query", "key", "value")}
+    return replace(operands, options=options, **parts)
+
+
+def scaled(operands: Operands, factor: float) -> Operands:
+    """The operands with κ(q) `factor` times as large (q itself for softmax), every token weighing what it weighed.
+
+    For linear attention, queries and keys come back with κ already taken.
+    """
+    if operands.options is None:
+        return replace(operands, query=operands.query * factor)
+    query, key, weights = mapped(operands)
+    options = {**operands.options, "feature_map": "identity"}
+    if weights.exponent is not None:
+        options["weighting"] = weights.visible_exponent().softmax(-1)
+    return replace(operands, query=query * factor, key=key, value=operands.value.to(key.dtype), options=options)
+
+
+def _measured_rows(operands: Operands) -> dict[str, Tensor]:
+    return score_measures(score_rows(operands, evenly(operands.query.shape[-2], ROWS)))
+
+
+def one_image(operands: Operands, index: int) -> Operands:
+    """The operands of one image of the batch."""
+    part = slice(index, index + 1)
+    parts = {name: getattr(operands, name)[part] for name in ("query", "key", "value")}
+    options = operands.options
+    if options and isinstance(options.get("weighting"), Tensor):
+        options = {**options, "weighting": options["weighting"][part]}
+    return replace(operands, options=options, **parts)
+
+
+@dataclass(frozen=True)
+class Map:
+    """One query's row of the score matrix, mean over heads, on the grid of the image's tokens (height, width)."""
+
+    layer: Layer
+    token: tuple[int, int]
+    scores: Tensor
+
+
+def score_maps(
+    network: nn.Module, images: Tensor, point: tuple[float, float], layers: Sequence[str] | None = None
+) -> list[list[Map]]:
+    """For each image, the row of the token that covers a point, in every attention over more than one token.
+
+    Args:
+        network: as in `visit`.
+        images: (batch, channels, height, width).
+        point: (height, width), each from 0 to 1 of the image.
+        layers: names of layers, all by default.
+
+    Returns:
+        Maps in the network's order, for each image; the class token is left out of them.
+
+    Raises:
+        ValueError: as `visit`.
+    """
+    found: list[list[Map]] = []
+    for image in images.split(1):
+        maps: list[Map] = []
+        visit(network, image, lambda probe, maps=maps: maps.append(_map(probe, point)), layers)
+        found.append([one for one in maps if one.layer.grid != (1, 1)])
+    return found
+
+
+def _map(probe: Probe, point: tuple[float, float]) -> Map:
+    y, x = (min(int(share * length), length - 1) for share, length in zip(point, probe.grid, strict=True))
+    query = probe.num_prefix + y * probe.grid[1] + x
+    row = score_rows(probe.operands, torch.tensor([query]))[0, :, 0, probe.num_prefix :]
+    scores = row.mean(0).unflatten(0, probe.grid)
+    return Map(Layer.of(probe), (y, x), scores.float().cpu())

@@ -1,0 +1,185 @@
+import pytest
+import timm
+import torch
+
+import linvit  # noqa: F401
+from linvit.analysis.magnitude import (
+    FACTORS,
+    LOG_RATIO,
+    PAPER_SCALE,
+    QUARTILE,
+    SORTED,
+    compare_readouts,
+    magnitude_scores,
+    measure_magnitude,
+    saturation,
+    sign_change,
+)
+from linvit.analysis.measured import rows, select
+from linvit.analysis.probe import Probe
+from linvit.analysis.scores import scaled
+from linvit.layers.axes import Operands
+from linvit.ops import PRESETS, attention_scores
+from linvit.ops.feature_map import elu1
+
+TOKENS, WIDTH = 37, 20
+EXACT = {"rtol": 1e-10, "atol": 1e-14}
+
+
+@pytest.fixture
+def query_and_key():
+    return torch.randn(2, 2, 3, TOKENS, WIDTH, dtype=torch.float64)
+
+
+def scores(query, key, factor, **options):
+    """The matrix when κ(q) is `factor` times as large, without ε, which is no part of the facts."""
+    return attention_scores(factor * elu1(query), elu1(key), feature_map="identity", eps=0, **options)
+
+
+def similarity(query, key):
+    return elu1(query) @ elu1(key).mT * WIDTH**-0.5 / TOKENS
+
+
+def pairs_above_the_mean(sim):
+    """For each query the most similar key, and the least similar one above the mean."""
+    above = (sim - sim.mean(-1, keepdim=True)).masked_fill(sim <= sim.mean(-1, keepdim=True), torch.inf)
+    return torch.stack((sim.argmax(-1), above.argmin(-1)), -1)
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_mala_scores_are_affine_in_the_magnitude(query_and_key, factor):
+    query, key = query_and_key
+    sim = similarity(query, key)
+    expected = scores(query, key, 1, normalizer="divide") + factor * (sim - sim.mean(-1, keepdim=True))
+    found = scores(query, key, factor, normalizer="magnitude")
+    torch.testing.assert_close(found, expected, **EXACT)
+    torch.testing.assert_close(found, magnitude_scores(sim, factor), **EXACT)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "given"])
+def test_divide_does_not_see_the_magnitude(query_and_key, weighting):
+    query, key = query_and_key
+    weights = torch.rand(2, 3, TOKENS, dtype=torch.float64) if weighting == "given" else weighting
+    once, larger = (scores(query, key, a, normalizer="divide", weighting=weights) for a in (1, 64))
+    torch.testing.assert_close(once, larger, **EXACT)
+
+
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_softmax_raises_the_ratio_to_the_power_of_the_magnitude(query_and_key, factor):
+    query, key = query_and_key
+    once, scaled_scores = (scaled(Operands(query, key, key, None), a).scores().log() for a in (1.0, factor))
+    ratio, scaled_ratio = (x[..., :1] - x[..., 1:] for x in (once, scaled_scores))
+    torch.testing.assert_close(scaled_ratio, factor * ratio, rtol=1e-10, atol=1e-12)
+
+
+def test_ratio_of_mala_follows_equation_12_and_stays_between_its_ends(query_and_key):
+    query, key = query_and_key
+    sim = similarity(query, key)
+    pair = pairs_above_the_mean(sim)
+    total = sim.sum(-1)
+    beta, gamma = 1 + 1 / total, total / TOKENS
+    best, other = sim.gather(-1, pair).unbind(-1)
+    before = best / other
+    for factor in FACTORS:
+        found = scores(query, key, factor, normalizer="magnitude").gather(-1, pair)
+        ratio = found[..., 0] / found[..., 1]
+        x = factor * beta / (factor + beta - 1)
+        torch.testing.assert_close(ratio, (beta * best - x * gamma) / (beta * other - x * gamma), rtol=1e-9, atol=0)
+        assert (ratio >= before).all()
+        before = ratio
+    assert (before <= (best - gamma) / (other - gamma)).all()
+
+
+def test_ratio_of_mala_saturates(query_and_key):
+    query, key = query_and_key
+    sim = similarity(query, key)[0, 0, 0]
+    first, second = pairs_above_the_mean(sim[None])[0].tolist()
+    limit = saturation(sim, first, second)
+    far = magnitude_scores(sim, 1e9)
+    assert (far[first] / far[second]).item() == pytest.approx(limit.item(), rel=1e-4)
+    assert limit > sim[first] / sim[second]
+
+
+def test_keys_below_the_mean_turn_negative_exactly_at_their_factor(query_and_key):
+    query, key = query_and_key
+    sim = similarity(query, key)
+    at = sign_change(sim)
+    below = sim < sim.mean(-1, keepdim=True)
+    assert torch.equal(at.isinf(), ~below)
+    assert below.any()
+    before, after = (magnitude_scores(sim, 1)[below] * 0 + sign for sign in (1, -1))
+    for share, sign in ((1 - 1e-6, before), (1 + 1e-6, after)):
+        factor = (share * at).where(below, torch.ones_like(at))
+        value = sim / sim.sum(-1, keepdim=True) + factor * (sim - sim.mean(-1, keepdim=True))
+        assert torch.equal(value[below].sign(), sign)
+    assert (magnitude_scores(sim, 1e6) >= 0)[~below].all()
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 16.0])
+@pytest.mark.parametrize("scale", [1.0, TOKENS * WIDTH**0.5])
+def test_a_score_is_negative_below_a_known_share_of_the_mean(query_and_key, factor, scale):
+    query, key = query_and_key
+    sim = factor * scale * similarity(query, key)
+    total = sim.sum(-1, keepdim=True)
+    expected = sim / sim.mean(-1, keepdim=True) < total / (1 + total)
+    assert torch.equal(scores(query, key, factor * scale, normalizer="magnitude") < 0, expected)
+
+
+def test_in_the_papers_scale_the_ratio_is_saturated_from_the_start(query_and_key):
+    query, key = query_and_key
+    for scale, is_saturated in ((TOKENS * WIDTH**0.5, True), (1, False)):
+        sim = scale * similarity(query, key)
+        mean, total = sim.mean(-1), sim.sum(-1)
+        pair = pairs_above_the_mean(sim)
+        best, other = sim.gather(-1, pair).unbind(-1)
+        for factor in (0.25, 64):
+            found = magnitude_scores(sim, factor).gather(-1, pair)
+            missing = (best - mean) / (other - mean) / (found[..., 0] / found[..., 1])
+            share = 1 / (factor * total)  # of σ/S in the score, beside a · (σ - S/N)
+            assert ((missing >= 1) & (missing <= 1 + share * other / (other - mean))).all()
+            if factor == 0.25:
+                assert (share.max() < 0.05) == is_saturated
+
+
+@pytest.mark.parametrize("name", ["rala", "mala", "rala_mala", "efficient", "hydra", "inline", "focused"])
+def test_operands_scaled_by_one_have_the_same_scores(query_and_key, name):
+    query, key = query_and_key
+    operands = Operands(query, key, key, PRESETS[name])
+    torch.testing.assert_close(scaled(operands, 1.0).scores(), operands.scores(), rtol=1e-9, atol=1e-13)
+
+
+def test_readouts_of_real_queries_say_what_the_facts_say(query_and_key):
+    query, key = query_and_key
+    probe = Probe("layer", "mala", Operands(query, key, key, PRESETS["mala"]), {"mixed": key}, (1, TOKENS))
+    found = compare_readouts(probe)
+    assert len(found) == 4 * len(FACTORS)
+
+    def log_ratio(readout):
+        return torch.stack([select(found, readout=readout, factor=a)[0].values[LOG_RATIO] for a in FACTORS])
+
+    softmax, linear, mala, unscaled = map(log_ratio, ("softmax", "linear", "mala", PAPER_SCALE))
+    torch.testing.assert_close(softmax, softmax[2] * torch.tensor(FACTORS, dtype=torch.float64)[:, None, None])
+    torch.testing.assert_close(linear, linear[:1].expand_as(linear), rtol=1e-4, atol=1e-6)  # ε
+    assert (mala.diff(dim=0) > 0).all()
+    assert ((unscaled[-1] - unscaled[0]) < 0.1 * (mala[-1] - mala[0])).all()
+    order = select(found, readout="mala", factor=1.0)[0].values[SORTED]
+    assert order.shape == (2, 3, TOKENS)
+    assert (order.diff(dim=-1) <= 0).all()
+    assert 0 < int(QUARTILE * TOKENS) < TOKENS
+
+
+def test_every_layer_of_a_network_is_scaled():
+    network = timm.create_model("mavit_nano", pattern="LLSS")
+    found = measure_magnitude(network, [torch.randn(2, 3, 64, 64)], factors=(0.5, 1.0, 2.0))
+    assert [(one.layer.name, one.condition["factor"]) for one in found][:4] == [
+        ("stages.0.blocks.0.attn", 0.5),
+        ("stages.0.blocks.0.attn", 1.0),
+        ("stages.0.blocks.0.attn", 2.0),
+        ("stages.1.blocks.0.attn", 0.5),
+    ]
+    assert {row["images"] for row in rows(found)} == {2}
+    for factor in (0.5, 2.0):
+        softmax = [one for one in select(found, factor=factor) if one.layer.mechanism == "softmax"]
+        once = [one for one in select(found, factor=1.0) if one.layer.mechanism == "softmax"]
+        for at_factor, at_one in zip(softmax, once, strict=True):
+            torch.testing.assert_close(at_factor.values[LOG_RATIO], factor * at_one.values[LOG_RATIO])
