@@ -5,7 +5,7 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from linvit.analysis.study_figure import Dots, write_study_figure
 from linvit.cli import environment, study_page
 from linvit.cli.recipe import RecipeCLI, read_recipe
 from linvit.cli.runs import Run, run_all
+from linvit.cli.study_networks import measure_networks, section, write_figures
 from linvit.data import SOURCES
 from linvit.files import check_writable, replacing
 from linvit.tasks.classification import build_network
@@ -76,8 +77,10 @@ def study(recipes: Path, folder: Path, seeds: int = 5, workers: int = 2, write: 
     by_variant = {v.name: results[index :: len(variants)] for index, v in enumerate(variants)}
     rows = compare(variants, by_variant)
     about = _about(variants[0], rows, seeds, results)
-    judged = judge(CLAIMS, {ACCURACY: {row.variant: row.accuracies for row in rows}})
-    write_all(folder, rows, judged, about)
+    numbers, first = measure_networks(folder, by_variant, lambda line: print(line, flush=True))
+    judged = judge(CLAIMS, {ACCURACY: {row.variant: row.accuracies for row in rows}, **numbers})
+    inside = section(numbers, first, write_figures(folder, first))
+    write_all(folder, rows, judged, about, inside, numbers)
     print(f"{folder / 'study.md'} holds the tables and the verdicts, {folder / FIGURE}.png the figure.")
     if write is not None:
         study_page.replace_between_marks(write, (folder / "study.md").read_text())
@@ -195,13 +198,19 @@ def _about(variant: Variant, rows: Sequence[Row], seeds: int, results: Sequence[
 
 
 def write_all(
-    folder: Path, rows: Sequence[Row], judged: Sequence[Judged], about: dict[str, Any], inside: str = ""
+    folder: Path,
+    rows: Sequence[Row],
+    judged: Sequence[Judged],
+    about: dict[str, Any],
+    inside: str = "",
+    numbers: Mapping[str, Any] | None = None,
 ) -> None:
     """results.json, results.csv, the figure and study.md, with the Markdown `inside` before the claims, each whole."""
     content = {
         "about": about,
         "variants": [asdict(row) for row in rows],
         "claims": [asdict(one) for one in judged],
+        "networks": numbers or {},
     }
     with replacing(folder / "results.json") as temporary:
         temporary.write_text(json.dumps(_finite(content), indent=1))
