@@ -35,7 +35,8 @@ def swap_attention(
         mechanism: a name in TOKEN_ATTENTIONS, such as "rala".
         pattern: one letter a stage, L for the mechanism and S for what is there, such as "LLSS"; in a ViT one letter a
             block, or fewer for equal runs of blocks. Everywhere by default.
-        attention: arguments of the mechanism, such as {"weighting": "uniform"}.
+        attention: arguments of the mechanism, such as {"weighting": "uniform"}; {"mixer": "softmax"} puts another
+            operator into the mechanism's surroundings.
 
     Returns:
         The same model, with `pattern` and `mechanism` as attributes.
@@ -130,9 +131,8 @@ def _attention(old: nn.Module, mechanism: str, grid: tuple[int, int], agents: tu
         raise ValueError(f"the attention maps {width} channels to heads of another width in all: it cannot be swapped")
     if mechanism == "agent":
         options = {"agents": agents, **options}
-    new = TOKEN_ATTENTIONS[mechanism](
-        width, old.num_heads, mechanism, grid, device=weight.device, dtype=weight.dtype, **options
-    )
+    arguments = {"mixer": mechanism, "grid": grid, "device": weight.device, "dtype": weight.dtype, **options}
+    new = TOKEN_ATTENTIONS[mechanism](width, old.num_heads, **arguments)
     new.qkv, new.proj, new.proj_drop = qkv, old.proj, old.proj_drop
     return new.train(old.training)
 
