@@ -14,7 +14,8 @@ from linvit.files import replacing
 from linvit.tasks.checkpoints import LAST
 
 MEASURED = (
-    "softmax", "softmax_gated", "linear", "efficient", "enhanced", "focused", "rala_wide", "rala_uniform", "rala", "mala", "rala_mala",
+    "softmax", "softmax_gated", "linear", "efficient", "enhanced", "focused",
+    "rala_wide", "rala_uniform", "rala", "mala", "rala_mala",
 )  # fmt: skip
 IMAGES = 64
 FIGURES = {"study_ranks": rank_comparison, "study_scores": score_comparison}
