@@ -29,6 +29,17 @@ def rotary_tables(x: Tensor, head_width: int) -> tuple[Tensor, Tensor]:
     return rotary.cos, rotary.sin
 
 
+def known_modulation(name: str) -> tuple[bool, type[nn.Module] | None]:
+    """The entry of MODULATIONS.
+
+    Raises:
+        ValueError: for an unknown name; the message lists the known ones.
+    """
+    if name not in MODULATIONS:
+        raise ValueError(f"modulation is {name!r}, expected one of {', '.join(MODULATIONS)}: choose a known one")
+    return MODULATIONS[name]
+
+
 def attention_options(attention: Mapping[str, Any] | None, mixer: str) -> dict[str, Any]:
     """The keyword arguments of one stage's Attention2d out of those of a network.
 
@@ -83,12 +94,8 @@ class Attention2d(nn.Module):
             raise ValueError(
                 f"Attention2d: width {width} is not a multiple of the {heads} heads: change one of the two"
             )
-        if modulation not in MODULATIONS:
-            raise ValueError(
-                f"modulation is {modulation!r}, expected one of {', '.join(MODULATIONS)}: choose a known one"
-            )
         self.heads, self.rope = heads, rope
-        self.projected, phi = MODULATIONS[modulation]
+        self.projected, phi = known_modulation(modulation)
         self.chunks = 4 if self.projected else 3
         self.mix = Axes(known_mixer(mixer), heads, width // heads, **axes, **dd)
         self.qkvo = nn.Conv2d(width, self.chunks * width, 1, **dd)

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 from linvit.layers.scripted import CalledBack, call_with_maps
 from linvit.ops import PRESETS, Rotary, attention_scores, linear_attention
 from linvit.ops.feature_map import query_and_key_map
+from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 
 SOFTMAX = ("softmax", "softmax_unit_query")
@@ -27,6 +28,7 @@ MIXERS = (
     "rala_mala",
 )
 LEARNED = "learned"
+BIDIRECTIONAL = ("uniform", "query_mean")
 
 
 def known_mixer(name: str) -> str:
@@ -107,8 +109,10 @@ class Axes(CalledBack):
         normalizer: other than the mixer's own; "learned" reads β·s·num·v - γ·u with a learned β (at first 1) and γ (at
             first 0) a head.
 
+    What is learned is kept as vectors, which timm and so our recipes do not decay.
+
     Raises:
-        ValueError: for softmax with other axis values.
+        ValueError: for softmax with other axis values, and for an unknown one.
     """
 
     fused: torch.jit.Final[bool]
@@ -129,16 +133,17 @@ class Axes(CalledBack):
         changes = {axis: value for axis, value in given.items() if value is not None}
         if mixer in SOFTMAX and changes:
             raise ValueError(f"mixer {mixer!r} takes no {', '.join(changes)}: choose a linear one")
+        _check_axes(changes)
         self.mixer = mixer
         self.heads = heads
         self.fused = use_fused_attn()
         self.options = None if mixer in SOFTMAX else {**PRESETS[mixer], **changes}
         self.mean_query = self.beta = self.gamma = None
         if changes.get("weighting") == LEARNED:
-            self.mean_query = nn.Parameter(torch.empty(heads, 1, head_width, device=device, dtype=dtype))
+            self.mean_query = nn.Parameter(torch.empty(heads * head_width, device=device, dtype=dtype))
         if changes.get("normalizer") == LEARNED:
-            self.beta = nn.Parameter(torch.empty(heads, 1, 1, device=device, dtype=dtype))
-            self.gamma = nn.Parameter(torch.empty(heads, 1, 1, device=device, dtype=dtype))
+            self.beta = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
+            self.gamma = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -164,13 +169,15 @@ class Axes(CalledBack):
 
     def _learned_weights(self, key: Tensor, options: Mapping[str, Any]) -> Tensor:
         _, key_map = query_and_key_map(options.get("feature_map", "elu1"), every_token_counts=True)
-        return (key_map(key) * self.mean_query * key.shape[-1] ** -0.5).sum(-1).softmax(-1)
+        query = self.mean_query.unflatten(0, (self.heads, 1, -1))
+        return (key_map(key) * query * key.shape[-1] ** -0.5).sum(-1).softmax(-1)
 
     def _learned_normalizer(
         self, num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float
     ) -> tuple[Tensor, Tensor]:
-        gain = (scale * self.beta).expand_as(den)
-        return gain, gain * num - self.gamma
+        beta, gamma = (x.unflatten(0, (self.heads, 1, 1)) for x in (self.beta, self.gamma))
+        gain = (scale * beta).expand_as(den)
+        return gain, gain * num - gamma
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
         """Mix the positions of a map.
@@ -193,3 +200,14 @@ class Axes(CalledBack):
         tokens = (x.reshape(batch, self.heads, x.shape[1] // self.heads, -1).mT for x in (query, key, value))
         mixed = self.operands(*tokens, rotary).output(self.fused)
         return mixed.transpose(1, 2).reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _check_axes(changes: Mapping[str, Any]) -> None:
+    """Unknown names are refused when the network is made, not when it first sees an image."""
+    if "feature_map" in changes:
+        query_and_key_map(changes["feature_map"], every_token_counts=True)
+    if changes.get("normalizer", LEARNED) != LEARNED:
+        resolve_normalizer(changes["normalizer"])
+    if changes.get("weighting", LEARNED) not in (*BIDIRECTIONAL, LEARNED):
+        known = ", ".join((*BIDIRECTIONAL, LEARNED))
+        raise ValueError(f"weighting is {changes['weighting']!r}, expected one of {known}: choose a known one")

@@ -9,6 +9,7 @@ from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
+from linvit.layers.attention import known_modulation
 from linvit.layers.axes import Axes, Operands
 from linvit.layers.scripted import CalledBack, call_with_tokens
 from linvit.ops import Rotary, rotary_2d
@@ -197,9 +198,6 @@ class LinearAngular(TokenAttention):
         return normalize(mixed, dim=-1) + self.dconv(operands.value)
 
 
-MODULATIONS = ("linear", "identity", "tanh", "none")
-
-
 class GatedAttention(TokenAttention):
     """RALA's and MALA's surroundings as released: rotation of the grid, LePE 5×5 on v, then times φ(x).
 
@@ -229,17 +227,15 @@ class GatedAttention(TokenAttention):
     ):
         dd = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mixer, *args, **kwargs, **dd)
-        if modulation not in MODULATIONS:
-            raise ValueError(
-                f"modulation is {modulation!r}, expected one of {', '.join(MODULATIONS)}: choose a known one"
-            )
+        projected, phi = known_modulation(modulation)
         if rope and width // heads % 4:
             raise ValueError(
                 f"head width is {width // heads}, expected a multiple of 4 for RoPE: change heads, or rope=False"
             )
-        self.modulation_rule, self.rope = modulation, rope
+        self.rope = rope
         self.lepe = nn.Conv2d(width, width, 5, padding=2, groups=width, **dd) if lepe else None
-        self.modulation = nn.Linear(width, width, **dd) if modulation in ("linear", "tanh") else None
+        self.modulation = nn.Linear(width, width, **dd) if projected else None
+        self.modulate = phi() if phi is not None else None
         for layer in (self.lepe, self.modulation):
             if layer is not None:
                 trunc_normal_(layer.weight, std=0.02)
@@ -257,9 +253,7 @@ class GatedAttention(TokenAttention):
         return mixed + convolved(self.lepe, operands.value, grid, self.num_prefix)
 
     def modulated(self, y: Tensor, x: Tensor) -> Tensor:
-        if self.modulation_rule == "none":
+        if self.modulate is None:
             return y
-        gate = x if self.modulation is None else self.modulation(x)
-        if self.modulation_rule == "tanh":
-            gate = gate.tanh()
+        gate = self.modulate(x if self.modulation is None else self.modulation(x))
         return y * gate.unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -156,11 +156,6 @@ class Pyramid(Backbone):
         self.init_weights(needs_reset=False)
 
     @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Learned axis values: decay would pull a scale towards nothing. The released networks have none."""
-        return {name for name, _ in self.named_parameters() if ".attn.mix." in name}
-
-    @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
         """The last linear layer."""
         return self.head.fc

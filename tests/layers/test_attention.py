@@ -166,7 +166,7 @@ def test_unknown_mixer():
 def test_learned_axes_begin_uniform_and_without_offset():
     query, key, value = (tokens(x) for x in maps())
     learned = Axes("rala", HEADS, 8, weighting="learned", normalizer="learned", dtype=torch.float64)
-    assert [tuple(p.shape) for p in learned.parameters()] == [(HEADS, 1, 8), (HEADS, 1, 1), (HEADS, 1, 1)]
+    assert [tuple(p.shape) for p in learned.parameters()] == [(HEADS * 8,), (HEADS,), (HEADS,)]
     without = Axes("linear", HEADS, 8, normalizer="magnitude_no_gamma").operands(query, key, value, None)
     assert without.output().shape == value.shape
     features = [torch.where(x > 0, x + 1, x.exp()) for x in (query, key)]
@@ -183,6 +183,12 @@ def test_learned_axes_learn():
     torch.nn.init.normal_(learned.gamma)
     operands = learned.operands(*(tokens(x) for x in maps()), None)
     assert_close(operands.scores() @ operands.value, operands.output())
+
+
+@pytest.mark.parametrize("axis", ["feature_map", "weighting", "normalizer"])
+def test_unknown_axis_values_are_refused_at_once(axis):
+    with pytest.raises(ValueError, match=rf"{axis} is 'other', expected .*one of"):
+        Axes("rala", HEADS, 8, **{axis: "other"})
 
 
 def test_softmax_has_no_axes():

@@ -3,7 +3,8 @@ import torch
 from published_mechanisms import WRITTEN_OUT
 from torch.testing import assert_close
 
-from linvit.layers.token_attention import MODULATIONS, GatedAttention, Grid, Hydra, TokenAttention
+from linvit.layers.attention import MODULATIONS
+from linvit.layers.token_attention import GatedAttention, Grid, Hydra, TokenAttention
 from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
 
 CHANNELS, HEADS = 16, 2
@@ -185,7 +186,7 @@ def test_axes_are_passed_on():
 
 
 def test_unknown_modulation_and_head_width():
-    with pytest.raises(ValueError, match="modulation is 'sigmoid', expected one of linear, identity, tanh, none"):
+    with pytest.raises(ValueError, match="modulation is 'sigmoid', expected one of linear, tanh, identity, none"):
         made("rala", modulation="sigmoid")
     with pytest.raises(ValueError, match="head width is 6, expected a multiple of 4 for RoPE"):
         GatedAttention(12, 2, "rala", MADE_FOR)
