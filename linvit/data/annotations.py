@@ -28,6 +28,7 @@ class Annotations:
     category_ids: list[int]
     class_names: list[str]
     records: list[bytes] = field(default_factory=list)
+    num_objects: list[int] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     clipped: int = 0
 
@@ -58,6 +59,7 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
             continue
         known.clipped += _clip(record["box"], known.images[index])
         kept[index].append(record)
+    known.num_objects = [sum(not record["iscrowd"] for record in records) for records in kept]
     known.records = [json.dumps(records).encode() for records in kept]
     return known
 
@@ -112,7 +114,7 @@ def _categories(path: Path, entries: list[Any], class_names: list[str] | None) -
     if set(id_of) != set(class_names):
         odd = sorted(set(id_of) ^ set(class_names))[0]
         raise ValueError(
-            f"{path} has other categories than the {len(class_names)} classes known here; one of them alone has {odd!r}:"
+            f"{path} has other categories than the {len(class_names)} classes known here ({odd!r} is in one of them alone):"
             " use files with the same categories."
         )
     return [id_of[name] for name in class_names], list(class_names)

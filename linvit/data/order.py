@@ -136,8 +136,8 @@ def collate(samples: list[Any], assemble: Callable[[list[Any]], Any] = default_c
 class Batches(DataLoader[Any]):
     """Batches (images, targets); unreadable images are named and left out, up to max_corrupt of them in the run.
 
-    assemble makes (images, targets) of a list of pairs, by stacking where it is not given. Raises ValueError, naming the
-    file, for one more than max_corrupt.
+    assemble makes (images, targets) of a list of pairs; by default it stacks them. Raises ValueError, naming the file,
+    for one more than max_corrupt.
     """
 
     def __init__(
