@@ -114,8 +114,8 @@ def _categories(path: Path, entries: list[Any], class_names: list[str] | None) -
     if set(id_of) != set(class_names):
         odd = sorted(set(id_of) ^ set(class_names))[0]
         raise ValueError(
-            f"{path} has other categories than the {len(class_names)} classes known here ({odd!r} is in one of them alone):"
-            " use files with the same categories."
+            f"{path} has other categories than the {len(class_names)} classes known here ({odd!r} is in one alone): use"
+            " files with the same categories."
         )
     return [id_of[name] for name in class_names], list(class_names)
 

@@ -86,8 +86,7 @@ def coco_annotations(scene: Scene, image_id: int, first_id: int) -> list[dict[st
         area = int(mask.sum())
         if not area:
             continue
-        fragment = area < max(TRIES, COVERED_SHARE = 10, 0.3
-VISIBLE_PIXELS, VISIBLE_SHARE * whole)
+        fragment = area < max(VISIBLE_PIXELS, VISIBLE_SHARE * whole)
         annotations.append(
             {
                 "id": first_id + len(annotations),
