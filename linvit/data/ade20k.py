@@ -87,9 +87,16 @@ class Ade20k(DenseSource):
     def val_set(self) -> Dataset[Any]:
         return self._maps("val", ImageAlone(self.image_transform()))
 
+    def maps_as_they_are(self, part: str) -> tuple["LabelledMaps", list[str]]:
+        """Untransformed images and maps of "train" or "val", and a sentence for each file without its partner."""
+        pairs, lonely = find_pairs(self.root, part)
+        return LabelledMaps(
+            pairs, lambda image, labels: (image, labels), self.num_classes, self.reduces_zero_label
+        ), lonely
+
     def _maps(self, part: str, transform: Callable[..., Any]) -> Dataset[Any]:
-        pairs, complaints = find_pairs(self.root, part)
-        allow(complaints, self.max_corrupt, "data.max_corrupt")
+        pairs, lonely = find_pairs(self.root, part)
+        allow(lonely, self.max_corrupt, "data.max_corrupt")
         return LabelledMaps(pairs, transform, self.num_classes, self.reduces_zero_label)
 
 

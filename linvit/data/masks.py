@@ -1,10 +1,10 @@
 """Masks as COCO writes them: polygons, and run lengths down the columns, plain or compressed to a string."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
-from faster_coco_eval import mask as runs
 
 Segmentation = dict[str, Any] | list[list[float]]
 
@@ -17,7 +17,7 @@ def to_mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
     if isinstance(segmentation, dict):
         return _of_runs(segmentation, size)
     _check_polygons(segmentation)
-    return runs.decode(runs.merge(runs.frPyObjects(segmentation, *size)))
+    return _runs().decode(_runs().merge(_runs().frPyObjects(segmentation, *size)))
 
 
 def check_mask(segmentation: Any, size: tuple[int, int]) -> None:
@@ -30,7 +30,7 @@ def check_mask(segmentation: Any, size: tuple[int, int]) -> None:
 
 def to_runs(mask: np.ndarray) -> dict[str, Any]:
     """Compressed run lengths of a mask (height, width), with a string that JSON can hold."""
-    encoded = runs.encode(np.asfortranarray(mask, dtype=np.uint8))
+    encoded = _runs().encode(np.asfortranarray(mask, dtype=np.uint8))
     counts = encoded["counts"]
     return {"size": list(mask.shape), "counts": counts if isinstance(counts, str) else counts.decode()}
 
@@ -52,6 +52,14 @@ def box_around(mask: np.ndarray) -> tuple[float, float, float, float]:
     return left, top, float(columns[-1] + 1 - left), float(rows[-1] + 1 - top)
 
 
+@cache
+def _runs() -> Any:
+    """Imported when the first mask is read: sources without masks do without it."""
+    from faster_coco_eval import mask
+
+    return mask
+
+
 def _of_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
     written = segmentation.get("size")
     if not isinstance(written, Sequence) or tuple(written) != tuple(size):
@@ -62,8 +70,8 @@ def _of_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
         if isinstance(counts, list):
             if any(not isinstance(count, int) or count < 0 for count in counts) or sum(counts) != size[0] * size[1]:
                 raise ValueError
-            segmentation = runs.frPyObjects(segmentation, *size)
-        return runs.decode(segmentation)
+            segmentation = _runs().frPyObjects(segmentation, *size)
+        return _runs().decode(segmentation)
     except (ValueError, TypeError, KeyError, UnicodeError):
         raise ValueError(f"has run lengths that do not fill its {size[0]}×{size[1]} px") from None
 
