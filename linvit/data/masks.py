@@ -72,7 +72,7 @@ def _of_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
                 raise ValueError
             segmentation = _runs().frPyObjects(segmentation, *size)
         return _runs().decode(segmentation)
-    except (ValueError, TypeError, KeyError, UnicodeError):
+    except (ValueError, TypeError, KeyError, RuntimeError):
         raise ValueError(f"has run lengths that do not fill its {size[0]}×{size[1]} px") from None
 
 
