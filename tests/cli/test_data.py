@@ -7,14 +7,14 @@ from linvit.cli import main
 
 
 @pytest.fixture
-def scenes(tmp_path):
+def scenes(tmp_path, capsys):
     folder = tmp_path / "scenes"
     assert main(["data", "make-scenes", str(folder), "--train", "3", "--val", "2", "--size", "64", "--seed", "5"]) == 0
+    assert capsys.readouterr().out.startswith("5 scenes: ")
     return folder
 
 
 def test_made_scenes_are_found_sound(scenes, capsys):
-    assert "5 scenes" in capsys.readouterr().out
     assert main(["data", "check", str(scenes)]) == 0
     shown = capsys.readouterr()
     assert "instances_train.json" in shown.out
@@ -31,7 +31,6 @@ def test_everything_wrong_is_named(scenes, capsys):
     (scenes / "detection/images/train/000002.jpg").unlink()
     Image.new("L", (64, 64), 77).save(scenes / "segmentation/annotations/training/000001.png")
     (scenes / "segmentation/annotations/training/000003.png").unlink()
-    capsys.readouterr()
     assert main(["data", "check", str(scenes)]) == 1
     first, *listed = capsys.readouterr().err.splitlines()
     assert first == "linvit: 4 things are wrong:"
