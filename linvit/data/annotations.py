@@ -20,7 +20,8 @@ class Annotations:
 
     images: id, file_name, height, width each. records: JSON of each image's annotations, as bytes: reading processes
     share bytes, but would copy millions of numbers. category_ids: the file's number of each class. complaints: one
-    sentence for each annotation that was left out. clipped: how many boxes were cut at their image's border.
+    sentence for each annotation that was left out. kept: places in the file of those that were not. clipped: how many
+    boxes were cut at their image's border.
     """
 
     path: Path
@@ -30,11 +31,22 @@ class Annotations:
     records: list[bytes] = field(default_factory=list)
     num_objects: list[int] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
     clipped: int = 0
 
     def of_image(self, index: int) -> list[dict[str, Any]]:
         """Annotations of one image: id, box (xyxy, pixels), label (from 0), segmentation, iscrowd, area."""
         return json.loads(self.records[index])
+
+    def ground_truth(self) -> dict[str, Any]:
+        """The file's content as the COCO tools take it, without what was left out; boxes are not cut."""
+        content = _content(self.path)
+        entries = [content["annotations"][place] for place in self.kept]
+        complete = [
+            {**entry, "id": number, "iscrowd": int(bool(entry.get("iscrowd"))), "area": _area(entry)}
+            for number, entry in enumerate(entries, start=1)  # the tools take an id of 0 for "not matched"
+        ]
+        return {"info": {}, "licenses": [], **content, "annotations": complete}
 
 
 def read_annotations(path: str | Path, needs_masks: bool = True, class_names: list[str] | None = None) -> Annotations:
@@ -49,18 +61,19 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
     known = Annotations(path, _images(path, content["images"]), category_ids, names)
     place = {image["id"]: index for index, image in enumerate(known.images)}
     label_of = {category: label for label, category in enumerate(category_ids)}
-    kept: list[list[dict[str, Any]]] = [[] for _ in known.images]
+    records: list[list[dict[str, Any]]] = [[] for _ in known.images]
     seen: set[Any] = set()
-    for entry in content["annotations"]:
+    for number, entry in enumerate(content["annotations"]):
         try:
             index, record = _checked(entry, place, known.images, label_of, needs_masks, seen)
         except ValueError as error:
             known.complaints.append(f"{path}: {error}.")
             continue
+        known.kept.append(number)
         known.clipped += _clip(record["box"], known.images[index])
-        kept[index].append(record)
-    known.num_objects = [sum(not record["iscrowd"] for record in records) for records in kept]
-    known.records = [json.dumps(records).encode() for records in kept]
+        records[index].append(record)
+    known.num_objects = [sum(not record["iscrowd"] for record in entries) for entries in records]
+    known.records = [json.dumps(entries).encode() for entries in records]
     return known
 
 
@@ -147,14 +160,13 @@ def _checked(
             check_mask(entry.get("segmentation"), size)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
-    area = entry.get("area")
     return index, {
         "id": entry["id"],
         "box": box,
         "label": label_of[entry["category_id"]],
         "segmentation": entry.get("segmentation") if needs_masks else None,
         "iscrowd": int(bool(entry.get("iscrowd"))),
-        "area": float(area) if _is_number(area) else (box[2] - box[0]) * (box[3] - box[1]),
+        "area": _area(entry),
     }
 
 
@@ -168,6 +180,11 @@ def _box(bbox: Any, size: tuple[int, int]) -> list[float]:
     if min(inside) < SMALLEST_SIDE:
         raise ValueError(f"has the box {bbox} outside its image of {size[0]}×{size[1]} px (height × width)")
     return [left, top, left + width, top + height]
+
+
+def _area(entry: dict[str, Any]) -> float:
+    """As written, else that of the box."""
+    return float(entry["area"]) if _is_number(entry.get("area")) else float(entry["bbox"][2] * entry["bbox"][3])
 
 
 def _clip(box: list[float], image: dict[str, Any]) -> bool:

@@ -68,6 +68,16 @@ def test_what_is_wrong_with_an_annotation_is_said_with_file_and_id(tmp_path, cha
     assert len(known.of_image(1)) == 1
 
 
+def test_ground_truth_for_the_tools_is_the_file_without_what_was_left_out(tmp_path):
+    known = read_annotations(written(tmp_path, category_id=91))
+    truth = known.ground_truth()
+    assert {"info", "licenses", "images", "categories"} < truth.keys()
+    (entry,) = truth["annotations"]
+    assert (entry["image_id"], entry["category_id"], entry["bbox"]) == (4, 13, [2, 3, 6, 6])
+    assert (entry["iscrowd"], entry["area"]) == (1, 36)
+    assert read_annotations(written(tmp_path)).ground_truth()["annotations"][0]["area"] == 36
+
+
 def test_an_id_given_twice_is_said(tmp_path):
     known = read_annotations(written(tmp_path, id=2))
     assert known.complaints == [f"{known.path}: annotation 2 of image 4 has the id of another annotation."]
