@@ -304,6 +304,7 @@ def _data_arguments(command: argparse.ArgumentParser) -> None:
     text = "Read every image and annotation of a data set and name what is wrong with them."
     check = actions.add_parser("check", help=text, description=text, allow_abbrev=False)
     check.add_argument("path", metavar="FOLDER|FILE", type=Path, help="in COCO's or ADE20K's layout, or a COCO .json")
+    check.add_argument("--boxes", action="store_true", help="objects have boxes alone: look for no masks")
     check.add_argument("--labels", type=int, help="number of classes of label maps (the folder's table, else 150)")
 
 
@@ -313,7 +314,7 @@ def _data(options: argparse.Namespace) -> int:
     if options.action == "make-scenes":
         make(options.folder, options.train, options.val, options.size, options.seed)
         return 0
-    checked = check(options.path, options.labels)
+    checked = check(options.path, options.labels, not options.boxes)
     show(checked)
     complaints = [complaint for part in checked for complaint in part.complaints]
     if complaints:

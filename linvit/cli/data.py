@@ -36,10 +36,10 @@ def make(folder: str, train: int, val: int, size: int, seed: int) -> None:
     print(f"{count} scenes: {folder}/{DETECTION} is in COCO's format, {folder}/{SEGMENTATION} in ADE20K's.")
 
 
-def check(path: Path, num_labels: int | None = None) -> list[Checked]:
+def check(path: Path, num_labels: int | None = None, needs_masks: bool = True) -> list[Checked]:
     """Reads all of a data set; raises ValueError for a path that is none, and for files that cannot be read at all."""
     if path.is_file():
-        return [_check_file(path, _images_of(path))]
+        return [_check_file(path, _images_of(path), needs_masks)]
     checked = []
     for folder in (path, path / DETECTION, path / SEGMENTATION):
         if any((folder / "annotations").glob("instances_*.json")):
@@ -47,7 +47,7 @@ def check(path: Path, num_labels: int | None = None) -> list[Checked]:
             parts = [
                 (file, find_images(folder, part)) for file, part in zip(files, PARTS, strict=True) if file.is_file()
             ]
-            checked += [_check_file(file, images) for file, images in parts]
+            checked += [_check_file(file, images, needs_masks) for file, images in parts]
         elif (folder / "images" / "training").is_dir() or (folder / "images" / "validation").is_dir():
             checked += _check_maps(folder, num_labels)
     if not checked:
@@ -70,12 +70,12 @@ def show(checked: Sequence[Checked]) -> None:
         show_table(table)
 
 
-def _check_file(file: Path, images: Path | None) -> Checked:
-    known = read_annotations(file)
+def _check_file(file: Path, images: Path | None, needs_masks: bool) -> Checked:
+    known = read_annotations(file, needs_masks)
     complaints = list(known.complaints)
     if images is not None:
         indices = range(len(known.images))
-        dataset = CocoImages(images, known, lambda image, target: (image, target), indices, True, True)
+        dataset = CocoImages(images, known, lambda image, target: (image, target), indices, needs_masks, True)
         complaints += [sample for sample in _samples(dataset, file.name) if isinstance(sample, str)]
     objects = sum(known.num_objects)
     entries = sum(len(known.of_image(index)) for index in range(len(known.images)))

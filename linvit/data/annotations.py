@@ -67,7 +67,7 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
         try:
             index, record = _checked(entry, place, known.images, label_of, needs_masks, seen)
         except ValueError as error:
-            known.complaints.append(f"{path}: {error}.")
+            known.complaints.append(f"{path}: {error}: correct or remove it.")
             continue
         known.kept.append(number)
         known.clipped += _clip(record["box"], known.images[index])

@@ -41,6 +41,17 @@ def test_everything_wrong_is_named(scenes, capsys):
     assert "000001.png has the label 77" in said
 
 
+def test_boxes_alone_are_checked_if_asked(scenes, capsys):
+    path = scenes / "detection/annotations/instances_val.json"
+    content = json.loads(path.read_text())
+    for entry in content["annotations"]:
+        del entry["segmentation"]
+    path.write_text(json.dumps(content))
+    assert main(["data", "check", str(path)]) == 1
+    assert "has no mask" in capsys.readouterr().err
+    assert main(["data", "check", str(path), "--boxes"]) == 0
+
+
 def test_a_file_without_its_images_is_checked_alone(scenes, tmp_path, capsys):
     alone = tmp_path / "instances_val.json"
     alone.write_bytes((scenes / "detection/annotations/instances_val.json").read_bytes())

@@ -80,7 +80,9 @@ def test_ground_truth_for_the_tools_is_the_file_without_what_was_left_out(tmp_pa
 
 def test_an_id_given_twice_is_said(tmp_path):
     known = read_annotations(written(tmp_path, id=2))
-    assert known.complaints == [f"{known.path}: annotation 2 of image 4 has the id of another annotation."]
+    assert known.complaints == [
+        f"{known.path}: annotation 2 of image 4 has the id of another annotation: correct or remove it."
+    ]
 
 
 def test_masks_are_not_looked_at_where_nobody_needs_them(tmp_path):
