@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ class Annotations:
 
     def of_image(self, index: int) -> list[dict[str, Any]]:
         """Annotations of one image: id, box (xyxy, pixels), label (from 0), segmentation, iscrowd, area."""
-        return json.loads(self.records[index])
+        return pickle.loads(self.records[index])
 
     def ground_truth(self) -> dict[str, Any]:
         """The file's content as the COCO tools take it, without what was left out; boxes are not cut."""
@@ -73,7 +74,7 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
         known.clipped += _clip(record["box"], known.images[index])
         records[index].append(record)
     known.num_objects = [sum(not record["iscrowd"] for record in entries) for entries in records]
-    known.records = [json.dumps(entries).encode() for entries in records]
+    known.records = [pickle.dumps(entries) for entries in records]
     return known
 
 
