@@ -19,10 +19,10 @@ LISTS = ("images", "annotations", "categories")
 class Annotations:
     """What a file says, with classes numbered from 0.
 
-    images: id, file_name, height, width each. records: JSON of each image's annotations, as bytes: reading processes
-    share bytes, but would copy millions of numbers. category_ids: the file's number of each class. complaints: one
-    sentence for each annotation that was left out. kept: places in the file of those that were not. clipped: how many
-    boxes were cut at their image's border.
+    images: id, file_name, height, width each. records: each image's annotations, pickled: reading processes share
+    bytes, but would copy millions of numbers. num_objects: how many of each image's are no crowds. category_ids: the
+    file's number of each class. complaints: one sentence for each annotation that was left out. kept: places in the
+    file of those that were not. clipped: how many boxes were cut at their image's border.
     """
 
     path: Path
