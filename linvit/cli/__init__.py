@@ -1,4 +1,4 @@
-"""The command line: `linvit train | eval | predict | analyze | convert | models | demo | study`.
+"""The command line: `linvit train | eval | predict | analyze | convert | models | demo | study | data`.
 
 What a user can get wrong ends in one sentence on stderr and exit code 2; `--debug` shows where it came from.
 Heavy imports wait until a command needs them.
@@ -37,7 +37,9 @@ def _explain(error: Exception) -> int:
         return _say(str(error), STOPPED)
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
         package = (error.name or "").partition(".")[0]
-        return _say(f"linvit: this command needs {package}: pip install 'linvit[train,report]' brings it.", WRONG_USE)
+        return _say(
+            f"linvit: this command needs {package}: pip install 'linvit[train,dense,report]' brings it.", WRONG_USE
+        )
     if type(error).__name__ == "MisconfigurationException":
         return _say(f"linvit: Lightning's trainer refuses this: {' '.join(str(error).split())}", WRONG_USE)
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
@@ -289,6 +291,38 @@ def _study(options: argparse.Namespace) -> int:
     return 0
 
 
+def _data_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = "linvit data (make-scenes FOLDER [--train N] [--val N] [--size N] [--seed N] | check FOLDER|FILE)"
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", prog="linvit data")
+    text = "Write scenes of real handwritten digits, in COCO's format and in ADE20K's."
+    scenes = actions.add_parser("make-scenes", help=text, description=text, allow_abbrev=False)
+    scenes.add_argument("folder", metavar="FOLDER", help="a new or empty folder; detection/ and segmentation/ go there")
+    scenes.add_argument("--train", type=int, default=1000, help="how many training scenes (1000)")
+    scenes.add_argument("--val", type=int, default=200, help="how many validation scenes (200)")
+    scenes.add_argument("--size", type=int, default=128, help="height and width in pixels (128)")
+    scenes.add_argument("--seed", type=int, default=0, help="what the scenes are drawn from (0)")
+    text = "Read every image and annotation of a data set and name what is wrong with them."
+    check = actions.add_parser("check", help=text, description=text, allow_abbrev=False)
+    check.add_argument("path", metavar="FOLDER|FILE", type=Path, help="in COCO's or ADE20K's layout, or a COCO .json")
+    check.add_argument("--boxes", action="store_true", help="objects have boxes alone: look for no masks")
+    check.add_argument("--labels", type=int, help="number of classes of label maps (the folder's table, else 150)")
+
+
+def _data(options: argparse.Namespace) -> int:
+    from linvit.cli.data import check, make, show
+
+    if options.action == "make-scenes":
+        make(options.folder, options.train, options.val, options.size, options.seed)
+        return 0
+    checked = check(options.path, options.labels, not options.boxes)
+    show(checked)
+    complaints = [complaint for part in checked for complaint in part.complaints]
+    if complaints:
+        listed = [f"  {complaint}" for complaint in complaints]
+        return _say("\n".join([f"linvit: {len(complaints)} things are wrong:", *listed]), SOME_FAILED)
+    return 0
+
+
 COMMANDS = {
     "train": (_train_arguments, _train, "Train what a recipe says, into a folder; stop and go on at any time."),
     "eval": (_eval_arguments, _eval, "Measure top-1 and top-5 of a run, every image once."),
@@ -297,5 +331,10 @@ COMMANDS = {
     "convert": (_convert_arguments, _convert, "Turn released weights into a file that timm reads."),
     "demo": (_demo_arguments, _demo, "Train four small networks on real digits and write a page to look at."),
     "study": (_study_arguments, _study, "Train every mechanism over seeds, compare, and judge the papers' claims."),
+    "data": (
+        _data_arguments,
+        _data,
+        "Make scenes of digits for dense tasks, or check detection and segmentation data.",
+    ),
     "models": (_models_arguments, _models, "List the models with size, cost and published accuracy."),
 }

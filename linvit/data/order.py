@@ -4,7 +4,8 @@ Nothing here depends on how many worker processes load the images, or on what wa
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,15 +51,44 @@ class ShuffledOrder(Sampler[Position]):
     def __iter__(self) -> Iterator[Position]:
         rank, world = share()
         generator = torch.Generator().manual_seed(entropy(self.seed, self.epoch))
-        order = torch.randperm(self.length, generator=generator).tolist()
+        order = self.drawn(generator)
         mine = range(rank, self.length * self.repeats, world)[self.skipped : len(self)]
         for place in mine:
             index, copy = order[place // self.repeats], place % self.repeats
             yield (self.epoch, index) if self.repeats == 1 else (self.epoch, index, copy)
 
+    def drawn(self, generator: torch.Generator) -> list[int]:
+        """All indices in the epoch's order, the same in every process."""
+        return torch.randperm(self.length, generator=generator).tolist()
+
     def __len__(self) -> int:
         rounded = self.repeats > 1 and self.length >= ROUND
         return (self.length // ROUND * ROUND if rounded else self.length) // share()[1]
+
+
+class GroupedOrder(ShuffledOrder):
+    """A ShuffledOrder whose batches hold images of one group, such as wide or tall; what fills none comes last, mixed.
+
+    groups: the group of each image. batch_size: images a batch of one process; groups are kept together over all.
+    """
+
+    def __init__(self, groups: Sequence[int], batch_size: int, seed: int) -> None:
+        super().__init__(len(groups), seed)
+        self.groups = groups
+        self.batch_size = batch_size
+
+    def drawn(self, generator: torch.Generator) -> list[int]:
+        order = super().drawn(generator)
+        together = self.batch_size * share()[1]
+        batches, rest = [], []
+        for group in sorted(set(self.groups)):
+            members = [index for index in order if self.groups[index] == group]
+            full = len(members) // together * together
+            batches += [members[start : start + together] for start in range(0, full, together)]
+            rest += members[full:]
+        shuffled = torch.randperm(len(batches), generator=generator).tolist()
+        mixed = [rest[place] for place in torch.randperm(len(rest), generator=generator).tolist()]
+        return [index for number in shuffled for index in batches[number]] + mixed
 
 
 class PlainOrder(Sampler[int]):
@@ -95,22 +125,29 @@ class Augmented(Dataset[Any]):
         return len(self.dataset)  # type: ignore[arg-type]
 
 
-def collate(samples: list[Any]) -> tuple[torch.Tensor | None, torch.Tensor | None, list[str]]:
-    """Stacks the readable (image, target) pairs; what is a string is the complaint about an unreadable one."""
+def collate(samples: list[Any], assemble: Callable[[list[Any]], Any] = default_collate) -> tuple[Any, Any, list[str]]:
+    """Assembles the readable (image, target) pairs; what is a string is the complaint about an unreadable one."""
     complaints = [sample for sample in samples if isinstance(sample, str)]
     readable = [sample for sample in samples if not isinstance(sample, str)]
-    images, targets = default_collate(readable) if readable else (None, None)
+    images, targets = assemble(readable) if readable else (None, None)
     return images, targets, complaints
 
 
 class Batches(DataLoader[Any]):
     """Batches (images, targets); unreadable images are named and left out, up to max_corrupt of them in the run.
 
-    Raises ValueError, naming the file, for one more than max_corrupt.
+    assemble makes (images, targets) of a list of pairs; by default it stacks them. Raises ValueError, naming the file,
+    for one more than max_corrupt.
     """
 
-    def __init__(self, *args: Any, max_corrupt: int = 0, **kwargs: Any) -> None:
-        super().__init__(*args, collate_fn=collate, **kwargs)
+    def __init__(
+        self,
+        *args: Any,
+        max_corrupt: int = 0,
+        assemble: Callable[[list[Any]], Any] = default_collate,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, collate_fn=partial(collate, assemble=assemble), **kwargs)
         self.max_corrupt = max_corrupt
         self.complaints: dict[str, None] = {}
 

@@ -45,9 +45,12 @@ class ImageSource(lightning.LightningDataModule):
     def val_set(self) -> Dataset[Any]:
         raise NotImplementedError
 
+    def train_order(self, dataset: Dataset[Any]) -> ShuffledOrder:
+        return ShuffledOrder(len(dataset), self.seed, self.repeats)  # type: ignore[arg-type]
+
     def train_dataloader(self) -> ResumableBatches:
         dataset = self.train_set()
-        order = ShuffledOrder(len(dataset), self.seed, self.repeats)  # type: ignore[arg-type]
+        order = self.train_order(dataset)
         if len(order) < self.batch_size:
             raise ValueError(
                 f"There are {len(order)} training images a process, fewer than one batch of {self.batch_size}:"

@@ -6,7 +6,7 @@ import torch
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import Dataset
 
-from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.data.order import Augmented, Batches, GroupedOrder, PlainOrder, ResumableBatches, ShuffledOrder
 
 
 class Noise(Dataset):
@@ -129,3 +129,32 @@ def test_repeated_augmentation_resumes_exactly():
 def test_no_copy_of_an_image_is_refused():
     with pytest.raises(ValueError, match=r"data\.repeats is 0"):
         ShuffledOrder(20, 0, repeats=0)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_grouped_batches_hold_one_group_in_every_process(monkeypatch, world):
+    groups = [index % 3 == 0 for index in range(50)]
+    seen = []
+    for rank in range(world):
+        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, world))
+        mine = [index for _, index in GroupedOrder(groups, 4, seed=0)]
+        seen += mine
+        full = (17 // (4 * world) + 33 // (4 * world)) * 4
+        assert all(len({groups[index] for index in mine[start : start + 4]}) == 1 for start in range(0, full, 4))
+    assert sorted(seen) == list(range(50))
+
+
+def test_grouped_order_changes_with_the_epoch_and_goes_on_in_its_middle():
+    order = GroupedOrder([index % 2 for index in range(20)], 4, seed=0)
+    first = list(order)
+    assert first == list(order)
+    order.skipped = 8
+    assert list(order) == first[8:]
+    order.skipped = 0
+    order.set_epoch(1)
+    assert [index for _, index in order] != [index for _, index in first]
+
+
+def test_batches_are_assembled_as_told():
+    loader = Batches(SomeCorrupt(), batch_size=4, max_corrupt=2, assemble=lambda samples: (samples, len(samples)))
+    assert [count for _, count in loader] == [3, 3]

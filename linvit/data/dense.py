@@ -1,0 +1,73 @@
+"""What the sources of dense tasks share: images of any size with boxes and masks, or with a map of labels."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from linvit.data.dense_transforms import Resize, normalize
+from linvit.data.images import SMALLEST, open_image
+from linvit.data.order import Batches, PlainOrder
+from linvit.data.source import ImageSource
+
+
+class DenseSource(ImageSource):
+    """RGB images scaled to fit long_side and short_side (pixels), keeping their ratio; trained on in batches.
+
+    mean, std: per channel, in 0..1, ImageNet's by default. Raises ValueError for sides that the networks cannot take.
+    """
+
+    channels = 3
+    assemble: Callable[[list[Any]], Any]
+
+    def __init__(
+        self,
+        batch_size: int,
+        val_batch_size: int,
+        long_side: int,
+        short_side: int,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        max_corrupt: int,
+        seed: int,
+        num_workers: int,
+    ) -> None:
+        super().__init__(batch_size, seed, num_workers, max_corrupt)
+        if not SMALLEST <= short_side <= long_side:
+            raise ValueError(
+                f"data.short_side is {short_side} px and data.long_side {long_side} px, expected"
+                f" {SMALLEST} ≤ short ≤ long."
+            )
+        self.val_batch_size = val_batch_size
+        self.long_side = long_side
+        self.short_side = short_side
+        self.mean = tuple(mean or IMAGENET_DEFAULT_MEAN)
+        self.std = tuple(std or IMAGENET_DEFAULT_STD)
+
+    def image_transform(self) -> v2.Transform:
+        """What evaluation and prediction do to a picture: scaled, float32 (3, height, width), normalized."""
+        resize = Resize(self.long_side, [self.short_side])
+        return v2.Compose([v2.ToImage(), resize, *normalize(self.mean, self.std), v2.ToPureTensor()])
+
+    def val_dataloader(self) -> Batches:
+        dataset = self.val_set()
+        loading = {**self._loading(False), "batch_size": self.val_batch_size}
+        return Batches(dataset, sampler=PlainOrder(len(dataset)), **loading)  # type: ignore[arg-type]
+
+    def _loading(self, keeps_workers: bool) -> dict[str, Any]:
+        return {**super()._loading(keeps_workers), "assemble": self.assemble}
+
+
+def read_image(path: Any) -> tv_tensors.Image:
+    """uint8 (3, height, width) of an image file; raises CorruptImageError, naming it."""
+    return tv_tensors.Image(F.pil_to_tensor(open_image(path)))
+
+
+def as_lists(samples: list[Any]) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    """Images of different sizes and their targets, side by side."""
+    images, targets = zip(*samples, strict=True)
+    return list(images), list(targets)
