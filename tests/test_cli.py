@@ -73,6 +73,8 @@ def test_print_config_shows_every_value_and_trains_nothing(tmp_path, capsys):
         "channels": 3,
         "batch_size": 16,
         "max_shift": 2,
+        "held_out": 0.2,
+        "split": 0,
         "num_workers": 0,
     }
     assert values["trainer"]["gradient_clip_val"] is None
