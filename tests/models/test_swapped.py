@@ -115,7 +115,7 @@ def test_arguments_of_body_and_mechanism():
     model = small("deit_tiny_rala", depth=4, pattern="LS", attention={"modulation": "tanh", "weighting": "learned"})
     assert model.pattern == "LS"
     assert [type(block.attn).__name__ for block in model.blocks] == ["GatedAttention"] * 2 + ["Attention"] * 2
-    assert model.blocks[0].attn.modulation_rule == "tanh"
+    assert isinstance(model.blocks[0].attn.modulate, torch.nn.Tanh)
     assert model.blocks[0].attn.mix.mean_query is not None
     with pytest.raises(TypeError, match="not_an_argument"):
         small("swin_tiny_rala", not_an_argument=1)
