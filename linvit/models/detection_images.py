@@ -19,7 +19,7 @@ class ImageBatch(GeneralizedRCNNTransform):
 
     def postprocess(self, result: list[dict], image_shapes: list, original_image_sizes: list) -> list[dict]:
         """Detections with masks, if any, pasted into their images: bool (n, height, width)."""
-        for found, (height, width) in zip(result, image_shapes, strict=True):
+        for found, (height, width) in zip(result, image_shapes, strict=False):  # none in training
             if "masks" in found:
                 found["masks"] = pasted(found["masks"], found["boxes"], height, width)
         return result

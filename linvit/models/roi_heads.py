@@ -6,6 +6,7 @@ row for it, boxes and masks have none.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +60,7 @@ class BoxHead(nn.Module):
         super().__init__()
         self.convs = nn.Sequential(*(conv_norm_relu(256, 256) for _ in range(num_convs)))
         widths = (256 * 7 * 7, *(1024,) * num_linear)
-        self.linear = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, widths[1:], strict=False))
+        self.linear = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.classifier = nn.Linear(1024, num_classes + 1)
         self.boxes = nn.Linear(1024, 4 * num_classes)
         for layer in self.linear:
@@ -113,7 +114,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Samples:
-    """The regions of one image on which a step learns: boxes, labels (n,), the objects' boxes (n, 4) and indices (n,)."""
+    """The regions of one image on which a step learns, with the boxes (n, 4) and indices (n,) of their objects."""
 
     boxes: Tensor
     labels: Tensor

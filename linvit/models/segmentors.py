@@ -136,7 +136,10 @@ class UperNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
         if self.training and len(images) == 1:
-            raise ValueError("UperNet got one image to train on, expected two or more (its pooled means are normed over them): raise the batch size")
+            raise ValueError(
+                "UperNet got a training batch of one image, expected two or more, over which its pooled means are normed: "
+                "raise the batch size"
+            )
         maps = self.backbone(images)
         out = resized(self.head(maps), images)
         return {"out": out, "aux": resized(self.aux(maps[2]), images)} if self.training else out
