@@ -1,11 +1,14 @@
 """What a detector or segmentor costs, counted as the papers' tables count."""
 
+from functools import cache
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from linvit.analysis.cost import Cost
-from linvit.models.frameworks import DETECTORS, FRAMEWORKS, build_dense
+from linvit.models.dense import DenseBackbone
+from linvit.models.frameworks import DETECTORS, FRAMEWORKS
 from linvit.models.retinanet import RetinaNet
 
 DETECTION_SIZE = (800, 1280)
@@ -13,52 +16,79 @@ SEGMENTATION_SIZE = (512, 2048)
 BOX_REGIONS, MASK_REGIONS = 1000, 100
 
 
-def dense_size(framework: str) -> tuple[int, int]:
-    """Height and width of the image for which the papers count."""
-    return DETECTION_SIZE if framework in DETECTORS else SEGMENTATION_SIZE
+def count_dense_cost(framework: str, backbone: str, **kwargs) -> Cost:
+    """Counts one image on the meta device, where nothing is computed.
 
-
-def count_dense_cost(framework: str, backbone: str, num_classes: int | None = None, **kwargs) -> Cost:
-    """Counts one image of dense_size on the meta device, where nothing is computed.
-
-    As the papers count: the layers of backbone, neck and heads, 1000 regions for every box head and 100 for every mask
-    head, nothing of an auxiliary head but its parameters; normalizations are left out.
+    As the papers count: 800 × 1280 px and 80 classes for detectors, 512 × 2048 px and 150 classes for segmentors; the
+    convolutions and linear layers of backbone, neck and heads, 1000 regions for every box head and 100 for every mask
+    head, nothing of an auxiliary head but its parameters. Normalizations are left out.
 
     Args:
         framework: a name of FRAMEWORKS.
         backbone: a model that timm knows.
-        num_classes: 80 for detectors, 150 for segmentors by default.
         kwargs: arguments of the backbone.
+
+    Raises:
+        ValueError: for an unknown framework.
     """
-    classes = num_classes or (80 if framework in DETECTORS else 150)
-    network = build_dense(framework, backbone, classes, device="meta", **kwargs)
-    return count_network(network, framework)
-
-
-def count_network(network: nn.Module, framework: str) -> Cost:
-    """count_dense_cost for a network that is there already; it is moved to the meta device."""
     if framework not in FRAMEWORKS:
         raise ValueError(f"framework is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them")
-    counted = _Counted(network.to("meta").eval())
-    height, width = dense_size(framework)
+    size = DETECTION_SIZE if framework in DETECTORS else SEGMENTATION_SIZE
+    channels, body = _backbone_cost(backbone, size, tuple(sorted(kwargs.items())))
+    heads = _heads_cost(framework, channels, size)
+    return Cost(body.parameters + heads.parameters, body.macs + heads.macs, body.macs_attention + heads.macs_attention)
+
+
+@cache
+def _backbone_cost(name: str, size: tuple[int, int], arguments: tuple) -> tuple[tuple[int, ...], Cost]:
+    backbone = DenseBackbone(name, device="meta", **dict(arguments)).eval()
+    return backbone.channels, _count(backbone, size)
+
+
+@cache
+def _heads_cost(framework: str, channels: tuple[int, ...], size: tuple[int, int]) -> Cost:
+    with torch.device("meta"):
+        network = FRAMEWORKS[framework](_Maps(channels), 80 if framework in DETECTORS else 150).eval()
+    return _count(_Heads(network), size)
+
+
+def _count(network: nn.Module, size: tuple[int, int]) -> Cost:
     counter = FlopCounterMode(display=False, depth=None)
     with torch.no_grad(), counter:
-        counted(torch.empty(1, 3, height, width, device="meta"))
+        network(torch.empty(1, 3, *size, device="meta"))
     kinds = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
-    layers = {f"_Counted.{name}" for name, module in counted.named_modules() if isinstance(module, kinds)}
+    root = type(network).__name__
+    layers = {f"{root}.{name}" for name, module in network.named_modules() if isinstance(module, kinds)}
     in_layers = sum(sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name in layers)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return Cost(parameters, in_layers // 2, (counter.get_total_flops() - in_layers) // 2)
 
 
-class _Counted(nn.Module):
+class _Maps(nn.Module):
+    """Stands for a backbone: maps of its channels and strides."""
+
+    def __init__(self, channels: tuple[int, ...]):
+        super().__init__()
+        self.channels = channels
+        self.norms = nn.ModuleList(nn.Identity() for _ in channels)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        height, width = x.shape[-2:]
+        strides = (4 * 2**i for i in range(len(self.channels)))
+        return [
+            x.new_empty(len(x), channels, height // stride, width // stride)
+            for channels, stride in zip(self.channels, strides, strict=False)
+        ]
+
+
+class _Heads(nn.Module):
     """The layers that the papers count, on an image and on as many regions as they take."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, images: torch.Tensor) -> None:
+    def forward(self, images: Tensor) -> None:
         network = self.network
         if not hasattr(network, "transform"):
             network(images)
