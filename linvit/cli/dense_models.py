@@ -47,9 +47,7 @@ def describe_dense(family: str | None = None) -> list[dict[str, Any]]:
         for framework in FRAMEWORKS
     ]
     rows = []
-    for framework, name, index, pattern in track(
-        cells, "Counting", console=Console(stderr=True), transient=True
-    ):
+    for framework, name, index, pattern in track(cells, "Counting", console=Console(stderr=True), transient=True):
         backbone = f"{name}_{SIZES[index]}{'_linear' if pattern == 'LLLL' else ''}"
         cost = count_dense_cost(framework, backbone)
         published = PUBLISHED[framework][index] if pattern == "LLSS" else None
