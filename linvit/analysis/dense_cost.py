@@ -34,15 +34,19 @@ def count_dense_cost(framework: str, backbone: str, **kwargs) -> Cost:
     if framework not in FRAMEWORKS:
         raise ValueError(f"framework is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them")
     size = DETECTION_SIZE if framework in DETECTORS else SEGMENTATION_SIZE
-    channels, body = _backbone_cost(backbone, size, tuple(sorted(kwargs.items())))
-    heads = _heads_cost(framework, channels, size)
+    network = _backbone(backbone, tuple(sorted(kwargs.items())))
+    body, heads = _backbone_cost(network, size), _heads_cost(framework, network.channels, size)
     return Cost(body.parameters + heads.parameters, body.macs + heads.macs, body.macs_attention + heads.macs_attention)
 
 
 @cache
-def _backbone_cost(name: str, size: tuple[int, int], arguments: tuple) -> tuple[tuple[int, ...], Cost]:
-    backbone = DenseBackbone(name, device="meta", **dict(arguments)).eval()
-    return backbone.channels, _count(backbone, size)
+def _backbone(name: str, arguments: tuple) -> DenseBackbone:
+    return DenseBackbone(name, device="meta", **dict(arguments)).eval()
+
+
+@cache
+def _backbone_cost(backbone: DenseBackbone, size: tuple[int, int]) -> Cost:
+    return _count(backbone, size)
 
 
 @cache

@@ -1,5 +1,7 @@
 """What every detector does with its images, targets and candidate boxes."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -57,11 +59,15 @@ def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most
 def pasted(masks: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:
     """Probabilities (n, side, side) over boxes (n, 4) as bool masks (n, height, width), true from one half on."""
     out = torch.zeros(len(masks), height, width, dtype=torch.bool, device=masks.device)
-    rows = torch.arange(height, device=masks.device, dtype=masks.dtype) + 0.5
-    columns = torch.arange(width, device=masks.device, dtype=masks.dtype) + 0.5
-    for i, (mask, (left, top, right, bottom)) in enumerate(zip(masks, boxes.to(masks.dtype), strict=True)):
-        y = (rows - top) / (bottom - top).clamp(min=1e-6) * 2 - 1
-        x = (columns - left) / (right - left).clamp(min=1e-6) * 2 - 1
-        grid = torch.stack((x.expand(height, width), y[:, None].expand(height, width)), dim=-1)
-        out[i] = F.grid_sample(mask[None, None], grid[None], align_corners=False)[0, 0] >= 0.5
+    for mask, target, (left, top, right, bottom) in zip(masks, out, boxes.tolist(), strict=True):
+        first_row, first_column = max(math.floor(top), 0), max(math.floor(left), 0)
+        part = target[first_row : math.ceil(bottom), first_column : math.ceil(right)]
+        if part.numel() == 0:
+            continue
+        rows = torch.arange(part.shape[0], device=masks.device, dtype=masks.dtype) + first_row + 0.5
+        columns = torch.arange(part.shape[1], device=masks.device, dtype=masks.dtype) + first_column + 0.5
+        y = (rows - top) / max(bottom - top, 1e-6) * 2 - 1
+        x = (columns - left) / max(right - left, 1e-6) * 2 - 1
+        grid = torch.stack((x.expand(part.shape), y[:, None].expand(part.shape)), dim=-1)
+        part.copy_(F.grid_sample(mask[None, None], grid[None], align_corners=False)[0, 0] >= 0.5)
     return out

@@ -137,7 +137,7 @@ class UperNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
         if self.training and len(images) == 1:
             raise ValueError(
-                "UperNet got a training batch of one image, expected two or more, over which its pooled means are normed: "
+                "UperNet got one image to train on, expected two or more, since batch norms follow its pooled means: "
                 "raise the batch size"
             )
         maps = self.backbone(images)

@@ -112,5 +112,5 @@ def test_other_models_serve(name, channels, kwargs):
 
 
 def test_a_model_of_one_stride_is_refused():
-    with pytest.raises(ValueError, match="strides .* expected"):
+    with pytest.raises(ValueError, match=r"strides .* expected"):
         DenseBackbone("vit_tiny_patch16_224")
