@@ -197,17 +197,24 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _models_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--family", help="only this family, such as ravlt or swin_tiny")
     which = command.add_mutually_exclusive_group()
-    which.add_argument("--family", help="only this family, such as ravlt or swin_tiny")
     which.add_argument("--recipes", metavar="PATH", nargs="+", help="what these recipes train, against their bases")
+    which.add_argument("--dense", action="store_true", help="detectors and segmentors on RAVLT and MAViT")
     command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
 
 
 def _models(options: argparse.Namespace) -> int:
     from linvit.cli.models import describe_all, describe_recipes, model_names, recipe_files, show, show_recipes
 
+    if options.recipes and options.family:
+        raise ValueError("--family and --recipes exclude each other: give one of them.")
     if options.recipes:
         rows, show = describe_recipes(recipe_files(options.recipes)), show_recipes
+    elif options.dense:
+        from linvit.cli.dense_models import describe_dense, show_dense
+
+        rows, show = describe_dense(options.family), show_dense
     else:
         rows = describe_all(model_names(options.family))
     if options.json:

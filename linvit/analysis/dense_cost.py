@@ -1,0 +1,108 @@
+"""What a detector or segmentor costs, counted as the papers' tables count."""
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from linvit.analysis.cost import Cost
+from linvit.models.dense import DenseBackbone
+from linvit.models.frameworks import DETECTORS, FRAMEWORKS
+from linvit.models.retinanet import RetinaNet
+
+DETECTION_SIZE = (800, 1280)
+SEGMENTATION_SIZE = (512, 2048)
+BOX_REGIONS, MASK_REGIONS = 1000, 100
+
+
+def count_dense_cost(framework: str, backbone: str, **kwargs) -> Cost:
+    """Counts one image on the meta device, where nothing is computed.
+
+    As the papers count: 800 × 1280 px and 80 classes for detectors, 512 × 2048 px and 150 classes for segmentors; the
+    convolutions and linear layers of backbone, neck and heads, 1000 regions for every box head and 100 for every mask
+    head, nothing of an auxiliary head but its parameters. Normalizations are left out.
+
+    Args:
+        framework: a name of FRAMEWORKS.
+        backbone: a model that timm knows.
+        kwargs: arguments of the backbone.
+
+    Raises:
+        ValueError: for an unknown framework.
+    """
+    if framework not in FRAMEWORKS:
+        raise ValueError(f"framework is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them")
+    size = DETECTION_SIZE if framework in DETECTORS else SEGMENTATION_SIZE
+    network = _backbone(backbone, tuple(sorted(kwargs.items())))
+    body, heads = _backbone_cost(network, size), _heads_cost(framework, network.channels, size)
+    return Cost(body.parameters + heads.parameters, body.macs + heads.macs, body.macs_attention + heads.macs_attention)
+
+
+@cache
+def _backbone(name: str, arguments: tuple) -> DenseBackbone:
+    return DenseBackbone(name, device="meta", **dict(arguments)).eval()
+
+
+@cache
+def _backbone_cost(backbone: DenseBackbone, size: tuple[int, int]) -> Cost:
+    return _count(backbone, size)
+
+
+@cache
+def _heads_cost(framework: str, channels: tuple[int, ...], size: tuple[int, int]) -> Cost:
+    with torch.device("meta"):
+        network = FRAMEWORKS[framework](_Maps(channels), 80 if framework in DETECTORS else 150).eval()
+    return _count(_Heads(network), size)
+
+
+def _count(network: nn.Module, size: tuple[int, int]) -> Cost:
+    counter = FlopCounterMode(display=False, depth=None)
+    with torch.no_grad(), counter:
+        network(torch.empty(1, 3, *size, device="meta"))
+    kinds = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
+    root = type(network).__name__
+    layers = {f"{root}.{name}" for name, module in network.named_modules() if isinstance(module, kinds)}
+    in_layers = sum(sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name in layers)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return Cost(parameters, in_layers // 2, (counter.get_total_flops() - in_layers) // 2)
+
+
+class _Maps(nn.Module):
+    """Stands for a backbone: maps of its channels and strides."""
+
+    def __init__(self, channels: tuple[int, ...]):
+        super().__init__()
+        self.channels = channels
+        self.norms = nn.ModuleList(nn.Identity() for _ in channels)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        height, width = x.shape[-2:]
+        strides = (4 * 2**i for i in range(len(self.channels)))
+        return [
+            x.new_empty(len(x), channels, height // stride, width // stride)
+            for channels, stride in zip(self.channels, strides, strict=False)
+        ]
+
+
+class _Heads(nn.Module):
+    """The layers that the papers count, on an image and on as many regions as they take."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> None:
+        network = self.network
+        if not hasattr(network, "transform"):
+            network(images)
+            return
+        maps = list(network.backbone(images).values())
+        if isinstance(network, RetinaNet):
+            network.head(maps)
+            return
+        network.rpn.head(maps)
+        for head in network.roi_heads.box_heads:
+            head(images.new_empty(BOX_REGIONS, 256, 7, 7))
+        for head in network.roi_heads.mask_heads:
+            head(images.new_empty(MASK_REGIONS, 256, 14, 14))

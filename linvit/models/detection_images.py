@@ -1,0 +1,73 @@
+"""What every detector does with its images, targets and candidate boxes."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.ops import batched_nms
+
+
+class ImageBatch(GeneralizedRCNNTransform):
+    """Images of different sizes, already normalised and scaled, as one batch padded to multiples of 32."""
+
+    def __init__(self):
+        super().__init__(32, 1 << 20, [0.0] * 3, [1.0] * 3, size_divisible=32, _skip_resize=True)
+
+    def resize(self, image: Tensor, target: dict | None = None) -> tuple[Tensor, dict | None]:
+        """The image and its target as they are: sizes are the data's concern."""
+        return image, target
+
+    def postprocess(self, result: list[dict], image_shapes: list, original_image_sizes: list) -> list[dict]:
+        """Detections with masks, if any, pasted into their images: bool (n, height, width)."""
+        for found, (height, width) in zip(result, image_shapes, strict=False):  # none in training
+            if "masks" in found:
+                found["masks"] = pasted(found["masks"], found["boxes"], height, width)
+        return result
+
+
+def known_objects(targets: list[dict]) -> list[dict]:
+    """The targets without crowds, which no loss reads."""
+    per_object = ("boxes", "labels", "masks", "area", "iscrowd")
+    kept = []
+    for target in targets:
+        single = torch.ones_like(target["labels"], dtype=torch.bool)
+        if "iscrowd" in target:
+            single = ~target["iscrowd"].bool()
+        kept.append({key: value[single] if key in per_object else value for key, value in target.items()})
+    return kept
+
+
+def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most: int) -> dict[str, Tensor]:
+    """Detections of one image: non-maximum suppression within each class.
+
+    Args:
+        boxes: (n, 4), or (n, num_classes, 4) where every class has its own.
+        scores: (n, num_classes) without a background.
+        least: score below which a box is no detection.
+        overlap: IoU with a better box above which a box is none.
+        most: detections of one image.
+    """
+    rows, labels = torch.where(scores > least)
+    chosen = boxes[rows] if boxes.ndim == 2 else boxes[rows, labels]
+    scores = scores[rows, labels]
+    keep = batched_nms(chosen, scores, labels, overlap)[:most]
+    return {"boxes": chosen[keep], "labels": labels[keep], "scores": scores[keep]}
+
+
+def pasted(masks: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:
+    """Probabilities (n, side, side) over boxes (n, 4) as bool masks (n, height, width), true from one half on."""
+    out = torch.zeros(len(masks), height, width, dtype=torch.bool, device=masks.device)
+    for mask, target, (left, top, right, bottom) in zip(masks, out, boxes.tolist(), strict=True):
+        first_row, first_column = max(math.floor(top), 0), max(math.floor(left), 0)
+        part = target[first_row : math.ceil(bottom), first_column : math.ceil(right)]
+        if part.numel() == 0:
+            continue
+        rows = torch.arange(part.shape[0], device=masks.device, dtype=masks.dtype) + first_row + 0.5
+        columns = torch.arange(part.shape[1], device=masks.device, dtype=masks.dtype) + first_column + 0.5
+        y = (rows - top) / max(bottom - top, 1e-6) * 2 - 1
+        x = (columns - left) / max(right - left, 1e-6) * 2 - 1
+        grid = torch.stack((x.expand(part.shape), y[:, None].expand(part.shape)), dim=-1)
+        part.copy_(F.grid_sample(mask[None, None], grid[None], align_corners=False)[0, 0] >= 0.5)
+    return out

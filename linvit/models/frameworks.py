@@ -1,0 +1,39 @@
+"""The papers' five dense frameworks by name."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from linvit.models.dense import DenseBackbone
+from linvit.models.mask_rcnn import CascadeMaskRCNN, MaskRCNN
+from linvit.models.retinanet import RetinaNet
+from linvit.models.segmentors import SemanticFPN, UperNet
+
+DETECTORS: dict[str, Callable[..., nn.Module]] = {
+    "retinanet": RetinaNet,
+    "mask_rcnn": MaskRCNN,
+    "cascade_mask_rcnn": CascadeMaskRCNN,
+}
+SEGMENTORS: dict[str, Callable[..., nn.Module]] = {"semantic_fpn": SemanticFPN, "upernet": UperNet}
+FRAMEWORKS = DETECTORS | SEGMENTORS
+
+
+def build_dense(framework: str, backbone: str, num_classes: int, device=None, **kwargs) -> nn.Module:
+    """A detector or segmentor on a backbone.
+
+    Args:
+        framework: a name of FRAMEWORKS.
+        backbone: a model that timm knows.
+        num_classes: classes without a background.
+        device: where the network is made.
+        kwargs: arguments of the backbone: pretrained, pattern, drop_path_rate, …
+
+    Raises:
+        ValueError: for an unknown framework, or a backbone without four stages.
+    """
+    if framework not in FRAMEWORKS:
+        raise ValueError(f"framework is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them")
+    body = DenseBackbone(backbone, device=device, **kwargs) if device else DenseBackbone(backbone, **kwargs)
+    with torch.device(device or "cpu"):
+        return FRAMEWORKS[framework](body, num_classes)

@@ -1,0 +1,99 @@
+"""Released detectors and segmentors in our key names.
+
+The authors trained in forks of mmdetection 2.11 and mmsegmentation 0.13. Our heads have those libraries' order of
+classes (background last, no row for it in boxes and masks) and of anchors, so only names differ.
+"""
+
+from torch import Tensor, nn
+
+from linvit.models.family import renamed, unwrapped
+
+_UNIT = [(r"\.conv\.(weight|bias)$", r".0.\1"), (r"\.bn\.(\w+)$", r".1.\1")]
+_NECK = [
+    (r"^neck\.lateral_convs\.(\d+)\.conv\.", r"backbone.neck.inner_blocks.\1.0."),
+    (r"^neck\.fpn_convs\.(\d+)\.conv\.", r"backbone.neck.layer_blocks.\1.0."),
+]
+_RPN = [
+    (r"^rpn_head\.rpn_conv\.", "rpn.head.conv.0.0."),
+    (r"^rpn_head\.rpn_cls\.", "rpn.head.cls_logits."),
+    (r"^rpn_head\.rpn_reg\.", "rpn.head.bbox_pred."),
+]
+_REGIONS = [
+    (r"\.shared_convs\.(\d+)\.conv\.", r".convs.\1.0."),
+    (r"\.shared_convs\.(\d+)\.bn\.", r".convs.\1.1."),
+    (r"\.shared_fcs\.", ".linear."),
+    (r"\.fc_cls\.", ".classifier."),
+    (r"\.fc_reg\.", ".boxes."),
+    (r"^(roi_heads\.mask_heads\.\d+\.convs\.\d+)\.conv\.", r"\1."),
+    (r"\.conv_logits\.", ".logits."),
+]
+_RULES = {
+    "retinanet": [
+        (r"^neck\.fpn_convs\.3\.conv\.", "backbone.neck.extra_blocks.p6."),
+        (r"^neck\.fpn_convs\.4\.conv\.", "backbone.neck.extra_blocks.p7."),
+        *_NECK,
+        (r"^bbox_head\.cls_convs\.(\d+)\.conv\.", r"head.classification_head.conv.\1.0."),
+        (r"^bbox_head\.reg_convs\.(\d+)\.conv\.", r"head.regression_head.conv.\1.0."),
+        (r"^bbox_head\.retina_cls\.", "head.classification_head.cls_logits."),
+        (r"^bbox_head\.retina_reg\.", "head.regression_head.bbox_reg."),
+    ],
+    "mask_rcnn": [
+        *_NECK,
+        *_RPN,
+        (r"^roi_head\.bbox_head\.", "roi_heads.box_heads.0."),
+        (r"^roi_head\.mask_head\.", "roi_heads.mask_heads.0."),
+        *_REGIONS,
+    ],
+    "cascade_mask_rcnn": [
+        *_NECK,
+        *_RPN,
+        (r"^roi_head\.bbox_head\.", "roi_heads.box_heads."),
+        (r"^roi_head\.mask_head\.", "roi_heads.mask_heads."),
+        *_REGIONS,
+    ],
+    "semantic_fpn": [
+        (r"^neck\.lateral_convs\.(\d+)\.conv\.", r"neck.inner_blocks.\1.0."),
+        (r"^neck\.fpn_convs\.(\d+)\.conv\.", r"neck.layer_blocks.\1.0."),
+        (r"^decode_head\.scale_heads\.(\d)\.0\.", r"head.levels.\1.0."),
+        (r"^decode_head\.scale_heads\.(\d)\.2\.", r"head.levels.\1.1."),
+        (r"^decode_head\.scale_heads\.(\d)\.4\.", r"head.levels.\1.2."),
+        (r"^decode_head\.conv_seg\.", "head.classifier.1."),
+        *_UNIT,
+    ],
+    "upernet": [
+        (r"^decode_head\.psp_modules\.(\d)\.1\.", r"head.pooling.pooled.\1."),
+        (r"^decode_head\.bottleneck\.", "head.pooling.fuse."),
+        (r"^decode_head\.lateral_convs\.", "head.inner."),
+        (r"^decode_head\.fpn_convs\.", "head.outer."),
+        (r"^decode_head\.fpn_bottleneck\.", "head.fuse."),
+        (r"^decode_head\.conv_seg\.", "head.classifier.1."),
+        (r"^auxiliary_head\.convs\.0\.", "aux.0."),
+        (r"^auxiliary_head\.conv_seg\.", "aux.1.1."),
+        *_UNIT,
+    ],
+}
+_HEADS = ("neck.lateral_convs.", "rpn_head.", "roi_head.", "bbox_head.", "decode_head.")
+
+
+def detector_state_dict(state_dict: dict, network: nn.Module, framework: str) -> dict[str, Tensor]:
+    """A released detector's checkpoint in our names; one that has ours already passes unchanged."""
+    return _translated(state_dict, network.backbone.body, framework, "backbone.body.")
+
+
+def segmentor_state_dict(state_dict: dict, network: nn.Module, framework: str) -> dict[str, Tensor]:
+    """A released segmentor's checkpoint in our names; one that has ours already passes unchanged."""
+    return _translated(state_dict, network.backbone, framework, "backbone.")
+
+
+def _translated(state_dict: dict, backbone: nn.Module, framework: str, prefix: str) -> dict[str, Tensor]:
+    weights = unwrapped(state_dict)
+    if not any(key.startswith(_HEADS) for key in weights):
+        return weights
+    native = {}
+    inner = {key: value for key, value in weights.items() if key.startswith("backbone.")}
+    for key, value in backbone.native_state_dict(inner).items():
+        native[prefix + key] = value
+    for key, value in weights.items():
+        if key not in inner:
+            native[renamed(key, _RULES[framework])] = value
+    return native
