@@ -1,0 +1,82 @@
+"""Semantic segmentation: cross entropy over pixels, and the mean intersection over union."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, interpolate
+from torchmetrics import SumMetric
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from linvit.tasks.task import Task
+
+IGNORED = 255
+
+
+class Segmentation(Task):
+    """Trains a segmentor on (images, maps of labels) and measures it at the size of the files' maps.
+
+    Args:
+        network: Takes images, gives logits, in training also those of an auxiliary head: {"out": …, "aux": …}.
+        num_classes: Number of classes of the data.
+        aux_weight: Weight of the auxiliary head's loss.
+        kwargs: Those of Task.
+
+    miou is the mean over the classes that occur in truth or answer of intersection over union of all pixels of all
+    images together, pixel_accuracy the share of right pixels, class_accuracy its mean over classes.
+    """
+
+    score = "miou"
+
+    def __init__(self, network: nn.Module, num_classes: int, aux_weight: float = 0.4, **kwargs: Any) -> None:
+        super().__init__(network, **kwargs)
+        self.aux_weight = aux_weight
+        self.confusion = nn.ModuleDict(
+            {kind: MulticlassConfusionMatrix(num_classes, ignore_index=IGNORED) for kind in self.networks()}
+        )
+        self.images = SumMetric()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, maps = batch
+        logits = self.network(images.contiguous(memory_format=self.memory_format))
+        if isinstance(logits, dict):
+            loss = pixel_loss(logits["out"], maps) + self.aux_weight * pixel_loss(logits["aux"], maps)
+        else:
+            loss = pixel_loss(logits, maps)
+        return self.learn(loss, len(images))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        images, maps = batch
+        self.images.update(len(images))
+        images = images.contiguous(memory_format=self.memory_format)
+        for kind, network in self.networks().items():
+            logits = network(images).float()
+            if logits.shape[-2:] != maps.shape[-2:]:
+                logits = interpolate(logits, maps.shape[-2:], mode="bilinear", align_corners=False)
+            self.confusion[kind].update(logits.argmax(1), maps)
+
+    def on_validation_epoch_end(self) -> None:
+        for kind, confusion in self.confusion.items():
+            self.log_measures(kind, overlaps(confusion.compute()))
+            confusion.reset()
+        self.log("val/images", self.images.compute())
+        self.images.reset()
+
+
+def pixel_loss(logits: Tensor, maps: Tensor) -> Tensor:
+    """Cross entropy, summed over the pixels that count and divided by all, as mmsegmentation 0.13 does."""
+    return cross_entropy(logits.float(), maps, ignore_index=IGNORED, reduction="sum") / maps.numel()
+
+
+def overlaps(confusion: Tensor) -> dict[str, Tensor]:
+    """miou, pixel_accuracy and class_accuracy in 0..1 of counts (true class, answered class).
+
+    Classes that occur nowhere are left out of miou, those that the truth lacks of class_accuracy.
+    """
+    counts = confusion.double()
+    right, true, answered = counts.diag(), counts.sum(1), counts.sum(0)
+    return {
+        "miou": torch.nanmean(right / (true + answered - right)).float(),
+        "pixel_accuracy": (right.sum() / true.sum()).float(),
+        "class_accuracy": torch.nanmean(right / true).float(),
+    }
