@@ -7,10 +7,11 @@ from typing import Any
 import timm
 from timm.data import ImageNetInfo, resolve_data_config
 
-from linvit.data import SOURCES, ImageFolder, ImageSource, Preprocessing
+from linvit.cli.tasks import TASKS
+from linvit.data import SOURCES, DensePreprocessing, ImageFolder, ImageSource, Preprocessing
 from linvit.files import read_checkpoint
 from linvit.released import load_released
-from linvit.tasks import Classification
+from linvit.tasks import Classification, Detection, Task
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.classification import check_model
 
@@ -19,11 +20,11 @@ PREFERRED = (BEST, LAST)
 
 @dataclass
 class Restored:
-    """A classification task with its weights, the names of its classes, its input, and the data it was trained on."""
+    """A task with its weights, the names of its classes, its input, and the data it was trained on."""
 
-    task: Classification
+    task: Task
     class_names: list[str]
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | DensePreprocessing
     data: dict[str, Any] | None
     path: Path
 
@@ -69,17 +70,18 @@ def _from_run(path: Path) -> Restored:
         )
     about = content["linvit"]
     recipe = about["recipe"]
-    preprocessing = Preprocessing(**{key: _tuple(value) for key, value in about["preprocessing"].items()})
+    name = recipe["task"]["name"]
+    prepares = Preprocessing if name == "classification" else DensePreprocessing
+    preprocessing = prepares(**{key: _tuple(value) for key, value in about["preprocessing"].items()})
     model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
-    task = Classification(
-        model, len(about["class_names"]), preprocessing.channels, ema_decay=recipe["task"]["ema_decay"]
-    )
+    channels = {"channels": preprocessing.channels} if name == "classification" else {}
+    task = TASKS[name](model, len(about["class_names"]), ema_decay=recipe["task"]["ema_decay"], **channels)
     try:
         task.load_state_dict(content["state_dict"])
     except (RuntimeError, KeyError) as error:
         raise ValueError(
-            f"The weights in {path} do not fit the model {model['name']!r} that it names: the file is damaged, or was"
-            " written by a version in which that model was another."
+            f"The weights in {path} do not fit the model {model.get('name') or model['framework']!r} that it names: the"
+            " file is damaged, or was written by a version in which that model was another."
         ) from error
     return Restored(task, about["class_names"], preprocessing, recipe["data"], path)
 
@@ -117,10 +119,28 @@ def _default_names(count: int) -> list[str]:
 def source_for(restored: Restored, data: str | None, num_workers: int | None = None) -> ImageSource:
     """The data to measure on: that of the run, `digits`, or a folder of images with the run's preprocessing.
 
+    For a detector or segmentor the folder is one in the layout of COCO or ADE20K.
+
     Raises ValueError where there is none, and where its classes are not the network's.
     """
     if data is None and restored.data is None:
         raise ValueError("The checkpoint names no data: say on what to measure with --data digits or --data FOLDER.")
+    if isinstance(restored.preprocessing, DensePreprocessing):
+        source = _dense_source(restored, data)
+    else:
+        source = _classified_source(restored, data)
+    if num_workers is not None:
+        source.num_workers = num_workers
+    return source
+
+
+def _dense_source(restored: Restored, data: str | None) -> ImageSource:
+    settings = {"name": "coco" if isinstance(restored.task, Detection) else "ade20k"} | (restored.data or {})
+    settings |= {"class_names": restored.class_names} | ({"root": data} if data else {})
+    return SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
+
+
+def _classified_source(restored: Restored, data: str | None) -> ImageSource:
     if data is None:
         settings = dict(restored.data or {})
         source = SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
@@ -128,8 +148,6 @@ def source_for(restored: Restored, data: str | None, num_workers: int | None = N
         source = SOURCES[data](size=restored.preprocessing.size[0], channels=restored.preprocessing.channels)
     else:
         source = ImageFolder(data)
-    if num_workers is not None:
-        source.num_workers = num_workers
     _match_classes(source, restored)
     source.preprocessing = restored.preprocessing
     return source

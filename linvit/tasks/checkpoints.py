@@ -18,6 +18,7 @@ from linvit.files import read_checkpoint, replacing
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 REDRAWN = 30.0  # seconds
+SCORES = ("top1", "box_ap50", "mask_ap50", "box_ap", "mask_ap", "miou")
 
 
 class RunStoppedError(Exception):
@@ -181,7 +182,8 @@ def _column(key: str) -> str:
 
 
 def _line(row: dict[str, float], epochs: int | None) -> str:
-    shares = [f"{name} {100 * row[name]:.2f} %" for name in ("top1", "ema_top1") if name in row]
+    names = [f"{prefix}{name}" for name in SCORES for prefix in ("", "ema_")]
+    shares = [f"{name} {100 * row[name]:.2f} %" for name in names if name in row]
     return ", ".join(
         [f"epoch {row['epoch']}/{epochs}: loss {row['train_loss']:.4f}", *shares, f"{row['seconds']:.1f} s"]
     )
