@@ -119,6 +119,7 @@ class RecipeCLI(LightningCLI):
         builds: bool = True,
     ) -> None:
         self.names = {group: _chosen(values, group, table) for group, table in NAMED.items()}
+        _check_pair(**self.names)
         self.prepare = prepare
         self.builds = builds
         super().__init__(
@@ -194,6 +195,14 @@ def _chosen(values: dict[str, Any], group: str, table: dict[str, Any]) -> str:
     if name not in table:
         raise ValueError(f"{group}.name is {name!r}, but the known ones are {', '.join(table)}.{_nearest(name, table)}")
     return name
+
+
+def _check_pair(task: str, data: str) -> None:
+    fits = [name for name, source in SOURCES.items() if source.task == task]
+    if data not in fits:
+        raise ValueError(
+            f"data.name is {data!r}, but the task {task} learns from {', '.join(fits)}: choose one of them."
+        )
 
 
 def _without_names(values: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class Ade20k(DenseSource):
     ValueError for a folder without images.
     """
 
+    task = "segmentation"
+
     def __init__(
         self,
         root: str,

@@ -45,6 +45,8 @@ class Coco(DenseSource):
     that of the category ids. Raises ValueError for files that are missing or cannot be used.
     """
 
+    task = "detection"
+
     def __init__(
         self,
         root: str,

@@ -3,6 +3,8 @@
 import difflib
 import inspect
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import timm
@@ -105,9 +107,16 @@ def build_network(model: dict[str, Any], num_classes: int, channels: int) -> nn.
             raise ValueError(
                 f"model.{key} is {arguments[key]} but the data has {given}: remove model.{key}, the data sets it."
             )
+    with known_arguments(name):
+        return timm.create_model(name, **arguments)
+
+
+@contextmanager
+def known_arguments(name: str) -> Iterator[None]:
+    """Raises ValueError, offering the nearest, for a model that timm does not know and an argument that it lacks."""
     check_model(name)
     try:
-        return timm.create_model(name, **arguments)
+        yield
     except TypeError as error:
         unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
         owner = unknown and getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None)

@@ -9,7 +9,7 @@ import lightning
 import numpy as np
 import torch
 from timm.utils import ModelEmaV3
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric
 
 from linvit.tasks.initialization import initialize
@@ -123,6 +123,13 @@ class Task(lightning.LightningModule):
     def on_train_epoch_end(self) -> None:
         self.log("train/loss", self.train_loss.compute())
         self.log("lr", max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
+
+    def on_validation_epoch_start(self) -> None:
+        """Every process measures the network that is saved: batch norms' statistics are each process's own."""
+        if self.trainer.world_size > 1:
+            for network in self.networks().values():
+                for buffer in network.buffers():
+                    distributed.broadcast(buffer, 0)
 
     def log_measures(self, kind: str, measured: dict[str, Any]) -> None:
         """Logs the measures of one of `networks` as val/NAME, with its prefix."""
