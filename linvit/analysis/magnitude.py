@@ -31,28 +31,6 @@ PAPER_SCALE = "mala, paper's scale"
 READOUTS = {"softmax": None, "linear": PRESETS["linear"], "mala": PRESETS["mala"], PAPER_SCALE: PRESETS["mala"]}
 
 
-def magnitude_scores(similarity: Tensor, factor: float) -> Tensor:
-    """MALA's scores of a query that is `factor` times as large, from σ (…, keys): σ/S + factor · (σ - S/N)."""
-    total = similarity.sum(-1, keepdim=True)
-    return similarity / total + factor * (similarity - total / similarity.shape[-1])
-
-
-def saturation(similarity: Tensor, first: int, second: int) -> Tensor:
-    """What the ratio of two keys' MALA scores tends to for large queries, from σ (…, keys).
-
-    A limit from below or above only where both similarities exceed the mean; else the ratio has a pole or changes sign.
-    """
-    excess = similarity - similarity.mean(-1, keepdim=True)
-    return excess[..., first] / excess[..., second]
-
-
-def sign_change(similarity: Tensor) -> Tensor:
-    """The factor from which on each key's MALA score is negative, from σ (…, keys); inf for keys not below the mean."""
-    lack = similarity.mean(-1, keepdim=True) - similarity
-    share = similarity / similarity.sum(-1, keepdim=True)
-    return torch.where(lack > 0, share / lack, torch.inf)
-
-
 def measure_magnitude(
     network: nn.Module,
     batches: Iterable[Tensor],
