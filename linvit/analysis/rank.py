@@ -15,7 +15,6 @@ STATE = "state"
 MATRICES = (STATE, MIXED, LOCAL, MODULATED)
 TOLERANCES = {"rank": None, "rank_1e-3": 1e-3, "rank_1e-2": 1e-2}
 """Measure → smallest singular value that counts, over the largest; None for torch.linalg.matrix_rank's in float32."""
-MEASURES = (*TOLERANCES, "effective", "stable")
 SPECTRUM = "spectrum"
 
 

@@ -15,7 +15,6 @@ from linvit.ops.state import summarize
 
 ROWS = 512  # of a matrix are measured
 LARGEST = 2**25  # entries that are in memory at once
-MEASURES = ("entropy", "entropy_share", "negative_share", "negative_mass", "row_sum", "largest")
 
 
 def entropy(scores: Tensor) -> Tensor:

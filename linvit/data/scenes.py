@@ -27,10 +27,7 @@ FEWEST, MOST = 3, 7
 SMALLEST, LARGEST = 1 / 8, 3 / 8  # side of a digit, as a share of the scene's
 INK = 0.5  # share of a pixel from which on it belongs to the digit
 TRIES, COVERED_SHARE = 10, 0.3
-VISIBLE_PIXELS, VISIBLE_SHARE = (
-    20,
-    0.25,
-)  # less of a digit is a fragment: a crowd in COCO's words, which no score counts
+VISIBLE_PIXELS, VISIBLE_SHARE = 20, 0.25  # less of a digit is a fragment: in COCO's words a crowd, which is not scored
 QUALITY = 95
 ASKED = "scenes.json"
 CANVAS_LABEL, FIRST_DIGIT_LABEL = 1, 2
