@@ -200,7 +200,7 @@ def _rank(subject: Subject, pictures: Pictures, layers: list[str], point: tuple[
 def _scores(subject: Subject, pictures: Pictures, layers: list[str], point: tuple[float, float]) -> Finding:
     measured = _some(measure_scores(subject.network, _batches(pictures.many[:SCORE_IMAGES], "scores"), layers))
     maps = score_maps(subject.network, pictures.whole, point, layers)
-    shown = [_displayed(image, subject.preprocessing) for image in pictures.whole]
+    shown = [subject.preprocessing.displayed(image) for image in pictures.whole]
     figures = {
         "score_maps": (draw.score_map_figure(shown, maps, point), words.SCORE_MAPS),
         "scores": (draw.score_measure_figure(measured), words.SCORES),
@@ -271,13 +271,6 @@ def _curves(measured: Sequence[Measured], measure: str) -> list[dict[str, object
         }
         for one in measured
     ]
-
-
-def _displayed(image: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """(height, width, 3), or (height, width): the picture before it was normalized."""
-    std, mean = (torch.tensor(x)[:, None, None] for x in (preprocessing.std, preprocessing.mean))
-    pixels = (image * std + mean).clamp(0, 1).movedim(0, -1)
-    return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
 
 
 def _write_finding(folder: Path, name: str, finding: Finding) -> None:
