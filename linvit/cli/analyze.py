@@ -1,8 +1,6 @@
 """`linvit analyze`: ranks, score matrices and the query's magnitude of a network, as figures, tables and one page."""
 
 import csv
-import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from timm.models import load_state_dict
 from torch import Tensor, nn
 
 from linvit.analysis import attention_figures as draw
+from linvit.analysis.figures import write_figure
 from linvit.analysis.magnitude import SORTED, compare_readouts, measure_magnitude
 from linvit.analysis.measured import Layer, Measured, rows
 from linvit.analysis.probe import attention_layers, probe, unseen_attention
@@ -28,7 +27,7 @@ from linvit.cli import analyze_words as words
 from linvit.cli.pictures import Pictures, from_files, from_photos, from_source
 from linvit.cli.restore import restore, source_for
 from linvit.data import ImageSource, Preprocessing
-from linvit.files import check_writable, read_checkpoint, replacing
+from linvit.files import check_writable, read_checkpoint, replacing, write_json
 from linvit.tasks.classification import check_model
 
 PAGE = "report.html"
@@ -275,27 +274,13 @@ def _curves(measured: Sequence[Measured], measure: str) -> list[dict[str, object
 
 def _write_finding(folder: Path, name: str, finding: Finding) -> None:
     for file, (figure, _) in finding.figures.items():
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out once, not for every file
-        for ending in ("png", "svg"):
-            with replacing(folder / f"{file}.{ending}") as temporary:
-                figure.savefig(temporary, format=ending, dpi=130)
+        write_figure(figure, folder / file)
     with replacing(folder / f"{name}.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         columns = list(dict.fromkeys(key for row in finding.rows for key in row))
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(finding.rows)
-    with replacing(folder / f"{name}.json") as temporary:
-        temporary.write_text(json.dumps(_finite({"rows": finding.rows, "curves": finding.curves})), encoding="utf-8")
-
-
-def _finite(value: Any) -> Any:
-    """The value with null for NaN, which JSON does not know."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    write_json(folder / f"{name}.json", {"rows": finding.rows, "curves": finding.curves})
 
 
 def _write_page(path: Path, subject: Subject, pictures: Pictures, found: dict[str, Finding], layers: list[str]) -> None:

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from linvit.data.masks import box_around, to_counts, to_runs
-from linvit.files import replacing
+from linvit.files import replacing, write_json
 
 VERSION = 1  # of what a seed gives
 PARTS = {"train": "training", "val": "validation"}
@@ -118,8 +118,7 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
     folder = Path(folder)
     asked = {"version": VERSION, "train": train, "val": val, "size": size, "seed": seed}
     _check(folder, asked)
-    with replacing(folder / ASKED) as temporary:
-        temporary.write_text(json.dumps(asked))
+    write_json(folder / ASKED, asked)
     for number, (part, count) in enumerate((("train", train), ("val", val))):
         sources = source_digits(part)
         content = _coco_header(asked, part)
@@ -130,8 +129,7 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
             content["annotations"] += coco_annotations(scene, index, len(content["annotations"]) + 1)
             _write_images(folder, part, scene, about["file_name"])
             yield f"{part} {index}"
-        with replacing(folder / "detection" / "annotations" / f"instances_{part}.json") as temporary:
-            temporary.write_text(json.dumps(content))
+        write_json(folder / "detection" / "annotations" / f"instances_{part}.json", content)
     with replacing(folder / "segmentation" / "objectInfo11.txt") as temporary:
         temporary.write_text(_names_table())
 
