@@ -16,8 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Gathered, Layer, Measured
-from linvit.analysis.probe import Probe, visit
+from linvit.analysis.measured import Found, Gathered, Layer, Measured, gather
+from linvit.analysis.probe import Probe
 from linvit.analysis.scores import evenly, one_image, scaled, score_measures, score_rows
 from linvit.layers.axes import Operands
 from linvit.ops import PRESETS
@@ -46,20 +46,15 @@ def measure_magnitude(
 
     Args and raises as in `measure_ranks`.
     """
-    gathered = Gathered()
 
-    def look(probe: Probe) -> None:
-        if probe.grid == (1, 1):
-            return
+    def measures(probe: Probe) -> Found:
         for one in range(len(probe.operands.query)):
             operands = _double(one_image(probe.operands, one))
             for factor, values in _by_factor(operands, factors).items():
                 values.pop(SORTED)
-                gathered.add(Layer.of(probe), {"factor": factor}, values)
+                yield {"factor": factor}, values
 
-    for images in batches:
-        visit(network, images, look, layers)
-    return gathered.result()
+    return gather(network, batches, layers, measures)
 
 
 def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[Measured]:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Gathered, Layer, Measured
-from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Probe, visit
+from linvit.analysis.measured import Found, Measured, gather
+from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Probe
 
 STATE = "state"
 MATRICES = (STATE, MIXED, LOCAL, MODULATED)
@@ -59,13 +59,9 @@ def measure_ranks(network: nn.Module, batches: Iterable[Tensor], layers: Sequenc
     Raises:
         ValueError: as `visit`.
     """
-    gathered = Gathered()
 
-    def look(probe: Probe) -> None:
-        if probe.grid != (1, 1):
-            for name, matrix in matrices(probe).items():
-                gathered.add(Layer.of(probe), {"matrix": name}, rank_measures(matrix))
+    def ranks(probe: Probe) -> Found:
+        for name, matrix in matrices(probe).items():
+            yield {"matrix": name}, rank_measures(matrix)
 
-    for images in batches:
-        visit(network, images, look, layers)
-    return gathered.result()
+    return gather(network, batches, layers, ranks)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Gathered, Layer, Measured
+from linvit.analysis.measured import Found, Layer, Measured, gather
 from linvit.analysis.probe import Probe, mapped, visit
 from linvit.layers.axes import Operands
 from linvit.ops.normalizer import resolve_normalizer
@@ -63,21 +63,16 @@ def measure_scores(
 
     Args and raises as in `measure_ranks`.
     """
-    gathered = Gathered()
 
-    def look(probe: Probe) -> None:
-        if probe.grid == (1, 1):
-            return
-        layer = Layer.of(probe)
+    def measures(probe: Probe) -> Found:
         for one in range(len(probe.operands.query)):  # one image at a time: the matrix is tokens × tokens
             operands = one_image(probe.operands, one)
-            gathered.add(layer, {"rotation": "on" if layer.rotated else "none"}, _measured_rows(operands))
-            if layer.rotated:
-                gathered.add(layer, {"rotation": "off"}, _measured_rows(replace(operands, rotary=None)))
+            rotated = operands.rotary is not None
+            yield {"rotation": "on" if rotated else "none"}, _measured_rows(operands)
+            if rotated:
+                yield {"rotation": "off"}, _measured_rows(replace(operands, rotary=None))
 
-    for images in batches:
-        visit(network, images, look, layers)
-    return gathered.result()
+    return gather(network, batches, layers, measures)
 
 
 def score_rows(operands: Operands, places: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ def _categories(path: Path, entries: list[Any], class_names: list[str] | None) -
     if class_names is None:
         return list(named), list(named.values())
     if set(id_of) != set(class_names):
-        odd = sorted(set(id_of) ^ set(class_names))[0]
+        odd = min(set(id_of) ^ set(class_names))
         raise ValueError(
             f"{path} has other categories than the {len(class_names)} classes known here ({odd!r} is in one alone): use"
             " files with the same categories."
