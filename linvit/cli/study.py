@@ -202,15 +202,15 @@ def write_all(
     rows: Sequence[Row],
     judged: Sequence[Judged],
     about: dict[str, Any],
-    inside: str = "",
-    numbers: Mapping[str, Any] | None = None,
+    inside: str,
+    numbers: Mapping[str, Any],
 ) -> None:
     """results.json, results.csv, the figure and study.md, with the Markdown `inside` before the claims, each whole."""
     content = {
         "about": about,
         "variants": [asdict(row) for row in rows],
         "claims": [asdict(one) for one in judged],
-        "networks": numbers or {},
+        "networks": numbers,
     }
     write_json(folder / "results.json", content, indent=1)
     with replacing(folder / "results.csv") as temporary:

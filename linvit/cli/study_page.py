@@ -32,7 +32,7 @@ def page(
     about: Mapping[str, Any],
     baselines: Sequence[str],
     figure: str,
-    inside: str = "",
+    inside: str,
 ) -> str:
     """The whole section, headings of third level; rows as `linvit.cli.study.compare` returns them.
 
