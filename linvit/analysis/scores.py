@@ -87,7 +87,7 @@ def score_rows(operands: Operands, places: Tensor) -> Tensor:
         scores = rows.scores()
     else:
         scores = torch.cat(
-            [_some_heads(rows, slice(start, start + size)).scores() for start in range(0, heads, size)], 1
+            [_part(rows, slice(None), slice(start, start + size)).scores() for start in range(0, heads, size)], 1
         )
     scores = operands.share * scores
     scores[:, :, torch.arange(len(places)), places] += operands.own
@@ -115,14 +115,6 @@ def _at_queries(operands: Operands, places: Tensor) -> Operands:
     return Operands(query, key, ready.value, options)
 
 
-def _some_heads(operands: Operands, part: slice) -> Operands:
-    options = dict(operands.options) if operands.options else None
-    if options and isinstance(options.get("weighting"), Tensor):
-        options["weighting"] = options["weighting"][:, part]
-    parts = {name: getattr(operands, name)[:, part] for name in ("query", "key", "value")}
-    return replace(operands, options=options, **parts)
-
-
 def scaled(operands: Operands, factor: float) -> Operands:
     """The operands with κ(q) `factor` times as large (q itself for softmax), every token weighing what it weighed.
 
@@ -143,11 +135,14 @@ def _measured_rows(operands: Operands) -> dict[str, Tensor]:
 
 def one_image(operands: Operands, index: int) -> Operands:
     """The operands of one image of the batch."""
-    part = slice(index, index + 1)
-    parts = {name: getattr(operands, name)[part] for name in ("query", "key", "value")}
+    return _part(operands, slice(index, index + 1))
+
+
+def _part(operands: Operands, *images_and_heads: slice) -> Operands:
+    parts = {name: getattr(operands, name)[images_and_heads] for name in ("query", "key", "value")}
     options = operands.options
     if options and isinstance(options.get("weighting"), Tensor):
-        options = {**options, "weighting": options["weighting"][part]}
+        options = {**options, "weighting": options["weighting"][images_and_heads]}
     return replace(operands, options=options, **parts)
 
 
