@@ -60,8 +60,9 @@ class Row:
 def study(recipes: Path, folder: Path, seeds: int = 5, workers: int = 2, write: Path | None = None) -> None:
     """Trains every recipe of a folder with every seed, what is complete not again, and writes tables, figure, verdicts.
 
-    folder gets one folder a variant and seed, results.json, results.csv, study.md, study.png and study.svg. write is a
-    Markdown file whose text between the two study marks is replaced; the figures are put beside it.
+    folder gets one folder a variant and seed, results.json, results.csv, study.md, and study, study_ranks and
+    study_scores as .png and .svg. write is a Markdown file whose text between the two study marks is replaced; the SVG
+    figures are put beside it.
 
     Raises ValueError for a folder without recipes, recipes that differ in more than the model, fewer than two seeds,
     no worker, a file without marks, and a folder that holds other runs.

@@ -16,11 +16,11 @@ from scipy.ndimage import binary_dilation, zoom
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from linvit.data.ade20k import PARTS
 from linvit.data.masks import box_around, to_counts, to_runs
 from linvit.files import replacing, write_json
 
 VERSION = 1  # of what a seed gives
-PARTS = {"train": "training", "val": "validation"}
 CLASSES = 10
 HELD_OUT = 397
 FEWEST, MOST = 3, 7
