@@ -95,7 +95,7 @@ def score_rows(operands: Operands, places: Tensor) -> Tensor:
 
 
 def evenly(length: int, most: int) -> Tensor:
-    """At most `most` places from 0 to length - 1, both ends among them."""
+    """At most `most` places from 0 to length - 1, both ends among them where there are two or more."""
     return torch.linspace(0, length - 1, min(length, most)).round().long()
 
 
