@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import json
+import math
 import os
 import pickle
 import re
@@ -28,6 +30,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, content: Any, indent: int | None = None) -> None:
+    """Writes content as JSON, whole or not at all; NaN and infinities, which JSON does not know, become null."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(_finite(content), indent=indent))
 
 
 def check_writable(folder: Path) -> None:
@@ -73,6 +81,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict):
         raise ValueError(f"checkpoint {path} holds a {type(checkpoint).__name__}, expected a dictionary of tensors")
     return checkpoint
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _load_pickle(path: Path) -> Any:

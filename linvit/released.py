@@ -16,7 +16,9 @@ def load_released(model: nn.Module, source: str | Path | Mapping) -> nn.Module:
 
     The weights may stand alone or under `state_dict_ema`, `model_ema`, `state_dict` or `model` (the first of these that
     is there wins: averaged weights before raw ones), with or without `module.` before each key, in the authors' key
-    names or in ours. Files are read without executing code. Counters of batch norms may be absent, nothing else.
+    names or in ours. Files are read without executing code. Counters of batch norms may be absent, nothing else. Keys
+    and shapes are compared, not what is computed: a network made with another `attention` takes the weights where its
+    shapes are the same, without a warning, and published accuracies do not apply to it.
 
     Args:
         model: a network of one of our families.

@@ -1,3 +1,5 @@
+import json
+import math
 import os
 import pickle
 
@@ -5,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from linvit.files import check_writable, read_checkpoint, remove_leftovers, replacing
+from linvit.files import check_writable, read_checkpoint, remove_leftovers, replacing, write_json
 
 
 def test_what_fails_halfway_leaves_the_old_file(tmp_path):
@@ -78,3 +80,10 @@ def test_a_folder_that_can_be_written_is_made_and_left_empty(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"cannot be written .*choose another folder"):
         check_writable(tmp_path / "file" / "below")
+
+
+def test_what_json_does_not_know_is_null(tmp_path):
+    content = {"a": [math.nan, 1.5], "b": (math.inf, {"c": -math.inf}), "d": None, "e": "NaN"}
+    write_json(tmp_path / "new" / "held.json", content)
+    text = (tmp_path / "new" / "held.json").read_text()
+    assert json.loads(text) == {"a": [None, 1.5], "b": [None, {"c": None}], "d": None, "e": "NaN"}

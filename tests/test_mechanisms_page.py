@@ -8,7 +8,7 @@ import timm
 import torch
 
 from linvit.analysis.cost import count_cost
-from linvit.cli.published import SWAPPED
+from linvit.cli.published import PUBLISHED
 from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
 from linvit.models.swapped import NAMES
 from linvit.ops import PRESETS
@@ -75,7 +75,7 @@ def test_sizes_are_computed(name):
     model = timm.create_model(name, device="meta")
     assert pattern == model.pattern
     assert parameters == f"{sum(p.numel() for p in model.parameters()):,}"
-    row = SWAPPED.get(name)
+    row = PUBLISHED.get(name)
     texts = ((row.parameters, "M"), (row.macs, "G"), (row.top1, "%")) if row else ((None, ""),) * 3
     assert published == [f"{value} {unit}" if value else "–" for value, unit in texts]
     assert source == (row.source if row else "–")

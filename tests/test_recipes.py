@@ -113,3 +113,12 @@ def test_merge_leaves_both_sides_as_they_were():
     below, above = {"a": {"b": 1}}, {"a": {"c": 2}}
     assert merge(below, above) == {"a": {"b": 1, "c": 2}}
     assert (below, above) == ({"a": {"b": 1}}, {"a": {"c": 2}})
+
+
+def test_another_name_keeps_the_other_keys_of_its_group(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model: {name: ravlt_nano, pattern: SSSS}\ndata: {name: digits, max_shift: 2}\n")
+    values = read_recipe(recipe, ["model.name=mavit_nano", "data.name=imagefolder"])
+    assert values["model"] == {"name": "mavit_nano", "pattern": "SSSS"}
+    with pytest.raises(ValueError, match=r"unknown key 'data\.max_shift'"):  # what the other source has not is named
+        RecipeCLI(values, builds=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 from linvit.analysis.magnitude import LOG_RATIO, PAPER_SCALE, READOUTS, SORTED
 from linvit.analysis.measured import Layer, Measured, select
 from linvit.analysis.rank import LOCAL, MATRICES, MIXED, MODULATED, SPECTRUM, STATE, TOLERANCES
-from linvit.analysis.scores import Map
+from linvit.analysis.scores import Map, evenly
 
 MECHANISM_COLOURS = {
     "softmax": "#555555",
@@ -348,9 +348,7 @@ def _legend(figure: Figure, handles: list[Line2D]) -> None:
 
 
 def _evenly(items: Sequence, most: int) -> list:
-    if len(items) <= most:
-        return list(items)
-    return [items[round(place)] for place in np.linspace(0, len(items) - 1, most)]
+    return [items[place] for place in evenly(len(items), most).tolist()]
 
 
 def _size(layer: Layer) -> str:

@@ -4,8 +4,10 @@ Statements are in our words. Published numbers are ImageNet-1k top-1 of DeiT-T, 
 tables were read second-hand.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from linvit.analysis.statistics import (
     Estimate,
@@ -26,6 +28,15 @@ OTHERS = ("linear", "hydra", "efficient", "linear_angular", "enhanced", "focused
 
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 
+COMPARED: dict[str, Callable[[Estimate], str]] = {"higher": judge_higher, "equal": partial(judge_equal, margin=MARGIN)}
+"""Rules on a pair, from the corrected estimate of its difference to a verdict."""
+
+COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
+    "diverges": (math.isnan, "{} did not stay finite in {} of {} runs"),
+    "zero": (lambda value: value == 0, "{} has none in {} of {} networks"),
+}
+"""Rules on one variant: what has to be so in every run, and how that is told."""
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -43,8 +54,9 @@ class Claim:
     by: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"The rule {self.rule!r} is unknown, expected one of {', '.join(RULES)}: choose one.")
+        if self.rule not in COMPARED | COUNTED:
+            known = ", ".join(COMPARED | COUNTED)
+            raise ValueError(f"The rule {self.rule!r} is unknown, expected one of {known}: choose one.")
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ def judge(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) -> li
     Args:
         claims: the claims; all their comparisons together are one family, corrected by Holm's procedure ("higher") and
             by Bonferroni's ("equal").
-        numbers: quantity → variant → one number a seed, seeds in the same order; not finite where a run diverged.
+        numbers: quantity → variant → one number a seed, seeds in the same order; NaN where a run diverged.
         alpha: error rate of the family.
 
     A comparison without numbers is "not measured" and leaves its claim undecided.
@@ -71,7 +83,7 @@ def judge(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) -> li
         (claim, pair)
         for claim in claims
         for pair in claim.pairs
-        if claim.rule in ("higher", "equal") and all(name in numbers.get(claim.quantity, {}) for name in pair)
+        if claim.rule in COMPARED and all(name in numbers.get(claim.quantity, {}) for name in pair)
     ]
     first = [_difference(claim, pair, numbers, 0.95) for claim, pair in tested]
     levels = holm_levels([one.p for one in first], alpha)
@@ -79,7 +91,9 @@ def judge(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) -> li
     for (claim, pair), level in zip(tested, levels, strict=True):
         level = level if claim.rule == "higher" else 1 - alpha / len(tested)
         corrected[claim, pair] = _difference(claim, pair, numbers, level)
-    return [RULES[claim.rule](claim, numbers, corrected) for claim in claims]
+    return [
+        _judge_pairs(claim, corrected) if claim.rule in COMPARED else _judge_runs(claim, numbers) for claim in claims
+    ]
 
 
 def _difference(claim: Claim, pair: tuple[str, str], numbers: Numbers, level: float) -> Estimate:
@@ -87,9 +101,8 @@ def _difference(claim: Claim, pair: tuple[str, str], numbers: Numbers, level: fl
     return paired([value - claim.by for value in one], other, level)
 
 
-def _judge_pairs(
-    claim: Claim, corrected: Mapping[tuple[Claim, tuple[str, str]], Estimate], rule: Callable[[Estimate], str]
-) -> Judged:
+def _judge_pairs(claim: Claim, corrected: Mapping[tuple[Claim, tuple[str, str]], Estimate]) -> Judged:
+    rule = COMPARED[claim.rule]
     verdicts, lines = [], []
     for pair in claim.pairs:
         found = corrected.get((claim, pair))
@@ -98,23 +111,8 @@ def _judge_pairs(
     return Judged(claim, judge_all(verdicts), tuple(lines))
 
 
-def _judge_higher(claim: Claim, numbers: Numbers, corrected: Mapping) -> Judged:
-    return _judge_pairs(claim, corrected, judge_higher)
-
-
-def _judge_equal(claim: Claim, numbers: Numbers, corrected: Mapping) -> Judged:
-    return _judge_pairs(claim, corrected, lambda found: judge_equal(found, MARGIN))
-
-
-def _judge_diverges(claim: Claim, numbers: Numbers, corrected: Mapping) -> Judged:
-    return _judge_runs(claim, numbers, lambda value: value != value, "{} did not stay finite in {} of {} runs")
-
-
-def _judge_zero(claim: Claim, numbers: Numbers, corrected: Mapping) -> Judged:
-    return _judge_runs(claim, numbers, lambda value: value == 0, "{} has none in {} of {} networks")
-
-
-def _judge_runs(claim: Claim, numbers: Numbers, holds: Callable[[float], bool], text: str) -> Judged:
+def _judge_runs(claim: Claim, numbers: Numbers) -> Judged:
+    holds, text = COUNTED[claim.rule]
     part = whole = 0
     lines = []
     for name, *_ in claim.pairs:
@@ -137,8 +135,6 @@ def _line(claim: Claim, pair: tuple[str, str], found: Estimate | None) -> str:
 def _all(one: str, others: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple((one, other) for other in others if other != one)
 
-
-RULES = {"higher": _judge_higher, "equal": _judge_equal, "diverges": _judge_diverges, "zero": _judge_zero}
 
 CLAIMS = (
     Claim(

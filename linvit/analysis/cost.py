@@ -4,8 +4,10 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 
 @dataclass(frozen=True)
@@ -27,17 +29,20 @@ def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     The network itself may live anywhere, the meta device included, and stays as it is.
     """
     twin = copy.deepcopy(network).to("meta").to_empty(device="cpu").eval()
-    counter = FlopCounterMode(display=False, depth=None)
     with torch.no_grad():
         for tensor in (*twin.parameters(), *twin.buffers()):
             tensor.zero_()
-        with counter:
-            twin(torch.zeros(1, *input_size, dtype=next(twin.parameters()).dtype))
+    return count_pass(twin, torch.zeros(1, *input_size, dtype=next(twin.parameters()).dtype))
+
+
+def count_pass(network: nn.Module, images: Tensor) -> Cost:
+    """Counts what the network as it stands does with images, on whatever device both are."""
+    counter = FlopCounterMode(display=False, depth=None)
+    with torch.no_grad(), counter:
+        network(images)
     root = type(network).__name__
     layers = {
-        f"{root}.{name}" if name else root
-        for name, module in network.named_modules()
-        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Linear))
+        f"{root}.{name}" if name else root for name, module in network.named_modules() if isinstance(module, LAYERS)
     }
     in_layers = sum(sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name in layers)
     parameters = sum(parameter.numel() for parameter in network.parameters())

@@ -4,9 +4,8 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from linvit.analysis.cost import Cost
+from linvit.analysis.cost import Cost, count_pass
 from linvit.models.dense import DenseBackbone
 from linvit.models.frameworks import DETECTORS, FRAMEWORKS
 from linvit.models.retinanet import RetinaNet
@@ -46,26 +45,18 @@ def _backbone(name: str, arguments: tuple) -> DenseBackbone:
 
 @cache
 def _backbone_cost(backbone: DenseBackbone, size: tuple[int, int]) -> Cost:
-    return _count(backbone, size)
+    return count_pass(backbone, _image(size))
 
 
 @cache
 def _heads_cost(framework: str, channels: tuple[int, ...], size: tuple[int, int]) -> Cost:
     with torch.device("meta"):
         network = FRAMEWORKS[framework](_Maps(channels), 80 if framework in DETECTORS else 150).eval()
-    return _count(_Heads(network), size)
+    return count_pass(_Heads(network), _image(size))
 
 
-def _count(network: nn.Module, size: tuple[int, int]) -> Cost:
-    counter = FlopCounterMode(display=False, depth=None)
-    with torch.no_grad(), counter:
-        network(torch.empty(1, 3, *size, device="meta"))
-    kinds = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
-    root = type(network).__name__
-    layers = {f"{root}.{name}" for name, module in network.named_modules() if isinstance(module, kinds)}
-    in_layers = sum(sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name in layers)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    return Cost(parameters, in_layers // 2, (counter.get_total_flops() - in_layers) // 2)
+def _image(size: tuple[int, int]) -> Tensor:
+    return torch.empty(1, 3, *size, device="meta")
 
 
 class _Maps(nn.Module):

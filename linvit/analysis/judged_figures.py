@@ -33,10 +33,8 @@ def class_accuracies(judged: Judged) -> Figure:
     return figure
 
 
-def confused_images(
-    judged: Judged, pairs: Sequence[Pair], image: Callable[[int], Tensor], mean: Sequence[float], std: Sequence[float]
-) -> Figure:
-    """A row a pair with its images; `image(index)` gives one as the network sees it, (channels, height, width)."""
+def confused_images(judged: Judged, pairs: Sequence[Pair], image: Callable[[int], Tensor]) -> Figure:
+    """A row a pair with its images; `image(index)` gives one in 0..1, (height, width, 3) or (height, width)."""
     most = max(len(pair.indices) for pair in pairs)
     figure = Figure(figsize=(3.6 + 1.25 * most, 1.3 * len(pairs)), layout="constrained")
     grid = figure.subplots(len(pairs), 1 + most, squeeze=False, width_ratios=(2.6, *[1] * most))
@@ -46,7 +44,7 @@ def confused_images(
         true, read = (_short(judged.class_names[place]) for place in (pair.true, pair.read))
         row[0].text(0, 0.5, f"{true}\nread as {read}\n{pair.count}×", va="center", fontsize=9)
         for axes, index in zip(row[1:], pair.indices, strict=False):
-            axes.imshow(_displayed(image(index), mean, std), cmap="gray", vmin=0, vmax=1)
+            axes.imshow(image(index), cmap="gray", vmin=0, vmax=1)
     return figure
 
 
@@ -78,10 +76,3 @@ def _bars(axes: Axes, judged: Judged, accuracy: Tensor, order: Sequence[int], ti
 
 def _short(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
-
-
-def _displayed(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(height, width, 3) or (height, width) in 0..1: the picture before it was normalized."""
-    pixels = image.float().cpu() * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
-    pixels = pixels.clamp(0, 1).movedim(0, -1)
-    return pixels[..., 0] if pixels.shape[-1] == 1 else pixels

@@ -16,8 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Gathered, Layer, Measured
-from linvit.analysis.probe import Probe, visit
+from linvit.analysis.measured import Found, Gathered, Layer, Measured, gather
+from linvit.analysis.probe import Probe
 from linvit.analysis.scores import evenly, one_image, scaled, score_measures, score_rows
 from linvit.layers.axes import Operands
 from linvit.ops import PRESETS
@@ -29,28 +29,6 @@ QUARTILE = 0.25  # the second key of a ratio stands at this share of the keys, b
 SORTED, LOG_RATIO = "sorted", "log_ratio"
 PAPER_SCALE = "mala, paper's scale"
 READOUTS = {"softmax": None, "linear": PRESETS["linear"], "mala": PRESETS["mala"], PAPER_SCALE: PRESETS["mala"]}
-
-
-def magnitude_scores(similarity: Tensor, factor: float) -> Tensor:
-    """MALA's scores of a query that is `factor` times as large, from σ (…, keys): σ/S + factor · (σ - S/N)."""
-    total = similarity.sum(-1, keepdim=True)
-    return similarity / total + factor * (similarity - total / similarity.shape[-1])
-
-
-def saturation(similarity: Tensor, first: int, second: int) -> Tensor:
-    """What the ratio of two keys' MALA scores tends to for large queries, from σ (…, keys).
-
-    A limit from below or above only where both similarities exceed the mean; else the ratio has a pole or changes sign.
-    """
-    excess = similarity - similarity.mean(-1, keepdim=True)
-    return excess[..., first] / excess[..., second]
-
-
-def sign_change(similarity: Tensor) -> Tensor:
-    """The factor from which on each key's MALA score is negative, from σ (…, keys); inf for keys not below the mean."""
-    lack = similarity.mean(-1, keepdim=True) - similarity
-    share = similarity / similarity.sum(-1, keepdim=True)
-    return torch.where(lack > 0, share / lack, torch.inf)
 
 
 def measure_magnitude(
@@ -68,20 +46,15 @@ def measure_magnitude(
 
     Args and raises as in `measure_ranks`.
     """
-    gathered = Gathered()
 
-    def look(probe: Probe) -> None:
-        if probe.grid == (1, 1):
-            return
+    def measures(probe: Probe) -> Found:
         for one in range(len(probe.operands.query)):
             operands = _double(one_image(probe.operands, one))
             for factor, values in _by_factor(operands, factors).items():
                 values.pop(SORTED)
-                gathered.add(Layer.of(probe), {"factor": factor}, values)
+                yield {"factor": factor}, values
 
-    for images in batches:
-        visit(network, images, look, layers)
-    return gathered.result()
+    return gather(network, batches, layers, measures)
 
 
 def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[Measured]:

@@ -1,13 +1,15 @@
 """Numbers of a network's attention layers, gathered over images: one kind of table for every analysis."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from linvit.analysis.probe import Probe
+from linvit.analysis.probe import Probe, visit
+
+Found = Iterable[tuple[Mapping[str, object], Mapping[str, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,32 @@ class Gathered:
             )
             for (name, condition), parts in entries
         ]
+
+
+def gather(
+    network: nn.Module, batches: Iterable[Tensor], layers: Sequence[str] | None, measure: Callable[[Probe], Found]
+) -> list[Measured]:
+    """What `measure` says of every attention over more than one token, put together over the batches.
+
+    Args:
+        network: as in `visit`.
+        batches: images, (batch, channels, height, width).
+        layers: names of layers, all for None.
+        measure: called with each Probe; conditions with their values, (images, heads, …).
+
+    Raises:
+        ValueError: as `visit`.
+    """
+    gathered = Gathered()
+
+    def look(probe: Probe) -> None:
+        if probe.grid != (1, 1):
+            for condition, values in measure(probe):
+                gathered.add(Layer.of(probe), condition, values)
+
+    for images in batches:
+        visit(network, images, look, layers)
+    return gathered.result()
 
 
 def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:

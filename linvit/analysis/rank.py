@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Gathered, Layer, Measured
-from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Probe, visit
+from linvit.analysis.measured import Found, Measured, gather
+from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Probe
 
 STATE = "state"
 MATRICES = (STATE, MIXED, LOCAL, MODULATED)
 TOLERANCES = {"rank": None, "rank_1e-3": 1e-3, "rank_1e-2": 1e-2}
 """Measure → smallest singular value that counts, over the largest; None for torch.linalg.matrix_rank's in float32."""
-MEASURES = (*TOLERANCES, "effective", "stable")
 SPECTRUM = "spectrum"
 
 
@@ -60,13 +59,9 @@ def measure_ranks(network: nn.Module, batches: Iterable[Tensor], layers: Sequenc
     Raises:
         ValueError: as `visit`.
     """
-    gathered = Gathered()
 
-    def look(probe: Probe) -> None:
-        if probe.grid != (1, 1):
-            for name, matrix in matrices(probe).items():
-                gathered.add(Layer.of(probe), {"matrix": name}, rank_measures(matrix))
+    def ranks(probe: Probe) -> Found:
+        for name, matrix in matrices(probe).items():
+            yield {"matrix": name}, rank_measures(matrix)
 
-    for images in batches:
-        visit(network, images, look, layers)
-    return gathered.result()
+    return gather(network, batches, layers, ranks)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Gathered, Layer, Measured
+from linvit.analysis.measured import Found, Layer, Measured, gather
 from linvit.analysis.probe import Probe, mapped, visit
 from linvit.layers.axes import Operands
 from linvit.ops.normalizer import resolve_normalizer
@@ -15,7 +15,6 @@ from linvit.ops.state import summarize
 
 ROWS = 512  # of a matrix are measured
 LARGEST = 2**25  # entries that are in memory at once
-MEASURES = ("entropy", "entropy_share", "negative_share", "negative_mass", "row_sum", "largest")
 
 
 def entropy(scores: Tensor) -> Tensor:
@@ -64,21 +63,16 @@ def measure_scores(
 
     Args and raises as in `measure_ranks`.
     """
-    gathered = Gathered()
 
-    def look(probe: Probe) -> None:
-        if probe.grid == (1, 1):
-            return
-        layer = Layer.of(probe)
+    def measures(probe: Probe) -> Found:
         for one in range(len(probe.operands.query)):  # one image at a time: the matrix is tokens × tokens
             operands = one_image(probe.operands, one)
-            gathered.add(layer, {"rotation": "on" if layer.rotated else "none"}, _measured_rows(operands))
-            if layer.rotated:
-                gathered.add(layer, {"rotation": "off"}, _measured_rows(replace(operands, rotary=None)))
+            rotated = operands.rotary is not None
+            yield {"rotation": "on" if rotated else "none"}, _measured_rows(operands)
+            if rotated:
+                yield {"rotation": "off"}, _measured_rows(replace(operands, rotary=None))
 
-    for images in batches:
-        visit(network, images, look, layers)
-    return gathered.result()
+    return gather(network, batches, layers, measures)
 
 
 def score_rows(operands: Operands, places: Tensor) -> Tensor:
@@ -93,7 +87,7 @@ def score_rows(operands: Operands, places: Tensor) -> Tensor:
         scores = rows.scores()
     else:
         scores = torch.cat(
-            [_some_heads(rows, slice(start, start + size)).scores() for start in range(0, heads, size)], 1
+            [_part(rows, slice(None), slice(start, start + size)).scores() for start in range(0, heads, size)], 1
         )
     scores = operands.share * scores
     scores[:, :, torch.arange(len(places)), places] += operands.own
@@ -101,7 +95,7 @@ def score_rows(operands: Operands, places: Tensor) -> Tensor:
 
 
 def evenly(length: int, most: int) -> Tensor:
-    """At most `most` places from 0 to length - 1, both ends among them."""
+    """At most `most` places from 0 to length - 1, both ends among them where there are two or more."""
     return torch.linspace(0, length - 1, min(length, most)).round().long()
 
 
@@ -119,14 +113,6 @@ def _at_queries(operands: Operands, places: Tensor) -> Operands:
         options["normalizer"] = lambda num, _, mass, scale, eps: normalize(num, den, mass, scale, eps)
         query, key = rotate(ready.query, rotary)[:, :, places], rotate(key, rotary)
     return Operands(query, key, ready.value, options)
-
-
-def _some_heads(operands: Operands, part: slice) -> Operands:
-    options = dict(operands.options) if operands.options else None
-    if options and isinstance(options.get("weighting"), Tensor):
-        options["weighting"] = options["weighting"][:, part]
-    parts = {name: getattr(operands, name)[:, part] for name in ("query", "key", "value")}
-    return replace(operands, options=options, **parts)
 
 
 def scaled(operands: Operands, factor: float) -> Operands:
@@ -149,11 +135,14 @@ def _measured_rows(operands: Operands) -> dict[str, Tensor]:
 
 def one_image(operands: Operands, index: int) -> Operands:
     """The operands of one image of the batch."""
-    part = slice(index, index + 1)
-    parts = {name: getattr(operands, name)[part] for name in ("query", "key", "value")}
+    return _part(operands, slice(index, index + 1))
+
+
+def _part(operands: Operands, *images_and_heads: slice) -> Operands:
+    parts = {name: getattr(operands, name)[images_and_heads] for name in ("query", "key", "value")}
     options = operands.options
     if options and isinstance(options.get("weighting"), Tensor):
-        options = {**options, "weighting": options["weighting"][part]}
+        options = {**options, "weighting": options["weighting"][images_and_heads]}
     return replace(operands, options=options, **parts)
 
 

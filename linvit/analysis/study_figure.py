@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -44,11 +43,6 @@ def study_figure(dots: Sequence[Dots], baselines: Sequence[str]) -> Figure:
     labels = [f"mean of {label}" for label in labels]
     figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=8)
     return figure
-
-
-def write_study_figure(dots: Sequence[Dots], baselines: Sequence[str], path: Path, kind: str) -> None:
-    """Writes study_figure(dots, baselines) as "png" or "svg", whatever the file is called."""
-    study_figure(dots, baselines).savefig(path, format=kind, dpi=130)
 
 
 def _draw(panel: Axes, own: Sequence[Dots], colour: str) -> None:

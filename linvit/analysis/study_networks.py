@@ -50,13 +50,9 @@ def summarize(looked: Looked) -> dict[str, float]:
     return found | {name: _mean(looked.scores, name) for name in SCORES}
 
 
-def measure(network: nn.Module, images: Tensor) -> dict[str, float]:
-    """summarize(look(network, images))."""
-    return summarize(look(network, images))
-
-
 def rank_comparison(networks: Mapping[str, Looked]) -> Figure:
-    """Ranks of state, operator's output and last features over the layers, a line a network, at three tolerances."""
+    """Ranks at 1e-2 of state, operator's output and last features over the layers, effective ones of state and last
+    features; a line a network."""
     panels = [
         ("rank_1e-2", {"matrix": STATE}, "KV state: rank at 1e-2"),
         ("rank_1e-2", {"matrix": MIXED}, "operator's output: rank at 1e-2"),

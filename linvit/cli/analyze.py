@@ -1,8 +1,6 @@
 """`linvit analyze`: ranks, score matrices and the query's magnitude of a network, as figures, tables and one page."""
 
 import csv
-import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from timm.models import load_state_dict
 from torch import Tensor, nn
 
 from linvit.analysis import attention_figures as draw
+from linvit.analysis.figures import write_figure
 from linvit.analysis.magnitude import SORTED, compare_readouts, measure_magnitude
 from linvit.analysis.measured import Layer, Measured, rows
 from linvit.analysis.probe import attention_layers, probe, unseen_attention
@@ -28,7 +27,7 @@ from linvit.cli import analyze_words as words
 from linvit.cli.pictures import Pictures, from_files, from_photos, from_source
 from linvit.cli.restore import restore, source_for
 from linvit.data import ImageSource, Preprocessing
-from linvit.files import check_writable, read_checkpoint, replacing
+from linvit.files import check_writable, read_checkpoint, replacing, write_json
 from linvit.tasks.classification import check_model
 
 PAGE = "report.html"
@@ -48,6 +47,15 @@ class Subject:
     preprocessing: Preprocessing
     source: ImageSource | None
     folder: Path
+
+
+@dataclass(frozen=True)
+class View:
+    """What is looked at: images, names of layers, and the query's point, (height, width) in 0..1, whose scores show."""
+
+    pictures: Pictures
+    layers: list[str]
+    point: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -96,13 +104,13 @@ def analyze(
     chosen = resolve_layers(subject.network, layers)
     folder = Path(output) if output else subject.folder
     check_writable(folder)
-    pictures = _pictures(subject, images, count)
+    view = View(_pictures(subject, images, count), chosen, point)
     found = {}
     for name in ANALYSES if what == "all" else (what,):
-        found[name] = ANALYSES[name](subject, pictures, chosen, point)
+        found[name] = ANALYSES[name](subject, view)
         _write_finding(folder, name, found[name])
-    _write_page(folder / PAGE, subject, pictures, found, chosen)
-    return folder / PAGE, pictures.complaints
+    _write_page(folder / PAGE, subject, view, found)
+    return folder / PAGE, view.pictures.complaints
 
 
 def read_subject(run: str | None, model: str | None, checkpoint: str | None) -> Subject:
@@ -188,8 +196,8 @@ def _pictures(subject: Subject, images: Sequence[str] | None, count: int) -> Pic
     return from_photos(subject.preprocessing, count, SHOWN)
 
 
-def _rank(subject: Subject, pictures: Pictures, layers: list[str], point: tuple[float, float]) -> Finding:
-    measured = measure_ranks(subject.network, _batches(pictures.many, "rank"), layers)
+def _rank(subject: Subject, view: View) -> Finding:
+    measured = measure_ranks(subject.network, _batches(view.pictures.many, "rank"), view.layers)
     figures = {
         "rank": (draw.rank_figure(_some(measured)), words.RANK),
         "spectrum": (draw.spectrum_figure(measured), words.SPECTRUM),
@@ -197,12 +205,13 @@ def _rank(subject: Subject, pictures: Pictures, layers: list[str], point: tuple[
     return Finding("Rank", rows(measured), _curves(measured, SPECTRUM), figures)
 
 
-def _scores(subject: Subject, pictures: Pictures, layers: list[str], point: tuple[float, float]) -> Finding:
-    measured = _some(measure_scores(subject.network, _batches(pictures.many[:SCORE_IMAGES], "scores"), layers))
-    maps = score_maps(subject.network, pictures.whole, point, layers)
-    shown = [_displayed(image, subject.preprocessing) for image in pictures.whole]
+def _scores(subject: Subject, view: View) -> Finding:
+    few, whole = view.pictures.many[:SCORE_IMAGES], view.pictures.whole
+    measured = _some(measure_scores(subject.network, _batches(few, "scores"), view.layers))
+    maps = score_maps(subject.network, whole, view.point, view.layers)
+    shown = [subject.preprocessing.displayed(image) for image in whole]
     figures = {
-        "score_maps": (draw.score_map_figure(shown, maps, point), words.SCORE_MAPS),
+        "score_maps": (draw.score_map_figure(shown, maps, view.point), words.SCORE_MAPS),
         "scores": (draw.score_measure_figure(measured), words.SCORES),
     }
     curves = [
@@ -219,9 +228,9 @@ def _scores(subject: Subject, pictures: Pictures, layers: list[str], point: tupl
     return Finding("Scores", rows(measured), curves, figures)
 
 
-def _magnitude(subject: Subject, pictures: Pictures, layers: list[str], point: tuple[float, float]) -> Finding:
-    few = pictures.many[:MAGNITUDE_IMAGES]
-    measured = _some(measure_magnitude(subject.network, _batches(few, "magnitude"), layers))
+def _magnitude(subject: Subject, view: View) -> Finding:
+    few = view.pictures.many[:MAGNITUDE_IMAGES]
+    measured = _some(measure_magnitude(subject.network, _batches(few, "magnitude"), view.layers))
     middle = _middle(draw.layers_of(measured))
     (layer,) = probe(subject.network, few, [middle])
     readouts = compare_readouts(layer)
@@ -233,11 +242,7 @@ def _magnitude(subject: Subject, pictures: Pictures, layers: list[str], point: t
     return Finding("Magnitude", table, _curves(readouts, SORTED), figures)
 
 
-ANALYSES: dict[str, Callable[[Subject, Pictures, list[str], tuple[float, float]], Finding]] = {
-    "rank": _rank,
-    "scores": _scores,
-    "magnitude": _magnitude,
-}
+ANALYSES: dict[str, Callable[[Subject, View], Finding]] = {"rank": _rank, "scores": _scores, "magnitude": _magnitude}
 
 
 def _some(measured: list[Measured]) -> list[Measured]:
@@ -273,39 +278,19 @@ def _curves(measured: Sequence[Measured], measure: str) -> list[dict[str, object
     ]
 
 
-def _displayed(image: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """(height, width, 3), or (height, width): the picture before it was normalized."""
-    std, mean = (torch.tensor(x)[:, None, None] for x in (preprocessing.std, preprocessing.mean))
-    pixels = (image * std + mean).clamp(0, 1).movedim(0, -1)
-    return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-
-
 def _write_finding(folder: Path, name: str, finding: Finding) -> None:
     for file, (figure, _) in finding.figures.items():
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out once, not for every file
-        for ending in ("png", "svg"):
-            with replacing(folder / f"{file}.{ending}") as temporary:
-                figure.savefig(temporary, format=ending, dpi=130)
+        write_figure(figure, folder / file)
     with replacing(folder / f"{name}.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         columns = list(dict.fromkeys(key for row in finding.rows for key in row))
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(finding.rows)
-    with replacing(folder / f"{name}.json") as temporary:
-        temporary.write_text(json.dumps(_finite({"rows": finding.rows, "curves": finding.curves})), encoding="utf-8")
+    write_json(folder / f"{name}.json", {"rows": finding.rows, "curves": finding.curves})
 
 
-def _finite(value: Any) -> Any:
-    """The value with null for NaN, which JSON does not know."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write_page(path: Path, subject: Subject, pictures: Pictures, found: dict[str, Finding], layers: list[str]) -> None:
+def _write_page(path: Path, subject: Subject, view: View, found: dict[str, Finding]) -> None:
+    pictures = view.pictures
     height, width = subject.preprocessing.size
     parameters = sum(parameter.numel() for parameter in subject.network.parameters())
     told = (
@@ -316,7 +301,7 @@ def _write_page(path: Path, subject: Subject, pictures: Pictures, found: dict[st
     if unseen := unseen_attention(subject.network):
         told += f" Attention of other kinds is not looked at: {', '.join(unseen)}."
     sections: list[tuple[str, Sequence[str]]] = [
-        ("What was looked at", [paragraph(told), table(_layer_table(subject, pictures, layers))])
+        ("What was looked at", [paragraph(told), table(_layer_table(subject, view))])
     ]
     for finding in found.values():
         images = {file: (path.parent / f"{file}.svg").read_text(encoding="utf-8") for file in finding.figures}
@@ -331,10 +316,11 @@ def _write_page(path: Path, subject: Subject, pictures: Pictures, found: dict[st
     write_page(path, f"linvit analyze: {subject.name}", sections)
 
 
-def _layer_table(subject: Subject, pictures: Pictures, layers: list[str]) -> list[dict[str, Any]]:
+def _layer_table(subject: Subject, view: View) -> list[dict[str, Any]]:
+    known = attention_layers(subject.network)
     return [
         {
-            "number": attention_layers(subject.network).index(one.name) + 1,
+            "number": known.index(one.name) + 1,
             "layer": one.name,
             "mechanism": one.mechanism,
             "tokens": f"{one.grid[0]}×{one.grid[1]}" + (f" + {one.num_prefix}" if one.num_prefix else ""),
@@ -342,5 +328,5 @@ def _layer_table(subject: Subject, pictures: Pictures, layers: list[str]) -> lis
             "width of a head": one.outputs().shape[-1],
             "rotation": "yes" if one.operands.rotary is not None else "no",
         }
-        for one in probe(subject.network, pictures.many[:1], layers)
+        for one in probe(subject.network, view.pictures.many[:1], view.layers)
     ]

@@ -11,7 +11,7 @@ from rich.table import Table
 from torch.utils.data import Dataset
 
 from linvit.cli.screen import show as show_table
-from linvit.data.ade20k import Ade20k
+from linvit.data import ade20k
 from linvit.data.annotations import read_annotations
 from linvit.data.coco import PARTS, CocoImages, find_file, find_images
 from linvit.data.dense_transforms import IGNORED
@@ -91,8 +91,8 @@ def _check_file(file: Path, images: Path | None, needs_masks: bool) -> Checked:
 
 
 def _check_maps(folder: Path, num_labels: int | None) -> Iterator[Checked]:
-    source = Ade20k(str(folder), num_labels=num_labels, max_corrupt=UNLIMITED)
-    for part, subfolder in (("train", "training"), ("val", "validation")):
+    source = ade20k.Ade20k(str(folder), num_labels=num_labels, max_corrupt=UNLIMITED)
+    for part, subfolder in ade20k.PARTS.items():
         if not (folder / "images" / subfolder).is_dir():
             continue
         complaints, seen, ignored, pixels, pairs = [], set(), 0, 0, 0

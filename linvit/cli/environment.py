@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from linvit.files import replacing
+from linvit.files import write_json
 
 PACKAGES = ("linvit", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "pillow")
 
@@ -51,8 +51,7 @@ def append(path: Path, entry: dict[str, Any]) -> None:
         entries = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         entries = []
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps([*entries, entry], indent=1))
+    write_json(path, [*entries, entry], indent=1)
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -164,8 +164,10 @@ def _confusion(judged: Judged, source: ImageSource) -> Sequence[str]:
         }
         for pair in pairs
     ]
-    dataset, pre = source.val_set(), source.preprocessing
-    shown = draw.confused_images(judged, pairs[:PICTURED], lambda index: dataset[index][0], pre.mean, pre.std)
+    dataset = source.val_set()
+    shown = draw.confused_images(
+        judged, pairs[:PICTURED], lambda index: source.preprocessing.displayed(dataset[index][0])
+    )
     told = f"{wrong:,} of {len(judged.targets):,} images are read wrongly; the table has the most frequent pairs."
     return [paragraph(told), table(rows), paragraph("The surest mistakes first:"), picture(shown, "confused images")]
 

@@ -11,27 +11,11 @@ from rich.progress import track
 from rich.table import Table
 
 from linvit.analysis.cost import Cost, count_cost
-from linvit.cli.published import SWAPPED
+from linvit.cli.published import PUBLISHED
 from linvit.cli.recipe import base_of, read_recipe
 from linvit.cli.screen import show as show_table
 from linvit.models.swapped import BASES
 from linvit.tasks.classification import build_network
-
-# ImageNet-1k top-1 in percent at 224 px as the papers give it; for RAVLT and MAViT it belongs to pattern LLSS.
-PUBLISHED = {
-    "ravlt_tiny": 82.8,
-    "ravlt_small": 84.4,
-    "ravlt_base": 85.5,
-    "ravlt_large": 85.8,
-    "mavit_tiny": 82.9,
-    "mavit_small": 84.7,
-    "mavit_base": 85.7,
-    "mavit_large": 86.0,
-    "care_s0": 78.4,
-    "care_s1": 80.1,
-    "care_s2": 82.1,
-    **{name: published.top1 for name, published in SWAPPED.items()},
-}
 
 
 def model_names(family: str | None = None) -> list[str]:
@@ -57,6 +41,7 @@ def describe(name: str) -> dict[str, Any]:
     network = timm.create_model(name, device="meta")
     config = network.pretrained_cfg
     cost = count_cost(network, config["input_size"])
+    published = PUBLISHED.get(name)
     return {
         "name": name,
         "parameters": cost.parameters,
@@ -64,9 +49,9 @@ def describe(name: str) -> dict[str, Any]:
         "macs_attention": cost.macs_attention,
         "pattern": network.pattern,
         "input_size": list(config["input_size"]),
-        "published_top1": PUBLISHED.get(name),
-        "published_parameters": SWAPPED[name].parameters if name in SWAPPED else None,
-        "published_macs": SWAPPED[name].macs if name in SWAPPED else None,
+        "published_top1": published.top1 if published else None,
+        "published_parameters": published.parameters if published else None,
+        "published_macs": published.macs if published else None,
         "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
     }
 

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from linvit.analysis.scores import evenly
 from linvit.cli.predict import find_images
 from linvit.data import ImageSource, Preprocessing
 from linvit.data.images import SMALLEST, CorruptImageError, open_image
@@ -38,8 +39,7 @@ def from_source(source: ImageSource, count: int, shown: int) -> Pictures:
         ValueError: if none can be read.
     """
     dataset = source.val_set()
-    places = torch.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().long().tolist()  # type: ignore[arg-type]
-    items = [dataset[place] for place in places]
+    items = [dataset[place] for place in evenly(len(dataset), count).tolist()]  # type: ignore[arg-type]
     images = [item[0] for item in items if not isinstance(item, str)]
     if not images:
         raise ValueError("The data has no readable image in it: nothing can be looked at.")
@@ -56,7 +56,7 @@ def from_files(paths: Sequence[str | Path], preprocessing: Preprocessing, count:
         ValueError: for paths without images, and if none of the files can be used.
     """
     files = find_images(paths)
-    files = [files[place] for place in _evenly(len(files), count)]
+    files = [files[place] for place in evenly(len(files), count).tolist()]
     pictures: list[Image.Image] = []
     complaints: list[str] = []
     for file in files:
@@ -116,7 +116,3 @@ def _large_enough(picture: Image.Image, file: Path) -> Image.Image:
             " leave it out or take a larger one."
         )
     return picture
-
-
-def _evenly(length: int, most: int) -> list[int]:
-    return torch.linspace(0, length - 1, min(length, most)).round().long().tolist()

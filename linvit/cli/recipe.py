@@ -58,7 +58,7 @@ def _layers(path: Path) -> list[dict[str, Any]]:
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """A new nested dictionary: above's values win, key by key; another `name` in a group drops the group below."""
+    """A new nested dictionary: above's values win, key by key; under another `name` a group keeps its other keys."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,14 +13,15 @@ import torch
 
 from linvit.analysis.claims import ACCURACY, CLAIMS, Judged, judge
 from linvit.analysis.cost import Cost, count_cost
+from linvit.analysis.figures import write_figure
 from linvit.analysis.statistics import Estimate, estimate, holm, paired
-from linvit.analysis.study_figure import Dots, write_study_figure
+from linvit.analysis.study_figure import Dots, study_figure
 from linvit.cli import environment, study_page
 from linvit.cli.recipe import RecipeCLI, read_recipe
 from linvit.cli.runs import Run, run_all
 from linvit.cli.study_networks import measure_networks, section, write_figures
 from linvit.data import SOURCES
-from linvit.files import check_writable, replacing
+from linvit.files import check_writable, replacing, write_json
 from linvit.tasks.classification import build_network
 
 BASELINES = ("softmax", "linear")
@@ -60,8 +60,9 @@ class Row:
 def study(recipes: Path, folder: Path, seeds: int = 5, workers: int = 2, write: Path | None = None) -> None:
     """Trains every recipe of a folder with every seed, what is complete not again, and writes tables, figure, verdicts.
 
-    folder gets one folder a variant and seed, results.json, results.csv, study.md, study.png and study.svg. write is a
-    Markdown file whose text between the two study marks is replaced; the figures are put beside it.
+    folder gets one folder a variant and seed, results.json, results.csv, study.md, and study, study_ranks and
+    study_scores as .png and .svg. write is a Markdown file whose text between the two study marks is replaced; the SVG
+    figures are put beside it.
 
     Raises ValueError for a folder without recipes, recipes that differ in more than the model, fewer than two seeds,
     no worker, a file without marks, and a folder that holds other runs.
@@ -202,35 +203,23 @@ def write_all(
     rows: Sequence[Row],
     judged: Sequence[Judged],
     about: dict[str, Any],
-    inside: str = "",
-    numbers: Mapping[str, Any] | None = None,
+    inside: str,
+    numbers: Mapping[str, Any],
 ) -> None:
     """results.json, results.csv, the figure and study.md, with the Markdown `inside` before the claims, each whole."""
     content = {
         "about": about,
         "variants": [asdict(row) for row in rows],
         "claims": [asdict(one) for one in judged],
-        "networks": numbers or {},
+        "networks": numbers,
     }
-    with replacing(folder / "results.json") as temporary:
-        temporary.write_text(json.dumps(_finite(content), indent=1))
+    write_json(folder / "results.json", content, indent=1)
     with replacing(folder / "results.csv") as temporary:
         temporary.write_text(_as_csv(rows))
     dots = [Dots(row.variant, row.group, row.accuracies, row.accuracy) for row in rows]
-    for kind in ("png", "svg"):
-        with replacing(folder / f"{FIGURE}.{kind}") as temporary:
-            write_study_figure(dots, BASELINES, temporary, kind)
+    write_figure(study_figure(dots, BASELINES), folder / FIGURE)
     with replacing(folder / "study.md") as temporary:
         temporary.write_text(study_page.page(rows, judged, about, BASELINES, f"{FIGURE}.svg", inside))
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity: null."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _as_csv(rows: Sequence[Row]) -> str:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from linvit.analysis.figures import write_figure
 from linvit.analysis.statistics import estimate
 from linvit.analysis.study_networks import Looked, look, rank_comparison, score_comparison, summarize
 from linvit.cli.restore import restore, source_for
-from linvit.cli.study_page import markdown_table
-from linvit.files import replacing
+from linvit.cli.study_page import markdown_table, plus_minus
 from linvit.tasks.checkpoints import LAST
 
 MEASURED = (
@@ -70,10 +70,7 @@ def write_figures(folder: Path, first: Mapping[str, Looked]) -> list[str]:
     if not first:
         return []
     for name, draw in FIGURES.items():
-        figure = draw(first)
-        for kind in ("png", "svg"):
-            with replacing(folder / f"{name}.{kind}") as temporary:
-                figure.savefig(temporary, format=kind, dpi=110)
+        write_figure(draw(first), folder / name)
     return [f"{name}.svg" for name in FIGURES]
 
 
@@ -92,8 +89,4 @@ def section(numbers: Numbers, first: Mapping[str, Looked], pictures: Sequence[st
 
 def _cell(values: Sequence[float], quantity: str) -> str:
     factor, digits = (100, 1) if quantity == "negative_share" else (1, 2 if quantity == "entropy" else 1)
-    found = estimate([factor * value for value in values if math.isfinite(value)])
-    if not found.count:
-        return "–"
-    half = (found.high - found.low) / 2
-    return f"{found.mean:.{digits}f} ± {half:.{digits}f}" if math.isfinite(half) else f"{found.mean:.{digits}f}"
+    return plus_minus(estimate([factor * value for value in values if math.isfinite(value)]), digits)

@@ -32,7 +32,7 @@ def page(
     about: Mapping[str, Any],
     baselines: Sequence[str],
     figure: str,
-    inside: str = "",
+    inside: str,
 ) -> str:
     """The whole section, headings of third level; rows as `linvit.cli.study.compare` returns them.
 
@@ -75,20 +75,13 @@ def _cells(row: Any, baselines: Sequence[str]) -> dict[str, str]:
         "parameters": f"{row.cost.parameters:,}",
         "MACs": f"{row.cost.macs / 1e6:.2f} M",
         "+ attention": f"{row.cost.macs_attention / 1e6:.2f} M",
-        "accuracy, %": _mean(row.accuracy),
+        "accuracy, %": plus_minus(row.accuracy, 2),
     }
     for name in baselines:
         difference = row.differences.get(name)
         cells[f"Δ {name}"] = "–" if difference is None else _interval(difference)
         cells[f"p {name}"] = "–" if difference is None else _p(row.corrected[name])
     return cells | {"NaN": f"{row.diverged} of {len(row.accuracies)}"}
-
-
-def _mean(found: Estimate) -> str:
-    if not found.count:
-        return "–"
-    half = (found.high - found.low) / 2
-    return f"{found.mean:.2f} ± {half:.2f}" if math.isfinite(half) else f"{found.mean:.2f}"
 
 
 def _interval(found: Estimate) -> str:
@@ -145,6 +138,14 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int
     lines = [head, ["---" if number < left else "---:" for number in range(len(head))]]
     lines += [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plus_minus(found: Estimate, digits: int) -> str:
+    """`91.24 ± 0.35`: mean and half of the interval, or the mean alone where the interval is unbounded."""
+    if not found.count:
+        return "–"
+    half = (found.high - found.low) / 2
+    return f"{found.mean:.{digits}f} ± {half:.{digits}f}" if math.isfinite(half) else f"{found.mean:.{digits}f}"
 
 
 def _flat(text: str) -> str:

@@ -3,7 +3,7 @@
 import json
 import math
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
     return known
 
 
-def allow(complaints: Iterable[str], limit: int, setting: str, say: Callable[[str], Any] = print) -> None:
+def allow(complaints: Iterable[str], limit: int, setting: str) -> None:
     """Prints what was left out; raises ValueError, listing all complaints, where there are more of them than limit."""
     complaints = list(complaints)
     if len(complaints) > limit:
@@ -86,7 +86,7 @@ def allow(complaints: Iterable[str], limit: int, setting: str, say: Callable[[st
         more = f" More than {setting}={limit} ({len(complaints)} in all)." if limit or others else ""
         raise ValueError("\n".join([first + more, *(f"  {other}" for other in others)]))
     for number, complaint in enumerate(complaints, start=1):
-        say(f"Left out ({number} of at most {limit}): {complaint}")
+        print(f"Left out ({number} of at most {limit}): {complaint}")
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _categories(path: Path, entries: list[Any], class_names: list[str] | None) -
     if class_names is None:
         return list(named), list(named.values())
     if set(id_of) != set(class_names):
-        odd = sorted(set(id_of) ^ set(class_names))[0]
+        odd = min(set(id_of) ^ set(class_names))
         raise ValueError(
             f"{path} has other categories than the {len(class_names)} classes known here ({odd!r} is in one alone): use"
             " files with the same categories."

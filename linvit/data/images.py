@@ -58,6 +58,12 @@ class Preprocessing:
             crop_pct=self.crop_pct,
         )
 
+    def displayed(self, image: torch.Tensor) -> torch.Tensor:
+        """(height, width, 3) in 0..1, or (height, width) for one channel: a tensor's picture before normalization."""
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        pixels = (image.float().cpu() * std + mean).clamp(0, 1).movedim(0, -1)
+        return pixels[..., 0] if self.channels == 1 else pixels
+
 
 def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None = None) -> Image.Image:
     """Reads an image file of any size and mode and converts it to grey (1 channel) or RGB (3 channels).

@@ -16,21 +16,18 @@ from scipy.ndimage import binary_dilation, zoom
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from linvit.data.ade20k import PARTS
 from linvit.data.masks import box_around, to_counts, to_runs
-from linvit.files import replacing
+from linvit.files import replacing, write_json
 
 VERSION = 1  # of what a seed gives
-PARTS = {"train": "training", "val": "validation"}
 CLASSES = 10
 HELD_OUT = 397
 FEWEST, MOST = 3, 7
 SMALLEST, LARGEST = 1 / 8, 3 / 8  # side of a digit, as a share of the scene's
 INK = 0.5  # share of a pixel from which on it belongs to the digit
 TRIES, COVERED_SHARE = 10, 0.3
-VISIBLE_PIXELS, VISIBLE_SHARE = (
-    20,
-    0.25,
-)  # less of a digit is a fragment: a crowd in COCO's words, which no score counts
+VISIBLE_PIXELS, VISIBLE_SHARE = 20, 0.25  # less of a digit is a fragment: in COCO's words a crowd, which is not scored
 QUALITY = 95
 ASKED = "scenes.json"
 CANVAS_LABEL, FIRST_DIGIT_LABEL = 1, 2
@@ -121,8 +118,7 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
     folder = Path(folder)
     asked = {"version": VERSION, "train": train, "val": val, "size": size, "seed": seed}
     _check(folder, asked)
-    with replacing(folder / ASKED) as temporary:
-        temporary.write_text(json.dumps(asked))
+    write_json(folder / ASKED, asked)
     for number, (part, count) in enumerate((("train", train), ("val", val))):
         sources = source_digits(part)
         content = _coco_header(asked, part)
@@ -133,8 +129,7 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
             content["annotations"] += coco_annotations(scene, index, len(content["annotations"]) + 1)
             _write_images(folder, part, scene, about["file_name"])
             yield f"{part} {index}"
-        with replacing(folder / "detection" / "annotations" / f"instances_{part}.json") as temporary:
-            temporary.write_text(json.dumps(content))
+        write_json(folder / "detection" / "annotations" / f"instances_{part}.json", content)
     with replacing(folder / "segmentation" / "objectInfo11.txt") as temporary:
         temporary.write_text(_names_table())
 

@@ -1,11 +1,8 @@
 """Sizes of the papers' dense networks."""
 
-import json
-
 import pytest
 
 from linvit.analysis.dense_cost import _backbone, _backbone_cost, count_dense_cost
-from linvit.cli import main
 from linvit.cli.dense_models import PUBLISHED
 
 # Millions of parameters and billions of MACs, counted apart from this package (modules of the released code).
@@ -85,17 +82,3 @@ def test_attention_products_by_pattern():
 def test_an_unknown_framework_is_refused():
     with pytest.raises(ValueError, match="expected one of retinanet"):
         count_dense_cost("ssd", "ravlt_tiny")
-
-
-@pytest.mark.slow
-def test_the_command_prints_rows_of_every_framework(capsys):
-    assert main(["models", "--dense", "--family", "mavit", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == 40
-    assert {"framework", "backbone", "parameters", "macs", "macs_attention"} <= rows[0].keys()
-    assert {row["framework"] for row in rows} == set(PUBLISHED)
-
-
-def test_another_family_is_refused(capsys):
-    assert main(["models", "--dense", "--family", "care"]) == 2
-    assert "ravlt, mavit" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from linvit.analysis import judged_figures
 from linvit.analysis.figures import svg, training_curve
 from linvit.analysis.judged import Judged, calibration, confused_pairs, expected_calibration_error, per_class
+from linvit.data import Preprocessing
 
 
 def judged_from(pairs, confidences=None, classes=4):
@@ -76,9 +77,11 @@ def test_worst_and_best_classes_stand_at_the_top():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_confused_images_are_shown_as_they_were_before_normalization(channels):
     judged = judged_from([(0, 1), (2, 3), (0, 1)])
-    mean, std = (0.5,) * channels, (0.25,) * channels
+    preprocessing = Preprocessing((32, 32), (0.5,) * channels, (0.25,) * channels)
     figure = judged_figures.confused_images(
-        judged, confused_pairs(judged, 5, 3), lambda index: torch.full((channels, 4, 4), (index - 100) / 2), mean, std
+        judged,
+        confused_pairs(judged, 5, 3),
+        lambda index: preprocessing.displayed(torch.full((channels, 4, 4), (index - 100) / 2)),
     )
     shown = [axes.get_images()[0].get_array() for axes in figure.axes if axes.get_images()]
     assert [float(image.flat[0]) for image in shown] == [0.5, 0.75, 0.625]

@@ -10,10 +10,7 @@ from linvit.analysis.magnitude import (
     QUARTILE,
     SORTED,
     compare_readouts,
-    magnitude_scores,
     measure_magnitude,
-    saturation,
-    sign_change,
 )
 from linvit.analysis.measured import rows, select
 from linvit.analysis.probe import Probe
@@ -38,6 +35,25 @@ def scores(query, key, factor, **options):
 
 def similarity(query, key):
     return elu1(query) @ elu1(key).mT * WIDTH**-0.5 / TOKENS
+
+
+def magnitude_scores(sim, factor):
+    """MALA's scores of a query that is `factor` times as large, from σ (…, keys): σ/S + factor · (σ - S/N)."""
+    total = sim.sum(-1, keepdim=True)
+    return sim / total + factor * (sim - total / sim.shape[-1])
+
+
+def saturation(sim, first, second):
+    """What the ratio of two keys' MALA scores tends to for large queries, where both similarities exceed the mean."""
+    excess = sim - sim.mean(-1, keepdim=True)
+    return excess[..., first] / excess[..., second]
+
+
+def sign_change(sim):
+    """The factor from which on each key's MALA score is negative, from σ (…, keys); inf for keys not below the mean."""
+    lack = sim.mean(-1, keepdim=True) - sim
+    share = sim / sim.sum(-1, keepdim=True)
+    return torch.where(lack > 0, share / lack, torch.inf)
 
 
 def pairs_above_the_mean(sim):

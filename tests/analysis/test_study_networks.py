@@ -2,7 +2,7 @@ import timm
 import torch
 
 import linvit  # noqa: F401
-from linvit.analysis.study_networks import look, measure, rank_comparison, score_comparison
+from linvit.analysis.study_networks import look, rank_comparison, score_comparison, summarize
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 
@@ -13,7 +13,7 @@ def small(mechanism):
 
 
 def test_softmax_has_no_state_and_no_negative_scores():
-    found = measure(small("softmax"), torch.randn(3, 3, 32, 32))
+    found = summarize(look(small("softmax"), torch.randn(3, 3, 32, 32)))
     assert "state_rank" not in found
     assert found["negative_share"] == 0
     assert found["output_rank"] == found["mixed_rank"] <= 8
@@ -24,7 +24,7 @@ def test_output_of_rala_is_what_the_modulation_leaves():
     looked = look(small("rala"), images)
     ranks = {one.condition["matrix"]: one.mean("effective").item() for one in looked.ranks}
     assert ranks["output"] == ranks["modulated"] != ranks["mixed"]
-    assert 0 < measure(small("rala"), images)["state_rank"] <= 8
+    assert 0 < summarize(looked)["state_rank"] <= 8
 
 
 def test_figures_have_a_panel_a_quantity():

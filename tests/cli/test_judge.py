@@ -31,7 +31,7 @@ def test_report_is_one_file_with_every_section(run, capsys):
     assert not re.findall(r"(?:src|href)=\"(?!data:)", page), "nothing is read from elsewhere"
 
 
-def test_report_of_a_folder_with_an_unreadable_image(run, tmp_path, monkeypatch):
+def test_report_of_a_folder_with_an_unreadable_image(run, tmp_path):
     for name in ("3", "7"):
         (tmp_path / "data" / name).mkdir(parents=True)
         for number in range(2):

@@ -39,10 +39,12 @@ def run_of(recipes, folder, *overrides):
     return Run("softmax seed 0", recipes / "softmax.yaml", overrides, folder, {"overrides": list(overrides)})
 
 
-def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys):
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])  # each imports Lightning
+def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     recipes, folder, page = write_recipes(tmp_path / "recipes"), tmp_path / "study", tmp_path / "results.md"
     page.write_text(ABOUT)
     arguments = ["study", "--recipes", str(recipes), "--folder", str(folder), "--seeds", "2", "--write", str(page)]
+    arguments += ["--workers", workers]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "[4/4]" in printed

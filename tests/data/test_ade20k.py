@@ -113,10 +113,9 @@ def test_flip_and_scale_move_images_and_maps_together(tmp_path):
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_every_image_is_evaluated_once_by_some_process(scenes, monkeypatch, world):
+def test_every_image_is_evaluated_once_by_some_process(scenes, ranks, world):
     seen = []
-    for rank in range(world):
-        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, world))
+    for _ in ranks(world):
         seen += [labels[0] for _, labels in source(scenes).val_dataloader()]
     dataset = source(scenes).val_set()
     assert sorted(labels.tolist() for labels in seen) == sorted(dataset[index][1].tolist() for index in range(4))

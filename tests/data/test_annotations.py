@@ -105,10 +105,9 @@ def test_boxes_are_cut_at_the_border_and_counted_beyond_rounding(tmp_path, bbox,
     assert known.clipped == clipped
 
 
-def test_what_is_allowed_is_left_out_and_counted():
-    said = []
-    allow(["a.", "b."], 2, "data.max_bad_annotations", said.append)
-    assert said == ["Left out (1 of at most 2): a.", "Left out (2 of at most 2): b."]
+def test_what_is_allowed_is_left_out_and_counted(capsys):
+    allow(["a.", "b."], 2, "data.max_bad_annotations")
+    assert capsys.readouterr().out.splitlines() == ["Left out (1 of at most 2): a.", "Left out (2 of at most 2): b."]
     with pytest.raises(ValueError, match=r"^a\. More than data\.max_bad_annotations=1 \(2 in all\)\.\n  b\.$"):
         allow(["a.", "b."], 1, "data.max_bad_annotations")
 

@@ -87,10 +87,9 @@ def test_training_repeats_exactly_goes_on_and_does_not_mind_workers(scenes):
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_every_image_is_evaluated_once_by_some_process(scenes, monkeypatch, world):
+def test_every_image_is_evaluated_once_by_some_process(scenes, ranks, world):
     seen = []
-    for rank in range(world):
-        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, world))
+    for _ in ranks(world):
         seen += [target["image_id"] for _, targets in source(scenes).val_dataloader() for target in targets]
     assert sorted(seen) == list(range(1, 7))
 

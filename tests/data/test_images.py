@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from linvit.data.images import CorruptImageError, Preprocessing, open_image
@@ -45,3 +46,13 @@ def test_too_small_and_odd_channels_are_refused():
         Preprocessing((31, 64), (0.5,) * 3, (0.5,) * 3)
     with pytest.raises(ValueError, match=r"4 channels.*set data\.channels to 1 or 3"):
         Preprocessing((32, 32), (0.5,) * 4, (0.5,) * 4)
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("L", (32, 64)), ("RGB", (32, 64, 3))])
+def test_a_normalized_image_is_displayed_as_it_was(mode, shape):
+    picture = Image.linear_gradient("L").resize((64, 32)).convert(mode)
+    channels = len(picture.getbands())
+    preprocessing = Preprocessing((32, 64), (0.3,) * channels, (0.2,) * channels, crop_pct=1.0)
+    found = preprocessing.displayed(preprocessing.transform()(picture))
+    assert found.shape == shape
+    torch.testing.assert_close(found, torch.from_numpy(np.array(picture)) / 255)

@@ -54,19 +54,17 @@ def test_an_epoch_goes_on_in_its_middle_and_the_next_starts_at_its_beginning():
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_processes_share_every_image_without_padding(monkeypatch, world):
+def test_processes_share_every_image_without_padding(ranks, world):
     shares = []
-    for rank in range(world):
-        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, world))
+    for _ in ranks(world):
         assert len(list(PlainOrder(20))) == len(PlainOrder(20))
         shares += list(PlainOrder(20))
     assert sorted(shares) == list(range(20))
 
 
-def test_two_processes_see_the_batches_of_one(monkeypatch):
+def test_two_processes_see_the_batches_of_one(ranks):
     whole = [index for _, index in ShuffledOrder(20, 0)]
-    for rank in range(2):
-        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, 2))
+    for rank in ranks(2):
         assert [index for _, index in ShuffledOrder(20, 0)] == whole[rank::2]
 
 
@@ -95,10 +93,9 @@ def test_one_corrupt_image_too_many_stops(limit, file):
 
 
 @pytest.mark.parametrize(("length", "world"), [(20, 1), (20, 2), (600, 1), (600, 4)])
-def test_repeated_augmentation_is_that_of_timm(monkeypatch, length, world):
+def test_repeated_augmentation_is_that_of_timm(monkeypatch, ranks, length, world):
     monkeypatch.setattr(torch, "randperm", lambda count, generator: torch.arange(count))
-    for rank in range(world):
-        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, world))
+    for rank in ranks(world):
         ours = ShuffledOrder(length, 0, repeats=3)
         theirs = list(RepeatAugSampler(range(length), world, rank, shuffle=False, num_repeats=3))
         assert [index for _, index, _ in ours] == theirs
@@ -132,11 +129,10 @@ def test_no_copy_of_an_image_is_refused():
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_grouped_batches_hold_one_group_in_every_process(monkeypatch, world):
+def test_grouped_batches_hold_one_group_in_every_process(ranks, world):
     groups = [index % 3 == 0 for index in range(50)]
     seen = []
-    for rank in range(world):
-        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, world))
+    for _ in ranks(world):
         mine = [index for _, index in GroupedOrder(groups, 4, seed=0)]
         seen += mine
         full = (17 // (4 * world) + 33 // (4 * world)) * 4

@@ -9,6 +9,11 @@ CLASSES = 3
 SHAPES = [(70, 90), (96, 64)]
 
 
+def quick(names):
+    """Cascade Mask R-CNN is slow: it has Mask R-CNN's heads, three times."""
+    return [pytest.param(name, marks=pytest.mark.slow if name == "cascade_mask_rcnn" else ()) for name in names]
+
+
 def detector(framework: str, backbone: str = "ravlt_nano"):
     """A detector that samples few regions, so that a step takes a second."""
     torch.manual_seed(0)
@@ -82,7 +87,7 @@ def test_detections_are_well_formed(framework):
             assert one["masks"].dtype == torch.bool
 
 
-@pytest.mark.parametrize("framework", DETECTORS)
+@pytest.mark.parametrize("framework", quick(DETECTORS))
 def test_no_detection_is_an_empty_answer(framework):
     network = detector(framework).eval()
     (network if framework == "retinanet" else network.roi_heads).score_thresh = 1.0
@@ -93,7 +98,7 @@ def test_no_detection_is_an_empty_answer(framework):
         assert found["masks"].shape == (0, 64, 64)
 
 
-@pytest.mark.parametrize("framework", DETECTORS)
+@pytest.mark.parametrize("framework", quick(DETECTORS))
 def test_crowds_teach_nothing(framework):
     images, targets = batch(3)
     crowd = {key: value.clone() if torch.is_tensor(value) else value for key, value in targets[0].items()}
@@ -129,7 +134,7 @@ def test_upernet_says_that_one_image_is_too_few_to_train_on():
         network(torch.rand(1, 3, 64, 64))
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", quick(FRAMEWORKS))
 def test_bfloat16_autocast(framework):
     if framework in DETECTORS:
         network = detector(framework)

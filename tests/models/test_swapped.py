@@ -47,7 +47,9 @@ def test_names():
     assert set(NAMES) <= set(timm.list_models())
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "swin_small" in name else ()) for name in REFERENCES]
+)
 def test_sizes_are_those_measured_on_the_authors_networks(name):
     cost = count_cost(timm.create_model(name, device="meta"), (3, 224, 224))
     parameters, macs = REFERENCES[name]
