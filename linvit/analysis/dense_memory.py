@@ -1,7 +1,7 @@
 """Memory and time of a segmentor as images grow, linear in all stages (LLLL) against softmax in the last two (LLSS).
 
-`python -m linvit.analysis.dense_memory FIGURE.svg` measures Semantic FPN on RAVLT-T, one image and one thread, each in a
-process of its own, prints a table and draws it.
+`python -m linvit.analysis.dense_memory FIGURE.svg` measures Semantic FPN on RAVLT-T with one image and one thread, each
+size in a process of its own, prints a table and draws it.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Figures of trained classifiers, each a matplotlib figure that a report embeds."""
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,21 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#555555", "#CC79A7", "#E69F00")
 CURVE_PANELS = (
     ("loss", 1, {"train_loss": "training", "val_loss": "validation", "ema_loss": "validation, moving average"}),
     (
-        "accuracy, %",
+        "validation, %",
         100,
-        {"top1": "top-1", "ema_top1": "top-1, moving average", "top5": "top-5", "ema_top5": "top-5, moving average"},
+        {
+            f"{prefix}{column}": f"{name}{words}"
+            for column, name in {
+                "top1": "top-1",
+                "top5": "top-5",
+                "box_ap": "box AP",
+                "box_ap50": "box AP50",
+                "mask_ap": "mask AP",
+                "mask_ap50": "mask AP50",
+                "miou": "mIoU",
+            }.items()
+            for prefix, words in {"": "", "ema_": ", moving average"}.items()
+        },
     ),
     ("learning rate", 1, {"lr": "lr"}),
 )
@@ -67,10 +80,10 @@ def training_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
     panels = zip(figure.subplots(1, 3), CURVE_PANELS, strict=True)
     epochs = [row["epoch"] for row in rows]
     for axes, (heading, factor, columns) in panels:
-        for (column, label), colour in zip(columns.items(), COLOURS, strict=False):
-            values = [factor * row[column] if column in row else float("nan") for row in rows]
-            if any(value == value for value in values):
-                axes.plot(epochs, values, color=colour, label=label, marker="." if len(rows) < 40 else "")
+        shown = {column: label for column, label in columns.items() if any(column in row for row in rows)}
+        for (column, label), colour in zip(shown.items(), itertools.cycle(COLOURS), strict=False):
+            points = [(epoch, factor * row[column]) for epoch, row in zip(epochs, rows, strict=True) if column in row]
+            axes.plot(*zip(*points, strict=True), color=colour, label=label, marker="." if len(points) < 40 else "")
         axes.set(xlabel="epoch", ylabel=heading)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)

@@ -1,8 +1,11 @@
+import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from tiny_dense import tiny_scenes, write_dense_recipe
 from tiny_run import content, curve, differing
 
+from linvit.cli import main
 from linvit.cli.evaluate import evaluate
 from linvit.cli.restore import restore
 from linvit.cli.train import train
@@ -78,6 +82,40 @@ def test_a_stopped_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     run = train(recipe, resume=True, prints=False)
     assert differing(run, runs(framework), fewest=100) == []
     assert curve(run) == curve(runs(framework))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["mask_rcnn", "upernet"])
+def test_a_killed_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
+    killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 4}}
+    recipe = write_dense_recipe(tmp_path, scenes, framework, trainer={"callbacks": [killer]})
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "linvit.cli", "train", str(recipe)]
+    dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
+    assert dead.returncode == -signal.SIGKILL
+    assert content(tmp_path / "run")["global_step"] == 3
+    run = train(write_dense_recipe(tmp_path, scenes, framework), resume=True, prints=False)
+    assert differing(run, runs(framework), fewest=100) == []
+    assert curve(run) == curve(runs(framework))
+
+
+def test_a_bad_annotation_is_named_before_anything_trains(scenes, tmp_path, capsys):
+    copy = shutil.copytree(scenes / "detection", tmp_path / "copy")
+    path = copy / "annotations" / "instances_train.json"
+    path = path if path.is_file() else copy / "annotations" / "instances_train2017.json"
+    known = json.loads(path.read_text())
+    known["annotations"][2]["category_id"] = 77
+    path.write_text(json.dumps(known))
+    recipe = write_dense_recipe(tmp_path, scenes, "retinanet", data={"root": str(copy)})
+    assert main(["train", str(recipe)]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert path.name in said
+    assert f"{known['annotations'][2]['id']}" in said
+    assert "77" in said
+    mended = ["data.max_bad_annotations=1", "trainer.max_epochs=1"]
+    assert main(["train", str(recipe), *mended, "--resume"]) == 0
+    assert "1 of at most 1" in capsys.readouterr().out
 
 
 def test_the_moving_average_is_measured_too(scenes, tmp_path):
