@@ -67,6 +67,7 @@ class RunFolder(Checkpoint):
         self.drawn = time.monotonic(), 0
         self.rows: list[dict[str, float]] = []
         self.started = time.monotonic()
+        self.validated = False
 
     @property
     def last(self) -> Path:
@@ -88,10 +89,16 @@ class RunFolder(Checkpoint):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.started = time.monotonic()
 
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validated = True
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
+        # Lightning keeps a measure until it is measured again
+        stale = ("train/loss_step",) if self.validated else ("train/loss_step", "val/")
+        self.validated = False
         row |= {
-            _column(key): value.item() for key, value in trainer.callback_metrics.items() if key != "train/loss_step"
+            _column(key): value.item() for key, value in trainer.callback_metrics.items() if not key.startswith(stale)
         }
         row["seconds"] = round(time.monotonic() - self.started, 3)
         earlier = [row[self.monitor] for row in self.rows if self.monitor in row]

@@ -125,6 +125,14 @@ def test_the_moving_average_is_measured_too(scenes, tmp_path):
     assert set(evaluate(restore(run))) == {"raw", "ema"}
 
 
+def test_epochs_without_validation_have_no_measures(scenes, tmp_path):
+    seldom = {"max_epochs": 3, "check_val_every_n_epoch": 2}
+    run = train(write_dense_recipe(tmp_path, scenes, "semantic_fpn", trainer=seldom), prints=False)
+    assert [bool(row["miou"]) for row in curve(run)] == [False, True, False]
+    assert all(row["train_loss"] for row in curve(run))
+    assert (run / "checkpoints" / "best.ckpt").is_file()
+
+
 def test_half_precision_trains(scenes, tmp_path):
     half = {"max_epochs": 1, "precision": "bf16-mixed"}
     for framework in ("mask_rcnn", "upernet"):
