@@ -195,7 +195,7 @@ def _object_pair(
         names[label] + " (crowd)" * crowd for label, crowd in zip(target["labels"], target["iscrowd"], strict=True)
     ]
     said = [
-        f"{names[label]} {100 * score:.0f} %" for label, score in zip(answer["labels"], answer["scores"], strict=True)
+        f"{names[label]}: {100 * score:.0f} %" for label, score in zip(answer["labels"], answer["scores"], strict=True)
     ]
     left, right = (
         draw_objects(shown, part["boxes"], part["labels"].tolist(), words, len(names), _masks(part))

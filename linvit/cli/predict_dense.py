@@ -193,7 +193,7 @@ def object_picture(
     labels = [category_ids.index(row["category_id"]) for row in rows]
     words = [
         class_names[label]
-        + (f" {100 * row['score']:.0f} %" if "score" in row else "")
+        + (f": {100 * row['score']:.0f} %" if "score" in row else "")
         + " (crowd)" * row.get("iscrowd", 0)
         for label, row in zip(labels, rows, strict=True)
     ]
