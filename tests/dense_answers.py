@@ -29,6 +29,11 @@ def write_scenes(folder: Path, val: int = 3) -> Path:
     return folder
 
 
+def pixels(image: Tensor) -> tuple[float, ...]:
+    """Enough of an image to know it again."""
+    return tuple(image[:, 3::40, 3::40].flatten().tolist())
+
+
 class TrueObjects(nn.Module):
     """Finds what the annotations say, of images that come through the same preprocessing."""
 
@@ -36,10 +41,10 @@ class TrueObjects(nn.Module):
 
     def __init__(self, source: Coco) -> None:
         super().__init__()
-        self.targets = {image.sum().item(): target for image, target in source.val_set()}
+        self.targets = {pixels(image): target for image, target in source.val_set()}
 
     def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
-        return [self.found(self.targets[image.sum().item()]) for image in images]
+        return [self.found(self.targets[pixels(image)]) for image in images]
 
     def found(self, target: dict) -> dict[str, Tensor]:
         single = target["iscrowd"] == 0
@@ -53,10 +58,10 @@ class TrueMaps(nn.Module):
     def __init__(self, source: Ade20k) -> None:
         super().__init__()
         self.classes = source.num_classes
-        self.maps = {image.sum().item(): labels for image, labels in source.val_set()}
+        self.maps = {pixels(image): labels for image, labels in source.val_set()}
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = torch.stack([self.maps[image.sum().item()] for image in images])
+        maps = torch.stack([self.maps[pixels(image)] for image in images])
         known = torch.where(maps == 255, 0, maps).repeat_interleave(2, 1).repeat_interleave(2, 2)
         return nn.functional.one_hot(known, self.classes).movedim(-1, 1).float()
 

@@ -95,7 +95,7 @@ def confusion_matrix(confusion: Tensor, class_names: Sequence[str]) -> Figure:
     figure = Figure(figsize=(side + 0.8, side), layout="constrained")
     axes = figure.subplots()
     figure.colorbar(
-        axes.imshow(rows, cmap="Blues", vmin=0, vmax=100), label="of the true class's pixels, %", shrink=0.8
+        axes.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=100), label="of the true class's pixels, %", shrink=0.8
     )
     for row, column in (rows >= 0.5).nonzero().tolist() if len(names) <= WRITTEN else []:
         tone = "white" if rows[row, column] > 50 else "black"
