@@ -16,7 +16,7 @@ LETTERS = 14, 60  # font size in pixels, at least, and the picture's longer side
 TURN = (math.sqrt(5) - 1) / 2  # of the colour circle from one class to the next: never twice the same hue
 TONES = ((0.85, 1.0), (0.5, 1.0), (0.9, 0.65))  # saturation and value, in turn
 SHADE = 0.45
-LISTED = 40  # classes of a legend
+LISTED, ROWS = 40, 8  # classes of a legend at most, and how many stand below each other even beside a low picture
 IGNORED = 255
 IGNORED_COLOR = (128, 128, 128)
 
@@ -54,10 +54,10 @@ def draw_objects(
     palette = class_colors(num_classes)
     colors = [palette[label] for label in labels]
     if masks is not None:
-        owners = torch.full(picture.shape[-2:], -1, dtype=torch.int64)
+        owners = torch.full(picture.shape[-2:], -1, dtype=torch.int32)
         for number, mask in enumerate(masks):
             owners[mask & (owners < 0)] = number
-        drawn = _shaded(drawn, _repeated(owners, factor), torch.tensor(colors))
+        drawn = _shaded(drawn, _repeated(owners, factor), torch.tensor(colors, dtype=torch.int16))
     size = _letters(drawn)
     boxes = boxes.float().cpu() * factor
     drawn = draw_bounding_boxes(drawn, boxes.flip(0), colors=colors[::-1], width=max(2, size // 6))
@@ -73,23 +73,24 @@ def draw_map(picture: Tensor, labels: Tensor, class_names: Sequence[str]) -> Ten
         class_names: one a class.
     """
     factor = _enlargement(picture)
-    palette = torch.tensor([*class_colors(len(class_names)), IGNORED_COLOR])
-    known = torch.where(labels == IGNORED, len(class_names), labels.long())
+    palette = torch.tensor([*class_colors(len(class_names)), IGNORED_COLOR], dtype=torch.int16)
+    known = torch.where(labels == IGNORED, len(class_names), labels.int())
     drawn = _shaded(_enlarged(picture, factor), _repeated(known, factor), palette)
-    return torch.cat([drawn, _legend(known, class_names, palette, drawn)], dim=2)
+    return side_by_side(drawn, _legend(known, class_names, palette, drawn), 0)
 
 
-def side_by_side(left: Tensor, right: Tensor) -> Tensor:
-    """Two pictures beside each other, with a white gap; the lower one is filled up below."""
+def side_by_side(left: Tensor, right: Tensor, gap: int = 10) -> Tensor:
+    """Two pictures beside each other, with so many white pixels between; the lower one is filled up below."""
     height = max(left.shape[1], right.shape[1])
-    gap = max(4, left.shape[2] // 60)
-    filled = [F.pad(one, [0, 0, gap, height - one.shape[1]], fill=255) for one in (left, right)]
-    return torch.cat(filled, dim=2)[..., :-gap]
+    left, right = (
+        F.pad(one, [0, 0, between, height - one.shape[1]], fill=255) for one, between in ((left, gap), (right, 0))
+    )
+    return torch.cat([left, right], dim=2)
 
 
 def shares(labels: Tensor, num_classes: int) -> list[tuple[int, float]]:
     """(class, share of the pixels in 0..1) of the classes that occur in a map, the largest first."""
-    counts = torch.bincount(labels.flatten().long(), minlength=num_classes)[:num_classes]
+    counts = torch.bincount(labels.flatten(), minlength=num_classes)[:num_classes]
     order = counts.argsort(descending=True, stable=True).tolist()
     return [(place, counts[place].item() / labels.numel()) for place in order if counts[place]]
 
@@ -170,17 +171,18 @@ def _ink(color: tuple[int, int, int]) -> str:
 
 
 def _legend(labels: Tensor, class_names: Sequence[str], palette: Tensor, picture: Tensor) -> Tensor:
-    """White, as high as the picture, with a square, name and share of each class, in as many columns as it takes."""
+    """White, with a square, name and share of each class, in as many columns as the picture's height makes it."""
     size = _letters(picture)
     font, row = _font(size), 3 * size // 2
     names = [*class_names, "not labelled"]
     entries = [(place, f"{names[place]}  {100 * share:.1f} %") for place, share in shares(labels, len(names))]
     entries, more = entries[:LISTED], len(entries) - LISTED
     column = 3 * size + max(math.ceil(font.getlength(words)) for _, words in entries)
-    each = max(1, (picture.shape[1] - size) // row)
     if more > 0:
         entries.append((-1, f"and {more} more"))
-    image = Image.new("RGB", (column * math.ceil(len(entries) / each), picture.shape[1]), "white")
+    height = max(picture.shape[1], size + row * min(len(entries), ROWS))
+    each = (height - size) // row
+    image = Image.new("RGB", (column * math.ceil(len(entries) / each), height), "white")
     draw = ImageDraw.Draw(image)
     for number, (place, words) in enumerate(entries):
         x, y = number // each * column + size // 2, number % each * row + size // 2

@@ -57,17 +57,20 @@ def test_a_map_has_its_colors_and_a_legend():
     assert shares(labels, 3) == [(0, 39 * 25 / 2000), (2, 39 * 25 / 2000)]
 
 
-@pytest.mark.parametrize("size", [(100, 700), (700, 100)])
+@pytest.mark.parametrize("size", [(3, 700), (100, 700), (700, 100)])
 def test_a_legend_of_many_classes_and_any_shape(size):
     labels = (torch.arange(size[0] * size[1]) % 150).reshape(size)
     drawn = draw_map(torch.zeros(3, *size, dtype=torch.uint8), labels, [f"class {number}" for number in range(150)])
-    assert drawn.shape[1] == size[0]
-    assert drawn.shape[2] > size[1]
+    letters = dense_pictures.LETTERS[0]
+    assert drawn.shape[1] == max(size[0], letters + dense_pictures.ROWS * (3 * letters // 2))
+    legend = drawn[..., size[1] :]
+    assert legend.shape[2] > 100
+    assert (legend[:, -letters // 2 :] == 255).all(), "nothing is cut"
 
 
 def test_pictures_of_two_heights_stand_side_by_side():
     both = side_by_side(torch.zeros(3, 10, 20, dtype=torch.uint8), torch.zeros(3, 30, 20, dtype=torch.uint8))
-    assert both.shape == (3, 30, 44)
+    assert both.shape == (3, 30, 50)
     assert both[:, 20, 5].tolist() == [255, 255, 255]
 
 
