@@ -74,7 +74,7 @@ def learning_curves(trained: Sequence[Trained]) -> Figure:
 def training_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
     """Losses, scores in percent and learning rate of one run over its epochs; rows as in its metrics.csv."""
     figure = Figure(figsize=(12, 3.4), layout="constrained")
-    panels = zip(figure.subplots(1, 3), CURVE_PANELS, strict=True)
+    panels = zip(figure.subplots(1, 3, sharex=True), CURVE_PANELS, strict=True)
     for axes, (heading, factor, columns) in panels:
         known = {column: [row for row in rows if column in row] for column in columns}  # some epochs do not validate
         for column, colour in zip(filter(known.get, columns), COLOURS, strict=False):

@@ -25,6 +25,7 @@ from linvit.tasks.average_precision import average_precision_by_class
 from linvit.tasks.segmentation import IGNORED, overlaps_by_class
 
 SHOWN, PAIRS = 8, 20
+UNBROKEN = "\N{NO-BREAK SPACE}"
 
 Section = tuple[str, Sequence[str]]
 
@@ -64,13 +65,14 @@ def _summary(
 ) -> list[str]:
     words = {"raw": "raw", "ema": "moving average"}
     rows = [
-        {"weights": words[name]} | {HEADINGS.get(key, key): cell(key, value) for key, value in row.items()}
+        {"weights": words[name]}
+        | {HEADINGS.get(key, key): cell(key, value).replace(" ", UNBROKEN) for key, value in row.items()}
         for name, row in measured.items()
     ]
     about = restored.preprocessing
     assert isinstance(about, DensePreprocessing)
     count = measured["raw"]["images"]
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     told = (
         f"{restored.name}, {sum(one.numel() for one in network.parameters()):,} parameters,"
         f" {len(restored.class_names)} classes; images scaled to fit {about.short_side} px on their short side and"
