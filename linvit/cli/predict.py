@@ -108,8 +108,8 @@ def check_output(path: str | Path) -> Path:
     """The path itself; raises ValueError for an ending that cannot be written."""
     if Path(path).suffix not in WRITERS:
         raise ValueError(
-            f"The output {path} has an unknown ending: a classifier's answers go into one {' or '.join(WRITERS)} file"
-            " (folders are for detectors and segmentors)."
+            f"The output {path} has an unknown ending: only {' and '.join(WRITERS)} can be written of a classifier's"
+            " answers, folders of those of detectors and segmentors."
         )
     return Path(path)
 
