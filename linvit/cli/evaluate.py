@@ -69,11 +69,12 @@ def show(measured: dict[str, dict[str, float]], path: Path, as_json: bool = Fals
     for name in measured["raw"]:
         table.add_column(HEADINGS.get(name, name), justify="right")
     for kind, row in measured.items():
-        table.add_row(kind, *(_cell(name, value) for name, value in row.items()))
+        table.add_row(kind, *(cell(name, value) for name, value in row.items()))
     show_table(table)
 
 
-def _cell(name: str, value: float) -> str:
+def cell(name: str, value: float) -> str:
+    """A measure as it stands in tables."""
     if name == "images":
         return f"{value:,}"
     return f"{value:.4f}" if name == "loss" else f"{100 * value:.2f} %"

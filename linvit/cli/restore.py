@@ -5,37 +5,54 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from timm.data import ImageNetInfo, resolve_data_config
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo, resolve_data_config
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from linvit.cli.tasks import TASKS
 from linvit.data import SOURCES, DensePreprocessing, ImageFolder, ImageSource, Preprocessing
+from linvit.data.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.files import read_checkpoint
+from linvit.models.frameworks import SEGMENTORS
 from linvit.released import load_released
 from linvit.tasks import Classification, Detection, Task
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.classification import check_model
 
 PREFERRED = (BEST, LAST)
+IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 
 
 @dataclass
 class Restored:
-    """A task with its weights, the names of its classes, its input, and the data it was trained on."""
+    """A task with its weights, the names of its classes, its input, and the data it was trained on.
+
+    Of detectors and segmentors, name says framework and backbone; of detectors, category_ids the number of each class
+    in files in COCO's format.
+    """
 
     task: Task
     class_names: list[str]
     preprocessing: Preprocessing | DensePreprocessing
     data: dict[str, Any] | None
     path: Path
+    name: str | None = None
+    category_ids: list[int] | None = None
+
+    @property
+    def dense(self) -> bool:
+        """Whether this is a detector or segmentor."""
+        return isinstance(self.preprocessing, DensePreprocessing)
 
 
 def restore(
     run: str | Path | None,
     model: str | None = None,
     checkpoint: str | Path | None = None,
-    num_classes: int | None = None,
+    framework: str | None = None,
 ) -> Restored:
     """Rebuilds a run from its folder (best checkpoint) or checkpoint, or a named model from a file of weights.
+
+    With framework, model is the backbone of a released detector of COCO's or segmentor of ADE20K's classes.
 
     Raises ValueError with one sentence for a missing, damaged or foreign checkpoint.
     """
@@ -43,11 +60,15 @@ def restore(
         raise ValueError("Nothing to read: give a run's folder or a checkpoint, or both --model and --checkpoint.")
     if run is not None and model is not None:
         raise ValueError("Two networks to read: give either a run or checkpoint, or --model with --checkpoint.")
+    if framework is not None and model is None:
+        raise ValueError("--framework needs --model, the backbone: a run names its own framework, so leave it out.")
     if model is None:
         return _from_run(_checkpoint_path(Path(run)))  # type: ignore[arg-type]
     if checkpoint is None:
         raise ValueError("--model needs --checkpoint: the file of weights, released or converted.")
-    return _from_weights(model, Path(checkpoint))
+    return (
+        _from_dense_weights(framework, model, Path(checkpoint)) if framework else _from_weights(model, Path(checkpoint))
+    )
 
 
 def _checkpoint_path(run: Path) -> Path:
@@ -83,7 +104,37 @@ def _from_run(path: Path) -> Restored:
             f"The weights in {path} do not fit the model {model.get('name') or model['framework']!r} that it names: the"
             " file is damaged, or was written by a version in which that model was another."
         ) from error
-    return Restored(task, about["class_names"], preprocessing, recipe["data"], path)
+    category_ids = about.get("category_ids") or list(range(1, len(about["class_names"]) + 1))
+    dense = {} if name == "classification" else {"name": _dense_name(**model)}
+    detector = {"category_ids": category_ids} if name == "detection" else {}
+    return Restored(task, about["class_names"], preprocessing, recipe["data"], path, **dense, **detector)
+
+
+def _from_dense_weights(framework: str, backbone: str, path: Path) -> Restored:
+    check_model(backbone)
+    model = {"framework": framework, "backbone": backbone}
+    if framework in SEGMENTORS:
+        names = [str(number) for number in range(1, ADE20K_CLASSES + 1)]
+        task: Task = TASKS["segmentation"](model, len(names))
+        restored = Restored(task, names, DensePreprocessing(2048, 512, *IMAGENET), None, path, _dense_name(**model))
+    else:
+        categories = _coco_categories()
+        task = TASKS["detection"](model, len(categories))
+        about = DensePreprocessing(1333, 800, *IMAGENET)
+        names = list(categories.values())
+        restored = Restored(task, names, about, None, path, _dense_name(**model), list(categories))
+    load_released(task.network, path)
+    return restored
+
+
+def _dense_name(framework: str, backbone: str, **kwargs: Any) -> str:
+    return f"{framework} on {backbone}"
+
+
+def _coco_categories() -> dict[int, str]:
+    """The 80 categories by their ids; torchvision's weights name them, among numbers without a category."""
+    names = MaskRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
+    return {number: name for number, name in enumerate(names) if number and name != "N/A"}
 
 
 def _from_weights(model: str, path: Path) -> Restored:

@@ -150,12 +150,15 @@ def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: 
 def _about(cli: RecipeCLI) -> dict[str, Any]:
     """What a checkpoint says of itself: enough to rebuild network, classes and preprocessing without the recipe."""
     source = cli.datamodule
-    return {
+    about = {
         "format": FORMAT,
         "recipe": cli.resolved(),
         "class_names": list(source.class_names),
         "preprocessing": asdict(source.preprocessing),
     }
+    if hasattr(source, "annotations"):
+        about["category_ids"] = list(source.annotations("train").category_ids)
+    return about
 
 
 def _draws(folder: Path) -> Callable[[list[dict[str, float]]], None]:

@@ -73,10 +73,19 @@ def overlaps(confusion: Tensor) -> dict[str, Tensor]:
 
     Classes that occur nowhere are left out of miou, those that the truth lacks of class_accuracy.
     """
+    overlap, accuracy, true = overlaps_by_class(confusion)
+    return {
+        "miou": torch.nanmean(overlap).float(),
+        "pixel_accuracy": (confusion.diag().sum() / true.sum()).float(),
+        "class_accuracy": torch.nanmean(accuracy).float(),
+    }
+
+
+def overlaps_by_class(confusion: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(classes,) intersection over union and accuracy in 0..1, NaN without pixels, and number of true pixels.
+
+    confusion: counts (true class, answered class).
+    """
     counts = confusion.double()
     right, true, answered = counts.diag(), counts.sum(1), counts.sum(0)
-    return {
-        "miou": torch.nanmean(right / (true + answered - right)).float(),
-        "pixel_accuracy": (right.sum() / true.sum()).float(),
-        "class_accuracy": torch.nanmean(right / true).float(),
-    }
+    return right / (true + answered - right), right / true, true

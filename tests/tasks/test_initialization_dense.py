@@ -45,6 +45,16 @@ def test_a_classifier_gives_the_backbone_alone(build, tmp_path):
         assert torch.equal(own[f"{network.backbone_prefix}body.{key}"], classifier.state_dict()[key])
 
 
+def test_a_detector_gives_a_segmentor_its_backbone(tmp_path):
+    trained, network = detector(seed=5), segmentor()
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    before = copied(network)
+    assert initialize(network, tmp_path / "weights.pth").endswith(": its backbone; neck and heads begin anew.")
+    theirs = trained.backbone.body.state_dict()
+    assert all(torch.equal(value, theirs[key]) for key, value in network.backbone.state_dict().items())
+    assert changed(network, before) <= {f"backbone.{key}" for key in theirs}
+
+
 @pytest.mark.parametrize("build", [segmentor, detector])
 def test_a_whole_network_gives_everything(build, tmp_path):
     trained, network = build(seed=5), build()
