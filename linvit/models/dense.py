@@ -18,7 +18,6 @@ from linvit.models.pyramid import Pyramid
 
 _STRIDES = (4, 8, 16, 32)
 _DEEPER = ("body.body.", "body.norms.")
-_RELEASED = ("patch_embed.", "layers.", "extra_norms.")
 _CLASSIFIER = ("proj.", "norm.", "head.", "final_conv.", "dist_head.")
 
 
