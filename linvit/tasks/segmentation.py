@@ -1,5 +1,6 @@
 """Semantic segmentation: cross entropy over pixels, and the mean intersection over union."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class Segmentation(Task):
         network: Takes images, gives logits, in training also those of an auxiliary head: {"out": …, "aux": …}.
         num_classes: Number of classes of the data.
         aux_weight: Weight of the auxiliary head's loss.
+        class_weights: Weight of each class's pixels in the loss; null for 1.
         kwargs: Those of Task.
 
     miou is the mean over the classes that occur in truth or answer of intersection over union of all pixels of all
@@ -28,9 +30,23 @@ class Segmentation(Task):
 
     score = "miou"
 
-    def __init__(self, network: nn.Module, num_classes: int, aux_weight: float = 0.4, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        num_classes: int,
+        aux_weight: float = 0.4,
+        class_weights: Sequence[float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(network, **kwargs)
         self.aux_weight = aux_weight
+        if class_weights is not None and len(class_weights) != num_classes:
+            raise ValueError(
+                f"task.class_weights has {len(class_weights)} numbers, but the data has {num_classes} classes: give one"
+                " for each."
+            )
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.register_buffer("class_weights", weights, persistent=False)
         self.confusion = nn.ModuleDict(
             {kind: MulticlassConfusionMatrix(num_classes, ignore_index=IGNORED) for kind in self.networks()}
         )
@@ -40,10 +56,13 @@ class Segmentation(Task):
         images, maps = batch
         logits = self.network(images.contiguous(memory_format=self.memory_format))
         if isinstance(logits, dict):
-            loss = pixel_loss(logits["out"], maps) + self.aux_weight * pixel_loss(logits["aux"], maps)
+            loss = self._loss(logits["out"], maps) + self.aux_weight * self._loss(logits["aux"], maps)
         else:
-            loss = pixel_loss(logits, maps)
+            loss = self._loss(logits, maps)
         return self.learn(loss, len(images))
+
+    def _loss(self, logits: Tensor, maps: Tensor) -> Tensor:
+        return pixel_loss(logits, maps, self.class_weights)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, maps = batch
@@ -63,9 +82,10 @@ class Segmentation(Task):
         self.images.reset()
 
 
-def pixel_loss(logits: Tensor, maps: Tensor) -> Tensor:
+def pixel_loss(logits: Tensor, maps: Tensor, class_weights: Tensor | None = None) -> Tensor:
     """Cross entropy, summed over the pixels that count and divided by all, as mmsegmentation 0.13 does."""
-    return cross_entropy(logits.float(), maps, ignore_index=IGNORED, reduction="sum") / maps.numel()
+    total = cross_entropy(logits.float(), maps, class_weights, ignore_index=IGNORED, reduction="sum")
+    return total / maps.numel()
 
 
 def overlaps(confusion: Tensor) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from linvit.tasks.segmentation import IGNORED, overlaps, pixel_loss
+from linvit.tasks.segmentation import IGNORED, Segmentation, overlaps, pixel_loss
 
 
 def test_overlaps_are_those_of_all_pixels_together():
@@ -40,3 +40,16 @@ def test_the_loss_is_divided_by_all_pixels():
     assert pixel_loss(logits, maps).item() == pytest.approx(by_hand.item(), rel=1e-6)
     maps[:] = IGNORED
     assert pixel_loss(logits, maps).item() == 0.0
+
+
+def test_weights_of_classes_scale_their_pixels():
+    torch.manual_seed(0)
+    logits, maps = torch.randn(1, 3, 4, 4), torch.randint(0, 3, (1, 4, 4))
+    each = -logits.log_softmax(1).gather(1, maps[:, None])[:, 0]
+    weights = torch.tensor([0.5, 1.0, 2.0])
+    assert pixel_loss(logits, maps, weights).item() == pytest.approx((each * weights[maps]).mean().item(), rel=1e-6)
+
+
+def test_weights_for_other_classes_are_refused():
+    with pytest.raises(ValueError, match=r"class_weights has 2 numbers, but the data has 3 classes"):
+        Segmentation(torch.nn.Conv2d(3, 3, 1), 3, class_weights=[1.0, 1.0])
