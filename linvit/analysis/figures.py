@@ -12,16 +12,26 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from linvit.analysis.probe import Probe, probe
-from linvit.files import replacing
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#555555", "#CC79A7", "#E69F00")
 
 CURVE_PANELS = (
     ("loss", 1, {"train_loss": "training", "val_loss": "validation", "ema_loss": "validation, moving average"}),
     (
-        "accuracy, %",
+        "score, %",
         100,
-        {"top1": "top-1", "ema_top1": "top-1, moving average", "top5": "top-5", "ema_top5": "top-5, moving average"},
+        {
+            f"{prefix}{name}": f"{label}{suffix}"
+            for name, label in {
+                "top1": "top-1",
+                "top5": "top-5",
+                "box_ap": "box AP",
+                "mask_ap": "mask AP",
+                "miou": "mIoU",
+                "pixel_accuracy": "right pixels",
+            }.items()
+            for prefix, suffix in {"": "", "ema_": ", moving average"}.items()
+        },
     ),
     ("learning rate", 1, {"lr": "lr"}),
 )
@@ -62,15 +72,14 @@ def learning_curves(trained: Sequence[Trained]) -> Figure:
 
 
 def training_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
-    """Losses, accuracies in percent and learning rate of one run over its epochs; rows as in its metrics.csv."""
+    """Losses, scores in percent and learning rate of one run over its epochs; rows as in its metrics.csv."""
     figure = Figure(figsize=(12, 3.4), layout="constrained")
-    panels = zip(figure.subplots(1, 3), CURVE_PANELS, strict=True)
-    epochs = [row["epoch"] for row in rows]
+    panels = zip(figure.subplots(1, 3, sharex=True), CURVE_PANELS, strict=True)
     for axes, (heading, factor, columns) in panels:
-        for (column, label), colour in zip(columns.items(), COLOURS, strict=False):
-            values = [factor * row[column] if column in row else float("nan") for row in rows]
-            if any(value == value for value in values):
-                axes.plot(epochs, values, color=colour, label=label, marker="." if len(rows) < 40 else "")
+        known = {column: [row for row in rows if column in row] for column in columns}  # some epochs do not validate
+        for column, colour in zip(filter(known.get, columns), COLOURS, strict=False):
+            epochs, values = zip(*((row["epoch"], factor * row[column]) for row in known[column]), strict=True)
+            axes.plot(epochs, values, color=colour, label=columns[column], marker="." if len(epochs) < 40 else "")
         axes.set(xlabel="epoch", ylabel=heading)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
@@ -171,15 +180,6 @@ def svg(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg")
     return buffer.getvalue()
-
-
-def write_figure(figure: Figure, stem: Path) -> None:
-    """Writes stem.png and stem.svg, each whole or not at all."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # laid out once, not for every file
-    for kind in ("png", "svg"):
-        with replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary:
-            figure.savefig(temporary, format=kind, dpi=130)
 
 
 def _draw_scores(axes: Axes, shown: Tensor, first: Probe, index: int, point: tuple[int, int]) -> None:

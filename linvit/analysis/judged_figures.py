@@ -12,23 +12,35 @@ from linvit.analysis.judged import Judged, Pair, calibration, expected_calibrati
 
 SHOWN = 20  # classes at either end
 LONGEST = 28  # characters of a class name
+CONFUSED, WRITTEN = 30, 16  # classes of a confusion matrix at most, and those whose numbers are written
 
 
 def class_accuracies(judged: Judged) -> Figure:
     """Accuracy of every class, or of the best and the worst 20 beside the distribution over all of them."""
-    accuracy, counts = per_class(judged)
-    known = counts.nonzero().flatten()
-    order = known[accuracy[known].argsort(stable=True)].tolist()
+    return class_shares(per_class(judged)[0], judged.class_names, "accuracy")
+
+
+def class_shares(shares: Tensor, class_names: Sequence[str], measure: str) -> Figure:
+    """A measure in 0..1 of every class that has one (not NaN), or of the best and the worst 20 and their distribution.
+
+    shares: (classes,).
+    """
+    known = (~shares.isnan()).nonzero().flatten()
+    order = known[shares[known].argsort(stable=True)].tolist()
+
+    def bars(axes: Axes, places: Sequence[int], title: str) -> None:
+        _bars(axes, [_short(class_names[place]) for place in places], shares[places], f"{measure}, %", title)
+
     if len(order) <= 2 * SHOWN:
         figure = Figure(figsize=(8, 0.9 + 0.24 * len(order)), layout="constrained")
-        _bars(figure.subplots(), judged, accuracy, order, "")
+        bars(figure.subplots(), order, "")
         return figure
     figure = Figure(figsize=(12, 6.2), layout="constrained")
     worst, best, every = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
-    _bars(worst, judged, accuracy, order[:SHOWN], f"the {SHOWN} worst")
-    _bars(best, judged, accuracy, order[: -SHOWN - 1 : -1], f"the {SHOWN} best")
-    every.hist(100 * accuracy[known].numpy(), bins=20, range=(0, 100), color=COLOURS[0])
-    every.set(xlabel="accuracy, %", ylabel="classes", title=f"all {len(order):,} classes")
+    bars(worst, order[:SHOWN], f"the {SHOWN} worst")
+    bars(best, order[: -SHOWN - 1 : -1], f"the {SHOWN} best")
+    every.hist(100 * shares[known].numpy(), bins=20, range=(0, 100), color=COLOURS[0])
+    every.set(xlabel=f"{measure}, %", ylabel="classes", title=f"all {len(order):,} classes")
     every.grid(alpha=0.3)
     return figure
 
@@ -67,10 +79,37 @@ def calibration_curve(judged: Judged) -> Figure:
     return figure
 
 
-def _bars(axes: Axes, judged: Judged, accuracy: Tensor, order: Sequence[int], title: str) -> None:
-    axes.barh(range(len(order)), [100 * accuracy[place].item() for place in order], color=COLOURS[0])
-    axes.set_yticks(range(len(order)), [_short(judged.class_names[place]) for place in order], fontsize=8)
-    axes.set(xlabel="accuracy, %", xlim=(0, 100), ylim=(len(order) - 0.4, -0.6), title=title)
+def confusion_matrix(confusion: Tensor, class_names: Sequence[str]) -> Figure:
+    """Shares of each true class's pixels by the class they are given; of many classes those most often wrong.
+
+    confusion: counts (true class, answered class).
+    """
+    counts = confusion.double()
+    wrong = counts.sum(1) + counts.sum(0) - 2 * counts.diag()
+    places = wrong.argsort(descending=True, stable=True)[:CONFUSED].sort().values
+    rows = 100 * (counts / counts.sum(1, keepdim=True))[places][:, places]
+    names = [_short(class_names[place]) for place in places.tolist()]
+    side = 1.8 + (0.5 if len(names) <= WRITTEN else 0.27) * len(names)
+    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    axes = figure.subplots()
+    figure.colorbar(
+        axes.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=100), label="of the true class's pixels, %", shrink=0.8
+    )
+    for row, column in (rows >= 0.5).nonzero().tolist() if len(names) <= WRITTEN else []:
+        tone = "white" if rows[row, column] > 50 else "black"
+        axes.text(column, row, f"{rows[row, column]:.0f}", ha="center", va="center", fontsize=8, color=tone)
+    axes.set_xticks(range(len(names)), names, fontsize=8, rotation=90)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set(xlabel="answered", ylabel="true")
+    if len(names) < len(class_names):
+        axes.set_title(f"the {len(names)} of {len(class_names)} classes with most wrong pixels", fontsize=10)
+    return figure
+
+
+def _bars(axes: Axes, names: Sequence[str], shares: Tensor, label: str, title: str) -> None:
+    axes.barh(range(len(names)), (100 * shares).tolist(), color=COLOURS[0])
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set(xlabel=label, xlim=(0, 100), ylim=(len(names) - 0.4, -0.6), title=title)
     axes.grid(axis="x", alpha=0.3)
 
 

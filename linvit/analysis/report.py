@@ -2,10 +2,13 @@
 
 import base64
 import html
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from torch import Tensor
+from torchvision.transforms.v2.functional import to_pil_image
 
 from linvit.analysis.figures import svg
 from linvit.files import replacing
@@ -30,6 +33,14 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
 def picture(figure: Figure, description: str) -> str:
     """A figure as an image inside the page."""
     return drawn(svg(figure), description)
+
+
+def photo(pixels: Tensor, description: str) -> str:
+    """uint8 (3, height, width) as an image inside the page."""
+    buffer = io.BytesIO()
+    to_pil_image(pixels).save(buffer, format="JPEG", quality=88, subsampling=0)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="{html.escape(description)}" src="data:image/jpeg;base64,{data}">'
 
 
 def drawn(image: str, description: str) -> str:

@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 WRONG_USE, SOME_FAILED, STOPPED = 2, 1, 130
 LISTED = 8
@@ -124,12 +125,18 @@ def _network_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--checkpoint", metavar="FILE", help="weights of --model, released (.pth) or converted")
 
 
+def _framework_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--framework", metavar="NAME", help="such as mask_rcnn, for a released one on --model")
+
+
 def _eval_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
-        "linvit eval (RUN | CHECKPOINT | --model NAME --checkpoint FILE) [--data DATA] [--json] [--report [FILE]]"
+        "linvit eval (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) [--data DATA] [--json]"
+        " [--report [FILE]]"
     )
     command.add_argument("path", metavar="RUN", nargs="?", help="a run's folder or a checkpoint of it")
     _network_arguments(command)
+    _framework_argument(command)
     command.add_argument("--data", help="digits, or a folder of class folders; by default the data of the run")
     command.add_argument("--workers", type=int, help="processes that read images")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -140,12 +147,13 @@ def _eval(options: argparse.Namespace) -> int:
     from linvit.cli.evaluate import evaluate, show
     from linvit.cli.restore import restore
 
-    restored = restore(options.path, options.model, options.checkpoint)
+    restored = restore(options.path, options.model, options.checkpoint, options.framework)
     measured = evaluate(restored, options.data, options.workers)
     show(measured, restored.path, as_json=options.json)
     if options.report is not None:
-        from linvit.cli.judge import report_path, write_report
+        from linvit.cli import judge, judge_dense
 
+        report_path, write_report = judge.report_path, (judge_dense if restored.dense else judge).write_report
         page = report_path(restored, options.report)
         write_report(restored, measured, page, options.data, options.workers)
         print(f"{page} is the page to look at.", file=sys.stderr)
@@ -153,33 +161,62 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _predict_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = "linvit predict (RUN | CHECKPOINT | --model NAME --checkpoint FILE) IMAGE_OR_FOLDER ... [--topk 5]"
+    command.usage = (
+        "linvit predict (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) IMAGE_OR_FOLDER ..."
+        " [--topk N] [--threshold SCORE] [--weights raw|ema] [--output FILE|FOLDER]"
+    )
     command.add_argument("paths", metavar="PATH", nargs="+", help="a run or checkpoint, then image files or folders")
     _network_arguments(command)
-    command.add_argument("--topk", type=int, default=5, help="how many classes an image (5)")
+    _framework_argument(command)
+    command.add_argument("--topk", type=int, help="how many classes an image (5), for classifiers")
+    command.add_argument("--threshold", type=float, help="least score of an object that is drawn (0.5), for detectors")
     command.add_argument("--weights", choices=("raw", "ema"), help="by default the moving average where there is one")
-    command.add_argument("--output", metavar="FILE", help="write a .csv or .json file instead of a table")
+    command.add_argument(
+        "--output", metavar="PATH", help="instead of a table, a .csv or .json file, for dense tasks a folder"
+    )
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from linvit.cli.predict import check_output, predict, show, write
     from linvit.cli.restore import restore
 
     run, *images = options.paths if options.model is None else [None, *options.paths]
     if not images:
         raise ValueError("There is nothing to predict: give image files or folders after the run or checkpoint.")
+    restored = restore(run, options.model, options.checkpoint, options.framework)
+    complaints = (_predict_dense if restored.dense else _predict_classes)(options, restored, images)
+    for complaint in complaints:
+        _say(f"linvit: {complaint}", SOME_FAILED)
+    return SOME_FAILED if complaints else 0
+
+
+def _predict_classes(options: argparse.Namespace, restored: Any, images: Sequence[str]) -> list[str]:
+    from linvit.cli.predict import check_output, predict, show, write
+
+    if options.threshold is not None:
+        raise ValueError("--threshold is for detectors, but this is a classifier: leave it out.")
     if options.output:
         check_output(options.output)
-    restored = restore(run, options.model, options.checkpoint)
-    predictions, complaints = predict(restored, images, options.topk, options.weights)
+    topk = 5 if options.topk is None else options.topk
+    predictions, complaints = predict(restored, images, topk, options.weights)
     if options.output:
         write(predictions, options.output)
         print(f"{len(predictions)} predictions in {options.output}")
     else:
         show(predictions)
-    for complaint in complaints:
-        _say(f"linvit: {complaint}", SOME_FAILED)
-    return SOME_FAILED if complaints else 0
+    return complaints
+
+
+def _predict_dense(options: argparse.Namespace, restored: Any, images: Sequence[str]) -> list[str]:
+    from linvit.cli.predict_dense import predict_dense, show
+
+    if options.topk is not None:
+        raise ValueError("--topk is for classifiers, but this is a detector or segmentor: leave it out.")
+    told, complaints = predict_dense(restored, images, options.threshold, options.weights, options.output)
+    if options.output:
+        print(f"{len(told)} images looked at, pictures and predictions in {options.output}")
+    else:
+        show(told)
+    return complaints
 
 
 def _convert_arguments(command: argparse.ArgumentParser) -> None:
@@ -332,8 +369,8 @@ def _data(options: argparse.Namespace) -> int:
 
 COMMANDS = {
     "train": (_train_arguments, _train, "Train what a recipe says, into a folder; stop and go on at any time."),
-    "eval": (_eval_arguments, _eval, "Measure top-1 and top-5 of a run, every image once."),
-    "predict": (_predict_arguments, _predict, "Name the classes of image files."),
+    "eval": (_eval_arguments, _eval, "Measure accuracy, AP or mIoU of a run, every image once."),
+    "predict": (_predict_arguments, _predict, "Name the classes of image files, or draw their objects or regions."),
     "analyze": (_analyze_arguments, _analyze, "Measure ranks, scores and magnitudes inside a network's attention."),
     "convert": (_convert_arguments, _convert, "Turn released weights into a file that timm reads."),
     "demo": (_demo_arguments, _demo, "Train four small networks on real digits and write a page to look at."),

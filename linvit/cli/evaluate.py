@@ -1,4 +1,4 @@
-"""`linvit eval`: top-1 and top-5 over every image once, for the raw weights and their moving average."""
+"""`linvit eval`: the task's measures over every image once, for the raw weights and their moving average."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,35 @@ from linvit.cli.restore import Restored, source_for
 from linvit.cli.screen import bars, quiet_lightning
 from linvit.cli.screen import show as show_table
 
+HEADINGS = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "miou": "mIoU",
+    "pixel_accuracy": "pixels",
+    "class_accuracy": "mean of classes",
+    **{
+        f"{part}_{name}": f"{part} {heading}"
+        for part in ("box", "mask")
+        for name, heading in {
+            "ap": "AP",
+            "ap50": "AP50",
+            "ap75": "AP75",
+            "ap_small": "AP small",
+            "ap_medium": "medium",
+            "ap_large": "large",
+        }.items()
+    },
+}
+
 
 def evaluate(
     restored: Restored, data: str | None = None, num_workers: int | None = None, **trainer: Any
 ) -> dict[str, dict[str, float]]:
-    """{"raw": …, "ema": …}, each with top1 and top5 in 0..1, loss and images; `trainer` are Lightning's arguments."""
+    """{"raw": …, "ema": …}, each with the task's measures, in 0..1 but for the loss, and the number of images.
+
+    They are top1, top5 and loss; miou, pixel_accuracy and class_accuracy; or box_ap, box_ap50 … and mask_ap …
+    `trainer` are Lightning's arguments.
+    """
     shown = bars()
     settings = {
         "logger": False,
@@ -25,18 +49,14 @@ def evaluate(
         "callbacks": shown,
         "use_distributed_sampler": False,
     }
-    loader = source_for(restored, data, num_workers).val_dataloader()
+    source = source_for(restored, data, num_workers)
     with quiet_lightning():
-        measured = Trainer(**settings | trainer).validate(restored.task, loader, verbose=False)[0]
-    return {
-        kind: {name: measured[f"val/{_prefix(kind)}{name}"] for name in ("top1", "top5", "loss")}
-        | {"images": int(measured["val/images"])}
-        for kind in restored.task.networks()
-    }
-
-
-def _prefix(kind: str) -> str:
-    return "" if kind == "raw" else f"{kind}_"
+        logged = Trainer(**settings | trainer).validate(restored.task, datamodule=source, verbose=False)[0]
+    measured = {key.removeprefix("val/"): value for key, value in logged.items()}
+    images = {"images": int(measured.pop("images"))}
+    ema = {key.removeprefix("ema_"): value for key, value in measured.items() if key.startswith("ema_")}
+    raw = {key: value for key, value in measured.items() if not key.startswith("ema_")}
+    return {"raw": raw | images} | ({"ema": ema | images} if ema else {})
 
 
 def show(measured: dict[str, dict[str, float]], path: Path, as_json: bool = False) -> None:
@@ -46,9 +66,15 @@ def show(measured: dict[str, dict[str, float]], path: Path, as_json: bool = Fals
         return
     table = Table(title=str(path))
     table.add_column("weights")
-    for heading in ("top-1", "top-5", "loss", "images"):
-        table.add_column(heading, justify="right")
+    for name in measured["raw"]:
+        table.add_column(HEADINGS.get(name, name), justify="right")
     for kind, row in measured.items():
-        shares = (f"{100 * row[name]:.2f} %" for name in ("top1", "top5"))
-        table.add_row(kind, *shares, f"{row['loss']:.4f}", f"{row['images']:,}")
+        table.add_row(kind, *(cell(name, value) for name, value in row.items()))
     show_table(table)
+
+
+def cell(name: str, value: float) -> str:
+    """A measure as it stands in tables."""
+    if name == "images":
+        return f"{value:,}"
+    return f"{value:.4f}" if name == "loss" else f"{100 * value:.2f} %"

@@ -63,13 +63,13 @@ def write_report(
     speed, batch = images_per_second(network, source, judged, device)
     sections = [
         ("What was measured", _summary(restored, measured, kind, network)),
-        *_curve(path.parent / "metrics.csv"),
+        *curve(path.parent / "metrics.csv"),
         ("Accuracy of each class", _classes(judged)),
         ("Most confused pairs", _confusion(judged, source)),
         ("Calibration", _calibration(judged)),
         ("Throughput", _throughput(speed, batch, len(judged.targets) / seconds, device, source)),
     ]
-    write_page(path, f"linvit: {_name(restored)}", sections)
+    write_page(path, f"linvit: {name_of(restored)}", sections)
 
 
 @torch.inference_mode()
@@ -109,7 +109,8 @@ def images_per_second(
     return len(images) / statistics.median(seconds), len(images)
 
 
-def _name(restored: Restored) -> str:
+def name_of(restored: Restored) -> str:
+    """The network's architecture, else the name of its file."""
     return getattr(restored.task.network, "pretrained_cfg", {}).get("architecture") or restored.path.stem
 
 
@@ -128,19 +129,20 @@ def _summary(restored: Restored, measured: dict[str, dict[str, float]], kind: st
     parameters = sum(parameter.numel() for parameter in network.parameters())
     pattern = getattr(network, "pattern", None)
     told = (
-        f"{_name(restored)}{f', pattern {pattern}' if pattern else ''}, {parameters:,} parameters,"
+        f"{name_of(restored)}{f', pattern {pattern}' if pattern else ''}, {parameters:,} parameters,"
         f" {len(restored.class_names):,} classes, {height}×{width} px, weights from {restored.path}."
         f" Everything below is about the {'moving average' if kind == 'ema' else 'raw weights'}."
     )
     return [table(rows), paragraph(told)]
 
 
-def _curve(path: Path) -> list[tuple[str, Sequence[str]]]:
+def curve(path: Path) -> list[tuple[str, Sequence[str]]]:
+    """The section on a run's training, from its metrics.csv; none where there is no such file."""
     if not path.is_file():
         return []
     with path.open(newline="") as file:
         rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
-    return [("Training", [picture(training_curve(rows), "losses, accuracies and learning rate over the epochs")])]
+    return [("Training", [picture(training_curve(rows), "losses, scores and learning rate over the epochs")])]
 
 
 def _classes(judged: Judged) -> Sequence[str]:

@@ -37,14 +37,9 @@ def predict(
     weights: "raw" or "ema"; by default the moving average where there is one. Raises ValueError for paths without
     images, and for weights that the checkpoint does not hold.
     """
-    networks = restored.task.networks()
-    weights = weights or ("ema" if "ema" in networks else "raw")
-    if weights not in networks:
-        raise ValueError(f"The checkpoint holds no {weights!r} weights, but {', '.join(networks)}: choose one of them.")
     if topk < 1:
         raise ValueError(f"--topk is {topk}, but at least one class has to be shown: set it to 1 or more.")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = networks[weights].to(device).eval()
+    network, device = ready_network(restored, weights)
     predictions: list[Prediction] = []
     complaints: list[str] = []
     for paths, batch in _batches(find_images(images), restored.preprocessing, complaints):
@@ -52,6 +47,16 @@ def predict(
         for path, row, places in zip(paths, values.tolist(), indices.tolist(), strict=True):
             predictions.append(Prediction(str(path), [restored.class_names[place] for place in places], row))
     return predictions, complaints
+
+
+def ready_network(restored: Restored, weights: str | None) -> tuple[nn.Module, torch.device]:
+    """The network of "raw" or "ema" weights, by default the moving average where there is one, and where it runs."""
+    networks = restored.task.networks()
+    weights = weights or ("ema" if "ema" in networks else "raw")
+    if weights not in networks:
+        raise ValueError(f"The checkpoint holds no {weights!r} weights, but {', '.join(networks)}: choose one of them.")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return networks[weights].to(device).eval(), device
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
@@ -102,7 +107,10 @@ def show(predictions: list[Prediction]) -> None:
 def check_output(path: str | Path) -> Path:
     """The path itself; raises ValueError for an ending that cannot be written."""
     if Path(path).suffix not in WRITERS:
-        raise ValueError(f"The output {path} has an unknown ending: only {' and '.join(WRITERS)} can be written.")
+        raise ValueError(
+            f"The output {path} has an unknown ending: only {' and '.join(WRITERS)} can be written of a classifier's"
+            " answers, folders of those of detectors and segmentors."
+        )
     return Path(path)
 
 

@@ -12,8 +12,8 @@ import yaml
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from linvit.cli.tasks import TASKS
 from linvit.data import SOURCES
-from linvit.tasks import TASKS
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 
@@ -119,6 +119,7 @@ class RecipeCLI(LightningCLI):
         builds: bool = True,
     ) -> None:
         self.names = {group: _chosen(values, group, table) for group, table in NAMED.items()}
+        _check_pair(**self.names)
         self.prepare = prepare
         self.builds = builds
         super().__init__(
@@ -147,17 +148,18 @@ class RecipeCLI(LightningCLI):
         )
         parser.add_class_arguments(Optimizer, "optimizer")
         parser.add_class_arguments(Schedule, "schedule")
-        parser.add_class_arguments(Distillation, "distillation")
         parser.add_lightning_class_args(self._model_class, "task")
         parser.add_lightning_class_args(self._datamodule_class, "data")
-        parser.link_arguments("model", "task.model")
         parser.link_arguments("seed", "task.seed")
         parser.link_arguments("seed", "data.seed")
         parser.link_arguments("optimizer", "task.optimizer", apply_on="instantiate")
         parser.link_arguments("schedule", "task.schedule", apply_on="instantiate")
-        parser.link_arguments("distillation", "task.distillation", apply_on="instantiate")
+        parser.link_arguments("model", "task.model")
         parser.link_arguments("data.num_classes", "task.num_classes", apply_on="instantiate")
-        parser.link_arguments("data.channels", "task.channels", apply_on="instantiate")
+        if self.names["task"] == "classification":
+            parser.add_class_arguments(Distillation, "distillation")
+            parser.link_arguments("distillation", "task.distillation", apply_on="instantiate")
+            parser.link_arguments("data.channels", "task.channels", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         check_keys(args, set(parser.get_defaults().keys()))
@@ -193,6 +195,14 @@ def _chosen(values: dict[str, Any], group: str, table: dict[str, Any]) -> str:
     if name not in table:
         raise ValueError(f"{group}.name is {name!r}, but the known ones are {', '.join(table)}.{_nearest(name, table)}")
     return name
+
+
+def _check_pair(task: str, data: str) -> None:
+    fits = [name for name, source in SOURCES.items() if source.task == task]
+    if data not in fits:
+        raise ValueError(
+            f"data.name is {data!r}, but the task {task} learns from {', '.join(fits)}: choose one of them."
+        )
 
 
 def _without_names(values: dict[str, Any]) -> dict[str, Any]:

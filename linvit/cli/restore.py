@@ -5,36 +5,54 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from timm.data import ImageNetInfo, resolve_data_config
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo, resolve_data_config
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
-from linvit.data import SOURCES, ImageFolder, ImageSource, Preprocessing
+from linvit.cli.tasks import TASKS
+from linvit.data import SOURCES, DensePreprocessing, ImageFolder, ImageSource, Preprocessing
+from linvit.data.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.files import read_checkpoint
+from linvit.models.frameworks import SEGMENTORS
 from linvit.released import load_released
-from linvit.tasks import Classification
+from linvit.tasks import Classification, Detection, Task
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.classification import check_model
 
 PREFERRED = (BEST, LAST)
+IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 
 
 @dataclass
 class Restored:
-    """A classification task with its weights, the names of its classes, its input, and the data it was trained on."""
+    """A task with its weights, the names of its classes, its input, and the data it was trained on.
 
-    task: Classification
+    Of detectors and segmentors, name says framework and backbone; of detectors, category_ids the number of each class
+    in files in COCO's format.
+    """
+
+    task: Task
     class_names: list[str]
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | DensePreprocessing
     data: dict[str, Any] | None
     path: Path
+    name: str | None = None
+    category_ids: list[int] | None = None
+
+    @property
+    def dense(self) -> bool:
+        """Whether this is a detector or segmentor."""
+        return isinstance(self.preprocessing, DensePreprocessing)
 
 
 def restore(
     run: str | Path | None,
     model: str | None = None,
     checkpoint: str | Path | None = None,
-    num_classes: int | None = None,
+    framework: str | None = None,
 ) -> Restored:
     """Rebuilds a run from its folder (best checkpoint) or checkpoint, or a named model from a file of weights.
+
+    With framework, model is the backbone of a released detector of COCO's or segmentor of ADE20K's classes.
 
     Raises ValueError with one sentence for a missing, damaged or foreign checkpoint.
     """
@@ -42,11 +60,15 @@ def restore(
         raise ValueError("Nothing to read: give a run's folder or a checkpoint, or both --model and --checkpoint.")
     if run is not None and model is not None:
         raise ValueError("Two networks to read: give either a run or checkpoint, or --model with --checkpoint.")
+    if framework is not None and model is None:
+        raise ValueError("--framework needs --model, the backbone: a run names its own framework, so leave it out.")
     if model is None:
         return _from_run(_checkpoint_path(Path(run)))  # type: ignore[arg-type]
     if checkpoint is None:
         raise ValueError("--model needs --checkpoint: the file of weights, released or converted.")
-    return _from_weights(model, Path(checkpoint))
+    return (
+        _from_dense_weights(framework, model, Path(checkpoint)) if framework else _from_weights(model, Path(checkpoint))
+    )
 
 
 def _checkpoint_path(run: Path) -> Path:
@@ -69,19 +91,50 @@ def _from_run(path: Path) -> Restored:
         )
     about = content["linvit"]
     recipe = about["recipe"]
-    preprocessing = Preprocessing(**{key: _tuple(value) for key, value in about["preprocessing"].items()})
+    name = recipe["task"]["name"]
+    prepares = Preprocessing if name == "classification" else DensePreprocessing
+    preprocessing = prepares(**{key: _tuple(value) for key, value in about["preprocessing"].items()})
     model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
-    task = Classification(
-        model, len(about["class_names"]), preprocessing.channels, ema_decay=recipe["task"]["ema_decay"]
-    )
+    channels = {"channels": preprocessing.channels} if name == "classification" else {}
+    task = TASKS[name](model, len(about["class_names"]), ema_decay=recipe["task"]["ema_decay"], **channels)
     try:
         task.load_state_dict(content["state_dict"])
     except (RuntimeError, KeyError) as error:
         raise ValueError(
-            f"The weights in {path} do not fit the model {model['name']!r} that it names: the file is damaged, or was"
-            " written by a version in which that model was another."
+            f"The weights in {path} do not fit the model {model.get('name') or model['framework']!r} that it names: the"
+            " file is damaged, or was written by a version in which that model was another."
         ) from error
-    return Restored(task, about["class_names"], preprocessing, recipe["data"], path)
+    category_ids = about.get("category_ids") or list(range(1, len(about["class_names"]) + 1))
+    dense = {} if name == "classification" else {"name": _dense_name(**model)}
+    detector = {"category_ids": category_ids} if name == "detection" else {}
+    return Restored(task, about["class_names"], preprocessing, recipe["data"], path, **dense, **detector)
+
+
+def _from_dense_weights(framework: str, backbone: str, path: Path) -> Restored:
+    check_model(backbone)
+    model = {"framework": framework, "backbone": backbone}
+    if framework in SEGMENTORS:
+        names = [str(number) for number in range(1, ADE20K_CLASSES + 1)]
+        task: Task = TASKS["segmentation"](model, len(names))
+        restored = Restored(task, names, DensePreprocessing(2048, 512, *IMAGENET), None, path, _dense_name(**model))
+    else:
+        categories = _coco_categories()
+        task = TASKS["detection"](model, len(categories))
+        about = DensePreprocessing(1333, 800, *IMAGENET)
+        names = list(categories.values())
+        restored = Restored(task, names, about, None, path, _dense_name(**model), list(categories))
+    load_released(task.network, path)
+    return restored
+
+
+def _dense_name(framework: str, backbone: str, **kwargs: Any) -> str:
+    return f"{framework} on {backbone}"
+
+
+def _coco_categories() -> dict[int, str]:
+    """The 80 categories by their ids; torchvision's weights name them, among numbers without a category."""
+    names = MaskRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
+    return {number: name for number, name in enumerate(names) if number and name != "N/A"}
 
 
 def _from_weights(model: str, path: Path) -> Restored:
@@ -117,10 +170,28 @@ def _default_names(count: int) -> list[str]:
 def source_for(restored: Restored, data: str | None, num_workers: int | None = None) -> ImageSource:
     """The data to measure on: that of the run, `digits`, or a folder of images with the run's preprocessing.
 
+    For a detector or segmentor the folder is one in the layout of COCO or ADE20K.
+
     Raises ValueError where there is none, and where its classes are not the network's.
     """
     if data is None and restored.data is None:
         raise ValueError("The checkpoint names no data: say on what to measure with --data digits or --data FOLDER.")
+    if isinstance(restored.preprocessing, DensePreprocessing):
+        source = _dense_source(restored, data)
+    else:
+        source = _classified_source(restored, data)
+    if num_workers is not None:
+        source.num_workers = num_workers
+    return source
+
+
+def _dense_source(restored: Restored, data: str | None) -> ImageSource:
+    settings = {"name": "coco" if isinstance(restored.task, Detection) else "ade20k"} | (restored.data or {})
+    settings |= {"class_names": restored.class_names} | ({"root": data} if data else {})
+    return SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
+
+
+def _classified_source(restored: Restored, data: str | None) -> ImageSource:
     if data is None:
         settings = dict(restored.data or {})
         source = SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
@@ -128,8 +199,6 @@ def source_for(restored: Restored, data: str | None, num_workers: int | None = N
         source = SOURCES[data](size=restored.preprocessing.size[0], channels=restored.preprocessing.channels)
     else:
         source = ImageFolder(data)
-    if num_workers is not None:
-        source.num_workers = num_workers
     _match_classes(source, restored)
     source.preprocessing = restored.preprocessing
     return source

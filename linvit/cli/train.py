@@ -60,7 +60,7 @@ def train(
             if prints and rank_zero_only.rank == 0:
                 print(line, flush=True)
         shown = bars() if prints else []
-        keeper = RunFolder(folder, _about(cli), _monitor(cli), prints and not shown, _draws(folder))
+        keeper = RunFolder(folder, _about(cli), cli.model.monitor, prints and not shown, _draws(folder))
         return {
             "callbacks": [keeper, StopSafely(keeper.last), *shown, *callbacks],
             "plugins": [AtomicCheckpointIO()],
@@ -136,7 +136,7 @@ def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: 
         raise ValueError(f"{folder} was not written by `linvit train`: choose another folder with folder=…")
     for group in SAME:
         before, now = (
-            {group: held} if group == "seed" else held for held in (about["recipe"].get(group, {}), recipe[group])
+            {group: held} if group == "seed" else held or {} for held in (about["recipe"].get(group), recipe.get(group))
         )
         for key in sorted({*before, *now} - FREE):
             if before.get(key) != now.get(key):
@@ -150,12 +150,15 @@ def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: 
 def _about(cli: RecipeCLI) -> dict[str, Any]:
     """What a checkpoint says of itself: enough to rebuild network, classes and preprocessing without the recipe."""
     source = cli.datamodule
-    return {
+    about = {
         "format": FORMAT,
         "recipe": cli.resolved(),
         "class_names": list(source.class_names),
         "preprocessing": asdict(source.preprocessing),
     }
+    if hasattr(source, "annotations"):
+        about["category_ids"] = list(source.annotations("train").category_ids)
+    return about
 
 
 def _draws(folder: Path) -> Callable[[list[dict[str, float]]], None]:
@@ -166,7 +169,3 @@ def _draws(folder: Path) -> Callable[[list[dict[str, float]]], None]:
             write_training_curve(rows, temporary)
 
     return draw
-
-
-def _monitor(cli: RecipeCLI) -> str:
-    return "ema_top1" if cli.config["task"].get("ema_decay") else "top1"

@@ -2,6 +2,7 @@
 
 from linvit.data.ade20k import Ade20k as Ade20k
 from linvit.data.coco import Coco as Coco
+from linvit.data.dense import DensePreprocessing as DensePreprocessing
 from linvit.data.digits import Digits as Digits
 from linvit.data.imagefolder import ImageFolder as ImageFolder
 from linvit.data.images import Preprocessing as Preprocessing

@@ -37,6 +37,8 @@ class Ade20k(DenseSource):
     ValueError for a folder without images.
     """
 
+    task = "segmentation"
+
     def __init__(
         self,
         root: str,
@@ -85,7 +87,7 @@ class Ade20k(DenseSource):
         return self._maps("train", self.transform)
 
     def val_set(self) -> Dataset[Any]:
-        return self._maps("val", ImageAlone(self.image_transform()))
+        return self._maps("val", ImageAlone(self.preprocessing.transform()))
 
     def maps_as_they_are(self, part: str) -> tuple["LabelledMaps", list[str]]:
         """Untransformed images and maps of "train" or "val", and a sentence for each file without its partner."""

@@ -45,6 +45,8 @@ class Coco(DenseSource):
     that of the category ids. Raises ValueError for files that are missing or cannot be used.
     """
 
+    task = "detection"
+
     def __init__(
         self,
         root: str,
@@ -115,9 +117,31 @@ class Coco(DenseSource):
 
     def val_set(self) -> Dataset[Any]:
         known = self.annotations("val")
-        transform = detection_transform(RESIZINGS["single"](self.long_side, self.short_side), 0.0, self.mean, self.std)
+        about = self.preprocessing
+        resizing = RESIZINGS["single"](about.long_side, about.short_side)
+        transform = detection_transform(resizing, 0.0, about.mean, about.std)
         indices = range(len(known.images))
         return CocoImages(find_images(self.root, "val"), known, transform, indices, self.needs_masks, True)
+
+    def ground_truth(self) -> dict[str, Any]:
+        """The content of the validation file as the COCO tools take it."""
+        return self.annotations("val").ground_truth()
+
+    def results(
+        self,
+        images: Sequence[Tensor],
+        targets: Sequence[Mapping[str, Any]],
+        predictions: Sequence[Mapping[str, Tensor]],
+    ) -> list[dict[str, Any]]:
+        """The entries of a COCO results file for a batch of validation, in pixels of the files' images."""
+        category_ids = self.annotations("val").category_ids
+        return [
+            row
+            for image, target, found in zip(images, targets, predictions, strict=True)
+            for row in to_results(
+                target["image_id"], to_original(found, image.shape[-2:], target["original_size"]), category_ids
+            )
+        ]
 
     def train_order(self, dataset: Dataset[Any]) -> ShuffledOrder:
         if not self.groups_shapes:

@@ -1,6 +1,7 @@
 """What the sources of dense tasks share: images of any size with boxes and masks, or with a map of labels."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,13 +16,29 @@ from linvit.data.order import Batches, PlainOrder
 from linvit.data.source import ImageSource
 
 
+@dataclass(frozen=True)
+class DensePreprocessing:
+    """What evaluation and prediction do to a picture: long_side, short_side in pixels; mean, std a channel, in 0..1."""
+
+    long_side: int
+    short_side: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channels: int = 3
+
+    def transform(self) -> v2.Transform:
+        """Scaled to fit both sides, float32 (3, height, width), normalized."""
+        resize = Resize(self.long_side, [self.short_side])
+        return v2.Compose([v2.ToImage(), resize, *normalize(self.mean, self.std), v2.ToPureTensor()])
+
+
 class DenseSource(ImageSource):
     """RGB images scaled to fit long_side and short_side (pixels), keeping their ratio; trained on in batches.
 
     mean, std: per channel, in 0..1, ImageNet's by default. Raises ValueError for sides that the networks cannot take.
     """
 
-    channels = 3
+    preprocessing: DensePreprocessing  # type: ignore[assignment]
     assemble: Callable[[list[Any]], Any]
 
     def __init__(
@@ -43,15 +60,9 @@ class DenseSource(ImageSource):
                 f" {SMALLEST} ≤ short ≤ long."
             )
         self.val_batch_size = val_batch_size
-        self.long_side = long_side
-        self.short_side = short_side
         self.mean = tuple(mean or IMAGENET_DEFAULT_MEAN)
         self.std = tuple(std or IMAGENET_DEFAULT_STD)
-
-    def image_transform(self) -> v2.Transform:
-        """What evaluation and prediction do to a picture: scaled, float32 (3, height, width), normalized."""
-        resize = Resize(self.long_side, [self.short_side])
-        return v2.Compose([v2.ToImage(), resize, *normalize(self.mean, self.std), v2.ToPureTensor()])
+        self.preprocessing = DensePreprocessing(long_side, short_side, self.mean, self.std)
 
     def val_dataloader(self) -> Batches:
         dataset = self.val_set()

@@ -13,9 +13,11 @@ from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, 
 class ImageSource(lightning.LightningDataModule):
     """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
 
-    A source sets class_names and preprocessing in its constructor and returns its datasets from train_set and val_set.
+    A source says for which task its targets are, sets class_names and preprocessing in its constructor and returns its
+    datasets from train_set and val_set.
     """
 
+    task = "classification"
     class_names: list[str]
     preprocessing: Preprocessing
 

@@ -17,7 +17,7 @@ from linvit.models.family import unwrapped
 from linvit.models.pyramid import Pyramid
 
 _STRIDES = (4, 8, 16, 32)
-_RELEASED = ("patch_embed.", "layers.", "extra_norms.")
+_DEEPER = ("body.body.", "body.norms.")
 _CLASSIFIER = ("proj.", "norm.", "head.", "final_conv.", "dist_head.")
 
 
@@ -86,8 +86,11 @@ class DenseBackbone(nn.Module):
         weights = unwrapped(state_dict)
         inner = {key.removeprefix("backbone."): value for key, value in weights.items() if key.startswith("backbone.")}
         weights = inner or weights
-        if any(key.startswith(("body.", "norms.")) for key in weights):
-            return weights
+        # a detector of ours holds it one step deeper, beside its neck
+        deeper = {key.removeprefix("body."): value for key, value in weights.items() if key.startswith(_DEEPER)}
+        own = {key: value for key, value in (deeper or weights).items() if key.startswith(("body.", "norms."))}
+        if own:
+            return own
         if not isinstance(self.body, Backbone):
             return {f"body.{key}": value for key, value in weights.items()}
         norms, rest = {}, {}

@@ -1,6 +1,8 @@
 """The papers' five dense frameworks by name."""
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,21 +21,28 @@ SEGMENTORS: dict[str, Callable[..., nn.Module]] = {"semantic_fpn": SemanticFPN, 
 FRAMEWORKS = DETECTORS | SEGMENTORS
 
 
-def build_dense(framework: str, backbone: str, num_classes: int, device=None, **kwargs) -> nn.Module:
+def build_dense(
+    framework: str, backbone: str, num_classes: int, heads: dict[str, Any] | None = None, device=None, **kwargs: Any
+) -> nn.Module:
     """A detector or segmentor on a backbone.
 
     Args:
         framework: a name of FRAMEWORKS.
         backbone: a model that timm knows.
         num_classes: classes without a background.
+        heads: further arguments of the framework: width, …
         device: where the network is made.
         kwargs: arguments of the backbone: pretrained, pattern, drop_path_rate, …
 
     Raises:
-        ValueError: for an unknown framework, or a backbone without four stages.
+        ValueError: for an unknown framework, an argument that it does not take, or a backbone without four stages.
     """
     if framework not in FRAMEWORKS:
         raise ValueError(f"framework is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them")
+    known = list(inspect.signature(FRAMEWORKS[framework]).parameters)[2:]
+    for name in heads or {}:
+        if name not in known:
+            raise ValueError(f"heads has {name!r}, but those of {framework} take {', '.join(known)}: correct it")
     body = DenseBackbone(backbone, device=device, **kwargs) if device else DenseBackbone(backbone, **kwargs)
     with torch.device(device or "cpu"):
-        return FRAMEWORKS[framework](body, num_classes)
+        return FRAMEWORKS[framework](body, num_classes, **heads or {})

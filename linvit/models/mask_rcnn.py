@@ -27,15 +27,16 @@ class Proposals(RegionProposalNetwork):
     """Region proposals from 3 anchors a position on strides 4 to 64.
 
     Args:
+        width: channels of the levels.
         num_training: proposals of an image in training (1000 in testing).
         beta: where the smooth L1 loss turns from square to linear, 0 for L1.
         inside: whether anchors that reach over the image's border learn nothing.
     """
 
-    def __init__(self, num_training: int, beta: float, inside: bool):
+    def __init__(self, width: int, num_training: int, beta: float, inside: bool):
         super().__init__(
             Anchors((4, 8, 16, 32, 64), (8,)),
-            WideRPNHead(256, 3),
+            WideRPNHead(width, 3),
             fg_iou_thresh=0.7,
             bg_iou_thresh=0.3,
             batch_size_per_image=256,
@@ -86,9 +87,11 @@ class RegionDetector(GeneralizedRCNN):
     """
 
     framework: str
+    backbone_prefix = "backbone.body."
+    has_masks = True
 
     def __init__(self, backbone: DenseBackbone, proposals: Proposals, heads: RegionHeads):
-        super().__init__(PyramidBackbone(backbone, 0, "pool"), proposals, heads, ImageBatch())
+        super().__init__(PyramidBackbone(backbone, 0, "pool", heads.width), proposals, heads, ImageBatch())
 
     def forward(self, images: list[Tensor], targets: list[dict] | None = None):
         return super().forward(images, None if targets is None else known_objects(targets))
@@ -102,30 +105,52 @@ _DEVIATIONS = ((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1), (0.033, 0.033, 0.06
 
 
 class MaskRCNN(RegionDetector):
-    """Mask R-CNN of the released configuration: box head of two linear layers, L1 losses."""
+    """Mask R-CNN of the released configuration: box head of two linear layers, L1 losses.
+
+    Args:
+        backbone: four maps.
+        num_classes: classes without a background.
+        width: channels of neck and heads.
+        hidden: channels of the box head's linear layers.
+        num_regions: regions of an image that the heads are trained on.
+    """
 
     framework = "mask_rcnn"
 
-    def __init__(self, backbone: DenseBackbone, num_classes: int):
+    def __init__(
+        self,
+        backbone: DenseBackbone,
+        num_classes: int,
+        width: int = 256,
+        hidden: int = 1024,
+        num_regions: int = 512,
+    ):
         step = Step(0.5, 1.0, _DEVIATIONS[0], low_quality=True)
         super().__init__(
             backbone,
-            Proposals(1000, beta=0.0, inside=False),
-            RegionHeads(num_classes, [step], num_convs=0, num_linear=2, box_loss="l1"),
+            Proposals(width, 1000, beta=0.0, inside=False),
+            RegionHeads(num_classes, [step], 0, 2, "l1", width, hidden, num_regions),
         )
 
 
 class CascadeMaskRCNN(RegionDetector):
     """Cascade Mask R-CNN of the released configuration: three steps, box heads of four convolutions and one linear
-    layer, GIoU loss on decoded boxes."""
+    layer, GIoU loss on decoded boxes. Arguments as in MaskRCNN."""
 
     framework = "cascade_mask_rcnn"
 
-    def __init__(self, backbone: DenseBackbone, num_classes: int):
+    def __init__(
+        self,
+        backbone: DenseBackbone,
+        num_classes: int,
+        width: int = 256,
+        hidden: int = 1024,
+        num_regions: int = 512,
+    ):
         triples = zip((0.5, 0.6, 0.7), (1.0, 0.5, 0.25), _DEVIATIONS, strict=True)
         steps = [Step(*triple, low_quality=False) for triple in triples]
         super().__init__(
             backbone,
-            Proposals(2000, beta=1 / 9, inside=True),
-            RegionHeads(num_classes, steps, num_convs=4, num_linear=1, box_loss="giou"),
+            Proposals(width, 2000, beta=1 / 9, inside=True),
+            RegionHeads(num_classes, steps, 4, 1, "giou", width, hidden, num_regions),
         )

@@ -76,24 +76,24 @@ _HEADS = ("neck.lateral_convs.", "rpn_head.", "roi_head.", "bbox_head.", "decode
 
 
 def detector_state_dict(state_dict: dict, network: nn.Module, framework: str) -> dict[str, Tensor]:
-    """A released detector's checkpoint in our names; one that has ours already passes unchanged."""
-    return _translated(state_dict, network.backbone.body, framework, "backbone.body.")
+    """A released detector's checkpoint in our names; ours passes unchanged, a backbone's or classifier's gives its own.
+
+    The keys of the backbone then stand alone, and neck and heads are not among them.
+    """
+    return _translated(state_dict, network, network.backbone.body, framework)
 
 
 def segmentor_state_dict(state_dict: dict, network: nn.Module, framework: str) -> dict[str, Tensor]:
-    """A released segmentor's checkpoint in our names; one that has ours already passes unchanged."""
-    return _translated(state_dict, network.backbone, framework, "backbone.")
+    """A released segmentor's checkpoint in our names, see detector_state_dict."""
+    return _translated(state_dict, network, network.backbone, framework)
 
 
-def _translated(state_dict: dict, backbone: nn.Module, framework: str, prefix: str) -> dict[str, Tensor]:
+def _translated(state_dict: dict, network: nn.Module, backbone: nn.Module, framework: str) -> dict[str, Tensor]:
     weights = unwrapped(state_dict)
-    if not any(key.startswith(_HEADS) for key in weights):
+    prefix = network.backbone_prefix
+    if any(key in weights for key in network.state_dict() if not key.startswith(prefix)):
         return weights
-    native = {}
-    inner = {key: value for key, value in weights.items() if key.startswith("backbone.")}
-    for key, value in backbone.native_state_dict(inner).items():
-        native[prefix + key] = value
-    for key, value in weights.items():
-        if key not in inner:
-            native[renamed(key, _RULES[framework])] = value
-    return native
+    heads = any(key.startswith(_HEADS) for key in weights)
+    inner = {key: value for key, value in weights.items() if key.startswith("backbone.")} if heads else weights
+    native = {prefix + key: value for key, value in backbone.native_state_dict(inner).items()}
+    return native | {renamed(key, _RULES[framework]): value for key, value in weights.items() if key not in inner}

@@ -15,13 +15,13 @@ from linvit.models.mm_names import detector_state_dict
 
 
 class PyramidBackbone(nn.Module):
-    """A dense backbone, of which the maps from `first` on feed a neck."""
+    """A dense backbone, of which the maps from `first` on feed a neck of levels of one width."""
 
-    def __init__(self, body: DenseBackbone, first: int, extra: str):
+    def __init__(self, body: DenseBackbone, first: int, extra: str, width: int):
         super().__init__()
         self.body, self.first = body, first
-        self.neck = Neck(body.channels[first:], extra=extra)
-        self.out_channels = 256
+        self.neck = Neck(body.channels[first:], width, extra)
+        self.out_channels = width
         # Maps that nobody reads have norms that get no gradient, which distributed training refuses.
         for norm in body.norms[:first]:
             norm.requires_grad_(False)
@@ -39,19 +39,23 @@ class RetinaNet(TorchvisionRetinaNet):
     Args:
         backbone: four maps.
         num_classes: classes without a background.
+        width: channels of neck and heads.
 
     In training, images (a list of normalised (3, height, width)) and targets give a dict of losses; in evaluation a
     list of dicts of boxes (n, 4) in pixels, labels 0 … num_classes - 1 and scores. Crowds among the targets
     (`iscrowd`) are left out.
     """
 
-    def __init__(self, backbone: DenseBackbone, num_classes: int):
+    backbone_prefix = "backbone.body."
+    has_masks = False
+
+    def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 256):
         anchors = Anchors((8, 16, 32, 64, 128), [4 * 2 ** (i / 3) for i in range(3)])
         super().__init__(
-            PyramidBackbone(backbone, 1, "convolutions"),
+            PyramidBackbone(backbone, 1, "convolutions", width),
             num_classes,
             anchor_generator=anchors,
-            head=RetinaNetHead(256, 9, num_classes),
+            head=RetinaNetHead(width, 9, num_classes),
             proposal_matcher=QualityMatcher(0.5, 0.4, 0.0),
             score_thresh=0.05,
             nms_thresh=0.5,

@@ -48,21 +48,23 @@ class RegionPool(nn.Module):
 
 
 class BoxHead(nn.Module):
-    """Regions (n, 256, 7, 7) to class logits (n, num_classes + 1) and box codes (n, 4·num_classes).
+    """Regions (n, width, 7, 7) to class logits (n, num_classes + 1) and box codes (n, 4·num_classes).
 
     Args:
         num_classes: classes without the background.
         num_convs: 3×3 convolutions with batch norm before the linear layers.
-        num_linear: linear layers of 1024 channels.
+        num_linear: linear layers.
+        width: channels of the regions.
+        hidden: channels of the linear layers.
     """
 
-    def __init__(self, num_classes: int, num_convs: int, num_linear: int):
+    def __init__(self, num_classes: int, num_convs: int, num_linear: int, width: int = 256, hidden: int = 1024):
         super().__init__()
-        self.convs = nn.Sequential(*(conv_norm_relu(256, 256) for _ in range(num_convs)))
-        widths = (256 * 7 * 7, *(1024,) * num_linear)
+        self.convs = nn.Sequential(*(conv_norm_relu(width, width) for _ in range(num_convs)))
+        widths = (width * 7 * 7, *(hidden,) * num_linear)
         self.linear = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
-        self.classifier = nn.Linear(1024, num_classes + 1)
-        self.boxes = nn.Linear(1024, 4 * num_classes)
+        self.classifier = nn.Linear(hidden, num_classes + 1)
+        self.boxes = nn.Linear(hidden, 4 * num_classes)
         for layer in self.linear:
             nn.init.xavier_uniform_(layer.weight)
         nn.init.normal_(self.classifier.weight, std=0.01)
@@ -80,13 +82,13 @@ class BoxHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """Regions (n, 256, 14, 14) to mask logits (n, num_classes, 28, 28)."""
+    """Regions (n, width, 14, 14) to mask logits (n, num_classes, 28, 28)."""
 
-    def __init__(self, num_classes: int):
+    def __init__(self, num_classes: int, width: int = 256):
         super().__init__()
-        self.convs = nn.Sequential(*(nn.Conv2d(256, 256, 3, 1, 1) for _ in range(4)))
-        self.upsample = nn.ConvTranspose2d(256, 256, 2, 2)
-        self.logits = nn.Conv2d(256, num_classes, 1)
+        self.convs = nn.Sequential(*(nn.Conv2d(width, width, 3, 1, 1) for _ in range(4)))
+        self.upsample = nn.ConvTranspose2d(width, width, 2, 2)
+        self.logits = nn.Conv2d(width, num_classes, 1)
         for layer in (*self.convs, self.upsample, self.logits):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(layer.bias)
@@ -130,6 +132,9 @@ class RegionHeads(nn.Module):
         steps: what each step learns.
         num_convs, num_linear: layers of a box head.
         box_loss: "l1" on codes, or "giou" (weight 10) on decoded boxes.
+        width: channels of the regions.
+        hidden: channels of the box heads' linear layers.
+        num_regions: regions of an image that each step is trained on, a quarter of them objects at most.
 
     In evaluation the steps' class logits (raw, as released) and mask probabilities are averaged.
 
@@ -137,19 +142,29 @@ class RegionHeads(nn.Module):
         ValueError: for an unknown box_loss.
     """
 
-    def __init__(self, num_classes: int, steps: Sequence[Step], num_convs: int, num_linear: int, box_loss: str):
+    def __init__(
+        self,
+        num_classes: int,
+        steps: Sequence[Step],
+        num_convs: int,
+        num_linear: int,
+        box_loss: str,
+        width: int = 256,
+        hidden: int = 1024,
+        num_regions: int = 512,
+    ):
         super().__init__()
         if box_loss not in _BOX_LOSSES:
             raise ValueError(f"box_loss is {box_loss!r}, expected one of {', '.join(_BOX_LOSSES)}: choose one of them")
-        self.num_classes, self.steps = num_classes, tuple(steps)
+        self.num_classes, self.steps, self.width = num_classes, tuple(steps), width
         self.box_pool, self.mask_pool = RegionPool(7), RegionPool(14)
-        self.box_heads = nn.ModuleList(BoxHead(num_classes, num_convs, num_linear) for _ in steps)
-        self.mask_heads = nn.ModuleList(MaskHead(num_classes) for _ in steps)
+        self.box_heads = nn.ModuleList(BoxHead(num_classes, num_convs, num_linear, width, hidden) for _ in steps)
+        self.mask_heads = nn.ModuleList(MaskHead(num_classes, width) for _ in steps)
         self.coders = [BoxDeltas(step.deviations) for step in steps]
         self.matchers = [
             QualityMatcher(step.overlap, step.overlap, step.overlap if step.low_quality else None) for step in steps
         ]
-        self.sampler = BalancedPositiveNegativeSampler(512, 0.25)
+        self.sampler = BalancedPositiveNegativeSampler(num_regions, 0.25)
         self.box_loss = _BOX_LOSSES[box_loss]
         self.score_thresh, self.nms_thresh, self.detections_per_img = 0.05, 0.5, 100
 

@@ -93,20 +93,23 @@ class PerceptionHead(nn.Module):
 
 
 class SemanticFPN(nn.Module):
-    """Feature pyramid of 256 channels and a sum of its levels at 128.
+    """Feature pyramid and a sum of its levels, brought to half its width.
 
     Images (batch, 3, height, width) to logits (batch, num_classes, height, width).
 
     Args:
         backbone: four maps.
         num_classes: classes of the logits.
+        width: channels of the pyramid.
     """
 
-    def __init__(self, backbone: DenseBackbone, num_classes: int):
+    backbone_prefix = "backbone."
+
+    def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 256):
         super().__init__()
         self.backbone = backbone
-        self.neck = Neck(backbone.channels)
-        self.head = SumHead(256, 128, num_classes)
+        self.neck = Neck(backbone.channels, width)
+        self.head = SumHead(width, width // 2, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         maps = list(self.neck(self.backbone(images)).values())
@@ -118,7 +121,7 @@ class SemanticFPN(nn.Module):
 
 
 class UperNet(nn.Module):
-    """Pyramid pooling and perception head of 512 channels, an auxiliary head on the map at stride 16.
+    """Pyramid pooling and perception head, and an auxiliary head of half its width on the map at stride 16.
 
     Images (batch, 3, height, width) to logits (batch, num_classes, height, width) in evaluation; in training to
     {"out": those, "aux": the auxiliary head's}, for a batch of at least two (the pooled means pass a batch norm).
@@ -126,13 +129,17 @@ class UperNet(nn.Module):
     Args:
         backbone: four maps.
         num_classes: classes of the logits.
+        width: channels of the head.
     """
 
-    def __init__(self, backbone: DenseBackbone, num_classes: int):
+    backbone_prefix = "backbone."
+
+    def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 512):
         super().__init__()
         self.backbone = backbone
-        self.head = PerceptionHead(backbone.channels, 512, num_classes)
-        self.aux = nn.Sequential(conv_norm_relu(backbone.channels[2], 256), Classifier(256, num_classes))
+        self.head = PerceptionHead(backbone.channels, width, num_classes)
+        unit = conv_norm_relu(backbone.channels[2], width // 2)
+        self.aux = nn.Sequential(unit, Classifier(width // 2, num_classes))
 
     def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
         if self.training and len(images) == 1:

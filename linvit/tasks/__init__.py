@@ -1,7 +1,6 @@
-"""Model output → loss and metrics: each task is a LightningModule, listed here by the name that recipes use."""
-
-import lightning
+"""Model output → loss and metrics: each task is a LightningModule."""
 
 from linvit.tasks.classification import Classification as Classification
-
-TASKS: dict[str, type[lightning.LightningModule]] = {"classification": Classification}
+from linvit.tasks.detection import Detection as Detection
+from linvit.tasks.segmentation import Segmentation as Segmentation
+from linvit.tasks.task import Task as Task

@@ -18,6 +18,7 @@ from linvit.files import read_checkpoint, replacing
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 REDRAWN = 30.0  # seconds
+SCORES = ("top1", "box_ap50", "mask_ap50", "box_ap", "mask_ap", "miou")
 
 
 class RunStoppedError(Exception):
@@ -66,6 +67,7 @@ class RunFolder(Checkpoint):
         self.drawn = time.monotonic(), 0
         self.rows: list[dict[str, float]] = []
         self.started = time.monotonic()
+        self.validated = False
 
     @property
     def last(self) -> Path:
@@ -87,10 +89,16 @@ class RunFolder(Checkpoint):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.started = time.monotonic()
 
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validated = True
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
+        # Lightning keeps a measure until it is measured again
+        stale = ("train/loss_step",) if self.validated else ("train/loss_step", "val/")
+        self.validated = False
         row |= {
-            _column(key): value.item() for key, value in trainer.callback_metrics.items() if key != "train/loss_step"
+            _column(key): value.item() for key, value in trainer.callback_metrics.items() if not key.startswith(stale)
         }
         row["seconds"] = round(time.monotonic() - self.started, 3)
         earlier = [row[self.monitor] for row in self.rows if self.monitor in row]
@@ -181,7 +189,8 @@ def _column(key: str) -> str:
 
 
 def _line(row: dict[str, float], epochs: int | None) -> str:
-    shares = [f"{name} {100 * row[name]:.2f} %" for name in ("top1", "ema_top1") if name in row]
+    names = [f"{prefix}{name}" for name in SCORES for prefix in ("", "ema_")]
+    shares = [f"{name} {100 * row[name]:.2f} %" for name in names if name in row]
     return ", ".join(
         [f"epoch {row['epoch']}/{epochs}: loss {row['train_loss']:.4f}", *shares, f"{row['seconds']:.1f} s"]
     )

@@ -2,29 +2,23 @@
 
 import difflib
 import inspect
-import math
-import random
 import re
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import lightning
-import numpy as np
 import timm
-import torch
 from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
-from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from linvit.tasks.distillation import Distillation
-from linvit.tasks.initialization import initialize
-from linvit.tasks.optimization import Optimizer, Schedule
+from linvit.tasks.task import Task
 
 
-class Classification(lightning.LightningModule):
+class Classification(Task):
     """Trains timm.create_model(**model) on (images, targets), and measures the raw network and its moving average.
 
     Args:
@@ -36,15 +30,12 @@ class Classification(lightning.LightningModule):
         cutmix: Alpha of CutMix, 0 for none.
         mix_probability: Share of the batches that are mixed.
         mix_switch: Share of CutMix among the mixed batches where both are on.
-        ema_decay: Decay a step of the weights' exponential moving average; null for no average.
-        ema_warmup: The decay rises from 0 to ema_decay, 1 − (1 + step)^(−2/3), so that short runs average too.
-        ema_batch: The decay is ema_decay^(global batch / ema_batch); null means ema_decay as it stands.
-        channels_last: Keeps the channels of weights and images innermost in memory, which convolutions like.
-        compile: Trains and validates the raw network through torch.compile; the saved weights keep their names.
-        seed: Stochastic depth and mixing of step n are drawn from (seed, n, process).
+        kwargs: Those of Task.
 
     Raises ValueError for a model that is unknown to timm or contradicts the data.
     """
+
+    score = "top1"
 
     def __init__(
         self,
@@ -56,111 +47,34 @@ class Classification(lightning.LightningModule):
         cutmix: float = 0.0,
         mix_probability: float = 1.0,
         mix_switch: float = 0.5,
-        ema_decay: float | None = None,
-        ema_warmup: bool = True,
-        ema_batch: int | None = None,
-        channels_last: bool = False,
-        compile: bool = False,
-        optimizer: Optimizer | None = None,
-        schedule: Schedule | None = None,
         distillation: Distillation | None = None,
-        seed: int = 0,
+        **kwargs: Any,
     ) -> None:
-        super().__init__()
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.network = build_network(model, num_classes, channels).to(memory_format=self.memory_format)
-        self.ema = ModelEmaV3(self.network, decay=ema_decay, use_warmup=ema_warmup) if ema_decay else None
-        if self.ema:
-            self.ema.requires_grad_(False)  # else DDP waits for their gradients
-        self.ema_batch = ema_batch
-        if compile:
-            self.network.compile()  # in place, so that the keys of the weights stay
-        self.optimizer = optimizer or Optimizer()
-        self.schedule = schedule or Schedule()
-        self.seed = seed
+        super().__init__(build_network(model, num_classes, channels), **kwargs)
         self.mix = _mixing(mixup, cutmix, mix_probability, mix_switch, label_smoothing, num_classes)
         if self.mix:
             self.loss: nn.Module = SoftTargetCrossEntropy()
         else:
             self.loss = LabelSmoothingCrossEntropy(label_smoothing) if label_smoothing else nn.CrossEntropyLoss()
-
         self.teacher = distillation.build(self.network, num_classes, channels) if distillation else None
-
-        # saved with the weights, so that an epoch resumed in its middle reports the mean over all of it
-        self.train_loss = MeanMetric()
-        self.train_loss.persistent(True)
         self.measures = nn.ModuleDict({kind: _measures(num_classes) for kind in self.networks()})
         self.images = SumMetric()
 
-    def networks(self) -> dict[str, nn.Module]:
-        """The networks to measure: raw, and ema where the recipe keeps a moving average."""
-        return {"raw": self.network, "ema": self.ema.module} if self.ema else {"raw": self.network}
-
-    def start_from(self, source: str | Path) -> str:
-        """Takes weights and moving average from a run or file of weights, see initialize."""
-        line = initialize(self.network, source)
-        if self.ema:
-            self.ema.set(self.network)
-        return line
-
     def forward(self, images: Tensor) -> Tensor:
         return self.network(images.contiguous(memory_format=self.memory_format))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        trainer = self.trainer
-        per_process = trainer.datamodule.batch_size if trainer.datamodule else 1
-        global_batch = per_process * trainer.world_size * trainer.accumulate_grad_batches
-        if self.ema and self.ema_batch:
-            self.ema.decay **= global_batch / self.ema_batch
-        optimizer = self.optimizer.build(self.network, global_batch)
-        steps = int(trainer.estimated_stepping_batches)
-        trainer.fit_loop.setup_data()  # Lightning has counted the batches, unless max_steps alone bounds the run
-        per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-        self.rate = self.schedule.build(optimizer, steps, per_epoch)
-        return optimizer
-
-    def on_train_epoch_start(self) -> None:
-        self.train_loss.reset()
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        # Randomness and learning rate are functions of the step, so there is no state of theirs to save or to lose.
-        self.rate.step_update(self.global_step)
-        drawn = np.random.SeedSequence([self.seed, self.trainer.fit_loop.total_batch_idx, self.global_rank])
-        seed = int(drawn.generate_state(1)[0])
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, targets = batch
         if self.mix:
             even = len(targets) // 2 * 2  # Mixup pairs images; an unreadable one can leave an odd batch
             images, targets = self.mix(images[:even].clone(), targets[:even])
-        loss = self._loss(images, targets)
-        if not torch.isfinite(loss):
-            raise FloatingPointError(
-                f"The loss became {loss.item()} at step {self.global_step}, so training stopped and the checkpoints"
-                " before it stay: lower optimizer.lr, raise schedule.warmup_epochs or set trainer.gradient_clip_val,"
-                " then go on with --resume."
-            )
-        self.train_loss.update(loss.detach(), weight=len(images))
-        self.log("train/loss_step", loss.detach(), prog_bar=True)
-        return loss
+        return self.learn(self._loss(images, targets), len(images))
 
     def _loss(self, images: Tensor, targets: Tensor) -> Tensor:
         if self.teacher is None:
             return self.loss(self(images), targets)
         logits, distilled = self(images)
         return self.teacher.mix(self.loss(logits, targets), distilled, images)
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-        if self.ema:
-            self.ema.update(self.network, step=self.global_step + 1)
-
-    def on_train_epoch_end(self) -> None:
-        self.log("train/loss", self.train_loss.compute())
-        self.log("lr", max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, targets = batch
@@ -175,21 +89,11 @@ class Classification(lightning.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         for kind, measures in self.measures.items():
-            for name, measure in measures.items():
-                key = name if kind == "raw" else f"{kind}_{name}"
-                self.log(f"val/{key}", measure.compute(), prog_bar=name == "top1")
+            self.log_measures(kind, {name: measure.compute() for name, measure in measures.items()})
+            for measure in measures.values():
                 measure.reset()
         self.log("val/images", self.images.compute())
         self.images.reset()
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        for kind, network in self.networks().items():
-            for name, parameter in network.named_parameters():
-                if not torch.isfinite(parameter).all():
-                    raise FloatingPointError(
-                        f"The parameter {name} of the {kind} network is no longer finite at step {self.global_step}, so"
-                        " nothing was saved and the checkpoints before it stay: lower optimizer.lr, then --resume."
-                    )
 
 
 def build_network(model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
@@ -203,9 +107,16 @@ def build_network(model: dict[str, Any], num_classes: int, channels: int) -> nn.
             raise ValueError(
                 f"model.{key} is {arguments[key]} but the data has {given}: remove model.{key}, the data sets it."
             )
+    with known_arguments(name):
+        return timm.create_model(name, **arguments)
+
+
+@contextmanager
+def known_arguments(name: str) -> Iterator[None]:
+    """Raises ValueError, offering the nearest, for a model that timm does not know and an argument that it lacks."""
     check_model(name)
     try:
-        return timm.create_model(name, **arguments)
+        yield
     except TypeError as error:
         unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
         owner = unknown and getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None)

@@ -1,6 +1,6 @@
 """Weights to start from: those of a run, of a checkpoint, or the released ones, for other classes or another size."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ PARTS = ("ema.module.", "network.")
 
 
 def initialize(network: nn.Module, source: str | Path, same_classes: bool = False) -> str:
-    """Copies the weights of source into network, without the classifier where its classes differ; says so in one line.
+    """Copies the weights of source into network, without what belongs to other classes; says so in one line.
 
     Args:
-        network: Any network; the size of its images may be another than that which the weights were trained with.
+        network: Any network; the size of its images may be another than that which the weights were trained with. A
+            detector or segmentor takes a whole one's weights, or those of its backbone alone, a classifier's included.
         source: A run's folder (its best checkpoint), a checkpoint of a run (the moving average where it has one), or a
             .pth or .safetensors file of weights, the authors' included.
 
@@ -31,11 +32,7 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
     path = path / "checkpoints" / BEST if path.is_dir() else path
     weights = _weights(network, read_checkpoint(path))
     own = network.state_dict()
-    left_out = [
-        key
-        for key in _classifier_keys(network)
-        if not same_classes and key in weights and key in own and weights[key].shape != own[key].shape
-    ]
+    left_out = [] if same_classes else _left_out(network, own, weights)
     taken = {key: value for key, value in weights.items() if key not in left_out}
     faults = [key for key, value in own.items() if key not in left_out and _misfits(key, value, taken)]
     faults += [key for key in taken if key not in own]
@@ -45,21 +42,53 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
             " example: give the weights of the same model."
         )
     network.load_state_dict({**own, **taken})
-    if not left_out:
-        return f"Starting from {path}, classifier included."
-    before, after = len(weights[left_out[0]]), len(own[left_out[0]])
-    return f"Starting from {path} without its classifier, which has {before} classes and not {after}."
+    return f"Starting from {path}{_beside(network, own, weights, left_out)}."
 
 
 def _weights(network: nn.Module, content: dict[str, Any]) -> dict[str, Tensor]:
     if "linvit" in content:
         held = content["state_dict"]
         part = next(part for part in PARTS if any(key.startswith(part) for key in held))
-        return {key.removeprefix(part): value for key, value in held.items() if key.startswith(part)}
+        content = {key.removeprefix(part): value for key, value in held.items() if key.startswith(part)}
+        if not _is_dense(network):
+            return content
     if hasattr(network, "native_state_dict"):
         return network.native_state_dict(content)
     held = next((content[name] for name in ("state_dict", "model") if isinstance(content.get(name), Mapping)), content)
     return dict(clean_state_dict(held))
+
+
+def _is_dense(network: nn.Module) -> bool:
+    return hasattr(network, "backbone_prefix")
+
+
+def _left_out(network: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
+    """The keys that begin anew: the layers of other classes, and heads where the weights have none."""
+    if not _is_dense(network):
+        shared = [key for key in _classifier_keys(network) if key in weights and key in own]
+        return [key for key in shared if weights[key].shape != own[key].shape]
+    heads = [key for key in own if not key.startswith(network.backbone_prefix)]
+    given = [key for key in heads if key in weights]
+    # layers of classes differ in their outputs, and in nothing else
+    return [key for key in given if _outputs_alone_differ(own[key], weights[key])] if given else heads
+
+
+def _outputs_alone_differ(one: Tensor, other: Tensor) -> bool:
+    return one.ndim > 0 and one.shape != other.shape and one.shape[1:] == other.shape[1:]
+
+
+def _beside(
+    network: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], left_out: Sequence[str]
+) -> str:
+    """How the line ends that says what was taken."""
+    if not left_out:
+        return ", heads included" if _is_dense(network) else ", classifier included"
+    if left_out[0] not in weights:
+        return ": its backbone; neck and heads begin anew"
+    if _is_dense(network):
+        return f" without the layers of other classes, {left_out[0]} for example"
+    before, after = len(weights[left_out[0]]), len(own[left_out[0]])
+    return f" without its classifier, which has {before} classes and not {after}"
 
 
 def _classifier_keys(network: nn.Module) -> list[str]:

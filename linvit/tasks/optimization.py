@@ -1,23 +1,29 @@
 """Optimizer and learning-rate schedule, shared by all tasks and set by the `optimizer` and `schedule` of a recipe."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2, list_optimizers
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import nn
+
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
 @dataclass
 class Optimizer:
-    """timm's optimizer by name, without weight decay on biases, norms and other one-dimensional parameters.
+    """timm's optimizer by name.
 
     Args:
         name: A name that timm.optim.list_optimizers knows.
         lr: Peak learning rate, for a global batch of lr_batch images where that is set.
         lr_batch: The learning rate is lr × global batch / lr_batch; null means lr as it stands.
         weight_decay: Weight decay of the decayed parameters.
+        not_decayed: Which ones are not: vectors (biases, norms, scales: all of one dimension), norms (the parameters
+            of norm layers alone, as detectors are trained) or none.
         layer_decay: Factor of the learning rate from each layer to the one below it; null means none.
         options: Further keyword arguments of the optimizer, betas for example.
     """
@@ -26,48 +32,94 @@ class Optimizer:
     lr: float = 1e-3
     lr_batch: int | None = None
     weight_decay: float = 0.05
+    not_decayed: str = "vectors"
     layer_decay: float | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, network: nn.Module, global_batch: int) -> torch.optim.Optimizer:
-        """Raises ValueError, listing the near names, for an unknown optimizer."""
+        """Raises ValueError, listing the known ones, for an unknown optimizer or an unknown not_decayed."""
         if self.name not in list_optimizers():
             raise ValueError(f"Unknown optimizer {self.name!r}: timm knows {', '.join(list_optimizers())}.")
+        if self.not_decayed not in NOT_DECAYED:
+            raise ValueError(f"optimizer.not_decayed is {self.not_decayed!r}, expected {', '.join(NOT_DECAYED)}.")
+        if self.layer_decay is not None and self.not_decayed == "norms":
+            raise ValueError("optimizer.layer_decay and optimizer.not_decayed=norms exclude each other: leave one out.")
         return create_optimizer_v2(
             network,
             opt=self.name,
             lr=self.lr * global_batch / self.lr_batch if self.lr_batch else self.lr,
             weight_decay=self.weight_decay,
             layer_decay=self.layer_decay,
+            **NOT_DECAYED[self.not_decayed],
             **self.options,
         )
 
 
+def all_but_norms(network: nn.Module) -> list[dict[str, Any]]:
+    """The trained parameters in two groups: those of norm layers, without weight decay, and all others."""
+    norms = {
+        id(own) for module in network.modules() if isinstance(module, NORMS) for own in module.parameters(recurse=False)
+    }
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for parameter in trained if id(parameter) in norms], "weight_decay": 0.0},
+        {"params": [parameter for parameter in trained if id(parameter) not in norms]},
+    ]
+
+
+NOT_DECAYED: Mapping[str, dict[str, Any]] = {
+    "vectors": {},
+    "norms": {"param_group_fn": all_but_norms},
+    "none": {"filter_bias_and_bn": False},
+}
+
+
 @dataclass
 class Schedule:
-    """Linear warm-up, one cosine down to min_lr, and a cool-down that stays there; a function of the step alone.
+    """Linear warm-up and the way down to min_lr, a function of the step alone.
 
     Args:
+        name: cosine; steps (times decay_rate at each of decay_epochs); or poly, (1 − step / steps)^power.
         warmup_epochs: Length of the warm-up in epochs, fractions allowed.
+        warmup_steps: Length of the warm-up in steps, in place of warmup_epochs.
         warmup_lr: Learning rate of the first step.
-        min_lr: Learning rate after the last step of the cosine.
+        min_lr: Learning rate after the last step of cosine or poly.
         cooldown_epochs: Length of the stay at min_lr at the end, part of the run's epochs.
-        warmup_first: The cosine starts at its top after the warm-up (true), or runs underneath it from step 0 (false).
+        warmup_first: The way down starts at its top after the warm-up (true), or runs underneath it from step 0.
+        decay_epochs: Where steps go down, in epochs.
+        decay_rate: By which factor steps go down.
+        power: How poly bends; 1 is a straight line.
     """
 
+    name: str = "cosine"
     warmup_epochs: float = 0.0
+    warmup_steps: int | None = None
     warmup_lr: float = 1e-6
     min_lr: float = 1e-5
     cooldown_epochs: float = 0.0
     warmup_first: bool = False
+    decay_epochs: Sequence[float] = ()
+    decay_rate: float = 0.1
+    power: float = 0.9
 
-    def build(self, optimizer: torch.optim.Optimizer, steps: int, steps_per_epoch: float) -> CosineLRScheduler:
-        warmup = round(self.warmup_epochs * steps_per_epoch)
+    def build(self, optimizer: torch.optim.Optimizer, steps: int, steps_per_epoch: float) -> Scheduler:
+        """timm's scheduler over so many steps; raises ValueError, listing the known ones, for an unknown name."""
+        warmup = round(self.warmup_epochs * steps_per_epoch) if self.warmup_steps is None else self.warmup_steps
         steps -= round(self.cooldown_epochs * steps_per_epoch)
-        return CosineLRScheduler(
+        curve = {"t_initial": max(1, steps - warmup if self.warmup_first else steps), "lr_min": self.min_lr}
+        # timm goes down one step before the one that is named
+        falls = [round(epoch * steps_per_epoch) + 1 for epoch in sorted(self.decay_epochs)]
+        schedulers: dict[str, tuple[type[Scheduler], dict[str, Any]]] = {
+            "cosine": (CosineLRScheduler, curve),
+            "steps": (MultiStepLRScheduler, {"decay_t": falls, "decay_rate": self.decay_rate}),
+            "poly": (PolyLRScheduler, curve | {"power": self.power}),
+        }
+        if self.name not in schedulers:
+            raise ValueError(f"schedule.name is {self.name!r}, expected one of {', '.join(schedulers)}.")
+        scheduler, arguments = schedulers[self.name]
+        return scheduler(
             optimizer,
-            t_initial=max(1, steps - warmup if self.warmup_first else steps),
-            lr_min=self.min_lr,
+            **arguments,
             warmup_t=min(warmup, steps),
             warmup_lr_init=self.warmup_lr,
             warmup_prefix=self.warmup_first,

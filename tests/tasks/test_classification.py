@@ -113,7 +113,7 @@ def fit(task, **options):
 @pytest.mark.parametrize(("accumulated", "global_batch"), [(1, 3), (4, 12)])
 def test_learning_rate_and_moving_average_follow_the_global_batch(accumulated, global_batch):
     optimizer = Optimizer(lr=1e-3, lr_batch=24)
-    task = Classification(NANO, 10, ema_decay=0.9, ema_batch=6, optimizer=optimizer, schedule=Schedule(1))
+    task = Classification(NANO, 10, ema_decay=0.9, ema_batch=6, optimizer=optimizer, schedule=Schedule(warmup_epochs=1))
     fit(task, accumulate_grad_batches=accumulated)
     assert task.ema.decay == pytest.approx(0.9 ** (global_batch / 6))
     assert task.rate.warmup_t == min(2, 24 // global_batch)

@@ -1,0 +1,128 @@
+"""Memory and time of a segmentor as images grow, linear in all stages (LLLL) against softmax in the last two (LLSS).
+
+`python -m linvit.analysis.dense_memory FIGURE.svg` measures Semantic FPN on RAVLT-T with one image and one thread, each
+size in a process of its own, prints a table and draws it.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from linvit.files import replacing
+
+BACKBONES = {"LLSS": "ravlt_tiny", "LLLL": "ravlt_tiny_linear"}
+SIZES = ((256, 1024), (384, 1536), (512, 2048), (768, 3072), (1024, 4096))
+COLOURS = {"LLSS": "#D55E00", "LLLL": "#0072B2"}
+CLASSES, ROUNDS = 150, 3
+
+
+@dataclass(frozen=True)
+class Point:
+    """One forward pass: peak of the process's memory above that before it (bytes), best of three times (seconds)."""
+
+    pattern: str
+    size: tuple[int, int]
+    memory: float
+    seconds: float
+
+    @property
+    def pixels(self) -> int:
+        return math.prod(self.size)
+
+
+def measure(pattern: str, size: tuple[int, int]) -> Point:
+    """Measures in a new process, whose peak nothing else has raised."""
+    command = [sys.executable, "-m", "linvit.analysis.dense_memory", "--one", pattern, *map(str, size)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return Point(pattern, size, **json.loads(out.splitlines()[-1]))
+
+
+@torch.inference_mode()
+def measure_here(pattern: str, size: tuple[int, int]) -> dict[str, float]:
+    """memory and seconds of this process."""
+    from linvit.models.frameworks import build_dense
+
+    torch.set_num_threads(1)
+    network = build_dense("semantic_fpn", BACKBONES[pattern], CLASSES).eval()
+    network(torch.zeros(1, 3, 64, 64))  # what the libraries allocate once
+    image = torch.randn(1, 3, *size)
+    before = _peak()
+    seconds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        network(image)
+        seconds.append(time.perf_counter() - start)
+    return {"memory": _peak() - before, "seconds": min(seconds)}
+
+
+def _peak() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def growth(points: Sequence[Point], name: str) -> float:
+    """The exponent of pixels with which a measure grows between the two largest sizes."""
+    one, two = sorted(points, key=lambda point: point.pixels)[-2:]
+    return math.log(getattr(two, name) / getattr(one, name)) / math.log(two.pixels / one.pixels)
+
+
+def memory_figure(points: Sequence[Point]) -> Figure:
+    """Memory and time over pixels, both axes logarithmic, and a grey line that grows as the pixels do."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    panels = {"memory": ("peak memory, GiB", 2**30), "seconds": ("seconds", 1)}
+    for axes, (name, (label, unit)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        for pattern in BACKBONES:
+            own = sorted((point for point in points if point.pattern == pattern), key=lambda point: point.pixels)
+            pixels = [point.pixels / 1e6 for point in own]
+            values = [getattr(point, name) / unit for point in own]
+            words = f"{pattern}: pixels^{growth(own, name):.2f}"
+            axes.plot(pixels, values, marker="o", color=COLOURS[pattern], label=words)
+        axes.plot(pixels, [values[0] * pixel / pixels[0] for pixel in pixels], color="#BBBBBB", label="linear")
+        axes.set(xlabel="million pixels", ylabel=label, xscale="log", yscale="log")
+        axes.set_xticks(pixels, [f"{pixel:.2g}" for pixel in pixels], minor=False)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    return figure
+
+
+def markdown(points: Sequence[Point]) -> list[str]:
+    """The table, line by line."""
+    rows = ["| image | pattern | peak memory | time |", "|---|---|---:|---:|"]
+    for point in points:
+        height, width = point.size
+        rows.append(
+            f"| {height} × {width} | {point.pattern} | {point.memory / 2**30:.2f} GiB | {point.seconds:.2f} s |"
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("figure", nargs="?", type=Path)
+    parser.add_argument("--one", nargs=3, metavar=("PATTERN", "HEIGHT", "WIDTH"))
+    options = parser.parse_args()
+    if options.one:
+        pattern, height, width = options.one
+        print(json.dumps(measure_here(pattern, (int(height), int(width)))))
+        return
+    points = [measure(pattern, size) for size, pattern in itertools.product(SIZES, BACKBONES)]
+    print("\n".join(markdown(points)))
+    if options.figure:
+        with replacing(options.figure) as temporary:
+            memory_figure(points).savefig(temporary, format=options.figure.suffix[1:], dpi=130)
+
+
+if __name__ == "__main__":
+    main()

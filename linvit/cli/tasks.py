@@ -1,0 +1,53 @@
+"""The tasks as recipes name them; here detectors and segmentors meet the tasks that train them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from linvit.models.frameworks import DETECTORS, SEGMENTORS, build_dense
+from linvit.tasks import Classification, Detection, Segmentation, Task
+from linvit.tasks.classification import known_arguments
+
+
+class BuiltDetection(Detection):
+    """Detection with a network by its arguments.
+
+    Args:
+        model: framework, backbone, heads and further arguments of the backbone, see build_dense.
+        num_classes: Number of classes of the data.
+        kwargs: Those of Task.
+    """
+
+    def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
+        super().__init__(_network(model, num_classes, DETECTORS), **kwargs)
+
+
+class BuiltSegmentation(Segmentation):
+    """Segmentation with a network by its arguments.
+
+    Args:
+        model: framework, backbone, heads and further arguments of the backbone, see build_dense.
+        num_classes: Number of classes of the data.
+        kwargs: Those of Segmentation.
+    """
+
+    def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
+        super().__init__(_network(model, num_classes, SEGMENTORS), num_classes, **kwargs)
+
+
+def _network(model: dict[str, Any], num_classes: int, frameworks: Iterable[str]) -> nn.Module:
+    framework, backbone = model.get("framework"), model.get("backbone")
+    if framework not in frameworks:
+        raise ValueError(f"model.framework is {framework!r}, but this task trains {', '.join(frameworks)}: name one.")
+    if not backbone:
+        raise ValueError("The recipe names no backbone: add model.backbone, a name that `linvit models` lists.")
+    with known_arguments(backbone):
+        return build_dense(**model, num_classes=num_classes)
+
+
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "detection": BuiltDetection,
+    "segmentation": BuiltSegmentation,
+}

@@ -1,0 +1,67 @@
+"""Object detection and instance segmentation: the network's own losses, and average precision."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from linvit.tasks.average_precision import average_precision
+from linvit.tasks.task import Task
+
+
+class Detection(Task):
+    """Trains a detector on (images, targets) lists and measures average precision in the pixels of the files' images.
+
+    Args:
+        network: Takes images and targets, gives a dictionary of losses in training and of boxes, labels, scores and,
+            with masks, masks for each image in evaluation.
+        kwargs: Those of Task.
+
+    The data tells what the detections are measured against: `ground_truth`, and `results` for the detections of a
+    batch in its numbers of images and categories.
+    """
+
+    def __init__(self, network: nn.Module, **kwargs: Any) -> None:
+        super().__init__(network, **kwargs)
+        self.kinds = {"box": "bbox", "mask": "segm"} if network.has_masks else {"box": "bbox"}
+        self.score = "mask_ap" if network.has_masks else "box_ap"
+        self.results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in self.networks()}
+        self.image_ids: list[int] = []
+
+    def setup(self, stage: str) -> None:
+        source = self.trainer.datamodule
+        if self.network.has_masks and not source.needs_masks:
+            name = type(self.network).__name__
+            raise ValueError(f"{name} learns masks, but data.needs_masks is false: set it to true, or use retinanet.")
+
+    def training_step(self, batch: tuple[list[Tensor], list[dict[str, Any]]], batch_idx: int) -> Tensor:
+        images, targets = batch
+        losses = self.network(images, targets)
+        return self.learn(torch.stack(list(losses.values())).sum(), len(images))
+
+    def validation_step(self, batch: tuple[list[Tensor], list[dict[str, Any]]], batch_idx: int) -> None:
+        images, targets = batch
+        self.image_ids += [target["image_id"] for target in targets]
+        for kind, network in self.networks().items():
+            self.results[kind] += self.trainer.datamodule.results(images, targets, network(images))
+
+    def on_validation_epoch_end(self) -> None:
+        image_ids = gathered(self.image_ids)
+        truth = self.trainer.datamodule.ground_truth()
+        for kind, rows in self.results.items():
+            rows = gathered(rows)
+            for part, overlap in self.kinds.items():
+                measured = average_precision(truth, rows, image_ids, overlap)
+                self.log_measures(kind, {f"{part}_{name}": value for name, value in measured.items()})
+        self.log("val/images", float(len(image_ids)))
+        self.image_ids = []
+        self.results = {kind: [] for kind in self.networks()}
+
+
+def gathered(own: list[Any]) -> list[Any]:
+    """The lists of all processes, one after the other, in each of them."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return own
+    parts: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(parts, own)
+    return [row for part in parts for row in part]

@@ -1,0 +1,111 @@
+"""Semantic segmentation: cross entropy over pixels, and the mean intersection over union."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, interpolate
+from torchmetrics import SumMetric
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from linvit.tasks.task import Task
+
+IGNORED = 255
+
+
+class Segmentation(Task):
+    """Trains a segmentor on (images, maps of labels) and measures it at the size of the files' maps.
+
+    Args:
+        network: Takes images, gives logits, in training also those of an auxiliary head: {"out": …, "aux": …}.
+        num_classes: Number of classes of the data.
+        aux_weight: Weight of the auxiliary head's loss.
+        class_weights: Weight of each class's pixels in the loss; null for 1.
+        kwargs: Those of Task.
+
+    miou is the mean over the classes that occur in truth or answer of intersection over union of all pixels of all
+    images together, pixel_accuracy the share of right pixels, class_accuracy its mean over classes.
+    """
+
+    score = "miou"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_classes: int,
+        aux_weight: float = 0.4,
+        class_weights: Sequence[float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, **kwargs)
+        self.aux_weight = aux_weight
+        if class_weights is not None and len(class_weights) != num_classes:
+            raise ValueError(
+                f"task.class_weights has {len(class_weights)} numbers, but the data has {num_classes} classes: give one"
+                " for each."
+            )
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.register_buffer("class_weights", weights, persistent=False)
+        self.confusion = nn.ModuleDict(
+            {kind: MulticlassConfusionMatrix(num_classes, ignore_index=IGNORED) for kind in self.networks()}
+        )
+        self.images = SumMetric()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, maps = batch
+        logits = self.network(images.contiguous(memory_format=self.memory_format))
+        if isinstance(logits, dict):
+            loss = self._loss(logits["out"], maps) + self.aux_weight * self._loss(logits["aux"], maps)
+        else:
+            loss = self._loss(logits, maps)
+        return self.learn(loss, len(images))
+
+    def _loss(self, logits: Tensor, maps: Tensor) -> Tensor:
+        return pixel_loss(logits, maps, self.class_weights)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        images, maps = batch
+        self.images.update(len(images))
+        images = images.contiguous(memory_format=self.memory_format)
+        for kind, network in self.networks().items():
+            logits = network(images).float()
+            if logits.shape[-2:] != maps.shape[-2:]:
+                logits = interpolate(logits, maps.shape[-2:], mode="bilinear", align_corners=False)
+            self.confusion[kind].update(logits.argmax(1), maps)
+
+    def on_validation_epoch_end(self) -> None:
+        for kind, confusion in self.confusion.items():
+            self.log_measures(kind, overlaps(confusion.compute()))
+            confusion.reset()
+        self.log("val/images", self.images.compute())
+        self.images.reset()
+
+
+def pixel_loss(logits: Tensor, maps: Tensor, class_weights: Tensor | None = None) -> Tensor:
+    """Cross entropy, summed over the pixels that count and divided by all, as mmsegmentation 0.13 does."""
+    total = cross_entropy(logits.float(), maps, class_weights, ignore_index=IGNORED, reduction="sum")
+    return total / maps.numel()
+
+
+def overlaps(confusion: Tensor) -> dict[str, Tensor]:
+    """miou, pixel_accuracy and class_accuracy in 0..1 of counts (true class, answered class).
+
+    Classes that occur nowhere are left out of miou, those that the truth lacks of class_accuracy.
+    """
+    overlap, accuracy, true = overlaps_by_class(confusion)
+    return {
+        "miou": torch.nanmean(overlap).float(),
+        "pixel_accuracy": (confusion.diag().sum() / true.sum()).float(),
+        "class_accuracy": torch.nanmean(accuracy).float(),
+    }
+
+
+def overlaps_by_class(confusion: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(classes,) intersection over union and accuracy in 0..1, NaN without pixels, and number of true pixels.
+
+    confusion: counts (true class, answered class).
+    """
+    counts = confusion.double()
+    right, true, answered = counts.diag(), counts.sum(1), counts.sum(0)
+    return right / (true + answered - right), right / true, true

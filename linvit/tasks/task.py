@@ -1,0 +1,146 @@
+"""What all tasks share: one network, its moving average, optimizer and schedule, and steps that can be repeated."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+from timm.utils import ModelEmaV3
+from torch import Tensor, distributed, nn
+from torchmetrics import MeanMetric
+
+from linvit.tasks.initialization import initialize
+from linvit.tasks.optimization import Optimizer, Schedule
+
+
+class Task(lightning.LightningModule):
+    """Trains a network on the loss of a subclass; randomness and learning rate are functions of the step.
+
+    Args:
+        network: What is trained.
+        ema_decay: Decay a step of the weights' exponential moving average; null for no average.
+        ema_warmup: The decay rises from 0 to ema_decay, 1 − (1 + step)^(−2/3), so that short runs average too.
+        ema_batch: The decay is ema_decay^(global batch / ema_batch); null means ema_decay as it stands.
+        channels_last: Keeps the channels of weights and images innermost in memory, which convolutions like.
+        compile: Trains and validates the raw network through torch.compile; the saved weights keep their names.
+        seed: Stochastic depth, dropout and sampling of step n are drawn from (seed, n, process).
+
+    A subclass calls `learn` on its training loss, logs its measures as val/NAME, with the prefix ema_ for the moving
+    average, and names in `score` the one by which checkpoints are compared, the higher the better.
+    """
+
+    score: str
+
+    def __init__(
+        self,
+        network: nn.Module,
+        ema_decay: float | None = None,
+        ema_warmup: bool = True,
+        ema_batch: int | None = None,
+        channels_last: bool = False,
+        compile: bool = False,
+        optimizer: Optimizer | None = None,
+        schedule: Schedule | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.network = network.to(memory_format=self.memory_format)  # type: ignore[call-overload]
+        self.ema = ModelEmaV3(self.network, decay=ema_decay, use_warmup=ema_warmup) if ema_decay else None
+        if self.ema:
+            self.ema.requires_grad_(False)  # else DDP waits for their gradients
+        self.ema_batch = ema_batch
+        if compile:
+            self.network.compile()  # in place, so that the keys of the weights stay
+        self.optimizer = optimizer or Optimizer()
+        self.schedule = schedule or Schedule()
+        self.seed = seed
+        # saved with the weights, so that an epoch resumed in its middle reports the mean over all of it
+        self.train_loss = MeanMetric()
+        self.train_loss.persistent(True)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """The networks to measure: raw, and ema where the recipe keeps a moving average."""
+        return {"raw": self.network, "ema": self.ema.module} if self.ema else {"raw": self.network}
+
+    @property
+    def monitor(self) -> str:
+        """The measure that chooses the best checkpoint: that of the moving average where there is one."""
+        return f"ema_{self.score}" if self.ema else self.score
+
+    def start_from(self, source: str | Path) -> str:
+        """Takes weights and moving average from a run or file of weights, see initialize."""
+        line = initialize(self.network, source)
+        if self.ema:
+            self.ema.set(self.network)
+        return line
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        trainer = self.trainer
+        per_process = trainer.datamodule.batch_size if trainer.datamodule else 1
+        global_batch = per_process * trainer.world_size * trainer.accumulate_grad_batches
+        if self.ema and self.ema_batch:
+            self.ema.decay **= global_batch / self.ema_batch
+        optimizer = self.optimizer.build(self.network, global_batch)
+        steps = int(trainer.estimated_stepping_batches)
+        trainer.fit_loop.setup_data()  # Lightning has counted the batches, unless max_steps alone bounds the run
+        per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        self.rate = self.schedule.build(optimizer, steps, per_epoch)
+        return optimizer
+
+    def on_train_epoch_start(self) -> None:
+        self.train_loss.reset()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # Randomness and learning rate are functions of the step, so there is no state of theirs to save or to lose.
+        self.rate.step_update(self.global_step)
+        drawn = np.random.SeedSequence([self.seed, self.trainer.fit_loop.total_batch_idx, self.global_rank])
+        seed = int(drawn.generate_state(1)[0])
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+
+    def learn(self, loss: Tensor, num_images: int) -> Tensor:
+        """The loss itself, counted and shown; raises FloatingPointError where it is not finite."""
+        if not torch.isfinite(loss):
+            raise FloatingPointError(
+                f"The loss became {loss.item()} at step {self.global_step}, so training stopped and the checkpoints"
+                " before it stay: lower optimizer.lr, raise schedule.warmup_epochs or set trainer.gradient_clip_val,"
+                " then go on with --resume."
+            )
+        self.train_loss.update(loss.detach(), weight=num_images)
+        self.log("train/loss_step", loss.detach(), prog_bar=True, batch_size=num_images)
+        return loss
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        if self.ema:
+            self.ema.update(self.network, step=self.global_step + 1)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/loss", self.train_loss.compute())
+        self.log("lr", max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
+
+    def on_validation_epoch_start(self) -> None:
+        """Every process measures the network that is saved: batch norms' statistics are each process's own."""
+        if self.trainer.world_size > 1:
+            for network in self.networks().values():
+                for buffer in network.buffers():
+                    distributed.broadcast(buffer, 0)
+
+    def log_measures(self, kind: str, measured: dict[str, Any]) -> None:
+        """Logs the measures of one of `networks` as val/NAME, with its prefix."""
+        for name, value in measured.items():
+            self.log(f"val/{name if kind == 'raw' else f'{kind}_{name}'}", value, prog_bar=name == self.score)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        for kind, network in self.networks().items():
+            for name, parameter in network.named_parameters():
+                if not torch.isfinite(parameter).all():
+                    raise FloatingPointError(
+                        f"The parameter {name} of the {kind} network is no longer finite at step {self.global_step}, so"
+                        " nothing was saved and the checkpoints before it stay: lower optimizer.lr, then --resume."
+                    )

@@ -1,0 +1,95 @@
+import pytest
+import timm
+import torch
+
+from linvit.models.frameworks import build_dense
+from linvit.tasks.initialization import initialize
+
+HEADS = {"width": 16}
+
+
+def segmentor(classes=5, seed=0, backbone="ravlt_nano"):
+    torch.manual_seed(seed)
+    return build_dense("semantic_fpn", backbone, classes, HEADS)
+
+
+def detector(classes=5, seed=0):
+    torch.manual_seed(seed)
+    return build_dense("mask_rcnn", "ravlt_nano", classes, HEADS | {"hidden": 32})
+
+
+def changed(network, before):
+    return {key for key, value in network.state_dict().items() if not torch.equal(value, before[key])}
+
+
+def copied(network):
+    return {key: value.clone() for key, value in network.state_dict().items()}
+
+
+@pytest.mark.parametrize("build", [segmentor, detector])
+def test_a_classifier_gives_the_backbone_alone(build, tmp_path):
+    torch.manual_seed(9)
+    classifier = timm.create_model("ravlt_nano", num_classes=7)
+    torch.save(classifier.state_dict(), tmp_path / "weights.pth")
+    network, before = build(), None
+    before = copied(network)
+    said = initialize(network, tmp_path / "weights.pth")
+    assert said.endswith("weights.pth: its backbone; neck and heads begin anew.")
+    moved = changed(network, before)
+    assert moved
+    assert all(key.startswith(network.backbone_prefix + "body.") for key in moved)
+    own = network.state_dict()
+    shared = [key for key in classifier.state_dict() if f"{network.backbone_prefix}body.{key}" in own]
+    assert len(shared) > 50
+    for key in shared:
+        assert torch.equal(own[f"{network.backbone_prefix}body.{key}"], classifier.state_dict()[key])
+
+
+def test_a_detector_gives_a_segmentor_its_backbone(tmp_path):
+    trained, network = detector(seed=5), segmentor()
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    before = copied(network)
+    assert initialize(network, tmp_path / "weights.pth").endswith(": its backbone; neck and heads begin anew.")
+    theirs = trained.backbone.body.state_dict()
+    assert all(torch.equal(value, theirs[key]) for key, value in network.backbone.state_dict().items())
+    assert changed(network, before) <= {f"backbone.{key}" for key in theirs}
+
+
+@pytest.mark.parametrize("build", [segmentor, detector])
+def test_a_whole_network_gives_everything(build, tmp_path):
+    trained, network = build(seed=5), build()
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    assert initialize(network, tmp_path / "weights.pth").endswith("weights.pth, heads included.")
+    assert not changed(network, trained.state_dict())
+
+
+@pytest.mark.parametrize("build", [segmentor, detector])
+def test_layers_of_other_classes_begin_anew(build, tmp_path):
+    trained, network = build(8, seed=5), build()
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    before = copied(network)
+    assert "without the layers of other classes" in initialize(network, tmp_path / "weights.pth")
+    own, theirs = network.state_dict(), trained.state_dict()
+    anew = {key for key in own if own[key].shape != theirs[key].shape}
+    expected = {"classifier"} if build is segmentor else {"classifier", "boxes", "logits"}
+    assert {part for part in expected for key in anew if part in key} == expected
+    assert all(torch.equal(own[key], before[key]) for key in anew)
+    assert all(torch.equal(own[key], theirs[key]) for key in own if key not in anew)
+
+
+def test_a_run_gives_its_weights_by_the_same_rules(tmp_path):
+    trained, network = segmentor(seed=5), segmentor()
+    held = {f"network.{key}": value for key, value in trained.state_dict().items()}
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"linvit": {}, "state_dict": held}, tmp_path / "checkpoints" / "best.ckpt")
+    assert initialize(network, tmp_path).endswith("best.ckpt, heads included.")
+    assert not changed(network, trained.state_dict())
+
+
+def test_another_backbone_is_refused_and_nothing_is_changed(tmp_path):
+    torch.save(timm.create_model("care_nano", num_classes=7).state_dict(), tmp_path / "weights.pth")
+    network = segmentor()
+    before = copied(network)
+    with pytest.raises(ValueError, match=r"do not fit this SemanticFPN in \d+ keys"):
+        initialize(network, tmp_path / "weights.pth")
+    assert not changed(network, before)

@@ -1,0 +1,51 @@
+"""Recipes on a handful of scenes, whose networks are narrow enough to train in seconds."""
+
+from pathlib import Path
+
+import yaml
+
+from linvit.data.scenes import make_scenes
+
+SIZE = 64
+HEADS = {
+    "retinanet": {"width": 16},
+    "mask_rcnn": {"width": 16, "hidden": 32, "num_regions": 16},
+    "cascade_mask_rcnn": {"width": 16, "hidden": 32, "num_regions": 16},
+    "semantic_fpn": {"width": 16},
+    "upernet": {"width": 16},
+}
+SEGMENTORS = ("semantic_fpn", "upernet")
+
+
+def tiny_scenes(folder: Path, train: int = 7, val: int = 4) -> Path:
+    """Scenes of 64 px in folder, in both formats."""
+    list(make_scenes(folder, train, val, SIZE, 0))
+    return folder
+
+
+def write_dense_recipe(folder: Path, scenes: Path, framework: str, **groups) -> Path:
+    """Two epochs of a framework on the scenes, with groups merged over them; the run goes to folder/run."""
+    detects = framework not in SEGMENTORS
+    source = {"name": "coco", "root": str(scenes / "detection"), "needs_masks": framework != "retinanet"}
+    if not detects:
+        source = {"name": "ade20k", "root": str(scenes / "segmentation"), "crop": [SIZE, SIZE]}
+    values = {
+        "seed": 3,
+        "folder": str(folder / "run"),
+        "model": {
+            "framework": framework,
+            "backbone": "mavit_nano",
+            "drop_path_rate": 0.2,
+            "heads": HEADS[framework],
+        },
+        "task": {"name": "detection" if detects else "segmentation"},
+        "optimizer": {"lr": 1e-3, "not_decayed": "norms"},
+        "schedule": {"name": "steps", "warmup_steps": 2, "decay_epochs": [1]},
+        "data": source | {"long_side": SIZE, "short_side": SIZE, "flip": 0.5, "batch_size": 2, "num_workers": 0},
+        "trainer": {"max_epochs": 2, "accelerator": "cpu"},
+    }
+    for group, value in groups.items():
+        values[group] = {**values.get(group, {}), **value} if isinstance(value, dict) else value
+    path = folder / "dense.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
