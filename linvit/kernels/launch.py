@@ -1,0 +1,213 @@
+"""Which kernels run, over how many programs, with which block sizes."""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from linvit.kernels.state import merge, query_mean, read, summarize
+from linvit.kernels.state_backward import read_backward, summarize_backward
+
+# Tokens a tile and warps a program, by the wider of the two head widths padded to a power of two. A program holds S or
+# its gradient (width × value width, float32) and about four tiles at once: at width 64 with 64 tokens that is 80 KB
+# over 128 threads, of the 256 KB of registers an SM has, so three programs share one. Narrow heads take longer tiles,
+# or loads would be too short to hide their latency; width 128 takes twice the threads and half the tokens.
+BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
+# Tiles that one program reads with the same state: the state is as large as one or two tiles, and comes from L2.
+READ_TILES = 4
+# Programs per multiprocessor before a head's tokens are split no further.
+PROGRAMS_PER_PROCESSOR = 3
+
+
+class Options(NamedTuple):
+    """The axes of the formula that a kernel is compiled for, and its numbers."""
+
+    feature_map: str
+    query_mean: bool
+    normalizer: str
+    eps: float
+
+
+class Grid(NamedTuple):
+    """Heads of all batch entries or packed sequences, and the tokens of one (of an average one, where packed)."""
+
+    programs: int
+    heads: int
+    tokens: int
+    splits: int
+    read_splits: int
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on CPU tensors too."""
+    return not isinstance(read, triton.JITFunction)
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rotary: tuple[Tensor | None, Tensor | None],
+    visible: Tensor | None,
+    cu_seqlens: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Output, the heads' states, and with query-mean weights each head's sum of κ(q) and its number of queries."""
+    grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens)
+    size, scale = sizes["SIZE"], query.shape[-1] ** -0.5
+    shape = {"HEADS": grid.heads, **sizes, **dot, "MAP": options.feature_map, "num_warps": warps}
+    mask = None if visible is None else (visible.view(torch.uint8), *visible.stride())
+    sums = None
+    if options.query_mean:
+        sums = query.new_empty(grid.programs, grid.splits, query.shape[-1] + 1, dtype=torch.float32)
+        kept = {name: shape[name] for name in ("HEADS", "WIDTH", "ROWS", "COLUMNS", "MAP", "num_warps")}
+        query_mean[grid.programs, grid.splits](_strided(query), mask, sums, cu_seqlens, query.shape[2], **kept)
+        sums = sums.sum(1) if grid.splits > 1 else sums.squeeze(1)
+    states = query.new_empty(grid.programs, grid.splits, size, dtype=torch.float32)
+    summarize[grid.programs, grid.splits](
+        _strided(key), _strided(value), *rotary, mask, sums, states, cu_seqlens, key.shape[2], scale, **shape
+    )
+    states = _merged(states, sizes, warps)
+    out = room(query, value)
+    read[grid.programs, grid.read_splits](
+        _strided(query),
+        _strided(out),
+        *rotary,
+        states,
+        cu_seqlens,
+        query.shape[2],
+        scale,
+        options.eps,
+        NORMALIZER=options.normalizer,
+        **shape,
+    )
+    return out, states, sums
+
+
+def backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rotary: tuple[Tensor | None, Tensor | None],
+    visible: Tensor | None,
+    cu_seqlens: Tensor | None,
+    states: Tensor,
+    sums: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens)
+    scale = query.shape[-1] ** -0.5
+    shape = {"HEADS": grid.heads, **sizes, **dot, "MAP": options.feature_map, "num_warps": warps}
+    mask = None if visible is None else (visible.view(torch.uint8), *visible.stride())
+    dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
+    state_grads = query.new_empty(grid.programs, grid.splits, sizes["SIZE"], dtype=torch.float32)
+
+    def over_queries(splits: int, query_grad: Any, mean_grads: Tensor | None, state_grads: Tensor | None) -> None:
+        read_backward[grid.programs, splits](
+            _strided(query),
+            _strided(grad),
+            query_grad,
+            *rotary,
+            mask,
+            sums,
+            mean_grads,
+            states,
+            state_grads,
+            cu_seqlens,
+            query.shape[2],
+            scale,
+            options.eps,
+            NORMALIZER=options.normalizer,
+            **shape,
+        )
+
+    over_queries(grid.splits, None if options.query_mean else _strided(dq), None, state_grads)
+    state_grads = state_grads.sum(1) if grid.splits > 1 else state_grads.squeeze(1)
+    mean_grads = None
+    if options.query_mean:
+        mean_grads = query.new_empty(grid.programs, grid.splits, query.shape[-1], dtype=torch.float32)
+    summarize_backward[grid.programs, grid.splits](
+        _strided(key),
+        _strided(value),
+        _strided(dk),
+        _strided(dv),
+        *rotary,
+        mask,
+        sums,
+        mean_grads,
+        states,
+        state_grads,
+        cu_seqlens,
+        key.shape[2],
+        scale,
+        **shape,
+    )
+    if mean_grads is not None:
+        over_queries(grid.read_splits, _strided(dq), mean_grads.sum(1), None)
+    return dq, dk, dv
+
+
+def _plan(
+    query: Tensor, value: Tensor, keys: int, cu_seqlens: Tensor | None
+) -> tuple[Grid, dict[str, int], dict[str, Any], int]:
+    batch, heads, queries, width = query.shape
+    columns, value_columns = (max(16, triton.next_power_of_2(w)) for w in (width, value.shape[-1]))
+    rows, warps = BLOCKS[max(columns, value_columns)]
+    if cu_seqlens is not None:
+        batch = cu_seqlens.shape[0] - 1
+        queries = keys = -(-queries // max(batch, 1))
+    programs = batch * heads
+    wanted = -(-PROGRAMS_PER_PROCESSOR * _processors(query.device) // max(programs, 1))
+    splits = max(1, min(wanted, -(-max(keys, queries) // rows)))
+    grid = Grid(programs, heads, queries, splits, -(-queries // (rows * READ_TILES)))
+    sizes = {
+        "WIDTH": width,
+        "VALUE_WIDTH": value.shape[-1],
+        "SIZE": width * value.shape[-1] + 2 * width + value.shape[-1] + 2,
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "VALUE_COLUMNS": value_columns,
+    }
+    return grid, sizes, _dot(query.dtype), warps
+
+
+def _dot(dtype: torch.dtype) -> dict[str, Any]:
+    """What the products multiply; they always sum in float32.
+
+    bfloat16 inputs are multiplied as they are. float16 is raised to TF32, which has its ten bits and a wider range:
+    a state of large keys and values would not fit float16. float32 stays float32. The interpreter knows only float32.
+    """
+    half = dtype == torch.bfloat16 and not interpreted()
+    return {
+        "DOT": tl.bfloat16 if half else tl.float32,
+        "PRECISION": "tf32" if dtype == torch.float16 else "ieee",
+    }
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _merged(states: Tensor, sizes: dict[str, int], warps: int) -> Tensor:
+    programs, splits, size = states.shape
+    if splits == 1:
+        return states.squeeze(1)
+    merged = states.new_empty(programs, size)
+    kept = {name: sizes[name] for name in sizes if name != "ROWS"}
+    merge[(programs,)](states, merged, splits, **kept, num_warps=warps)
+    return merged
+
+
+def room(query: Tensor, value: Tensor) -> Tensor:
+    """Room for the output with axes in memory as the values have them, so that what follows needs no copy either."""
+    if query.shape[2] == value.shape[2]:
+        return torch.empty_like(value)
+    return value.new_empty(*query.shape[:3], value.shape[-1])
+
+
+def _strided(x: Tensor) -> tuple[Any, ...]:
+    return (x, *x.stride())

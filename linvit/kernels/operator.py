@@ -1,0 +1,85 @@
+"""Bidirectional attention as a torch operator with a gradient, opaque to torch.compile."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linvit.kernels import launch
+
+
+@torch.library.custom_op("linvit::bidirectional", mutates_args=())
+def bidirectional(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    visible: Tensor | None,
+    cu_seqlens: Tensor | None,
+    feature_map: str,
+    query_mean: bool,
+    normalizer: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, the heads' states and their sums of κ(q), empty with uniform weights."""
+    options = launch.Options(feature_map, query_mean, normalizer, eps)
+    out, states, sums = launch.forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
+    return out, states, states.new_empty(0) if sums is None else sums
+
+
+@bidirectional.register_fake
+def _(query, key, value, cos, sin, visible, cu_seqlens, feature_map, query_mean, normalizer, eps):  # type: ignore[no-untyped-def]
+    sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    heads, width, value_width = sequences * query.shape[1], query.shape[-1], value.shape[-1]
+    size = width * value_width + 2 * width + value_width + 2
+    states = query.new_empty(heads, size, dtype=torch.float32)
+    sums = states.new_empty((heads, width + 1) if query_mean else (0,))
+    return launch.room(query, value), states, sums
+
+
+@torch.library.custom_op("linvit::bidirectional_backward", mutates_args=())
+def bidirectional_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    visible: Tensor | None,
+    cu_seqlens: Tensor | None,
+    states: Tensor,
+    sums: Tensor,
+    feature_map: str,
+    query_mean: bool,
+    normalizer: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    options = launch.Options(feature_map, query_mean, normalizer, eps)
+    given = sums if query_mean else None
+    return launch.backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, states, given, options)
+
+
+@bidirectional_backward.register_fake
+def _(grad, query, key, value, *rest):  # type: ignore[no-untyped-def]
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    query, key, value, cos, sin, visible, cu_seqlens, *options = inputs
+    _, states, sums = output
+    ctx.mark_non_differentiable(states, sums)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(query, key, value, cos, sin, visible, cu_seqlens, states, sums)
+    ctx.options = options
+
+
+def _gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
+    none = (None,) * 8
+    if grad is None:
+        return (None, None, None, *none)
+    return (*bidirectional_backward(grad, *ctx.saved_tensors, *ctx.options), *none)
+
+
+bidirectional.register_autograd(_gradients, setup_context=_save)
