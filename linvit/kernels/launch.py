@@ -17,6 +17,7 @@ from linvit.kernels.state_backward import read_backward, summarize_backward
 BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
 # Tiles that one program reads with the same state: the state is as large as one or two tiles, and comes from L2.
 READ_TILES = 4
+MOST_SPLITS = 65535  # a grid's second axis ends there
 # Programs per multiprocessor before a head's tokens are split no further.
 PROGRAMS_PER_PROCESSOR = 3
 
@@ -24,7 +25,8 @@ PROGRAMS_PER_PROCESSOR = 3
 class Options(NamedTuple):
     """The axes of the formula that a kernel is compiled for, and its numbers."""
 
-    feature_map: str
+    query_map: str
+    key_map: str
     query_mean: bool
     normalizer: str
     eps: float
@@ -57,17 +59,29 @@ def forward(
     """Output, the heads' states, and with query-mean weights each head's sum of κ(q) and its number of queries."""
     grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens)
     size, scale = sizes["SIZE"], query.shape[-1] ** -0.5
-    shape = {"HEADS": grid.heads, **sizes, **dot, "MAP": options.feature_map, "num_warps": warps}
+    shape = {"HEADS": grid.heads, **sizes, **dot, "num_warps": warps}
     mask = None if visible is None else (visible.view(torch.uint8), *visible.stride())
     sums = None
     if options.query_mean:
         sums = query.new_empty(grid.programs, grid.splits, query.shape[-1] + 1, dtype=torch.float32)
-        kept = {name: shape[name] for name in ("HEADS", "WIDTH", "ROWS", "COLUMNS", "MAP", "num_warps")}
-        query_mean[grid.programs, grid.splits](_strided(query), mask, sums, cu_seqlens, query.shape[2], **kept)
+        kept = {name: shape[name] for name in ("HEADS", "WIDTH", "ROWS", "COLUMNS", "num_warps")}
+        query_mean[grid.programs, grid.splits](
+            _strided(query), mask, sums, cu_seqlens, query.shape[2], MAP=options.query_map, **kept
+        )
         sums = sums.sum(1) if grid.splits > 1 else sums.squeeze(1)
     states = query.new_empty(grid.programs, grid.splits, size, dtype=torch.float32)
     summarize[grid.programs, grid.splits](
-        _strided(key), _strided(value), *rotary, mask, sums, states, cu_seqlens, key.shape[2], scale, **shape
+        _strided(key),
+        _strided(value),
+        *rotary,
+        mask,
+        sums,
+        states,
+        cu_seqlens,
+        key.shape[2],
+        scale,
+        MAP=options.key_map,
+        **shape,
     )
     states = _merged(states, sizes, warps)
     out = room(query, value)
@@ -80,6 +94,7 @@ def forward(
         query.shape[2],
         scale,
         options.eps,
+        MAP=options.query_map,
         NORMALIZER=options.normalizer,
         **shape,
     )
@@ -101,7 +116,7 @@ def backward(
     """Gradients of query, key and value."""
     grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens)
     scale = query.shape[-1] ** -0.5
-    shape = {"HEADS": grid.heads, **sizes, **dot, "MAP": options.feature_map, "num_warps": warps}
+    shape = {"HEADS": grid.heads, **sizes, **dot, "num_warps": warps}
     mask = None if visible is None else (visible.view(torch.uint8), *visible.stride())
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     state_grads = query.new_empty(grid.programs, grid.splits, sizes["SIZE"], dtype=torch.float32)
@@ -121,6 +136,7 @@ def backward(
             query.shape[2],
             scale,
             options.eps,
+            MAP=options.query_map,
             NORMALIZER=options.normalizer,
             **shape,
         )
@@ -144,6 +160,7 @@ def backward(
         cu_seqlens,
         key.shape[2],
         scale,
+        MAP=options.key_map,
         **shape,
     )
     if mean_grads is not None:
@@ -163,7 +180,7 @@ def _plan(
     programs = batch * heads
     wanted = -(-PROGRAMS_PER_PROCESSOR * _processors(query.device) // max(programs, 1))
     splits = max(1, min(wanted, -(-max(keys, queries) // rows)))
-    grid = Grid(programs, heads, queries, splits, -(-queries // (rows * READ_TILES)))
+    grid = Grid(programs, heads, queries, splits, min(-(-queries // (rows * READ_TILES)), MOST_SPLITS))
     sizes = {
         "WIDTH": width,
         "VALUE_WIDTH": value.shape[-1],
@@ -181,11 +198,9 @@ def _dot(dtype: torch.dtype) -> dict[str, Any]:
     bfloat16 inputs are multiplied as they are. float16 is raised to TF32, which has its ten bits and a wider range:
     a state of large keys and values would not fit float16. float32 stays float32. The interpreter knows only float32.
     """
-    half = dtype == torch.bfloat16 and not interpreted()
-    return {
-        "DOT": tl.bfloat16 if half else tl.float32,
-        "PRECISION": "tf32" if dtype == torch.float16 else "ieee",
-    }
+    if interpreted() or dtype == torch.float32:
+        return {"DOT": tl.float32, "PRECISION": "ieee"}
+    return {"DOT": tl.bfloat16 if dtype == torch.bfloat16 else tl.float32, "PRECISION": "tf32"}
 
 
 def _processors(device: torch.device) -> int:

@@ -17,19 +17,20 @@ def bidirectional(
     sin: Tensor | None,
     visible: Tensor | None,
     cu_seqlens: Tensor | None,
-    feature_map: str,
+    query_map: str,
+    key_map: str,
     query_mean: bool,
     normalizer: str,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, the heads' states and their sums of κ(q), empty with uniform weights."""
-    options = launch.Options(feature_map, query_mean, normalizer, eps)
+    options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
     out, states, sums = launch.forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
     return out, states, states.new_empty(0) if sums is None else sums
 
 
 @bidirectional.register_fake
-def _(query, key, value, cos, sin, visible, cu_seqlens, feature_map, query_mean, normalizer, eps):  # type: ignore[no-untyped-def]
+def _(query, key, value, cos, sin, visible, cu_seqlens, query_map, key_map, query_mean, normalizer, eps):  # type: ignore[no-untyped-def]
     sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     heads, width, value_width = sequences * query.shape[1], query.shape[-1], value.shape[-1]
     size = width * value_width + 2 * width + value_width + 2
@@ -50,13 +51,14 @@ def bidirectional_backward(
     cu_seqlens: Tensor | None,
     states: Tensor,
     sums: Tensor,
-    feature_map: str,
+    query_map: str,
+    key_map: str,
     query_mean: bool,
     normalizer: str,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
-    options = launch.Options(feature_map, query_mean, normalizer, eps)
+    options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
     given = sums if query_mean else None
     return launch.backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, states, given, options)
 
@@ -76,7 +78,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 8
+    none = (None,) * 9
     if grad is None:
         return (None, None, None, *none)
     return (*bidirectional_backward(grad, *ctx.saved_tensors, *ctx.options), *none)

@@ -77,8 +77,7 @@ def read_backward(
     q, g = head_of(query, batch, head, begin), head_of(grad, batch, head, begin)
     state = states + tl.program_id(0).to(tl.int64) * SIZE
     S, z, u, r = load_state(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
-    n, shift = load_mass(state, WIDTH, VALUE_WIDTH)
-    mass = n * tl.exp(shift)
+    mass, _ = load_mass(state, WIDTH, VALUE_WIDTH)
     S = S.to(DOT)
     if state_grads is not None:
         dS = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32)
@@ -101,7 +100,7 @@ def read_backward(
         # g · c = Rκ(q) · S g: one product serves the gain's gradient and the query's.
         turned = tl.dot(dout, tl.trans(S), input_precision=PRECISION)
         dgain, dlevel = tl.sum(rq * turned, 1), tl.sum(dout.to(tl.float32) * u[None, :], 1)
-        dnum, dden = gain_and_level_backward(dgain, dlevel, num, den, mass, scale, eps, NORMALIZER)
+        dnum, dden = gain_and_level_backward(dgain, dlevel, num, den, mass, scale, eps, cos, NORMALIZER)
         if state_grads is not None:
             dS += tl.dot(tl.trans((rq * gain[:, None]).to(DOT)), dout, input_precision=PRECISION)
             dr += tl.sum(rq * dnum[:, None], 0)

@@ -148,23 +148,25 @@ def gain_and_level(num, den, mass, scale, eps, NORMALIZER: tl.constexpr):
 
 
 @triton.jit
-def gain_and_level_backward(dgain, dlevel, num, den, mass, scale, eps, NORMALIZER: tl.constexpr):
+def gain_and_level_backward(dgain, dlevel, num, den, mass, scale, eps, cos, NORMALIZER: tl.constexpr):
     """Gradients of num and den from those of gain and level."""
+    # What scale · (num - den) gives to one it takes from the other: without rotation nothing at all.
+    shifted = tl.zeros_like(den) if cos is None else dlevel * scale
     if NORMALIZER == "divide":
         gain = 1 / (den + eps)
         dnum = dlevel * gain
         dden = -(dgain + dlevel * num) * gain * gain
     elif NORMALIZER == "magnitude":
         share = scale / (scale * den + eps)
-        dnum = dlevel * (scale + share)
-        dden = -dlevel * scale - (dgain + dlevel * num) * share * share
+        dnum = dlevel * share + shifted
+        dden = -(dgain + dlevel * num) * share * share - shifted
     elif NORMALIZER == "magnitude_no_gamma":
         share = scale / (scale * den + eps)
         dnum = dlevel * (scale + share)
         dden = -(dgain + dlevel * num) * share * share
     elif NORMALIZER == "magnitude_no_beta" or NORMALIZER == "subtract":
-        dnum = dlevel * scale
-        dden = -dnum
+        dnum = shifted
+        dden = -shifted
     elif NORMALIZER == "sum":
         dnum = dlevel * mass
         dden = tl.zeros_like(den)
