@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
 from linvit.kernels.state import merge, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 
@@ -15,6 +16,8 @@ from linvit.kernels.state_backward import read_backward, summarize_backward
 # over 128 threads, of the 256 KB of registers an SM has, so three programs share one. Narrow heads take longer tiles,
 # or loads would be too short to hide their latency; width 128 takes twice the threads and half the tokens.
 BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
+# Tokens a chunk and warps of causal attention: scores of a chunk × chunk stand beside the state and the tiles.
+CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
 # Tiles that one program reads with the same state: the state is as large as one or two tiles, and comes from L2.
 READ_TILES = 4
 MOST_SPLITS = 65535  # a grid's second axis ends there
@@ -60,7 +63,7 @@ def forward(
     grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens)
     size, scale = sizes["SIZE"], query.shape[-1] ** -0.5
     shape = {"HEADS": grid.heads, **sizes, **dot, "num_warps": warps}
-    mask = None if visible is None else (visible.view(torch.uint8), *visible.stride())
+    mask = _strided_mask(visible)
     sums = None
     if options.query_mean:
         sums = query.new_empty(grid.programs, grid.splits, query.shape[-1] + 1, dtype=torch.float32)
@@ -117,7 +120,7 @@ def backward(
     grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens)
     scale = query.shape[-1] ** -0.5
     shape = {"HEADS": grid.heads, **sizes, **dot, "num_warps": warps}
-    mask = None if visible is None else (visible.view(torch.uint8), *visible.stride())
+    mask = _strided_mask(visible)
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     state_grads = query.new_empty(grid.programs, grid.splits, sizes["SIZE"], dtype=torch.float32)
 
@@ -168,11 +171,102 @@ def backward(
     return dq, dk, dv
 
 
+def causal_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rotary: tuple[Tensor | None, Tensor | None],
+    visible: Tensor | None,
+    cu_seqlens: Tensor | None,
+    options: Options,
+) -> Tensor:
+    """Output of causal attention."""
+    programs, shape = _causal_plan(query, value, cu_seqlens, options)
+    out = room(query, value)
+    chunked[(programs,)](
+        _strided(query),
+        _strided(key),
+        _strided(value),
+        _strided(out),
+        *rotary,
+        _strided_mask(visible),
+        cu_seqlens,
+        query.shape[2],
+        query.shape[-1] ** -0.5,
+        options.eps,
+        NORMALIZER=options.normalizer,
+        **shape,
+    )
+    return out
+
+
+def causal_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rotary: tuple[Tensor | None, Tensor | None],
+    visible: Tensor | None,
+    cu_seqlens: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value of causal attention."""
+    programs, shape = _causal_plan(query, value, cu_seqlens, options)
+    mask = _strided_mask(visible)
+    dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
+    rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
+    tensors = [_strided(x) for x in (query, key, value, grad)]
+    chunked_query_backward[(programs,)](
+        *tensors,
+        _strided(dq),
+        rows,
+        *rotary,
+        mask,
+        cu_seqlens,
+        query.shape[2],
+        query.shape[-1] ** -0.5,
+        options.eps,
+        NORMALIZER=options.normalizer,
+        **shape,
+    )
+    chunked_key_backward[(programs,)](
+        *tensors, _strided(dk), _strided(dv), rows, *rotary, mask, cu_seqlens, query.shape[2], **shape
+    )
+    return dq, dk, dv
+
+
+def _causal_plan(
+    query: Tensor, value: Tensor, cu_seqlens: Tensor | None, options: Options
+) -> tuple[int, dict[str, Any]]:
+    batch, heads, _, width = query.shape
+    columns, value_columns = _columns(query, value)
+    rows, warps = CHUNKS[max(columns, value_columns)]
+    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = {
+        "HEADS": heads,
+        "WIDTH": width,
+        "VALUE_WIDTH": value.shape[-1],
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "VALUE_COLUMNS": value_columns,
+        "QUERY_MAP": options.query_map,
+        "KEY_MAP": options.key_map,
+        "num_warps": warps,
+        **_dot(query.dtype),
+    }
+    return sequences * heads, shape
+
+
+def _columns(query: Tensor, value: Tensor) -> tuple[int, int]:
+    """Head widths padded to the powers of two that products take, 16 at least."""
+    return tuple(max(16, triton.next_power_of_2(x.shape[-1])) for x in (query, value))  # type: ignore[return-value]
+
+
 def _plan(
     query: Tensor, value: Tensor, keys: int, cu_seqlens: Tensor | None
 ) -> tuple[Grid, dict[str, int], dict[str, Any], int]:
     batch, heads, queries, width = query.shape
-    columns, value_columns = (max(16, triton.next_power_of_2(w)) for w in (width, value.shape[-1]))
+    columns, value_columns = _columns(query, value)
     rows, warps = BLOCKS[max(columns, value_columns)]
     if cu_seqlens is not None:
         batch = cu_seqlens.shape[0] - 1
@@ -226,3 +320,7 @@ def room(query: Tensor, value: Tensor) -> Tensor:
 
 def _strided(x: Tensor) -> tuple[Any, ...]:
     return (x, *x.stride())
+
+
+def _strided_mask(visible: Tensor | None) -> tuple[Any, ...] | None:
+    return None if visible is None else _strided(visible.view(torch.uint8))

@@ -53,14 +53,14 @@ def linear_attention(
         raise ValueError(f"the Triton kernels cannot run: {reason}; use linvit.ops.linear_attention")
     if cu_seqlens is not None:
         _check_packed(query, key, cu_seqlens)
-    from linvit.kernels.operator import bidirectional
+    from linvit.kernels.operator import attend
 
     cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
     visible = None
     if key_mask is not None:
         visible = (key_mask.unsqueeze(1) if key_mask.dim() == 2 else key_mask).bool().expand(key.shape[:3])
     query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
-    out: Tensor = bidirectional(
+    out: Tensor = attend(
         query,
         key,
         value,
@@ -71,6 +71,7 @@ def linear_attention(
         query_map,
         key_map,
         weighting == "query_mean",
+        causal,
         normalizer,
         eps,
     )[0]

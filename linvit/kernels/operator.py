@@ -1,4 +1,4 @@
-"""Bidirectional attention as a torch operator with a gradient, opaque to torch.compile."""
+"""The kernels as a torch operator with a gradient, opaque to torch.compile."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from linvit.kernels import launch
 
 
-@torch.library.custom_op("linvit::bidirectional", mutates_args=())
-def bidirectional(
+@torch.library.custom_op("linvit::attend", mutates_args=())
+def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -20,27 +20,32 @@ def bidirectional(
     query_map: str,
     key_map: str,
     query_mean: bool,
+    causal: bool,
     normalizer: str,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, the heads' states and their sums of κ(q), empty with uniform weights."""
+    """Output, the heads' states (empty if causal) and their sums of κ(q) (empty with uniform weights)."""
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
+    nothing = query.new_empty(0, dtype=torch.float32)
+    if causal:
+        out = launch.causal_forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
+        return out, nothing, nothing.clone()
     out, states, sums = launch.forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
-    return out, states, states.new_empty(0) if sums is None else sums
+    return out, states, nothing if sums is None else sums
 
 
-@bidirectional.register_fake
-def _(query, key, value, cos, sin, visible, cu_seqlens, query_map, key_map, query_mean, normalizer, eps):  # type: ignore[no-untyped-def]
+@attend.register_fake
+def _(query, key, value, cos, sin, visible, cu_seqlens, query_map, key_map, query_mean, causal, normalizer, eps):  # type: ignore[no-untyped-def]
     sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     heads, width, value_width = sequences * query.shape[1], query.shape[-1], value.shape[-1]
     size = width * value_width + 2 * width + value_width + 2
-    states = query.new_empty(heads, size, dtype=torch.float32)
+    states = query.new_empty((0,) if causal else (heads, size), dtype=torch.float32)
     sums = states.new_empty((heads, width + 1) if query_mean else (0,))
     return launch.room(query, value), states, sums
 
 
-@torch.library.custom_op("linvit::bidirectional_backward", mutates_args=())
-def bidirectional_backward(
+@torch.library.custom_op("linvit::attend_backward", mutates_args=())
+def attend_backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -54,16 +59,19 @@ def bidirectional_backward(
     query_map: str,
     key_map: str,
     query_mean: bool,
+    causal: bool,
     normalizer: str,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
+    if causal:
+        return launch.causal_backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, options)
     given = sums if query_mean else None
     return launch.backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, states, given, options)
 
 
-@bidirectional_backward.register_fake
+@attend_backward.register_fake
 def _(grad, query, key, value, *rest):  # type: ignore[no-untyped-def]
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
@@ -78,10 +86,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 9
+    none = (None,) * 10
     if grad is None:
         return (None, None, None, *none)
-    return (*bidirectional_backward(grad, *ctx.saved_tensors, *ctx.options), *none)
+    return (*attend_backward(grad, *ctx.saved_tensors, *ctx.options), *none)
 
 
-bidirectional.register_autograd(_gradients, setup_context=_save)
+attend.register_autograd(_gradients, setup_context=_save)

@@ -18,6 +18,7 @@ from linvit.kernels.tiles import (
     rotate,
     span,
     store_tile,
+    tile_mean,
 )
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
@@ -149,14 +150,8 @@ def summarize(
     z, r = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     u = tl.zeros((VALUE_COLUMNS,), tl.float32)
     n, shift = tl.zeros((1,), tl.float32), tl.zeros((1,), tl.float32)
-    origin = tl.zeros((VALUE_COLUMNS,), tl.float32)
-    if PRECISION == "ieee":
-        # Relative to the mean of the first tile values stay small, so centring S loses nothing. Halves lose more to
-        # the rounding that this would cost them.
-        visible = load_visible(mask, batch, head, begin, split * ROWS, length, ROWS)
-        inside = inside_tile(split * ROWS, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH) & visible[:, None]
-        count = tl.maximum(tl.sum(visible.to(tl.float32), 0), 1.0)
-        origin += tl.sum(load_tile(v, split * ROWS, inside, ROWS, VALUE_COLUMNS), 0) / count
+    first = split * ROWS
+    origin = tile_mean(v, mask, batch, head, begin, first, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH, PRECISION)
     if sums is not None:
         mean, _ = load_query_mean(sums, COLUMNS, WIDTH)
         shift += LOWEST

@@ -39,8 +39,8 @@ def obstacle(
             return f"{name} is {shown}, and the kernels know {', '.join(known)}"
     if weighting == "query_mean" and normalizer == "sum":
         return "normalizer='sum' has a kernel for uniform weights alone"
-    if causal:
-        return "there is no causal kernel"
+    if causal and weighting != "uniform":
+        return f"weighting={weighting!r} has no causal kernel"
     if state is not None:
         return "the kernels neither take nor return a state"
     if query.dtype not in DTYPES:

@@ -63,6 +63,33 @@ def load_visible(mask, batch, head, begin, start, length, ROWS: tl.constexpr):
 
 
 @triton.jit
+def tile_mean(
+    v,
+    mask,
+    batch,
+    head,
+    begin,
+    start,
+    length,
+    ROWS: tl.constexpr,
+    VALUE_COLUMNS: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Mean value of one tile, from which values are taken in float32; zero for halves, which it would round again.
+
+    Relative to it values stay small, so that subtracting their mean later loses nothing.
+    """
+    origin = tl.zeros((VALUE_COLUMNS,), tl.float32)
+    if PRECISION == "ieee":
+        visible = load_visible(mask, batch, head, begin, start, length, ROWS)
+        inside = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH) & visible[:, None]
+        count = tl.maximum(tl.sum(visible.to(tl.float32), 0), 1.0)
+        origin += tl.sum(load_tile(v, start, inside, ROWS, VALUE_COLUMNS), 0) / count
+    return origin
+
+
+@triton.jit
 def feature(x, inside, MAP: tl.constexpr):
     """κ(x) where inside, else zero."""
     if MAP == "elu1":

@@ -26,7 +26,9 @@ def tiled(monkeypatch):
 
     def tile(rows, processors):
         blocks = {width: (rows, warps) for width, (_, warps) in launch.BLOCKS.items()}
+        chunks = {width: (rows, warps) for width, (_, warps) in launch.CHUNKS.items()}
         monkeypatch.setattr(launch, "BLOCKS", blocks)
+        monkeypatch.setattr(launch, "CHUNKS", chunks)
         monkeypatch.setattr(launch, "_processors", lambda device: processors)
 
     return tile
