@@ -16,6 +16,8 @@ from linvit.kernels.state_backward import read_backward, summarize_backward
 # over 128 threads, of the 256 KB of registers an SM has, so three programs share one. Narrow heads take longer tiles,
 # or loads would be too short to hide their latency; width 128 takes twice the threads and half the tokens.
 BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
+# The same backwards, where S and its gradient are held, or two products of their size made, at once.
+BACKWARD_BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 8), 128: (32, 8)}
 # Tokens a chunk and warps of causal attention: scores of a chunk × chunk stand beside the state and the tiles.
 CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
 # Tiles that one program reads with the same state: the state is as large as one or two tiles, and comes from L2.
@@ -50,6 +52,12 @@ def interpreted() -> bool:
     return not isinstance(read, triton.JITFunction)
 
 
+def state_size(width: int, value_width: int) -> int:
+    """Floats a state takes: S, z, u, r, n and shift, up to the next 64 bytes so that all rows are aligned."""
+    size = width * value_width + 2 * width + value_width + 2
+    return -(-size // 16) * 16
+
+
 def forward(
     query: Tensor,
     key: Tensor,
@@ -60,7 +68,7 @@ def forward(
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Output, the heads' states, and with query-mean weights each head's sum of κ(q) and its number of queries."""
-    grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens)
+    grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens, BLOCKS)
     size, scale = sizes["SIZE"], query.shape[-1] ** -0.5
     shape = {"HEADS": grid.heads, **sizes, **dot, "num_warps": warps}
     mask = _strided_mask(visible)
@@ -117,7 +125,7 @@ def backward(
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
-    grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens)
+    grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens, BACKWARD_BLOCKS)
     scale = query.shape[-1] ** -0.5
     shape = {"HEADS": grid.heads, **sizes, **dot, "num_warps": warps}
     mask = _strided_mask(visible)
@@ -263,11 +271,11 @@ def _columns(query: Tensor, value: Tensor) -> tuple[int, int]:
 
 
 def _plan(
-    query: Tensor, value: Tensor, keys: int, cu_seqlens: Tensor | None
+    query: Tensor, value: Tensor, keys: int, cu_seqlens: Tensor | None, blocks: dict[int, tuple[int, int]]
 ) -> tuple[Grid, dict[str, int], dict[str, Any], int]:
     batch, heads, queries, width = query.shape
     columns, value_columns = _columns(query, value)
-    rows, warps = BLOCKS[max(columns, value_columns)]
+    rows, warps = blocks[max(columns, value_columns)]
     if cu_seqlens is not None:
         batch = cu_seqlens.shape[0] - 1
         queries = keys = -(-queries // max(batch, 1))
@@ -278,7 +286,7 @@ def _plan(
     sizes = {
         "WIDTH": width,
         "VALUE_WIDTH": value.shape[-1],
-        "SIZE": width * value.shape[-1] + 2 * width + value.shape[-1] + 2,
+        "SIZE": state_size(width, value.shape[-1]),
         "ROWS": rows,
         "COLUMNS": columns,
         "VALUE_COLUMNS": value_columns,

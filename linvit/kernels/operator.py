@@ -27,18 +27,19 @@ def attend(
     """Output, the heads' states (empty if causal) and their sums of κ(q) (empty with uniform weights)."""
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
     nothing = query.new_empty(0, dtype=torch.float32)
-    if causal:
-        out = launch.causal_forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
-        return out, nothing, nothing.clone()
-    out, states, sums = launch.forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
+    with torch.cuda.device_of(query):
+        if causal:
+            out = launch.causal_forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
+            return out, nothing, nothing.clone()
+        out, states, sums = launch.forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
     return out, states, nothing if sums is None else sums
 
 
 @attend.register_fake
 def _(query, key, value, cos, sin, visible, cu_seqlens, query_map, key_map, query_mean, causal, normalizer, eps):  # type: ignore[no-untyped-def]
     sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    heads, width, value_width = sequences * query.shape[1], query.shape[-1], value.shape[-1]
-    size = width * value_width + 2 * width + value_width + 2
+    heads, width = sequences * query.shape[1], query.shape[-1]
+    size = launch.state_size(width, value.shape[-1])
     states = query.new_empty((0,) if causal else (heads, size), dtype=torch.float32)
     sums = states.new_empty((heads, width + 1) if query_mean else (0,))
     return launch.room(query, value), states, sums
@@ -65,10 +66,11 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
-    if causal:
-        return launch.causal_backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, options)
     given = sums if query_mean else None
-    return launch.backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, states, given, options)
+    with torch.cuda.device_of(query):
+        if causal:
+            return launch.causal_backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, options)
+        return launch.backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, states, given, options)
 
 
 @attend_backward.register_fake

@@ -25,10 +25,9 @@ def tiled(monkeypatch):
     from linvit.kernels import launch
 
     def tile(rows, processors):
-        blocks = {width: (rows, warps) for width, (_, warps) in launch.BLOCKS.items()}
-        chunks = {width: (rows, warps) for width, (_, warps) in launch.CHUNKS.items()}
-        monkeypatch.setattr(launch, "BLOCKS", blocks)
-        monkeypatch.setattr(launch, "CHUNKS", chunks)
+        for name in ("BLOCKS", "BACKWARD_BLOCKS", "CHUNKS"):
+            blocks = {width: (rows, warps) for width, (_, warps) in getattr(launch, name).items()}
+            monkeypatch.setattr(launch, name, blocks)
         monkeypatch.setattr(launch, "_processors", lambda device: processors)
 
     return tile
