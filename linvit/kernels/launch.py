@@ -11,12 +11,14 @@ from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_b
 from linvit.kernels.state import merge, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 
-# Tokens a tile and warps a program, by the wider of the two head widths padded to a power of two. A program holds S or
-# its gradient (width × value width, float32) and about four tiles at once: at width 64 with 64 tokens that is 80 KB
-# over 128 threads, of the 256 KB of registers an SM has, so three programs share one. Narrow heads take longer tiles,
-# or loads would be too short to hide their latency; width 128 takes twice the threads and half the tokens.
+# Tokens a tile and warps a program, by the wider of the two head widths padded to a power of two. A program holds S
+# (width × value width, float32) and a few tiles at once. At width 64 in bfloat16, compiled for an H200, `summarize` takes
+# 242 registers a thread and `read` 144, none spilled: two and three programs share a multiprocessor, and their loads in
+# flight (two tiles of 8 KB each, up to three deep) hide its memory. Narrow heads take longer tiles, or loads would be too
+# short; width 128 takes twice the threads and half the tokens.
 BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
-# The same backwards, where S and its gradient are held, or two products of their size made, at once.
+# The same backwards, where S and its gradient are held at once: with four warps they spilled registers, with eight
+# `read_backward` takes 219 and spills none.
 BACKWARD_BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 8), 128: (32, 8)}
 # Tokens a chunk and warps of causal attention: scores of a chunk × chunk stand beside the state and the tiles.
 CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
@@ -24,7 +26,7 @@ CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
 READ_TILES = 4
 MOST_SPLITS = 65535  # a grid's second axis ends there
 # Programs per multiprocessor before a head's tokens are split no further.
-PROGRAMS_PER_PROCESSOR = 3
+PROGRAMS_PER_PROCESSOR = 2
 
 
 class Options(NamedTuple):

@@ -37,7 +37,7 @@ def linear_attention(
         (batch, heads, queries, value width) in the inputs' dtype and the values' order in memory.
 
     Raises:
-        ValueError: if the kernels cannot do it, with the reason.
+        ValueError: if the kernels cannot do it, with the reason, or for shapes and dtypes that do not fit together.
     """
     reason = obstacle(
         query,
@@ -51,6 +51,7 @@ def linear_attention(
     )
     if reason is not None:
         raise ValueError(f"the Triton kernels cannot run: {reason}; use linvit.ops.linear_attention")
+    _check_shapes(query, key, value, rotary, causal or (key_mask is not None and weighting == "query_mean"))
     if cu_seqlens is not None:
         _check_packed(query, key, cu_seqlens)
     from linvit.kernels.operator import attend
@@ -76,6 +77,27 @@ def linear_attention(
         eps,
     )[0]
     return out
+
+
+def _check_shapes(
+    query: Tensor, key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor] | None, equally_many: bool
+) -> None:
+    """A kernel would read what is not there."""
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    fits = (*shapes[0][:2], shapes[0][3]) == (*shapes[1][:2], shapes[1][3]) and shapes[2][:3] == shapes[1][:3]
+    tokens = {shapes[0][2], shapes[1][2]}
+    if equally_many or rotary is not None:
+        fits = fits and len(tokens) == 1
+    if rotary is not None:
+        fits = fits and all(table.shape == (shapes[0][2], shapes[0][3] // 2) for table in rotary)
+    if not fits or len({query.dtype, key.dtype, value.dtype}) > 1:
+        tables = "none" if rotary is None else tuple(rotary[0].shape)
+        raise ValueError(
+            f"query, key and value have shapes {', '.join(map(str, shapes))}, dtypes {query.dtype}, {key.dtype}, "
+            f"{value.dtype} and rotary tables {tables}, expected one dtype, (batch, heads, tokens, width) with equal "
+            "batch, heads and width, as many values as keys, tables of (tokens, width / 2), and as many queries as keys "
+            "with causal, rotary, or a key_mask and query_mean"
+        )
 
 
 def _check_packed(query: Tensor, key: Tensor, cu_seqlens: Tensor) -> None:

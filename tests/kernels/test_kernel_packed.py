@@ -64,3 +64,17 @@ def test_what_is_not_packed_is_refused(device):
         linear_attention(*tensors, cu_seqlens=cu_seqlens.float())
     with pytest.raises(ValueError, match=r"expected \(1, heads, tokens, width\).*one after another"):
         linear_attention(*(x.transpose(0, 1) for x in tensors), cu_seqlens=cu_seqlens)
+
+
+def test_shapes_that_do_not_fit_are_refused(device):
+    (query, key, value), rotary, _ = pack(device, [(4, 4)])
+    for tensors, options in (
+        ((query, key[:, :1], value), {}),
+        ((query, key, value[:, :, :5]), {}),
+        ((query, key.half(), value), {}),
+        ((query[:, :, :5], key, value), {"causal": True}),
+        ((query[:, :, :5], key, value), {"key_mask": torch.ones(1, 16, device=device) > 0, **RALA}),
+        ((query, key, value), {"rotary": tuple(table[:5] for table in rotary)}),
+    ):
+        with pytest.raises(ValueError, match="query, key and value have shapes.*expected one dtype"):
+            linear_attention(*tensors, **options)
