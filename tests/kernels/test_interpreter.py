@@ -1,4 +1,4 @@
-"""Runs the kernel tests beside this file in Triton's interpreter, each file in a process of its own."""
+"""Runs the kernel tests beside this file in Triton's interpreter, in a process of their own."""
 
 import os
 import re
@@ -9,25 +9,24 @@ from pathlib import Path
 
 import pytest
 
-FILES = sorted(path.name for path in Path(__file__).parent.glob("test_kernel_*.py"))
+FILES = sorted(map(str, Path(__file__).parent.glob("test_kernel_*.py")))
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
-def run_interpreted(file, *options):
+def run_interpreted(*options):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST"):
         environment.pop(name, None)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options]
-    command.append(str(Path(__file__).with_name(file)))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run([*command, *FILES], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"[1-9]\d* passed", done.stdout), done.stdout
+    return int(re.search(r"(\d+) passed", done.stdout)[1])
 
 
-def test_there_are_kernel_tests():
-    assert FILES
+def test_kernels_in_the_interpreter():
+    assert run_interpreted() >= 60
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("file", FILES)
-def test_interpreted(file):
-    run_interpreted(file)
+@pytest.mark.slow
+def test_more_kernels_in_the_interpreter():
+    assert run_interpreted("-m", "slow") >= 20

@@ -9,6 +9,7 @@ from linvit.ops import rotary_1d
 NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "magnitude_no_gamma", "subtract", "none", "sum"]
 RALA = {"weighting": "query_mean"}
 MALA = {"normalizer": "magnitude"}
+slow = pytest.mark.slow
 
 
 def draw(device, tokens=75, width=24, value_width=24, batch=1, heads=2, queries=None):
@@ -23,6 +24,7 @@ def test_normalizers(device, tiled, normalizer):
     judge(draw(device, heads=1), rotary=rotary_1d(75, 24, device=device), normalizer=normalizer)
 
 
+@slow
 @pytest.mark.parametrize("normalizer", NORMALIZERS[:-1])
 def test_query_mean_weights_with_any_normalizer(device, tiled, normalizer):
     tiled(rows=64, processors=1)
@@ -35,14 +37,24 @@ def test_feature_maps(device, maps):
 
 
 @pytest.mark.parametrize("preset", [RALA, MALA], ids=["rala", "mala"])
-@pytest.mark.parametrize("processors", [1, 2, 100])
+@pytest.mark.parametrize("processors", [1, pytest.param(2, marks=slow), 100])
 def test_splits_of_the_tokens(device, tiled, preset, processors):
     tiled(rows=16, processors=processors)
     judge(draw(device, tokens=70, heads=1), rotary=rotary_1d(70, 24, device=device), **preset)
 
 
 @pytest.mark.parametrize("preset", [RALA, MALA], ids=["rala", "mala"])
-@pytest.mark.parametrize(("width", "value_width"), [(16, 16), (17, 17), (48, 20), (24, 80), (64, 64), (128, 128)])
+@pytest.mark.parametrize(
+    ("width", "value_width"),
+    [
+        (16, 16),
+        (17, 17),
+        pytest.param(48, 20, marks=slow),
+        pytest.param(24, 80, marks=slow),
+        pytest.param(64, 64, marks=slow),
+        (128, 128),
+    ],
+)
 def test_head_widths(device, preset, width, value_width):
     rotary = None if width % 2 else rotary_1d(33, width, device=device)
     judge(draw(device, 33, width, value_width, heads=1), rotary=rotary, **preset)
@@ -60,7 +72,7 @@ def test_other_number_of_queries(device, tiled, preset):
 
 
 @pytest.mark.parametrize("preset", [RALA, MALA], ids=["rala", "mala"])
-@pytest.mark.parametrize("by_head", [False, True])
+@pytest.mark.parametrize("by_head", [pytest.param(False, marks=slow), True])
 def test_key_mask_hides_even_what_is_not_a_number(device, tiled, preset, by_head):
     tiled(rows=32, processors=4)
     mask = torch.rand(2, 2, 40, device=device) > 0.4 if by_head else torch.rand(2, 40, device=device) > 0.4
@@ -86,7 +98,7 @@ def test_values_far_from_zero(device, tiled, preset):
     judge((query, key, value + 3), **preset)
 
 
-@pytest.mark.parametrize("layout", ["channels_last", "channels_first", "every_other"])
+@pytest.mark.parametrize("layout", ["channels_last", pytest.param("channels_first", marks=slow), "every_other"])
 def test_any_strides(device, layout):
     batch, heads, tokens, width = 2, 2, 21, 16
     if layout == "channels_last":

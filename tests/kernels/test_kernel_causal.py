@@ -7,6 +7,7 @@ from linvit.kernels import linear_attention
 from linvit.ops import rotary_1d
 
 NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "magnitude_no_gamma", "subtract", "none", "sum"]
+slow = pytest.mark.slow
 
 
 def draw(device, tokens=40, width=16, value_width=24, batch=1, heads=1):
@@ -14,7 +15,7 @@ def draw(device, tokens=40, width=16, value_width=24, batch=1, heads=1):
     return query, key, torch.randn(batch, heads, tokens, value_width, device=device)
 
 
-@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("rotated", [True, pytest.param(False, marks=slow)])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_normalizers(device, tiled, normalizer, rotated):
     tiled(rows=16, processors=1)
@@ -27,7 +28,10 @@ def test_feature_maps(device, maps):
     judge(draw(device), feature_map=maps, normalizer="subtract", causal=True)
 
 
-@pytest.mark.parametrize(("width", "value_width"), [(17, 17), (48, 20), (24, 80), (64, 64), (128, 128)])
+@pytest.mark.parametrize(
+    ("width", "value_width"),
+    [(17, 17), (128, 128), *[pytest.param(*widths, marks=slow) for widths in ((48, 20), (24, 80), (64, 64))]],
+)
 def test_head_widths(device, width, value_width):
     judge(draw(device, 33, width, value_width), normalizer="magnitude", causal=True)
 

@@ -36,7 +36,7 @@ def pack(device, sizes, heads=2, width=16, value_width=16):
 
 
 @pytest.mark.parametrize("options", [RALA, MALA, {**RALA, **MALA, "feature_map": "relu"}], ids=["rala", "mala", "both"])
-@pytest.mark.parametrize("processors", [1, 10])
+@pytest.mark.parametrize("processors", [pytest.param(1, marks=pytest.mark.slow), 10])
 def test_images_of_native_resolution(device, tiled, options, processors):
     tiled(rows=16, processors=processors)
     tensors, rotary, cu_seqlens = pack(device, [(7, 5), (1, 1), (0, 4), (3, 6)], heads=1, value_width=24)

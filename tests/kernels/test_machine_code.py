@@ -54,7 +54,16 @@ def compiled(monkeypatch, tmp_path):
 
 
 def compile_all(
-    capability, dtype, width, value_width, rotated=True, masked=False, packed=False, causal=False, tokens=640
+    capability,
+    dtype,
+    width,
+    value_width,
+    rotated=True,
+    masked=False,
+    packed=False,
+    causal=False,
+    tokens=640,
+    backward=True,
 ):
     from linvit.kernels import launch
 
@@ -70,14 +79,15 @@ def compile_all(
         if causal:
             out = launch.causal_forward(*rest, options)
             launch.causal_backward(torch.empty_like(out), *rest, options)
-        else:
-            out, states, sums = launch.forward(*rest, options)
+            continue
+        out, states, sums = launch.forward(*rest, options)
+        if backward:
             launch.backward(torch.empty_like(out), *rest, states, sums, options)
 
 
-def test_bfloat16_at_width_64(compiled):
-    compile_all(HOPPER, torch.bfloat16, 64, 64)
-    assert compiled == BIDIRECTIONAL
+def test_forward_in_bfloat16_at_width_64(compiled):
+    compile_all(HOPPER, torch.bfloat16, 64, 64, backward=False)
+    assert compiled == {"query_mean", "summarize", "merge", "read"}
 
 
 @pytest.mark.slow
