@@ -12,10 +12,10 @@ from linvit.kernels.state import merge, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 
 # Tokens a tile and warps a program, by the wider of the two head widths padded to a power of two. A program holds S
-# (width × value width, float32) and a few tiles at once. At width 64 in bfloat16, compiled for an H200, `summarize` takes
-# 242 registers a thread and `read` 144, none spilled: two and three programs share a multiprocessor, and their loads in
-# flight (two tiles of 8 KB each, up to three deep) hide its memory. Narrow heads take longer tiles, or loads would be too
-# short; width 128 takes twice the threads and half the tokens.
+# (width × value width, float32) and a few tiles at once. At width 64 in bfloat16, compiled for an H200, `summarize`
+# takes 242 registers a thread and `read` 144, none spilled: two and three programs share a multiprocessor, and their
+# loads in flight (two tiles of 8 KB each, up to three deep) hide its memory. Narrow heads take longer tiles, or loads
+# would be too short; width 128 takes twice the threads and half the tokens.
 BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
 # The same backwards, where S and its gradient are held at once: with four warps they spilled registers, with eight
 # `read_backward` takes 219 and spills none.

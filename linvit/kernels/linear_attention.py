@@ -95,8 +95,8 @@ def _check_shapes(
         raise ValueError(
             f"query, key and value have shapes {', '.join(map(str, shapes))}, dtypes {query.dtype}, {key.dtype}, "
             f"{value.dtype} and rotary tables {tables}, expected one dtype, (batch, heads, tokens, width) with equal "
-            "batch, heads and width, as many values as keys, tables of (tokens, width / 2), and as many queries as keys "
-            "with causal, rotary, or a key_mask and query_mean"
+            "batch, heads and width, as many values as keys, tables of (tokens, width / 2), and as many queries as "
+            "keys with causal, rotary, or a key_mask and query_mean"
         )
 
 

@@ -76,5 +76,5 @@ def test_shapes_that_do_not_fit_are_refused(device):
         ((query[:, :, :5], key, value), {"key_mask": torch.ones(1, 16, device=device) > 0, **RALA}),
         ((query, key, value), {"rotary": tuple(table[:5] for table in rotary)}),
     ):
-        with pytest.raises(ValueError, match="query, key and value have shapes.*expected one dtype"):
+        with pytest.raises(ValueError, match=r"query, key and value have shapes.*expected one dtype"):
             linear_attention(*tensors, **options)
