@@ -7,14 +7,6 @@ from linvit.ops.state import State, accumulator_dtype
 from linvit.ops.weighting import WEIGHTINGS
 
 
-def check_backend(backend: str) -> None:
-    """Raise ValueError for an unknown backend, RuntimeError for one that cannot run."""
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f"backend is {backend!r}, expected one of auto, torch, triton")
-    if backend == "triton":
-        raise RuntimeError("backend='triton' cannot run: this version has no Triton kernels; use 'auto' or 'torch'")
-
-
 def check_inputs(query: Tensor, key: Tensor, rotary: Rotary | None, causal: bool) -> None:
     """Raise ValueError unless query, key and rotary table fit together."""
     for name, x in (("query", query), ("key", key)):

@@ -16,8 +16,9 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from linvit.ops.backend import runs_on_triton
 from linvit.ops.causal import chunked
-from linvit.ops.checks import check_backend, check_inputs, check_state, check_value, check_weighting, visible_tokens
+from linvit.ops.checks import check_inputs, check_state, check_value, check_weighting, visible_tokens
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary, rotate
@@ -93,7 +94,8 @@ def linear_attention(
         state: tokens already read (`State.empty(query, value)` to begin); with it the result is (output, new state).
             One token at a time decodes in constant time and memory; a rotary table must start at that token.
         eps: added to what is divided by.
-        backend: "torch", or "auto" for the fastest that applies.
+        backend: "torch"; "triton", the kernels of `linvit.kernels`, which give first derivatives in reverse mode alone;
+            or "auto", for now torch everywhere.
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype; with `state`, also the state after these tokens. A
@@ -102,13 +104,12 @@ def linear_attention(
 
     Raises:
         ValueError: for an unknown name, shapes, dtypes or masks that do not fit together, or a combination without a
-            causal (or bidirectional) form; the message says what to use.
-        RuntimeError: if the backend asked for cannot run.
+            causal (or bidirectional) form; the message says what to use. Also where backend="triton" cannot run; the
+            message says why.
 
     Source: RALA (CVPR 2025), MALA (ICCV 2025) and CARE (CVPR 2025) in one formula; where papers and released code
     differ (scale, mean of κ(q), rotation), this follows the released code.
     """
-    check_backend(backend)
     check_inputs(query, key, rotary, causal)
     check_value(query, key, value)
     check_weighting(weighting, causal, query, key, key_mask is not None)
@@ -118,6 +119,13 @@ def linear_attention(
     normalize = resolve_normalizer(normalizer)
     dtype = accumulator_dtype(query.dtype)
     visible = None if key_mask is None else visible_tokens(key_mask, key)
+    axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
+    if runs_on_triton(backend, query, key, value, rotary=rotary, causal=causal, state=state, **axes):
+        from linvit import kernels
+
+        return kernels.linear_attention(
+            query, key, value, rotary=rotary, key_mask=visible, causal=causal, eps=eps, **axes
+        )
     if visible is not None:
         hidden = ~visible.unsqueeze(-1)
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)

@@ -1,0 +1,115 @@
+"""The face of the kernels: `linvit.ops.linear_attention` without its torch form, and with packed sequences."""
+
+import torch
+from torch import Tensor
+
+from linvit.kernels.support import obstacle
+
+
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: str | tuple[str, str] = "elu1",
+    weighting: str = "uniform",
+    normalizer: str = "divide",
+    rotary: tuple[Tensor, Tensor] | None = None,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    eps: float = 1e-6,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Attend in time and memory linear in the tokens, on a GPU; as `linvit.ops.linear_attention` where not said.
+
+    Gradients reach query, key and value, once: no second derivative, no forward mode, no vmap. Sums run in a fixed
+    order, so results do not change from run to run.
+
+    Args:
+        query, key, value, feature_map, weighting, normalizer, rotary, key_mask, causal, eps: as there, as far as
+            `obstacle` has no objection.
+        cu_seqlens: packed sequences of different lengths (images of native resolution, say): the tensors are
+            (1, heads, all tokens, width), sequence i has the tokens cu_seqlens[i] … cu_seqlens[i + 1] - 1, and attends
+            to itself alone. int32 or int64, (sequences + 1,), rising from 0 to the number of tokens, which is not
+            checked because that would wait for the GPU. Rotary tables and key_mask are packed like the tensors.
+
+    Returns:
+        (batch, heads, queries, value width) in the inputs' dtype and the values' order in memory.
+
+    Raises:
+        ValueError: if the kernels cannot do it, with the reason, or for shapes and dtypes that do not fit together.
+    """
+    reason = obstacle(
+        query,
+        key,
+        value,
+        feature_map=feature_map,
+        weighting=weighting,
+        normalizer=normalizer,
+        rotary=rotary,
+        causal=causal,
+    )
+    if reason is not None:
+        raise ValueError(f"the Triton kernels cannot run: {reason}; use linvit.ops.linear_attention")
+    _check_shapes(query, key, value, rotary, causal or (key_mask is not None and weighting == "query_mean"))
+    if cu_seqlens is not None:
+        _check_packed(query, key, cu_seqlens)
+    from linvit.kernels.operator import attend
+
+    cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
+    visible = None
+    if key_mask is not None:
+        visible = (key_mask.unsqueeze(1) if key_mask.dim() == 2 else key_mask).bool().expand(key.shape[:3])
+    query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
+    out: Tensor = attend(
+        query,
+        key,
+        value,
+        cos,
+        sin,
+        visible,
+        cu_seqlens,
+        query_map,
+        key_map,
+        weighting == "query_mean",
+        causal,
+        normalizer,
+        eps,
+    )[0]
+    return out
+
+
+def _check_shapes(
+    query: Tensor, key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor] | None, equally_many: bool
+) -> None:
+    """A kernel would read what is not there."""
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    fits = (*shapes[0][:2], shapes[0][3]) == (*shapes[1][:2], shapes[1][3]) and shapes[2][:3] == shapes[1][:3]
+    tokens = {shapes[0][2], shapes[1][2]}
+    if equally_many or rotary is not None:
+        fits = fits and len(tokens) == 1
+    if rotary is not None:
+        fits = fits and all(table.shape == (shapes[0][2], shapes[0][3] // 2) for table in rotary)
+    if not fits or len({query.dtype, key.dtype, value.dtype}) > 1:
+        tables = "none" if rotary is None else tuple(rotary[0].shape)
+        raise ValueError(
+            f"query, key and value have shapes {', '.join(map(str, shapes))}, dtypes {query.dtype}, {key.dtype}, "
+            f"{value.dtype} and rotary tables {tables}, expected one dtype, (batch, heads, tokens, width) with equal "
+            "batch, heads and width, as many values as keys, tables of (tokens, width / 2), and as many queries as "
+            "keys with causal, rotary, or a key_mask and query_mean"
+        )
+
+
+def _check_packed(query: Tensor, key: Tensor, cu_seqlens: Tensor) -> None:
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}, expected int32 or int64 of shape "
+            "(sequences + 1,): the first token of each sequence, and the number of tokens"
+        )
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"cu_seqlens is given with queries of shape {tuple(query.shape)} and keys of shape {tuple(key.shape)}, "
+            "expected (1, heads, tokens, width) with equally many of both: put the sequences one after another"
+        )
+    if cu_seqlens.device != query.device:
+        raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, expected {query.device} as the queries are; move it")

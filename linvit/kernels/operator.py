@@ -1,0 +1,97 @@
+"""The kernels as a torch operator with a gradient, opaque to torch.compile."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linvit.kernels import launch
+
+
+@torch.library.custom_op("linvit::attend", mutates_args=())
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    visible: Tensor | None,
+    cu_seqlens: Tensor | None,
+    query_map: str,
+    key_map: str,
+    query_mean: bool,
+    causal: bool,
+    normalizer: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, the heads' states (empty if causal) and their sums of κ(q) (empty with uniform weights)."""
+    options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
+    nothing = query.new_empty(0, dtype=torch.float32)
+    with torch.cuda.device_of(query):
+        if causal:
+            out = launch.causal_forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
+            return out, nothing, nothing.clone()
+        out, states, sums = launch.forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
+    return out, states, nothing if sums is None else sums
+
+
+@attend.register_fake
+def _(query, key, value, cos, sin, visible, cu_seqlens, query_map, key_map, query_mean, causal, normalizer, eps):  # type: ignore[no-untyped-def]
+    sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    heads, width = sequences * query.shape[1], query.shape[-1]
+    size = launch.state_size(width, value.shape[-1])
+    states = query.new_empty((0,) if causal else (heads, size), dtype=torch.float32)
+    sums = states.new_empty((heads, width + 1) if query_mean else (0,))
+    return launch.room(query, value), states, sums
+
+
+@torch.library.custom_op("linvit::attend_backward", mutates_args=())
+def attend_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    visible: Tensor | None,
+    cu_seqlens: Tensor | None,
+    states: Tensor,
+    sums: Tensor,
+    query_map: str,
+    key_map: str,
+    query_mean: bool,
+    causal: bool,
+    normalizer: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
+    given = sums if query_mean else None
+    with torch.cuda.device_of(query):
+        if causal:
+            return launch.causal_backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, options)
+        return launch.backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, states, given, options)
+
+
+@attend_backward.register_fake
+def _(grad, query, key, value, *rest):  # type: ignore[no-untyped-def]
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    query, key, value, cos, sin, visible, cu_seqlens, *options = inputs
+    _, states, sums = output
+    ctx.mark_non_differentiable(states, sums)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(query, key, value, cos, sin, visible, cu_seqlens, states, sums)
+    ctx.options = options
+
+
+def _gradients(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
+    none = (None,) * 10
+    if grad is None:
+        return (None, None, None, *none)
+    return (*attend_backward(grad, *ctx.saved_tensors, *ctx.options), *none)
+
+
+attend.register_autograd(_gradients, setup_context=_save)

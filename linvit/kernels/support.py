@@ -1,0 +1,74 @@
+"""What the kernels can do; this page knows no Triton, so that it can say that there is none."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FEATURE_MAPS = ("elu1", "relu", "exp", "identity")
+WEIGHTINGS = ("uniform", "query_mean")
+NORMALIZERS = ("divide", "magnitude", "magnitude_no_beta", "magnitude_no_gamma", "subtract", "none", "sum")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WIDEST = 128
+OLDEST = (8, 0)
+
+
+def obstacle(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: Any = "elu1",
+    weighting: Any = "uniform",
+    normalizer: Any = "divide",
+    rotary: tuple[Tensor, Tensor] | None = None,
+    causal: bool = False,
+    state: Any = None,
+) -> str | None:
+    """Why these arguments of `linear_attention` cannot run on the kernels, as a clause; None if they can."""
+    maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
+    for name, given, known in (
+        ("the queries' feature_map", maps[0], FEATURE_MAPS),
+        ("the keys' feature_map", maps[1], FEATURE_MAPS),
+        ("weighting", weighting, WEIGHTINGS),
+        ("normalizer", normalizer, NORMALIZERS),
+    ):
+        if not isinstance(given, str) or given not in known:
+            shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
+            return f"{name} is {shown}, and the kernels know {', '.join(known)}"
+    if weighting == "query_mean" and normalizer == "sum":
+        return "normalizer='sum' has a kernel for uniform weights alone"
+    if causal and weighting != "uniform":
+        return f"weighting={weighting!r} has no causal kernel"
+    if state is not None:
+        return "the kernels neither take nor return a state"
+    if query.dtype not in DTYPES:
+        return f"the tensors are {query.dtype}, and the kernels know float16, bfloat16 and float32"
+    if max(query.shape[-1], value.shape[-1]) > WIDEST:
+        return f"head widths are {query.shape[-1]} and {value.shape[-1]}, and the kernels go to {WIDEST}"
+    if 0 in (*query.shape, *value.shape):
+        return "a tensor is empty"
+    if rotary is not None and (rotary[0].dim() != 2 or any(table.requires_grad for table in rotary)):
+        return "the rotary tables are not (tokens, width / 2) without gradient"
+    if len({query.device, key.device, value.device}) > 1:
+        return f"the tensors are on {query.device}, {key.device} and {value.device}"
+    return machine_obstacle(query.device)
+
+
+@torch.compiler.assume_constant_result
+def machine_obstacle(device: torch.device) -> str | None:
+    """Why kernels cannot run on tensors of this device, as a clause; None if they can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed; pip install triton, where there is one for this machine"
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < OLDEST:
+            return f"the GPU's compute capability is {capability[0]}.{capability[1]}, and the kernels need 8.0"
+        return None
+    if device.type == "cpu":
+        from linvit.kernels.launch import interpreted
+
+        if interpreted():
+            return None
+    return f"the tensors are on {device.type}, and the kernels need CUDA tensors"

@@ -1,0 +1,79 @@
+import pytest
+import torch
+from kernel_judge import judge
+from test_kernel_packed import one_after_another, pack
+
+from linvit.kernels import linear_attention
+from linvit.ops import rotary_1d
+
+NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "magnitude_no_gamma", "subtract", "none", "sum"]
+slow = pytest.mark.slow
+
+
+def draw(device, tokens=40, width=16, value_width=24, batch=1, heads=1):
+    query, key = (torch.randn(batch, heads, tokens, width, device=device) for _ in range(2))
+    return query, key, torch.randn(batch, heads, tokens, value_width, device=device)
+
+
+@pytest.mark.parametrize("rotated", [True, pytest.param(False, marks=slow)])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_normalizers(device, tiled, normalizer, rotated):
+    tiled(rows=16, processors=1)
+    rotary = rotary_1d(40, 16, device=device) if rotated else None
+    judge(draw(device), normalizer=normalizer, rotary=rotary, causal=True)
+
+
+@pytest.mark.parametrize("maps", ["relu", "exp", "identity", ("relu", "elu1")])
+def test_feature_maps(device, maps):
+    judge(draw(device), feature_map=maps, normalizer="subtract", causal=True)
+
+
+@pytest.mark.parametrize(
+    ("width", "value_width"),
+    [(17, 17), (128, 128), *[pytest.param(*widths, marks=slow) for widths in ((48, 20), (24, 80), (64, 64))]],
+)
+def test_head_widths(device, width, value_width):
+    judge(draw(device, 33, width, value_width), normalizer="magnitude", causal=True)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 17])
+def test_numbers_of_tokens(device, tiled, tokens):
+    tiled(rows=16, processors=1)
+    judge(draw(device, tokens, batch=2, heads=2), rotary=rotary_1d(tokens, 16, device=device), causal=True)
+
+
+@pytest.mark.parametrize("normalizer", ["divide", "magnitude"])
+def test_key_mask_hides_even_what_is_not_a_number(device, tiled, normalizer):
+    tiled(rows=16, processors=1)
+    mask = torch.rand(3, 40, device=device) > 0.4
+    mask[0], mask[1, :20] = False, False  # one entry sees nothing, one nothing at first
+    query, key, value = draw(device, batch=3)
+    key[:, 0][~mask], value[:, 0][~mask] = float("nan"), float("inf")
+    rotary = rotary_1d(40, 16, device=device)
+    judge((query, key, value), key_mask=mask, rotary=rotary, normalizer=normalizer, causal=True)
+
+
+def test_values_far_from_zero(device, tiled):
+    tiled(rows=16, processors=1)
+    query, key, value = draw(device)
+    judge((query, key, value + 3), normalizer="magnitude", causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_rounded_once(device, dtype):
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        pytest.skip("on a GPU bfloat16 is multiplied as it is: see the gpu tests")
+    judge(draw(device), dtype, rotary=rotary_1d(40, 16, device=device), causal=True)
+
+
+def test_packed_sequences(device, tiled):
+    tiled(rows=16, processors=1)
+    tensors, rotary, cu_seqlens = pack(device, [(7, 5), (1, 1), (0, 4), (3, 6)], heads=2)
+    options = {"cu_seqlens": cu_seqlens, "rotary": rotary, "normalizer": "magnitude", "causal": True}
+    judge(tensors, kernel=linear_attention, twin=one_after_another, **options)
+
+
+def test_strides(device, tiled):
+    tiled(rows=16, processors=1)
+    parts = torch.randn(2, 40, 3 * 2 * 16, device=device).chunk(3, dim=-1)
+    judge([x.unflatten(-1, (2, 16)).transpose(1, 2) for x in parts], causal=True)

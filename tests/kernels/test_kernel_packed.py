@@ -1,0 +1,80 @@
+import itertools
+
+import pytest
+import torch
+from kernel_judge import judge
+
+from linvit.kernels import linear_attention
+from linvit.ops import Rotary, rotary_2d
+from linvit.ops import linear_attention as twin
+
+RALA = {"weighting": "query_mean"}
+MALA = {"normalizer": "magnitude"}
+
+
+def one_after_another(*tensors, cu_seqlens, rotary=None, key_mask=None, **options):
+    """The twin on each sequence alone."""
+    outs = []
+    for begin, end in itertools.pairwise(cu_seqlens.tolist()):
+        if begin == end:
+            continue
+        table = None if rotary is None else Rotary(*(x[begin:end] for x in rotary))
+        mask = None if key_mask is None else key_mask[..., begin:end]
+        now = [x[:, :, begin:end] for x in tensors]
+        outs.append(twin(*now, rotary=table, key_mask=mask, backend="torch", **options))
+    return torch.cat(outs, dim=2)
+
+
+def pack(device, sizes, heads=2, width=16, value_width=16):
+    """Images of these grids, their rotary tables and where each begins."""
+    lengths = [height * width for height, width in sizes]
+    tables = [rotary_2d(size, width, device=device) for size in sizes if 0 not in size]
+    rotary = Rotary(*(torch.cat(part) for part in zip(*tables, strict=True)))
+    cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+    tensors = [torch.randn(1, heads, sum(lengths), w, device=device) for w in (width, width, value_width)]
+    return tensors, rotary, cu_seqlens
+
+
+@pytest.mark.parametrize("options", [RALA, MALA, {**RALA, **MALA, "feature_map": "relu"}], ids=["rala", "mala", "both"])
+@pytest.mark.parametrize("processors", [pytest.param(1, marks=pytest.mark.slow), 10])
+def test_images_of_native_resolution(device, tiled, options, processors):
+    tiled(rows=16, processors=processors)
+    tensors, rotary, cu_seqlens = pack(device, [(7, 5), (1, 1), (0, 4), (3, 6)], heads=1, value_width=24)
+    judge(tensors, kernel=linear_attention, twin=one_after_another, cu_seqlens=cu_seqlens, rotary=rotary, **options)
+
+
+@pytest.mark.parametrize("options", [RALA, MALA], ids=["rala", "mala"])
+def test_with_a_mask(device, tiled, options):
+    tiled(rows=16, processors=4)
+    tensors, rotary, cu_seqlens = pack(device, [(7, 5), (2, 2)])
+    mask = torch.rand(1, 2, 39, device=device) > 0.4
+    options = {**options, "cu_seqlens": cu_seqlens.long(), "rotary": rotary, "key_mask": mask}
+    judge(tensors, kernel=linear_attention, twin=one_after_another, **options)
+
+
+def test_one_sequence_is_a_batch_of_one(device):
+    tensors, rotary, cu_seqlens = pack(device, [(4, 4)])
+    alone = linear_attention(*tensors, rotary=rotary, **RALA)
+    assert torch.equal(linear_attention(*tensors, rotary=rotary, cu_seqlens=cu_seqlens, **RALA), alone)
+
+
+def test_what_is_not_packed_is_refused(device):
+    tensors, _, cu_seqlens = pack(device, [(4, 4)])
+    with pytest.raises(ValueError, match=r"cu_seqlens is torch.float32 of shape \(2,\), expected int32 or int64"):
+        linear_attention(*tensors, cu_seqlens=cu_seqlens.float())
+    with pytest.raises(ValueError, match=r"expected \(1, heads, tokens, width\).*one after another"):
+        linear_attention(*(x.transpose(0, 1) for x in tensors), cu_seqlens=cu_seqlens)
+
+
+def test_shapes_that_do_not_fit_are_refused(device):
+    (query, key, value), rotary, _ = pack(device, [(4, 4)])
+    for tensors, options in (
+        ((query, key[:, :1], value), {}),
+        ((query, key, value[:, :, :5]), {}),
+        ((query, key.half(), value), {}),
+        ((query[:, :, :5], key, value), {"causal": True}),
+        ((query[:, :, :5], key, value), {"key_mask": torch.ones(1, 16, device=device) > 0, **RALA}),
+        ((query, key, value), {"rotary": tuple(table[:5] for table in rotary)}),
+    ):
+        with pytest.raises(ValueError, match=r"query, key and value have shapes.*expected one dtype"):
+            linear_attention(*tensors, **options)

@@ -1,0 +1,111 @@
+"""Every kernel is compiled to machine code, which needs no GPU: Triton brings the compiler and the assembler."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.skipif(INTERPRETED, reason="Triton interprets in this process"),
+    pytest.mark.skipif(find_spec("triton.backends.nvidia") is None, reason="this Triton has no compiler for CUDA"),
+]
+HOPPER, AMPERE = 90, 80
+BIDIRECTIONAL = {"query_mean", "summarize", "merge", "read", "read_backward", "summarize_backward"}
+CAUSAL = {"chunked", "chunked_query_backward", "chunked_key_backward"}
+
+
+class NoGPU:
+    """Stands for the driver: says what to compile for."""
+
+    def __init__(self, capability):
+        self.capability = capability
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Names of the kernels that launches compile, none of which runs."""
+    names = set()
+    run = triton.JITFunction.run
+
+    def compile_alone(kernel, *args, warmup, **options):
+        names.add(kernel.__name__)
+        binary = run(kernel, *args, warmup=True, **options)
+        assert binary.asm["cubin"]
+        return binary
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton.JITFunction, "run", compile_alone)
+    yield names
+    triton.runtime.driver.reset_active()
+
+
+def compile_all(
+    capability,
+    dtype,
+    width,
+    value_width,
+    rotated=True,
+    masked=False,
+    packed=False,
+    causal=False,
+    tokens=640,
+    backward=True,
+):
+    from linvit.kernels import launch
+
+    triton.runtime.driver.set_active(NoGPU(capability))
+    query, key = (torch.empty(1, tokens, 8, width, dtype=dtype).transpose(1, 2) for _ in range(2))
+    value = torch.empty(1, tokens, 8, value_width, dtype=dtype).transpose(1, 2)
+    rotary = (torch.empty(tokens, width // 2),) * 2 if rotated else (None, None)
+    visible = torch.ones(1, 1, tokens, dtype=torch.bool).expand(1, 8, tokens) if masked else None
+    cu_seqlens = torch.tensor([0, tokens // 3, tokens], dtype=torch.int32) if packed else None
+    for query_mean, normalizer in ((True, "divide"), (False, "magnitude")):
+        options = launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
+        rest = (query, key, value, rotary, visible, cu_seqlens)
+        if causal:
+            out = launch.causal_forward(*rest, options)
+            launch.causal_backward(torch.empty_like(out), *rest, options)
+            continue
+        out, states, sums = launch.forward(*rest, options)
+        if backward:
+            launch.backward(torch.empty_like(out), *rest, states, sums, options)
+
+
+def test_forward_in_bfloat16_at_width_64(compiled):
+    compile_all(HOPPER, torch.bfloat16, 64, 64, backward=False)
+    assert compiled == {"query_mean", "summarize", "merge", "read"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": torch.bfloat16, "width": 64, "value_width": 64, "masked": True},
+        {"dtype": torch.bfloat16, "width": 16, "value_width": 48, "packed": True},
+        {"dtype": torch.float16, "width": 128, "value_width": 128, "masked": True, "packed": True},
+        {"dtype": torch.float32, "width": 17, "value_width": 17, "rotated": False},
+        {"dtype": torch.float32, "width": 128, "value_width": 128},
+        {"dtype": torch.bfloat16, "width": 32, "value_width": 32, "tokens": 1},
+    ],
+    ids=["masked", "packed", "float16", "odd", "float32", "one token"],
+)
+def test_everything(compiled, capability, options, causal):
+    compile_all(capability, causal=causal, **options)
+    expected = CAUSAL if causal else BIDIRECTIONAL
+    assert compiled == expected - ({"merge"} if options.get("tokens") == 1 else set())
