@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.fusion import folds
-from linvit.fusion.maps import first, last
+from linvit.fusion.maps import Gelu, first, last
 from linvit.fusion.pyramid import fused_stem
 from linvit.layers import CareBlock, Interaction, PatchDownsample, PatchStem, TokenMixer
 from linvit.layers.mixer import Strips, ValueAttention
@@ -70,7 +70,7 @@ class FusedInteraction(nn.Module):
     def __init__(self, interaction: Interaction):
         super().__init__()
         self.fc1 = folds.linear(folds.behind_batch_norm(interaction.fc1, interaction.norm))
-        self.act = interaction.act
+        self.act = Gelu()
         self.conv = folds.channels_last(interaction.conv)
         self.fc2 = None if interaction.fc2 is None else folds.linear(interaction.fc2)
 

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils import fuse_conv_bn_eval
 
+from linvit.fusion.maps import Product
+
 Affine = nn.Conv1d | nn.Conv2d | nn.Linear
 
 
-def linear(layer: nn.Conv2d) -> nn.Linear:
+def linear(layer: nn.Conv2d) -> Product:
     """A 1×1 convolution as a product over the last dimension, for maps whose channels come last."""
     return _linear(layer.weight.flatten(1), layer.bias, layer.weight)
 
@@ -108,7 +110,7 @@ def _depthwise(weight: Tensor, bias: Tensor, like: Tensor) -> nn.Conv2d:
 
 
 def _linear(weight: Tensor, bias: Tensor | None, like: Tensor) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta").eval()
+    layer = Product(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta").eval()
     return _filled(layer, weight, bias, like)
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from linvit.fusion import folds
-from linvit.fusion.maps import first, last
+from linvit.fusion.maps import Gelu, first, last
 from linvit.fusion.timm_layers import folded_sequence
 from linvit.layers import Attention2d, AttentionBlock, ConvDownsample, ConvFeedForward, ConvStem
 from linvit.layers.patches import Stem
@@ -41,7 +41,7 @@ class FusedFeedForward(nn.Module):
     def __init__(self, feed_forward: ConvFeedForward):
         super().__init__()
         self.fc1 = folds.linear(feed_forward.fc1)
-        self.act = feed_forward.act
+        self.act = Gelu()
         self.conv = folds.with_identity(feed_forward.dwconv)
         self.fc2 = folds.linear(feed_forward.fc2)
 
