@@ -1,12 +1,13 @@
 """CARE's block and heads for inference: channels last throughout, batch norms and layer scale gone, one head."""
 
 import torch
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from linvit.fusion import folds
-from linvit.fusion.maps import Gelu, first, last
+from linvit.fusion.maps import first, heads_first, last, plus
 from linvit.fusion.pyramid import fused_stem
-from linvit.layers import CareBlock, Interaction, PatchDownsample, PatchStem, TokenMixer
+from linvit.layers import Axes, CareBlock, Interaction, PatchDownsample, PatchStem, TokenMixer
 from linvit.layers.mixer import Strips, ValueAttention
 from linvit.models.care import CARE, CareHead
 
@@ -20,8 +21,8 @@ class FusedAttended(nn.Module):
         self.qk = folds.linear(attention.qk)
 
     def forward(self, x: Tensor) -> Tensor:
-        maps = (*self.qk(x).chunk(2, dim=-1), x)
-        tokens = (part.flatten(1, 2).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in maps)
+        parts = (*self.qk(x).chunk(2, dim=-1), x)
+        tokens = heads_first(parts, self.heads, self.mix.options is not None)
         mixed = self.mix.operands(*tokens, None).output(self.mix.fused)
         return mixed.transpose(1, 2).reshape(x.shape)
 
@@ -69,13 +70,12 @@ class FusedInteraction(nn.Module):
 
     def __init__(self, interaction: Interaction):
         super().__init__()
-        self.fc1 = folds.linear(folds.behind_batch_norm(interaction.fc1, interaction.norm))
-        self.act = Gelu()
+        self.fc1 = folds.linear(folds.behind_batch_norm(interaction.fc1, interaction.norm), "gelu")
         self.conv = folds.channels_last(interaction.conv)
         self.fc2 = None if interaction.fc2 is None else folds.linear(interaction.fc2)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = last(self.conv(first(self.act(self.fc1(x)))))
+        hidden = last(self.conv(first(self.fc1(x))))
         return hidden if self.fc2 is None else self.fc2(hidden)
 
 
@@ -97,14 +97,14 @@ class FusedCareBlock(nn.Module):
         x = last(x)
         mixed = self.mixer(x[..., self.memory_width :])
         if self.interact_features is not None:
-            mixed = mixed + self.interact_features(mixed)
+            mixed = plus(self.interact_features(mixed), mixed)
         if self.memory_width > 0:
             mixed = torch.cat((x[..., : self.memory_width], mixed), dim=-1)
         out = None if self.interact_memory is None else self.interact_memory(mixed)
         if self.gamma is None:
-            return first(mixed if out is None else out)
+            return first(out)
         x = torch.addcmul(x, mixed, self.gamma)
-        return first(x if out is None else x + out)
+        return first(x if out is None else plus(out, x))
 
 
 class FusedCareHead(nn.Module):
@@ -132,19 +132,23 @@ class FusedCareHead(nn.Module):
 def fused_care(model: CARE) -> CARE:
     """One head in the place of two; the rest of the network is made of layers that have been fused already."""
     heads = [head for head in (model.head, model.dist_head) if head is not None]
-    if all(isinstance(head.norm, nn.LayerNorm) for head in heads):
+    known = (CareHead, nn.GELU, nn.LayerNorm, nn.Dropout, nn.Linear, nn.Identity)
+    if all(folds.made_of(head, *known) and isinstance(head.norm, nn.LayerNorm) for head in heads):
         model.head, model.dist_head = FusedCareHead(heads), None
     return model
 
 
-def fused_downsample(downsample: PatchDownsample) -> nn.Conv2d:
-    """One convolution, whose output is channels last."""
+def fused_block(block: CareBlock) -> nn.Module:
+    """The block for inference; one with layers that are not known stays as it is."""
+    known = (CareBlock, TokenMixer, Strips, ValueAttention, Axes, Interaction, nn.Conv2d, nn.BatchNorm2d, nn.GELU)
+    return FusedCareBlock(block) if folds.made_of(block, *known, nn.Identity, DropPath) else block
+
+
+def fused_downsample(downsample: PatchDownsample) -> nn.Module:
+    """One convolution, whose output is channels last; nothing is padded, so the norm before it goes in as well."""
+    if not folds.made_of(downsample, PatchDownsample, nn.Conv2d, nn.BatchNorm2d):
+        return downsample
     return folds.channels_last(folds.behind_batch_norm(downsample.conv, downsample.norm))
 
 
-FOLDS = {
-    CareBlock: FusedCareBlock,
-    PatchDownsample: fused_downsample,
-    PatchStem: fused_stem,
-    CARE: fused_care,
-}
+FOLDS = {CareBlock: fused_block, PatchDownsample: fused_downsample, PatchStem: fused_stem, CARE: fused_care}

@@ -15,9 +15,10 @@ from linvit.fusion.maps import Product
 Affine = nn.Conv1d | nn.Conv2d | nn.Linear
 
 
-def linear(layer: nn.Conv2d) -> Product:
+def linear(layer: nn.Conv2d, activation: str = "none") -> Product:
     """A 1×1 convolution as a product over the last dimension, for maps whose channels come last."""
-    return _linear(layer.weight.flatten(1), layer.bias, layer.weight)
+    product = Product(layer.in_channels, layer.out_channels, layer.bias is not None, activation, device="meta").eval()
+    return _filled(product, layer.weight.flatten(1), layer.bias, layer.weight)
 
 
 def behind(layer: Affine, scale: Tensor, shift: Tensor) -> Affine:
@@ -85,12 +86,17 @@ def side_by_side(layers: Sequence[nn.Conv2d]) -> nn.Conv2d:
 def averaged(layers: Sequence[nn.Linear]) -> nn.Linear:
     """The mean of what linear layers of the same input give, as one."""
     weight = torch.stack([layer.weight.double() for layer in layers]).mean(0)
-    return _linear(weight, torch.stack([layer.bias.double() for layer in layers]).mean(0), layers[0].weight)
+    return _filled(layers[0], weight, torch.stack([layer.bias.double() for layer in layers]).mean(0), layers[0].weight)
 
 
 def channels_last(layer: nn.Conv2d) -> nn.Conv2d:
     """The layer with its weights in the order of channels-last maps, so that it returns one whatever it reads."""
     return layer.to(memory_format=torch.channels_last)
+
+
+def made_of(module: nn.Module, *types: type[nn.Module]) -> bool:
+    """Whether everything in the module is of exactly these classes: nothing quantized, adapted or reparametrized."""
+    return all(type(part) in types for part in module.modules())
 
 
 def _of_one_size(layers: Sequence[nn.Conv2d]) -> list[Tensor]:
@@ -107,11 +113,6 @@ def _depthwise(weight: Tensor, bias: Tensor, like: Tensor) -> nn.Conv2d:
     padding = tuple(side // 2 for side in size)
     layer = nn.Conv2d(channels, channels, tuple(size), padding=padding, groups=channels, device="meta").eval()
     return channels_last(_filled(layer, weight, bias, like))
-
-
-def _linear(weight: Tensor, bias: Tensor | None, like: Tensor) -> nn.Linear:
-    layer = Product(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta").eval()
-    return _filled(layer, weight, bias, like)
 
 
 def _filled(layer: Affine, weight: Tensor, bias: Tensor | None, like: Tensor) -> Affine:

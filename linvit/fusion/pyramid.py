@@ -1,11 +1,12 @@
 """RAVLT's and MAViT's block for inference: channels last throughout, norms without weights, nothing left to scale."""
 
+from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from linvit.fusion import folds
-from linvit.fusion.maps import Gelu, first, last
+from linvit.fusion.maps import Gelu, first, heads_first, last, plus
 from linvit.fusion.timm_layers import folded_sequence
-from linvit.layers import Attention2d, AttentionBlock, ConvDownsample, ConvFeedForward, ConvStem
+from linvit.layers import Attention2d, AttentionBlock, Axes, ConvDownsample, ConvFeedForward, ConvStem
 from linvit.layers.patches import Stem
 from linvit.ops import Rotary
 
@@ -25,11 +26,11 @@ class FusedAttention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         parts = self.qkvo(x).chunk(self.chunks, dim=-1)
-        tokens = (part.flatten(1, 2).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts[:3])
+        tokens = heads_first(parts[:3], self.heads, self.mix.options is not None)
         operands = self.mix.operands(*tokens, Rotary(cos, sin) if self.rope else None)
         mixed = operands.output(self.mix.fused).transpose(1, 2).reshape(parts[2].shape)
         if self.lepe is not None:
-            mixed = mixed + last(self.lepe(first(parts[2])))
+            mixed = plus(mixed, last(self.lepe(first(parts[2]))))
         if self.modulate is not None:
             mixed = mixed * self.modulate(parts[3] if self.projected else x)
         return self.proj(mixed)
@@ -40,13 +41,12 @@ class FusedFeedForward(nn.Module):
 
     def __init__(self, feed_forward: ConvFeedForward):
         super().__init__()
-        self.fc1 = folds.linear(feed_forward.fc1)
-        self.act = Gelu()
+        self.fc1 = folds.linear(feed_forward.fc1, "gelu")
         self.conv = folds.with_identity(feed_forward.dwconv)
         self.fc2 = folds.linear(feed_forward.fc2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(last(self.conv(first(self.act(self.fc1(x))))))
+        return self.fc2(last(self.conv(first(self.fc1(x)))))
 
 
 class FusedAttentionBlock(nn.Module):
@@ -68,8 +68,8 @@ class FusedAttentionBlock(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = last(x if self.cpe is None else self.cpe(x))
-        x = x + self.attn(self.norm1(x), cos, sin)
-        return first(x + self.ffn(self.norm2(x)))
+        x = plus(self.attn(self.norm1(x), cos, sin), x)
+        return first(plus(self.ffn(self.norm2(x)), x))
 
 
 def _unfolded(norm: nn.LayerNorm) -> nn.LayerNorm:
@@ -79,14 +79,25 @@ def _unfolded(norm: nn.LayerNorm) -> nn.LayerNorm:
     return over_last
 
 
-def fused_downsample(downsample: ConvDownsample) -> nn.Conv2d:
+def fused_block(block: AttentionBlock) -> nn.Module:
+    """The block for inference; one with layers that are not known stays as it is."""
+    known = (AttentionBlock, Attention2d, Axes, ConvFeedForward, LayerNorm2d, nn.Conv2d, nn.GELU, nn.Tanh)
+    return FusedAttentionBlock(block) if folds.made_of(block, *known, nn.Identity, DropPath) else block
+
+
+def fused_downsample(downsample: ConvDownsample) -> nn.Module:
     """One convolution, whose output is channels last."""
+    if not folds.made_of(downsample, ConvDownsample, nn.Conv2d, nn.BatchNorm2d):
+        return downsample
     return folds.channels_last(folds.before_batch_norm(downsample.conv, downsample.norm))
 
 
 def fused_stem(stem: Stem) -> Stem:
     """The stem without its batch norms; its output is channels last."""
+    for name, layer in stem.named_children():
+        if type(layer) is nn.GELU:
+            setattr(stem, name, Gelu())
     return folds.channels_last(folded_sequence(stem))
 
 
-FOLDS = {AttentionBlock: FusedAttentionBlock, ConvDownsample: fused_downsample, ConvStem: fused_stem}
+FOLDS = {AttentionBlock: fused_block, ConvDownsample: fused_downsample, ConvStem: fused_stem}

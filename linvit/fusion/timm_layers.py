@@ -1,6 +1,7 @@
 """What is folded inside timm's own blocks, swapped or not, and in every convolution with a batch norm behind it."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from timm.layers import Attention, BatchNormAct2d, ConvNormAct, LayerNorm, LayerScale, Mlp
 from timm.models.pvt_v2 import Block as PvtBlock
@@ -76,7 +77,7 @@ def folded_merging(merging: PatchMerging) -> PatchMerging:
 def folded_sequence(sequence: nn.Sequential) -> nn.Sequential:
     """Every convolution with a batch norm right behind it; an identity, or the activation, keeps the norm's place."""
     names = list(sequence._modules)
-    for name, following in zip(names, names[1:], strict=False):
+    for name, following in pairwise(names):
         conv, rest = _folded_pair(sequence._modules[name], sequence._modules[following])
         sequence._modules[name], sequence._modules[following] = conv, rest
     return sequence
