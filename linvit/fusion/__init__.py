@@ -39,7 +39,7 @@ def fuse(model: nn.Module) -> nn.Module:
             "expected eval mode: call model.eval() first"
         )
     with torch.no_grad():
-        fused = _folded(deepcopy(model), {}).requires_grad_(False)
+        fused = _folded(deepcopy(model), {}).eval().requires_grad_(False)
     fused.train = partial(_stay_in_eval_mode, fused)
     return fused
 

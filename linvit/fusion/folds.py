@@ -17,7 +17,7 @@ Affine = nn.Conv1d | nn.Conv2d | nn.Linear
 
 def linear(layer: nn.Conv2d, activation: str = "none") -> Product:
     """A 1×1 convolution as a product over the last dimension, for maps whose channels come last."""
-    product = Product(layer.in_channels, layer.out_channels, layer.bias is not None, activation, device="meta").eval()
+    product = Product(layer.in_channels, layer.out_channels, layer.bias is not None, activation, device="meta")
     return _filled(product, layer.weight.flatten(1), layer.bias, layer.weight)
 
 
@@ -49,7 +49,7 @@ def behind_layer_norm(norm: nn.LayerNorm, layers: Iterable[Affine]) -> nn.LayerN
         shift = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
         for layer in layers:
             behind(layer, norm.weight, shift)
-    return nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False).eval()
+    return nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False)
 
 
 def before_batch_norm(layer: nn.Conv2d, norm: nn.Module) -> nn.Conv2d:
@@ -111,7 +111,7 @@ def _of_one_size(layers: Sequence[nn.Conv2d]) -> list[Tensor]:
 def _depthwise(weight: Tensor, bias: Tensor, like: Tensor) -> nn.Conv2d:
     channels, _, *size = weight.shape
     padding = tuple(side // 2 for side in size)
-    layer = nn.Conv2d(channels, channels, tuple(size), padding=padding, groups=channels, device="meta").eval()
+    layer = nn.Conv2d(channels, channels, tuple(size), padding=padding, groups=channels, device="meta")
     return channels_last(_filled(layer, weight, bias, like))
 
 

@@ -74,7 +74,7 @@ class FusedAttentionBlock(nn.Module):
 
 def _unfolded(norm: nn.LayerNorm) -> nn.LayerNorm:
     """The same norm, over the last dimension."""
-    over_last = nn.LayerNorm(norm.normalized_shape, norm.eps, device="meta").eval()
+    over_last = nn.LayerNorm(norm.normalized_shape, norm.eps, device="meta")
     over_last.weight, over_last.bias = norm.weight, norm.bias
     return over_last
 

@@ -94,7 +94,7 @@ def _folded_pair(conv: nn.Module, norm: nn.Module) -> tuple[nn.Module, nn.Module
     if not known or norm.running_mean is None:
         return conv, norm
     rest = norm.act if isinstance(norm, BatchNormAct2d) else nn.Identity()
-    return folds.before_batch_norm(conv, norm), rest.eval()
+    return folds.before_batch_norm(conv, norm), rest
 
 
 def _plain(layers: Readers) -> bool:

@@ -105,9 +105,9 @@ def test_features_and_logits_before_the_classifier(name):
 
 
 @pytest.mark.parametrize("name", NANOS)
-@pytest.mark.parametrize("kwargs", [{"num_classes": 0}, {"in_chans": 3, "global_pool": ""}], ids=str)
-def test_without_classes_or_pooling(name, kwargs):
-    compare(create(name, **kwargs), images(45, 70))
+@pytest.mark.parametrize("pooling", ["avg", ""])
+def test_without_classes(name, pooling):
+    compare(create(name, num_classes=0, global_pool=pooling), images(45, 70))
 
 
 @pytest.mark.parametrize("name", NANOS)
@@ -169,7 +169,7 @@ def test_fused_again_copied_pickled_and_loaded_it_gives_the_same(name):
     for same in (linvit.fuse(fused), copy.deepcopy(fused), pickle.loads(pickle.dumps(fused)), other):
         assert torch.equal(same(x), expected)
         assert same.eval() is same
-        with pytest.raises(ValueError, match="train mode"):
+        with pytest.raises(ValueError, match="a fused model has no train mode"):
             same.train()
 
 
@@ -209,7 +209,7 @@ def test_half_precision_is_no_worse_than_unfused(name):
         assert error(got.float(), expected) < 2 * error(plain.float(), expected)
 
 
-@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("name", NANOS[:2])
 def test_autocast(name):
     model, x = create(name), images(64, 96)
     fused, expected = linvit.fuse(model), model(x)
