@@ -21,7 +21,7 @@ def randomised(model: nn.Module) -> nn.Module:
                     parameter.copy_(normal(parameter) / parameter[0].numel() ** 0.5)
                 else:
                     parameter.copy_(0.3 * normal(parameter))
-            if isinstance(module, nn.BatchNorm2d):
+            if isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
                 module.running_mean.copy_(0.5 * normal(module.running_mean))
                 module.running_var.copy_(0.5 + normal(module.running_var) ** 2)
     return model.eval()

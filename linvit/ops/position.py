@@ -85,7 +85,7 @@ def _pairs_are_complex_numbers(x: Tensor) -> bool:
     if x.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
         return False
     even = x.storage_offset() % 2 == 0 and all(stride % 2 == 0 for stride in x.stride()[:-1])
-    return even and x.stride(-1) == 1
+    return bool(even and x.stride(-1) == 1)
 
 
 def _angles(
