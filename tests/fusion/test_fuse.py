@@ -32,7 +32,7 @@ MIXINGS = [
     {"split": "attended"},
     {"interactions": (True, False)},
     {"interactions": (False, True)},
-    {"interactions": (False, False), "memory": False},
+    {"interactions": (False, False), "memory": False, "widths": (24, 48, 48, 96)},
     {"memory": False, "widths": (24, 48, 48, 96)},
     {"local_sizes": (3,)},
     {"local_sizes": (7,), "pattern": "LSCC"},
@@ -88,7 +88,10 @@ def test_ravlt_without_cpe_whatever_the_layout_of_its_input():
 
 @pytest.mark.parametrize("mixing", MIXINGS, ids=str)
 def test_every_mixer_of_care(mixing):
-    compare(create("care_nano", head_widths=(4, 4, 4, 4), **mixing), images(45, 70))
+    # In float64 alone: with weights drawn at random some of these networks magnify float32's rounding beyond 1e-5.
+    model, x = create("care_nano", head_widths=(4, 4, 4, 4), **mixing).double(), images(45, 70).double()
+    with torch.inference_mode():
+        assert error(linvit.fuse(model)(x), model(x)) < FLOAT64
 
 
 @pytest.mark.parametrize("name", NANOS)
