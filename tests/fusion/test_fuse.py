@@ -223,7 +223,7 @@ def test_autocast(name):
     assert error(got.float(), expected) < 2 * error(plain.float(), expected)
 
 
-@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("name", [NANOS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NANOS[1:])])
 def test_export_with_dynamic_sides(name):
     # Sides from 64 px, as for networks that are not fused: export treats maps of one position as constants.
     fused = linvit.fuse(create(name))
