@@ -43,7 +43,7 @@ class ValueAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key = self.qk(x).chunk(2, dim=1)
-        return self.mix(query, key, x, None, None)
+        return self.mix(query, key, x.to(query.dtype), None, None)  # autocast projects in half precision
 
 
 class TokenMixer(nn.Module):

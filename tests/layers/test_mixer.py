@@ -97,3 +97,16 @@ def test_interaction_adds_its_input_only_with_the_projection(training):
     torch.nn.init.zeros_(layer.fc2.bias)
     assert_close(layer(x), x)
     assert Interaction(6, 2, project=False).train(training)(x).shape == (2, 12, 4, 5)
+
+
+@pytest.mark.parametrize("mixer", ["linear", "strips"])
+def test_autocast_reaches_forward_and_backward(mixer):
+    torch.manual_seed(0)
+    layer = TokenMixer(12, 2, mixer)
+    x = torch.randn(2, 12, 9, 7, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == torch.bfloat16
+    out.float().sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert_close(out.float(), layer(x), atol=0.05, rtol=0.05)

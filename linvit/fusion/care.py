@@ -1,0 +1,154 @@
+"""CARE's block and heads for inference: channels last throughout, batch norms and layer scale gone, one head."""
+
+import torch
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from linvit.fusion import folds
+from linvit.fusion.maps import first, heads_first, last, plus
+from linvit.fusion.pyramid import fused_stem
+from linvit.layers import Axes, CareBlock, Interaction, PatchDownsample, PatchStem, TokenMixer
+from linvit.layers.mixer import Strips, ValueAttention
+from linvit.models.care import CARE, CareHead
+
+
+class FusedAttended(nn.Module):
+    """ValueAttention on (batch, height, width, channels)."""
+
+    def __init__(self, attention: ValueAttention):
+        super().__init__()
+        self.heads, self.mix = attention.heads, attention.mix
+        self.qk = folds.linear(attention.qk)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (*self.qk(x).chunk(2, dim=-1), x)
+        tokens = heads_first(parts, self.heads, self.mix.options is not None)
+        mixed = self.mix.operands(*tokens, None).output(self.mix.fused)
+        return mixed.transpose(1, 2).reshape(x.shape)
+
+
+class Convolved(nn.Module):
+    """A convolution of (batch, height, width, channels)."""
+
+    def __init__(self, conv: nn.Conv2d):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        return last(self.conv(first(x)))
+
+
+class FusedMixer(nn.Module):
+    """TokenMixer on (batch, height, width, channels), parts that are convolved together in one convolution."""
+
+    def __init__(self, mixer: TokenMixer):
+        super().__init__()
+        self.widths = mixer.widths
+        attended = mixer.attended
+        if isinstance(attended, Strips):
+            attended = Convolved(folds.summed([attended.vertical, attended.horizontal]))
+        else:
+            attended = FusedAttended(attended)
+        local = [conv for conv in (mixer.local3, mixer.local7) if conv is not None]
+        self.stacked = mixer.stacked
+        if self.stacked:
+            self.parts = nn.Sequential(*(Convolved(folds.channels_last(conv)) for conv in local), attended)
+        else:
+            self.parts = nn.ModuleList([attended])
+            if local:
+                self.parts.append(Convolved(folds.side_by_side(local)))
+                self.widths = [mixer.widths[0], sum(mixer.widths[1:])]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stacked:
+            return self.parts(x)
+        return torch.cat([part(y) for part, y in zip(self.parts, x.split(self.widths, dim=-1), strict=True)], dim=-1)
+
+
+class FusedInteraction(nn.Module):
+    """Interaction on (batch, height, width, channels) without its skip connection; its norm is in fc1."""
+
+    def __init__(self, interaction: Interaction):
+        super().__init__()
+        self.fc1 = folds.linear(folds.behind_batch_norm(interaction.fc1, interaction.norm), "gelu")
+        self.conv = folds.channels_last(interaction.conv)
+        self.fc2 = None if interaction.fc2 is None else folds.linear(interaction.fc2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = last(self.conv(first(self.fc1(x))))
+        return hidden if self.fc2 is None else self.fc2(hidden)
+
+
+class FusedCareBlock(nn.Module):
+    """CareBlock; maps in and out are (batch, channels, height, width), channels last in memory."""
+
+    def __init__(self, block: CareBlock):
+        super().__init__()
+        self.memory_width = block.memory_width
+        self.gamma = block.gamma
+        features, memory = block.interact_features, block.interact_memory
+        if self.gamma is not None and memory is not None:
+            folds.scaled(memory.fc2, self.gamma)
+        self.mixer = FusedMixer(block.mixer)
+        self.interact_features = None if features is None else FusedInteraction(features)
+        self.interact_memory = None if memory is None else FusedInteraction(memory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = last(x)
+        mixed = self.mixer(x[..., self.memory_width :])
+        if self.interact_features is not None:
+            mixed = plus(self.interact_features(mixed), mixed)
+        if self.memory_width > 0:
+            mixed = torch.cat((x[..., : self.memory_width], mixed), dim=-1)
+        out = None if self.interact_memory is None else self.interact_memory(mixed)
+        if self.gamma is None:
+            return first(out)
+        x = torch.addcmul(x, mixed, self.gamma)
+        return first(x if out is None else plus(out, x))
+
+
+class FusedCareHead(nn.Module):
+    """The mean of CARE's heads: GELU, layer norm and one linear layer."""
+
+    def __init__(self, heads: list[CareHead]):
+        super().__init__()
+        self.act = heads[0].act
+        self.weight, self.bias = (
+            nn.Parameter(torch.stack([getattr(head.norm, name) for head in heads]).mean(0), requires_grad=False)
+            for name in ("weight", "bias")
+        )
+        for head in heads:
+            self.norm = folds.behind_layer_norm(head.norm, [head.fc] if isinstance(head.fc, nn.Linear) else [])
+        self.fc = folds.averaged([head.fc for head in heads]) if isinstance(heads[0].fc, nn.Linear) else nn.Identity()
+
+    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """What the mean of the classifiers gives; what they read if pre_logits."""
+        x = self.norm(self.act(x))
+        if pre_logits or isinstance(self.fc, nn.Identity):
+            return x * self.weight + self.bias
+        return self.fc(x)
+
+
+def fused_care(model: CARE) -> CARE:
+    """One head in the place of two; the rest of the network is made of layers that have been fused already."""
+    heads = [head for head in (model.head, model.dist_head) if head is not None]
+    known = (CareHead, nn.GELU, nn.LayerNorm, nn.Dropout, nn.Linear, nn.Identity)
+    if all(folds.made_of(head, *known) and isinstance(head.norm, nn.LayerNorm) for head in heads):
+        model.head, model.dist_head = FusedCareHead(heads), None
+    return model
+
+
+def fused_block(block: CareBlock) -> nn.Module:
+    """The block for inference; one with layers that are not known stays as it is."""
+    known = (CareBlock, TokenMixer, Strips, ValueAttention, Axes, Interaction, nn.Conv2d, nn.BatchNorm2d, nn.GELU)
+    return FusedCareBlock(block) if folds.made_of(block, *known, nn.Identity, DropPath) else block
+
+
+def fused_downsample(downsample: PatchDownsample) -> nn.Module:
+    """One convolution, whose output is channels last; nothing is padded, so the norm before it goes in as well."""
+    if not folds.made_of(downsample, PatchDownsample, nn.Conv2d, nn.BatchNorm2d):
+        return downsample
+    return folds.channels_last(folds.behind_batch_norm(downsample.conv, downsample.norm))
+
+
+FOLDS = {CareBlock: fused_block, PatchDownsample: fused_downsample, PatchStem: fused_stem, CARE: fused_care}

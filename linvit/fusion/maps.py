@@ -1,0 +1,66 @@
+"""Steps on maps whose channels come last in memory, each in as few passes as torch has."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def last(x: Tensor) -> Tensor:
+    """(batch, channels, height, width) as (batch, height, width, channels): a view."""
+    return x.permute(0, 2, 3, 1)
+
+
+def first(x: Tensor) -> Tensor:
+    """(batch, height, width, channels) as (batch, channels, height, width): a view."""
+    return x.permute(0, 3, 1, 2)
+
+
+def plus(fresh: Tensor, x: Tensor) -> Tensor:
+    """x + fresh, written over `fresh`, which nobody else may read."""
+    return fresh.add_(x) if fresh.dtype == x.dtype else x + fresh
+
+
+def heads_first(parts: Sequence[Tensor], heads: int, copied: bool) -> list[Tensor]:
+    """Maps (batch, height, width, heads × w) as tokens (batch, heads, tokens, w).
+
+    Copied once, in the place of once in every product that reads them.
+    """
+    tokens = [part.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
+    return [part.contiguous() for part in tokens] if copied else tokens
+
+
+class Product(nn.Linear):
+    """A linear layer, with GELU behind it or "none", in one pass of oneDNN where that can run.
+
+    F.linear writes the bias first and adds to it; GELU is another pass.
+    """
+
+    def __init__(self, width: int, out_width: int, bias: bool = True, activation: str = "none", device=None):
+        super().__init__(width, out_width, bias, device=device)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _runs_on_onednn(x):
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "none")
+        out = super().forward(x)
+        return out if self.activation == "none" else torch.ops.aten.gelu_(out)
+
+
+class Gelu(nn.Module):
+    """GELU that writes over its input, which nobody else may read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten.gelu_(x)
+
+
+def _runs_on_onednn(x: Tensor) -> bool:
+    """Whether this is plain inference on a CPU: no compiler, no gradient, no autocast."""
+    return (
+        x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and not torch.compiler.is_compiling()
+        and not (torch.is_grad_enabled() and x.requires_grad)
+        and not torch.is_autocast_enabled("cpu")
+    )

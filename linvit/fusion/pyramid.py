@@ -1,0 +1,103 @@
+"""RAVLT's and MAViT's block for inference: channels last throughout, norms without weights, nothing left to scale."""
+
+from timm.layers import DropPath, LayerNorm2d
+from torch import Tensor, nn
+
+from linvit.fusion import folds
+from linvit.fusion.maps import Gelu, first, heads_first, last, plus
+from linvit.fusion.timm_layers import folded_sequence
+from linvit.layers import Attention2d, AttentionBlock, Axes, ConvDownsample, ConvFeedForward, ConvStem
+from linvit.layers.patches import Stem
+from linvit.ops import Rotary
+
+
+class FusedAttention(nn.Module):
+    """Attention2d on (batch, height, width, channels)."""
+
+    def __init__(self, attention: Attention2d):
+        super().__init__()
+        self.heads, self.chunks = attention.heads, attention.chunks
+        self.rope, self.projected = attention.rope, attention.projected
+        self.qkvo = folds.linear(attention.qkvo)
+        self.mix = attention.mix
+        self.lepe = None if attention.lepe is None else folds.channels_last(attention.lepe)
+        self.modulate = attention.modulate
+        self.proj = folds.linear(attention.proj)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        parts = self.qkvo(x).chunk(self.chunks, dim=-1)
+        tokens = heads_first(parts[:3], self.heads, self.mix.options is not None)
+        operands = self.mix.operands(*tokens, Rotary(cos, sin) if self.rope else None)
+        mixed = operands.output(self.mix.fused).transpose(1, 2).reshape(parts[2].shape)
+        if self.lepe is not None:
+            mixed = plus(mixed, last(self.lepe(first(parts[2]))))
+        if self.modulate is not None:
+            mixed = mixed * self.modulate(parts[3] if self.projected else x)
+        return self.proj(mixed)
+
+
+class FusedFeedForward(nn.Module):
+    """ConvFeedForward on (batch, height, width, channels), its residual inside the depthwise convolution."""
+
+    def __init__(self, feed_forward: ConvFeedForward):
+        super().__init__()
+        self.fc1 = folds.linear(feed_forward.fc1, "gelu")
+        self.conv = folds.with_identity(feed_forward.dwconv)
+        self.fc2 = folds.linear(feed_forward.fc2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(last(self.conv(first(self.fc1(x)))))
+
+
+class FusedAttentionBlock(nn.Module):
+    """AttentionBlock; maps in and out are (batch, channels, height, width), channels last in memory."""
+
+    def __init__(self, block: AttentionBlock):
+        super().__init__()
+        attention, feed_forward = block.attn, block.ffn
+        self.cpe = None if block.cpe is None else folds.with_identity(block.cpe)
+        gate_reads_norm = attention.modulate is not None and not attention.projected
+        self.norm1 = (
+            _unfolded(block.norm1) if gate_reads_norm else folds.behind_layer_norm(block.norm1, [attention.qkvo])
+        )
+        self.norm2 = folds.behind_layer_norm(block.norm2, [feed_forward.fc1])
+        folds.scaled(attention.proj, block.gamma_1)
+        folds.scaled(feed_forward.fc2, block.gamma_2)
+        self.attn = FusedAttention(attention)
+        self.ffn = FusedFeedForward(feed_forward)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = last(x if self.cpe is None else self.cpe(x))
+        x = plus(self.attn(self.norm1(x), cos, sin), x)
+        return first(plus(self.ffn(self.norm2(x)), x))
+
+
+def _unfolded(norm: nn.LayerNorm) -> nn.LayerNorm:
+    """The same norm, over the last dimension."""
+    over_last = nn.LayerNorm(norm.normalized_shape, norm.eps, device="meta")
+    over_last.weight, over_last.bias = norm.weight, norm.bias
+    return over_last
+
+
+def fused_block(block: AttentionBlock) -> nn.Module:
+    """The block for inference; one with layers that are not known stays as it is."""
+    known = (AttentionBlock, Attention2d, Axes, ConvFeedForward, LayerNorm2d, nn.Conv2d, nn.GELU, nn.Tanh)
+    return FusedAttentionBlock(block) if folds.made_of(block, *known, nn.Identity, DropPath) else block
+
+
+def fused_downsample(downsample: ConvDownsample) -> nn.Module:
+    """One convolution, whose output is channels last."""
+    if not folds.made_of(downsample, ConvDownsample, nn.Conv2d, nn.BatchNorm2d):
+        return downsample
+    return folds.channels_last(folds.before_batch_norm(downsample.conv, downsample.norm))
+
+
+def fused_stem(stem: Stem) -> Stem:
+    """The stem without its batch norms; its output is channels last."""
+    for name, layer in stem.named_children():
+        if type(layer) is nn.GELU:
+            setattr(stem, name, Gelu())
+    return folds.channels_last(folded_sequence(stem))
+
+
+FOLDS = {AttentionBlock: fused_block, ConvDownsample: fused_downsample, ConvStem: fused_stem}
