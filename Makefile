@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo study parity precision clean
+.PHONY: setup check format test test-slow judge judge-nano demo study scenes parity precision clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,13 @@ demo: $(STAMP)
 
 study: $(STAMP)
 	$(BIN)/linvit study --write docs/results.md
+
+scenes: $(STAMP)
+	test -d data/scenes || $(BIN)/linvit data make-scenes data/scenes
+	for name in mask_rcnn retinanet cascade_mask_rcnn semantic_fpn upernet; do \
+		$(BIN)/linvit train recipes/dense/scenes/$$name.yaml --resume && \
+		$(BIN)/linvit eval runs/scenes_$$name --report || exit 1; \
+	done
 
 parity: $(STAMP)
 	$(BIN)/python -m pytest -m "slow or not slow" -s -q tests/models/test_parity.py
