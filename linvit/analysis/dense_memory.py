@@ -22,14 +22,14 @@ from matplotlib.figure import Figure
 from linvit.files import replacing
 
 BACKBONES = {"LLSS": "ravlt_tiny", "LLLL": "ravlt_tiny_linear"}
-SIZES = ((256, 1024), (384, 1536), (512, 2048), (768, 3072), (1024, 4096))
+SIZES = ((256, 1024), (384, 1536), (512, 2048), (768, 3072))
 COLOURS = {"LLSS": "#D55E00", "LLLL": "#0072B2"}
-CLASSES, ROUNDS = 150, 3
+CLASSES, ROUNDS = 150, 2
 
 
 @dataclass(frozen=True)
 class Point:
-    """One forward pass: peak of the process's memory above that before it (bytes), best of three times (seconds)."""
+    """One forward pass: peak of the process's memory above that before it (bytes), best of two times (seconds)."""
 
     pattern: str
     size: tuple[int, int]
