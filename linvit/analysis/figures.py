@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from linvit.analysis.probe import Probe, probe
+from linvit.files import replacing
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#555555", "#CC79A7", "#E69F00")
 
@@ -180,6 +181,15 @@ def svg(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg")
     return buffer.getvalue()
+
+
+def write_figure(figure: Figure, stem: Path) -> None:
+    """Writes stem.png and stem.svg, each whole or not at all."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once, not for every file
+    for kind in ("png", "svg"):
+        with replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary:
+            figure.savefig(temporary, format=kind, dpi=130)
 
 
 def _draw_scores(axes: Axes, shown: Tensor, first: Probe, index: int, point: tuple[int, int]) -> None:
