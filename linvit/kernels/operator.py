@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from linvit.kernels import launch
 
 
-@torch.library.custom_op("linvit::attend", mutates_args=())
+@library.custom_op("linvit::attend", mutates_args=())
 def attend(
     query: Tensor,
     key: Tensor,
@@ -45,7 +45,7 @@ def _(query, key, value, cos, sin, visible, cu_seqlens, query_map, key_map, quer
     return launch.room(query, value), states, sums
 
 
-@torch.library.custom_op("linvit::attend_backward", mutates_args=())
+@library.custom_op("linvit::attend_backward", mutates_args=())
 def attend_backward(
     grad: Tensor,
     query: Tensor,
