@@ -58,7 +58,7 @@ def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
     for part in parts:
         if part not in known:
             raise ValueError(
-                f"variant {variant!r} has the part {part!r}, expected {PLAIN} or parts of {', '.join(known)} joined by +"
+                f"variant {variant!r} has the part {part!r}, expected {PLAIN} or parts of {', '.join(known)}: join by +"
             )
     return parts
 
