@@ -21,7 +21,8 @@ from linvit.ops import PRESETS, Rotary, linear_attention, rotary_2d
 SOFTMAX = "softmax"
 VARIANTS = ("plain", "compiled", "triton", "reference", "sdpa")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LAYOUTS = ("heads", "tokens", "map")
+LAYOUTS = ("heads", "tokens", "map", "own")
+OWN_LAYOUT = {"reference": "map", "sdpa": "heads"}  # the released networks' and softmax's best; ours get tokens
 ROTATED = ("rala", "mala", "rala_mala")  # as in RAVLT and MAViT; CARE and the others have no rotation
 TOKENS = (49, 196, 784, 3136, 12544, 50176)
 FITTED_FROM = 784  # fewer tokens cost more in calls than in arithmetic
@@ -32,7 +33,7 @@ class Case:
     """One call: operator, variant, dtype and shape; `layout` is how (batch, heads, tokens, width) lies in memory.
 
     heads: heads outermost; tokens: (batch, tokens, heads, width), as a linear layer leaves it; map: (batch, heads,
-    width, tokens), as a convolution does.
+    width, tokens), as a convolution does; own: each variant what the network around it hands over.
     """
 
     operator: str
@@ -54,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Options:
-    """What `linvit bench op` measures; sdpa_tokens bounds softmax attention, whose cost grows with their square."""
+    """What `linvit bench op` measures; sdpa_tokens bounds softmax attention, seconds all rounds of one size."""
 
     operators: Sequence[str] = ("rala", "mala", "linear")
     variants: Sequence[str] = ("plain", "reference", "sdpa")
@@ -68,6 +69,7 @@ class Options:
     device: str = "cpu"
     threads: int = 1
     rounds: int = 9
+    seconds: float = float("inf")
     sdpa_tokens: int = 12544
     memory: bool = False
     seed: int = 0
@@ -101,9 +103,10 @@ def operands(case: Case) -> tuple[list[Tensor], Rotary | None, Tensor | None]:
 
     def drawn() -> Tensor:
         x = torch.randn(shape, generator=generator).to(case.device, DTYPES[case.dtype])
-        if case.layout == "heads":
+        layout = OWN_LAYOUT.get(case.variant, "tokens") if case.layout == "own" else case.layout
+        if layout == "heads":
             return x
-        order = (0, 2, 1, 3) if case.layout == "tokens" else (0, 1, 3, 2)
+        order = (0, 2, 1, 3) if layout == "tokens" else (0, 1, 3, 2)
         return x.permute(order).contiguous().permute(order)
 
     inputs = [drawn() for _ in range(3)]
@@ -219,7 +222,8 @@ def _measure_one_size(options: Options, group: list[Case], report: Report, progr
     timings: dict[str, Timing] = {}
     clock = clock_for(options.device, options.threads)
     try:
-        interleave({case.name: call for case, call in calls.items()}, clock, options.rounds, timings, progress.advance)
+        named = {case.name: call for case, call in calls.items()}
+        interleave(named, clock, options.rounds, timings, progress.advance, options.seconds)
     finally:
         _fill(found, timings, clock.name)
 

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +29,9 @@ def run(options: argparse.Namespace) -> int:
     """Measures, shows what was measured (interrupted: so far), and returns the exit code; a wrong variant gives 1."""
     measure, chosen = KINDS[options.kind](options)
     if options.device != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"--device is {options.device!r}, but torch sees no GPU here: leave it out to measure the CPU.")
+        raise ValueError(
+            f"--device is {options.device!r}, but torch sees no GPU here: leave it out to measure the CPU."
+        )
     if options.output is not None:
         check_writable(options.output)
     report = Report(options.kind, {**machine.describe(options.device, options.threads), "commit": commit()})
@@ -174,14 +175,6 @@ def sentences(report: Report) -> Iterator[str]:
 CLOCKS = {"cpu": "CPU time", "wall": "time on the wall", "gpu": "GPU time"}
 
 
-def image_size(text: str) -> tuple[int, int]:
-    """224 or 1024x2048 (height × width) as (height, width)."""
-    sides = text.split("x")
-    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: expected a side such as 224, or 1024x2048")
-    return int(sides[0]), int(sides[-1])
-
-
 def _op(options: argparse.Namespace) -> tuple[Callable[..., None], Any]:
     chosen = operators.Options(
         operators=options.names or operators.Options.operators,
@@ -203,7 +196,7 @@ def _model(options: argparse.Namespace) -> tuple[Callable[..., None], Any]:
     chosen = inference.Options(
         names=options.names or inference.OURS,
         variants=options.variants or inference.Options.variants,
-        peers=options.peers,
+        peers=inference.PEERS if options.peers is None else options.peers,
         peer_variants=options.peer_variants,
         sizes=options.sizes,
         batches=options.batch,
