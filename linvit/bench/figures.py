@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from linvit.analysis.figures import COLOURS
-from linvit.bench.rows import Report, Row, crossover, curves, exponent, measured
+from linvit.bench.rows import Report, Row, curves, measured
 
 LINES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
@@ -16,7 +16,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iterator[tuple[str, Figure]]:
     """File name and figure of everything that the report has the numbers for."""
     if any(len(line) > 1 for line in curves(report.rows).values()):
-        yield "growth.svg", growth(report.rows)
+        yield "growth.svg", growth(report.rows, report.findings.get("growth", {}))
     if report.kind == "model":
         for batch in sorted({row.batch for row in measured(report.rows)}):
             rows = [row for row in measured(report.rows) if row.batch == batch and row.name in accuracies]
@@ -28,8 +28,8 @@ def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iter
         yield f"loss_{name}.svg", losses(name, variants)
 
 
-def growth(rows: Sequence[Row]) -> Figure:
-    """Time, and memory where it was measured, over tokens or pixels, all axes logarithmic."""
+def growth(rows: Sequence[Row], exponents: Mapping[str, float]) -> Figure:
+    """Time, and memory where it was measured, over tokens or pixels, all axes logarithmic; exponents by label."""
     lines = {name: line for name, line in curves(rows).items() if len(line) > 1}
     names = list(dict.fromkeys(line[0].name for line in lines.values()))
     variants = list(dict.fromkeys((line[0].variant, line[0].dtype, line[0].batch) for line in lines.values()))
@@ -44,7 +44,7 @@ def growth(rows: Sequence[Row]) -> Figure:
             "markersize": 4,
         }
         extents = [row.extent for row in line]
-        panels[0].plot(extents, [row.median_ms for row in line], label=f"{name}: ^{exponent(line):.2f}", **style)
+        panels[0].plot(extents, [row.median_ms for row in line], label=f"{name}{_power(exponents.get(name))}", **style)
         known = [row for row in line if row.peak_mib]
         if with_memory and known:
             panels[1].plot([row.extent for row in known], [row.peak_mib for row in known], **style)
@@ -57,6 +57,10 @@ def growth(rows: Sequence[Row]) -> Figure:
     columns = 1 if len(lines) < 8 else 2
     figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns * len(panels))
     return figure
+
+
+def _power(exponent: float | None) -> str:
+    return "" if exponent is None else f": power {exponent:.2f}"
 
 
 def _mark_extents(panels: Sequence[Axes], extents: Sequence[int]) -> None:
@@ -132,11 +136,3 @@ def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
         axes.grid(alpha=0.3)
     left.legend(frameon=False)
     return figure
-
-
-def crossing_sentence(own: Sequence[Row], other: Sequence[Row]) -> str:
-    """From where on one curve is below another, in words."""
-    found = crossover(own, other)
-    if found is None:
-        return "not within what was measured"
-    return "at every size" if found == 0 else f"from about {_short(round(found))}"
