@@ -51,7 +51,7 @@ parity: $(STAMP)
 	$(BIN)/python -m pytest -m "slow or not slow" -s -q tests/models/test_parity.py
 
 precision: $(STAMP)
-	$(BIN)/python -m linvit.analysis.precision
+	$(BIN)/python -m linvit.bench.precision
 
 clean:
 	rm -rf $(VENV) runs build dist

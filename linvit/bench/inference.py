@@ -160,6 +160,9 @@ def _fill(found: dict[Case, Row], timings: dict[str, Timing], clock: str, option
         base = replace(case, variant="plain")
         known = timings.get(base.label)
         rows.fill(row, timings[case.label], clock, (f"{case.name} plain float32", known) if known else None)
+        reference = replace(case, variant="reference")
+        if reference != case and reference.label in timings:
+            row.against["reference"] = timings[case.label].ratio_to(timings[reference.label])
         for variant, name in itertools.product(("plain", "fused"), (*options.names, *options.peers)):
             rival = replace(case, name=name, variant=variant)
             if name != case.name and rival.label in timings:

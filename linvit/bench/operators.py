@@ -152,12 +152,8 @@ def _function(case: Case, rotary: Rotary | None) -> Callable[..., Tensor]:
     backend = "triton" if case.variant == "triton" else "torch"
     function = partial(linear_attention, rotary=rotary, backend=backend, **PRESETS[case.operator])
     if case.variant == "triton":
-        function(
-            *(
-                torch.zeros(1, 1, case.tokens, case.width, device=case.device, dtype=DTYPES[case.dtype])
-                for _ in range(3)
-            )
-        )
+        shape = (1, 1, case.tokens, case.width)
+        function(*(torch.zeros(shape, device=case.device, dtype=DTYPES[case.dtype]) for _ in range(3)))
     return torch.compile(function, dynamic=False) if case.variant == "compiled" else function
 
 

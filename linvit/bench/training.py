@@ -207,7 +207,8 @@ def loss_curves(name: str, options: Options, progress: Progress) -> dict[str, di
     """Loss over the steps of each variant, how far it is from the plain curve, and whether that is the dtype's noise.
 
     Keys of a variant: losses; deviation, the largest difference from the plain curve; noise, the same of a plain curve
-    whose weights were moved by the dtype's rounding after every step; agrees, deviation ≤ NOISE_FACTOR · noise.
+    whose weights and images were moved by the dtype's rounding before every step; agrees, whether deviation is at most
+    NOISE_FACTOR · noise.
     """
     plain = Case(name, "plain", options.curve_size, options.curve_batch, options.device, options.threads, options.seed)
     expected = _losses(plain, options.curve_steps)
@@ -218,7 +219,8 @@ def loss_curves(name: str, options: Options, progress: Progress) -> dict[str, di
         dtype = torch.bfloat16 if "bf16" in parts_of(case.variant, PARTS) else torch.float32
         if str(dtype) not in noises:
             noisy = _losses(plain, options.curve_steps, torch.finfo(dtype).eps)
-            noises[str(dtype)] = _deviation(noisy, expected)
+            least = 10 * torch.finfo(torch.float32).eps * max(expected)  # the loss itself is rounded
+            noises[str(dtype)] = max(_deviation(noisy, expected), least)
         losses = _losses(replace(plain, variant=case.variant), options.curve_steps)
         deviation, noise = _deviation(losses, expected), noises[str(dtype)]
         found[case.variant] = {
@@ -237,12 +239,12 @@ def _losses(case: Case, steps: int, noise: float = 0.0) -> list[float]:
     batches = [data(case.batch, case.size, case.seed + number, case.device) for number in range(BATCHES)]
     generator = torch.Generator().manual_seed(case.seed)
     losses = []
-    for batch in itertools.islice(itertools.cycle(batches), steps):
-        losses.append(step(*batch).item())
+    for x, target in itertools.islice(itertools.cycle(batches), steps):
         if noise:
             with torch.no_grad():
-                for x in step.network.parameters():
-                    x.mul_(1 + noise * (torch.rand(x.shape, generator=generator) - 0.5).to(x))
+                for moved in (x, *step.network.parameters()):
+                    moved.mul_(1 + noise * (torch.rand(moved.shape, generator=generator) - 0.5).to(moved))
+        losses.append(step(x, target).item())
     return losses
 
 

@@ -9,17 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from linvit.bench import inference, machine, operators, training
 from linvit.bench.checks import WrongResultError
 from linvit.bench.progress import Progress
-from linvit.bench.rows import Report, Row, measured
+from linvit.bench.rows import Report
 from linvit.cli.environment import commit
 from linvit.cli.published import PUBLISHED
-from linvit.cli.screen import show as show_table
 from linvit.files import check_writable, replacing, write_json
 
 WRONG, STOPPED = 1, 130
@@ -109,70 +106,6 @@ def accuracies(report: Report) -> dict[str, tuple[float, str]]:
     names = dict.fromkeys(row.name for row in report.rows)
     ours = {name: (PUBLISHED[name].top1, PUBLISHED[name].source) for name in names if name in PUBLISHED}
     return {**inference.published(list(names)), **ours} if report.kind == "model" else {}
-
-
-def show(report: Report) -> None:
-    """The rows as one table, then what follows from them."""
-    op = report.kind == "op"
-    table = Table(box=box.MARKDOWN)
-    for heading in ("operator" if op else "network", *(() if op else ("pattern", "px")), "variant", "dtype"):
-        table.add_column(heading)
-    for heading in (*(("tokens",) if op else ()), "batch", "ms", "± IQR", "× plain", "× reference"):
-        table.add_column(heading, justify="right")
-    for heading in (*(("× sdpa",) if op else ()), "error", "peak MiB"):
-        table.add_column(heading, justify="right")
-    for row in report.rows:
-        table.add_row(*_cells(row, op))
-    show_table(table)
-    for sentence in sentences(report):
-        print(sentence)
-
-
-def _cells(row: Row, op: bool) -> list[str]:
-    size = "–" if row.size is None else f"{row.size[0]} × {row.size[1]}"
-    names = [row.name] if op else [row.name, row.pattern or "–", size]
-    names += [row.variant, row.dtype, *([f"{row.tokens:,}"] if op else []), str(row.batch)]
-    if row.skipped is not None:
-        return [*names, f"– ({row.skipped})"]
-    reference = row.against.get("reference", row.against.get(f"{row.name} reference"))
-    ratios = [row.ratio, reference, *([row.against.get("sdpa")] if op else [])]
-    return [
-        *names,
-        _number(row.median_ms),
-        _number(row.spread_ms),
-        *("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
-        "–" if row.error is None else f"{row.error:.0e}",
-        "–" if row.peak_mib is None else _number(row.peak_mib),
-    ]
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def sentences(report: Report) -> Iterator[str]:
-    """What the table's columns are, growth, crossovers, and whether loss curves agree."""
-    clocks = {row.clock for row in measured(report.rows)}
-    for clock in sorted(filter(None, clocks)):
-        yield f"ms: median over the rounds of {CLOCKS[clock]} a call; IQR: interquartile range; ×: times as fast as."
-    what = "tokens" if report.kind == "op" else "pixels"
-    for name, value in report.findings.get("growth", {}).items():
-        yield f"{name} grows with {what}^{value:.2f}"
-    for name, value in report.findings.get("crossover", {}).items():
-        rival = "" if " against " in name else " against sdpa"
-        yield f"{name}{rival}: faster {'at every size' if value == 0 else f'from about {value:,.0f} {what} on'}"
-    for name, variants in report.findings.get("curves", {}).items():
-        for variant, found in variants.items():
-            words = "agrees" if found["agrees"] else "DOES NOT AGREE"
-            yield (
-                f"loss curve of {name} {variant}: {words} with plain, at most {found['deviation']:.1e} off in "
-                f"{len(found['losses'])} steps (noise of its dtype: {found['noise']:.1e})"
-            )
-
-
-CLOCKS = {"cpu": "CPU time", "wall": "time on the wall", "gpu": "GPU time"}
 
 
 def _op(options: argparse.Namespace) -> tuple[Callable[..., None], Any]:

@@ -49,7 +49,7 @@ def test_a_wrong_variant_is_refused_before_anything_is_timed(monkeypatch):
     wrong = {**operators.REFERENCES, "mala": lambda query, key, value, tables=None: 1.001 * value}
     monkeypatch.setattr(operators, "REFERENCES", wrong)
     monkeypatch.setattr(operators, "interleave", lambda *_: pytest.fail("timed"))
-    with pytest.raises(WrongResultError, match="mala plain float32 at 12 tokens .* relative error is"):
+    with pytest.raises(WrongResultError, match=r"mala plain float32 at 12 tokens .* relative error is"):
         measured()
 
 
