@@ -27,7 +27,7 @@ CLASSES, ROUNDS = 150, 2
 
 @dataclass(frozen=True)
 class Point:
-    """One forward pass: memory is its peak above what was in use before (bytes), seconds the better of two CPU times."""
+    """One forward pass: peak of memory above what was in use before (bytes), the better of two CPU times (seconds)."""
 
     pattern: str
     size: tuple[int, int]

@@ -15,6 +15,7 @@ from linvit.bench import inference, machine, operators, training
 from linvit.bench.checks import WrongResultError
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report
+from linvit.cli.bench_page import check_page, show, write_page
 from linvit.cli.environment import commit
 from linvit.cli.published import PUBLISHED
 from linvit.files import check_writable, replacing, write_json
@@ -31,6 +32,10 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.output is not None:
         check_writable(options.output)
+    if options.write is not None:
+        if options.output is None:
+            raise ValueError("--write needs --output, whose name is that of the part of the page: give both")
+        check_page(options.write, options.output)
     report = Report(options.kind, {**machine.describe(options.device, options.threads), "commit": commit()})
     say(machine.sentence(report.machine))
     status = 0
@@ -58,6 +63,8 @@ def finish(report: Report, options: argparse.Namespace) -> None:
             with replacing(options.output / name) as temporary:
                 figure.savefig(temporary, format="svg")
         say(f"{options.output} holds bench.json and the plots.")
+        if options.write is not None:
+            write_page(report, options.write, options.output)
     if options.json:
         print(json.dumps(report.as_dict()))
 

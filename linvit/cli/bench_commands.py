@@ -38,6 +38,8 @@ def _common_arguments(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--seed", type=int, default=0, help="what inputs are drawn from (0)")
     kind.add_argument("--json", action="store_true", help="print everything as one JSON object in a last line")
     kind.add_argument("--output", type=Path, metavar="FOLDER", help="where bench.json and the plots go")
+    text = "put table and plots between the marks of --output's name in a .md file"
+    kind.add_argument("--write", type=Path, metavar="FILE", help=text)
 
 
 def _op_arguments(kind: argparse.ArgumentParser) -> None:
