@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from linvit.bench import inference, machine, operators, training
 from linvit.bench.checks import WrongResultError
@@ -21,6 +20,7 @@ from linvit.cli.published import PUBLISHED
 from linvit.files import check_writable, replacing, write_json
 
 WRONG, STOPPED = 1, 130
+CLEARED, WIDEST = "\r\x1b[K", 79
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,16 +38,18 @@ def run(options: argparse.Namespace) -> int:
         check_page(options.write, options.output)
     report = Report(options.kind, {**machine.describe(options.device, options.threads), "commit": commit()})
     say(machine.sentence(report.machine))
-    status = 0
+    status, shown = 0, Shown()
     with threads(options.threads):
         try:
-            measure(chosen, report, Shown())
+            measure(chosen, report, shown)
         except WrongResultError as error:
             print(f"linvit: {error}.", file=sys.stderr)
             return WRONG
         except KeyboardInterrupt:
             say("Stopped: what follows was measured before.")
             status = STOPPED
+        finally:
+            shown.clear()
     finish(report, options)
     return status
 
@@ -85,27 +87,31 @@ def threads(number: int) -> Iterator[None]:
 
 
 class Shown(Progress):
-    """One line a group on stderr; on a terminal its last line says what is done at the moment."""
+    """One line a group on stderr; on a terminal a last line that says what is done at the moment.
+
+    It is written by no thread of its own, whose time would count as that of the calls.
+    """
 
     def __init__(self) -> None:
         self.start, self.name, self.rounds, self.done = time.monotonic(), "", 0, 0
-        self.console = Console(stderr=True)
-        self.live = self.console.status("") if self.console.is_terminal else None
 
     def group(self, name: str, rounds: int) -> None:
         self.name, self.rounds, self.done = name, rounds, 0
+        self.clear()
         say(f"{time.monotonic() - self.start:5.0f} s  {name}")
 
     def say(self, sentence: str) -> None:
-        if self.live is not None:
-            self.live.update(sentence)
-            self.live.start()
+        if sys.stderr.isatty():
+            print(f"{CLEARED}{sentence[:WIDEST]}", end="", file=sys.stderr, flush=True)
 
     def advance(self) -> None:
         self.done += 1
         self.say(f"{self.name}: round {self.done} of {self.rounds}")
-        if self.done == self.rounds and self.live is not None:
-            self.live.stop()
+
+    def clear(self) -> None:
+        """Takes the last line away."""
+        if sys.stderr.isatty():
+            print(CLEARED, end="", file=sys.stderr, flush=True)
 
 
 def accuracies(report: Report) -> dict[str, tuple[float, str]]:
