@@ -108,7 +108,12 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
 
 def _plain_ticks(axes: Axes) -> None:
     low, high = axes.get_xlim()
-    ticks = [digit * 10**power for power in range(-2, 7) for digit in (1, 2, 3, 5) if low <= digit * 10**power <= high]
+    ticks = [
+        digit * 10**power
+        for power in range(-2, 7)
+        for digit in (1, 1.5, 2, 3, 5, 7)
+        if low <= digit * 10**power <= high
+    ]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
 

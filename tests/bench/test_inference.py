@@ -57,7 +57,10 @@ def test_rows_and_ratios_on_a_told_clock(monkeypatch):
     assert 0 < rows[1].error < 1e-5
 
 
-@pytest.mark.parametrize("name", ["ravlt_nano", "mavit_nano", "care_nano", "fastvit_t8"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("mavit_nano", "fastvit_t8")]
+
+
+@pytest.mark.parametrize("name", ["ravlt_nano", "care_nano", *SLOW])
 def test_bf16_and_fused_pass_their_checks(name):
     report = measured(names=(), peers=(name,), peer_variants=("fused", "fused+bf16"), sizes=((64, 64),))
     assert [row.dtype for row in report.rows] == ["float32", "bfloat16"]

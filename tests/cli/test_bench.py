@@ -23,7 +23,7 @@ def test_op_gives_table_json_and_files(tmp_path, capsys):
 
 
 def test_model_tells_pattern_size_and_peers(tmp_path, capsys):
-    command = ["bench", "model", "care_nano", "--variants", "plain", "fused", "--peers", "resnet10t", "--rounds", "1"]
+    command = ["bench", "model", "care_nano", "--variants", "plain", "--peers", "resnet10t", "--rounds", "1"]
     assert main([*command, "--sizes", "32", "32x64", "--batch", "2", "--peer-variants", "plain"]) == 0
     out = capsys.readouterr().out
     assert "32 × 64" in out
