@@ -80,10 +80,12 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
         WrongResultError: before anything of that size is timed, if a variant is wrong.
     """
     with torch.inference_mode():
-        for size, batch in itertools.product(options.sizes, options.batches):
-            progress.group(f"{size[0]} × {size[1]} px, batch {batch}", options.rounds)
-            _measure_one_size(options, cases(options, size, batch), report, progress)
-    report.findings.update(findings(report.rows))
+        try:
+            for size, batch in itertools.product(options.sizes, options.batches):
+                progress.group(f"{size[0]} × {size[1]} px, batch {batch}", options.rounds)
+                _measure_one_size(options, cases(options, size, batch), report, progress)
+        finally:
+            report.findings.update(findings(report.rows))
 
 
 def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:

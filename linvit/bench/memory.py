@@ -40,9 +40,12 @@ def peak_of(build: Callable[..., Callable[[], object]], *arguments: object, thre
     """Peak in MiB of the call that build(*arguments) returns, above what inputs and weights take.
 
     The call is made once before, so that what is compiled, or allocated once, does not count. None where the system
-    does not let a process begin its peak anew; Linux does.
+    does not let a process begin its peak anew (Linux does), or kills the process.
     """
-    return in_new_process(_peak_here, build, arguments, threads)
+    try:
+        return in_new_process(_peak_here, build, arguments, threads)
+    except MemoryError:
+        return None
 
 
 def _peak_here(build: Callable[..., Callable[[], object]], arguments: tuple[object, ...], threads: int) -> float | None:

@@ -196,10 +196,12 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
         WrongResultError: before anything of that size is timed, if a variant is wrong.
     """
     with torch.inference_mode(not options.backward):
-        for tokens in options.tokens:
-            progress.group(f"{tokens} tokens", options.rounds)
-            _measure_one_size(options, cases(options, tokens), report, progress)
-    report.findings.update(findings(report.rows))
+        try:
+            for tokens in options.tokens:
+                progress.group(f"{tokens} tokens", options.rounds)
+                _measure_one_size(options, cases(options, tokens), report, progress)
+        finally:
+            report.findings.update(findings(report.rows))
 
 
 def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:

@@ -28,3 +28,4 @@ def test_peak_is_what_the_call_makes_above_its_inputs():
 def test_a_killed_process_is_told():
     with pytest.raises(MemoryError, match="killed"):
         in_new_process(killed)
+    assert peak_of(killed) is None
