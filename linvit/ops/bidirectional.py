@@ -73,7 +73,7 @@ def _pieces(tokens: Tokens, rule: Rule, size: int) -> Iterator[tuple[slice, Tens
         yield slice(None), _at_once(tokens, rule)
         return
     mean = _query_mean(tokens, rule, size) if rule.weighting == "query_mean" else None
-    summaries = (_summary(_some_keys(tokens, block), _for_keys(rule, block), mean) for block in _slices(length, size))
+    summaries = (_summary(*_some_keys(tokens, rule, block), mean) for block in _slices(length, size))
     state = reduce(merge, summaries)
     for block in _slices(queries, size):
         yield block, _read(state, tokens.query[:, :, block], _rows(tokens.rotary, block), rule)
@@ -128,7 +128,7 @@ def _may_be_cut(tokens: Tokens, rule: Rule) -> bool:
     return (
         tokens.query.device.type == "cpu"
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
         and sees_one_token(rule.query_map)
         and sees_one_token(rule.key_map)
@@ -143,20 +143,19 @@ def _slices(length: int, size: int) -> list[slice]:
 
 
 def _some_images(tokens: Tokens, rule: Rule, images: slice) -> tuple[Tokens, Rule]:
-    query, key, value, visible = (None if x is None else x[images] for x in tokens[:4])
-    part = Tokens(query, key, value, visible, tokens.rotary)
-    if isinstance(rule.weighting, str):
-        return part, rule
-    return part, rule._replace(weighting=rule.weighting.expand(tokens.key.shape[:3])[images])
+    visible = None if tokens.visible is None else tokens.visible[images]
+    part = Tokens(tokens.query[images], tokens.key[images], tokens.value[images], visible, tokens.rotary)
+    if isinstance(rule.weighting, Tensor):
+        rule = rule._replace(weighting=rule.weighting.expand(tokens.key.shape[:3])[images])
+    return part, rule
 
 
-def _for_keys(rule: Rule, block: slice) -> Rule:
-    return rule if isinstance(rule.weighting, str) else rule._replace(weighting=rule.weighting[..., block])
-
-
-def _some_keys(tokens: Tokens, block: slice) -> Tokens:
-    key, value, visible = (None if x is None else x[:, :, block] for x in tokens[1:4])
-    return Tokens(tokens.query, key, value, visible, _rows(tokens.rotary, block))
+def _some_keys(tokens: Tokens, rule: Rule, block: slice) -> tuple[Tokens, Rule]:
+    visible = None if tokens.visible is None else tokens.visible[:, :, block]
+    key, value = tokens.key[:, :, block], tokens.value[:, :, block]
+    if isinstance(rule.weighting, Tensor):
+        rule = rule._replace(weighting=rule.weighting[..., block])
+    return Tokens(tokens.query, key, value, visible, _rows(tokens.rotary, block)), rule
 
 
 def _rows(rotary: Rotary | None, block: slice) -> Rotary | None:
