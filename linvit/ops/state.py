@@ -134,7 +134,7 @@ def read(state: State, query: Tensor, rotated_query: Tensor, normalizer: Normali
     mass = (state.n * state.shift.exp()).unsqueeze(-1).unsqueeze(-1)
     gain, level = normalizer(num, den, mass, query.shape[-1] ** -0.5, eps)
     covariance = rotated_query @ state.S
-    return torch.addcmul(_times(covariance, gain), level, state.u.unsqueeze(-2))
+    return _times(covariance, gain).addcmul_(level, state.u.unsqueeze(-2))
 
 
 def _normalized(weights: Weights, key: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
