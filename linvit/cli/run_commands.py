@@ -1,0 +1,167 @@
+"""The commands on runs and checkpoints: their arguments, and what is called with them."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from linvit.cli.failures import SOME_FAILED, say
+
+
+def train_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = "linvit train RECIPE [key.key=value ...] [--resume] [--compile] [--print_config] [--debug]"
+    command.add_argument("recipe", metavar="RECIPE", help="a YAML file; key.key=value or --key.key value overrides it")
+    command.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run's folder")
+    command.add_argument(
+        "--compile", action="store_true", help="train through torch.compile; same as task.compile=true"
+    )
+    command.add_argument("--print_config", action="store_true", help="print every value of the recipe and stop")
+
+
+def run_train(options: argparse.Namespace) -> int:
+    overrides = _overrides(options.rest) + ["task.compile=true"] * options.compile
+    if options.print_config:
+        import yaml
+
+        from linvit.cli.recipe import RecipeCLI, read_recipe
+
+        resolved = RecipeCLI(read_recipe(options.recipe, overrides), builds=False).resolved()
+        print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="")
+        return 0
+    from linvit.cli.train import train
+
+    folder = train(options.recipe, overrides, options.resume)
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+    if rank_zero_only.rank == 0:
+        print(f"Done: {folder}/checkpoints holds best.ckpt and last.ckpt, {folder}/metrics.csv the curves.")
+    return 0
+
+
+def _overrides(rest: Sequence[str]) -> list[str]:
+    """Both `a.b=c` and `--a.b c` or `--a.b=c`, as `a.b=c`."""
+    overrides: list[str] = []
+    waiting = ""
+    for part in rest:
+        if waiting:
+            overrides.append(f"{waiting}={part}")
+            waiting = ""
+        elif part.startswith("--") and "=" not in part:
+            waiting = part[2:]
+        else:
+            overrides.append(part.removeprefix("--"))
+    return [*overrides, waiting] if waiting else overrides
+
+
+def network_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", metavar="NAME", help="a model's name, for weights that do not say theirs")
+    command.add_argument("--checkpoint", metavar="FILE", help="weights of --model, released (.pth) or converted")
+
+
+def framework_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--framework", metavar="NAME", help="such as mask_rcnn, for a released one on --model")
+
+
+def eval_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = (
+        "linvit eval (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) [--data DATA] [--json]"
+        " [--report [FILE]]"
+    )
+    command.add_argument("path", metavar="RUN", nargs="?", help="a run's folder or a checkpoint of it")
+    network_arguments(command)
+    framework_argument(command)
+    command.add_argument("--data", help="digits, or a folder of class folders; by default the data of the run")
+    command.add_argument("--workers", type=int, help="processes that read images")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    command.add_argument("--report", metavar="FILE", nargs="?", const="", help="write a page (RUN/report.html)")
+
+
+def run_eval(options: argparse.Namespace) -> int:
+    from linvit.cli.evaluate import evaluate, show
+    from linvit.cli.restore import restore
+
+    restored = restore(options.path, options.model, options.checkpoint, options.framework)
+    measured = evaluate(restored, options.data, options.workers)
+    show(measured, restored.path, as_json=options.json)
+    if options.report is not None:
+        from linvit.cli import judge, judge_dense
+
+        report_path, write_report = judge.report_path, (judge_dense if restored.dense else judge).write_report
+        page = report_path(restored, options.report)
+        write_report(restored, measured, page, options.data, options.workers)
+        print(f"{page} is the page to look at.", file=sys.stderr)
+    return 0
+
+
+def predict_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = (
+        "linvit predict (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) IMAGE_OR_FOLDER ..."
+        " [--topk N] [--threshold SCORE] [--weights raw|ema] [--output FILE|FOLDER]"
+    )
+    command.add_argument("paths", metavar="PATH", nargs="+", help="a run or checkpoint, then image files or folders")
+    network_arguments(command)
+    framework_argument(command)
+    command.add_argument("--topk", type=int, help="how many classes an image (5), for classifiers")
+    command.add_argument("--threshold", type=float, help="least score of an object that is drawn (0.5), for detectors")
+    command.add_argument("--weights", choices=("raw", "ema"), help="by default the moving average where there is one")
+    command.add_argument(
+        "--output", metavar="PATH", help="instead of a table, a .csv or .json file, for dense tasks a folder"
+    )
+
+
+def run_predict(options: argparse.Namespace) -> int:
+    from linvit.cli.restore import restore
+
+    run, *images = options.paths if options.model is None else [None, *options.paths]
+    if not images:
+        raise ValueError("There is nothing to predict: give image files or folders after the run or checkpoint.")
+    restored = restore(run, options.model, options.checkpoint, options.framework)
+    complaints = (_predict_dense if restored.dense else _predict_classes)(options, restored, images)
+    for complaint in complaints:
+        say(f"linvit: {complaint}", SOME_FAILED)
+    return SOME_FAILED if complaints else 0
+
+
+def _predict_classes(options: argparse.Namespace, restored: Any, images: Sequence[str]) -> list[str]:
+    from linvit.cli.predict import check_output, predict, show, write
+
+    if options.threshold is not None:
+        raise ValueError("--threshold is for detectors, but this is a classifier: leave it out.")
+    if options.output:
+        check_output(options.output)
+    topk = 5 if options.topk is None else options.topk
+    predictions, complaints = predict(restored, images, topk, options.weights)
+    if options.output:
+        write(predictions, options.output)
+        print(f"{len(predictions)} predictions in {options.output}")
+    else:
+        show(predictions)
+    return complaints
+
+
+def _predict_dense(options: argparse.Namespace, restored: Any, images: Sequence[str]) -> list[str]:
+    from linvit.cli.predict_dense import predict_dense, show
+
+    if options.topk is not None:
+        raise ValueError("--topk is for classifiers, but this is a detector or segmentor: leave it out.")
+    told, complaints = predict_dense(restored, images, options.threshold, options.weights, options.output)
+    if options.output:
+        print(f"{len(told)} images looked at, pictures and predictions in {options.output}")
+    else:
+        show(told)
+    return complaints
+
+
+def convert_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", metavar="IN.pth", help="released weights")
+    command.add_argument("target", metavar="OUT.safetensors", help="for timm.create_model(…, checkpoint_path=…)")
+    command.add_argument("--model", required=True, metavar="NAME", help="the model that the weights belong to")
+
+
+def run_convert(options: argparse.Namespace) -> int:
+    from linvit.released import convert
+
+    convert(options.source, Path(options.target), options.model)
+    print(f"{options.target}: read it with timm.create_model({options.model!r}, checkpoint_path={options.target!r})")
+    return 0
