@@ -13,15 +13,14 @@ torch.set_num_threads(1)
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
+    for _ in range(16):
         torch.ones(12 << 20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 before = faults()
 assert keep_memory()
-torch.ones(12 << 20)
 after = faults()
-assert after < before / 10, (before, after)
+assert after < before / 4, (before, after)  # the heap grows once, or twice where something lies in its way
 """
 
 
