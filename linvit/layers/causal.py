@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from timm.layers import SwiGLU
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, pad, scaled_dot_product_attention
+from torch.nn.functional import conv2d, pad, scaled_dot_product_attention
 
 from linvit.ops import PRESETS, Rotary, State, attention_scores, linear_attention
 from linvit.ops.position import rotate
@@ -134,7 +134,9 @@ class CausalConv(nn.Module):
     def forward(self, x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(batch, tokens, width) to the same shape; and the last size - 1 inputs, to go on from."""
         history = pad(x, (0, 0, self.size - 1, 0)) if before is None else torch.cat((before, x), dim=1)
-        out = conv1d(history.mT, self.weight, groups=x.shape[-1]).mT
+        # a picture of one row, channels last in memory as the tokens are: no copy, and a third of conv1d's time
+        row = history.mT.unsqueeze(-2)
+        out = conv2d(row, self.weight.unsqueeze(-2), groups=x.shape[-1]).squeeze(-2).mT
         return out, history[:, history.shape[1] - self.size + 1 :]
 
 
