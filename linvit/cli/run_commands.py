@@ -71,7 +71,9 @@ def eval_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", metavar="RUN", nargs="?", help="a run's folder or a checkpoint of it")
     network_arguments(command)
     framework_argument(command)
-    command.add_argument("--data", help="digits, or a folder of class folders; by default the data of the run")
+    command.add_argument(
+        "--data", help="digits, stdlib, or a folder of class folders or .txt files; by default the data of the run"
+    )
     command.add_argument("--workers", type=int, help="processes that read images")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     command.add_argument("--report", metavar="FILE", nargs="?", const="", help="write a page (RUN/report.html)")
@@ -85,11 +87,11 @@ def run_eval(options: argparse.Namespace) -> int:
     measured = evaluate(restored, options.data, options.workers)
     show(measured, restored.path, as_json=options.json)
     if options.report is not None:
-        from linvit.cli import judge, judge_dense
+        from linvit.cli import judge, judge_dense, judge_text
 
-        report_path, write_report = judge.report_path, (judge_dense if restored.dense else judge).write_report
-        page = report_path(restored, options.report)
-        write_report(restored, measured, page, options.data, options.workers)
+        page = judge.report_path(restored, options.report)
+        judges = judge_text if restored.sequence else judge_dense if restored.dense else judge
+        judges.write_report(restored, measured, page, options.data, options.workers)
         print(f"{page} is the page to look at.", file=sys.stderr)
     return 0
 
@@ -117,6 +119,8 @@ def run_predict(options: argparse.Namespace) -> int:
     if not images:
         raise ValueError("There is nothing to predict: give image files or folders after the run or checkpoint.")
     restored = restore(run, options.model, options.checkpoint, options.framework)
+    if restored.sequence:
+        raise ValueError("This run reads tokens, not images: `linvit generate RUN --prompt …` lets it write.")
     complaints = (_predict_dense if restored.dense else _predict_classes)(options, restored, images)
     for complaint in complaints:
         say(f"linvit: {complaint}", SOME_FAILED)
@@ -151,6 +155,29 @@ def _predict_dense(options: argparse.Namespace, restored: Any, images: Sequence[
     else:
         show(told)
     return complaints
+
+
+def generate_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("path", metavar="RUN", help="a run's folder or a checkpoint of it")
+    command.add_argument("--prompt", default="", help="how the text begins (at the start of a document)")
+    command.add_argument("--tokens", type=int, default=256, help="how many tokens at most (256)")
+    command.add_argument("--temperature", type=float, default=1.0, help="0 takes the most probable token (1)")
+    command.add_argument("--top-p", type=float, default=1.0, help="draw from the tokens of this probability (1)")
+    command.add_argument("--seed", type=int, default=0, help="what is drawn from (0)")
+    command.add_argument("--weights", choices=("raw", "ema"), help="by default the moving average where there is one")
+
+
+def run_generate(options: argparse.Namespace) -> int:
+    from linvit.cli.generate import write_text
+    from linvit.cli.restore import restore
+
+    restored = restore(options.path)
+    for piece in write_text(
+        restored, options.prompt, options.tokens, options.temperature, options.top_p, options.seed, options.weights
+    ):
+        print(piece, end="", flush=True)
+    print()
+    return 0
 
 
 def convert_arguments(command: argparse.ArgumentParser) -> None:

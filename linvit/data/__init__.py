@@ -10,6 +10,7 @@ from linvit.data.images import open_image as open_image
 from linvit.data.readers import TimmImages as TimmImages
 from linvit.data.recall import Copy as Copy
 from linvit.data.recall import Recall as Recall
+from linvit.data.recall import RecallPreprocessing as RecallPreprocessing
 from linvit.data.source import ImageSource as ImageSource
 from linvit.data.text import Stdlib as Stdlib
 from linvit.data.text import TextFolder as TextFolder

@@ -181,13 +181,13 @@ def divided(
 ) -> dict[str, list[Path]]:
     """{"train": …, "val": …}: files by a hash of their path below root, whatever the machine.
 
-    Raises ValueError where either has none.
+    With held_out 1 all of them are. Raises ValueError where either has none otherwise.
     """
     parts: dict[str, list[Path]] = {"train": [], "val": []}
     for path in sorted(files):
         digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
         parts["val" if int.from_bytes(digest[:4], "big") < held_out * 2**32 else "train"].append(path)
-    check_parts(root, parts, suffixes)
+    check_parts(root, parts if held_out < 1 else {"val": parts["val"]}, suffixes)
     return parts
 
 
