@@ -66,7 +66,7 @@ def framework_argument(command: argparse.ArgumentParser) -> None:
 def eval_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit eval (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) [--data DATA] [--json]"
-        " [--report [FILE]]"
+        " [--report [FILE]] [--tasks TASK ... [--include FOLDER] [--limit N]]"
     )
     command.add_argument("path", metavar="RUN", nargs="?", help="a run's folder or a checkpoint of it")
     network_arguments(command)
@@ -77,6 +77,9 @@ def eval_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--workers", type=int, help="processes that read images")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     command.add_argument("--report", metavar="FILE", nargs="?", const="", help="write a page (RUN/report.html)")
+    command.add_argument("--tasks", metavar="TASK", nargs="+", help="of lm-evaluation-harness, for language models")
+    command.add_argument("--include", metavar="FOLDER", type=Path, help="of your own tasks, in place of the harness's")
+    command.add_argument("--limit", type=int, help="items of each task (all)")
 
 
 def run_eval(options: argparse.Namespace) -> int:
@@ -84,6 +87,8 @@ def run_eval(options: argparse.Namespace) -> int:
     from linvit.cli.restore import restore
 
     restored = restore(options.path, options.model, options.checkpoint, options.framework)
+    if options.tasks:
+        return _ask(options, restored)
     measured = evaluate(restored, options.data, options.workers)
     show(measured, restored.path, as_json=options.json)
     if options.report is not None:
@@ -93,6 +98,19 @@ def run_eval(options: argparse.Namespace) -> int:
         judges = judge_text if restored.sequence else judge_dense if restored.dense else judge
         judges.write_report(restored, measured, page, options.data, options.workers)
         print(f"{page} is the page to look at.", file=sys.stderr)
+    return 0
+
+
+def _ask(options: argparse.Namespace, restored: Any) -> int:
+    from linvit.cli.harness import ask, show
+
+    found = ask(restored, options.tasks, options.include, options.limit)
+    if options.json:
+        import json
+
+        print(json.dumps(found, default=str))
+    else:
+        show(found)
     return 0
 
 

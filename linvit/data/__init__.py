@@ -5,6 +5,7 @@ from linvit.data.coco import Coco as Coco
 from linvit.data.dense import DensePreprocessing as DensePreprocessing
 from linvit.data.digits import Digits as Digits
 from linvit.data.imagefolder import ImageFolder as ImageFolder
+from linvit.data.hub_text import HuggingFaceText as HuggingFaceText
 from linvit.data.images import Preprocessing as Preprocessing
 from linvit.data.images import open_image as open_image
 from linvit.data.readers import TimmImages as TimmImages
@@ -24,6 +25,7 @@ SOURCES: dict[str, type[ImageSource]] = {
     "ade20k": Ade20k,
     "stdlib": Stdlib,
     "textfolder": TextFolder,
+    "huggingface": HuggingFaceText,
     "recall": Recall,
     "copy": Copy,
 }

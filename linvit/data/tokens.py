@@ -24,6 +24,9 @@ class Tokenizer(Protocol):
     def encode(self, text: bytes) -> Sequence[int]:
         """The tokens of UTF-8 text, without separators."""
 
+    def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
+        """encode of each, at once."""
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; what is no valid UTF-8 becomes �."""
 
@@ -39,6 +42,9 @@ class Bytes:
 
     def encode(self, text: bytes) -> Sequence[int]:
         return list(text)
+
+    def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
+        return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(token for token in tokens if token < self.separator).decode("utf-8", "replace")
@@ -82,6 +88,10 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: bytes) -> Sequence[int]:
         return self.tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
+        strings = [text.decode("utf-8", "replace") for text in texts]
+        return [found.ids for found in self.tokenizer.encode_batch_fast(strings, add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode([token for token in tokens if token != self.separator])
