@@ -32,7 +32,11 @@ COMMANDS = {
         studies.run_study,
         "Train every mechanism over seeds, compare, and judge the papers' claims.",
     ),
-    "compare": (studies.compare_arguments, studies.run_compare, "Train recipes over seeds, side by side, with intervals."),
+    "compare": (
+        studies.compare_arguments,
+        studies.run_compare,
+        "Train recipes over seeds, side by side, with intervals.",
+    ),
     "data": (
         studies.data_arguments,
         studies.run_data,

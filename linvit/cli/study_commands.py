@@ -115,7 +115,9 @@ def run_study(options: argparse.Namespace) -> int:
 
 
 def compare_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = "linvit compare RECIPE ... --folder FOLDER [--seeds N] [--workers N] [--over KEY=V,V,…] [--set KEY=V ...]"
+    command.usage = (
+        "linvit compare RECIPE ... --folder FOLDER [--seeds N] [--workers N] [--over KEY=V,V,…] [--set KEY=V ...]"
+    )
     command.add_argument("recipes", metavar="RECIPE", nargs="+", type=Path, help="recipes of one task")
     command.add_argument("--folder", type=Path, required=True, help="where runs, table and figure go")
     command.add_argument("--seeds", type=int, default=3, help="how many seeds a recipe (3)")

@@ -50,7 +50,7 @@ class HuggingFaceText(TextSource):
         self,
         path: str | None = None,
         name: str | None = None,
-        tokenizer: str = "bytes",
+        tokenizer: str | None = None,
         column: str = "text",
         train_split: str = "train",
         val_split: str | None = None,
@@ -69,6 +69,8 @@ class HuggingFaceText(TextSource):
     ) -> None:
         if path is None:
             raise ValueError("The recipe names no data set: set data.path to one of the hub, or to a folder.")
+        if tokenizer is None:
+            raise ValueError("The recipe names no tokenizer: set data.tokenizer to bytes, a tokenizer.json or a name.")
         super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
         if streaming and num_workers:
             raise ValueError(f"data.num_workers is {num_workers}, but a stream is read by the training process: set 0.")

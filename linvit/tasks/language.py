@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
 from torchmetrics import SumMetric
 
@@ -36,6 +37,17 @@ class Language(Task):
             {kind: nn.ModuleDict({name: _exact_sum() for name in self.sums}) for kind in self.networks()}
         )
         self.count = _exact_sum()
+
+    def configure_model(self) -> None:
+        """Shards the network's weights, block by block, where the trainer's strategy is ModelParallelStrategy."""
+        if self.device_mesh is None or isinstance(self.network, FSDPModule):
+            return
+        if self.ema:
+            raise ValueError("task.ema_decay keeps a copy of the weights, which are sharded: leave it out.")
+        mesh = self.device_mesh["data_parallel"]
+        for block in getattr(self.network, "blocks", ()):
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.network, mesh=mesh)
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         return self.network(tokens, documents)
