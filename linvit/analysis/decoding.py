@@ -1,7 +1,7 @@
 """Speed and memory of writing token by token, linear mixers against softmax with a cache of keys and values.
 
-`python -m linvit.analysis.decoding FIGURE.svg` measures one decoder after contexts of 1,024, 8,192 and 65,536 tokens, one
-sequence, one thread, mixers in turn, each context in rounds; it prints a table and draws it.
+`python -m linvit.analysis.decoding FIGURE.svg` measures one decoder after contexts of 1,024, 8,192 and 65,536 tokens,
+one sequence, one thread, mixers in turn, each context in rounds; it prints a table and draws it.
 """
 
 import argparse
@@ -66,7 +66,8 @@ def filled(network: Decoder, context: int) -> Memory:
         return memory
     network.read(torch.randint(VOCABULARY, (1, 4)), memory)
     for layer in memory.layers:
-        assert isinstance(layer.read, KeyValues) and layer.read.key is not None
+        assert isinstance(layer.read, KeyValues)
+        assert layer.read.key is not None
         more = (*layer.read.key.shape[:2], context - layer.read.length, layer.read.key.shape[-1])
         layer.read.append(torch.randn(more), torch.randn(more))
     memory.tokens = context

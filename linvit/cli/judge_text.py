@@ -1,5 +1,6 @@
 """`linvit eval --report` of a decoder: what its tokens cost by their place in a row, and what it writes."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def place_figure(bits: Tensor, counts: Tensor) -> Figure:
     asked = counts > 0
     edges = torch.logspace(0, torch.log10(torch.tensor(float(len(bits) + 1))), POINTS).round().unique()
     middle, mean = [], []
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges.tolist()):
         group = asked & (places >= low) & (places < high)
         if group.any():
             weights = counts[group].double()

@@ -152,18 +152,22 @@ def pack(
     """
     dtype, mark = dtype_for(tokenizer.vocabulary), tokenizer.separator
     count = total = 0
-    with replacing(path) as temporary, replacing(path.with_suffix(".widths")) as beside:
-        with temporary.open("wb") as tokens, beside.open("wb") as widths:
-            for texts in _groups(documents):
-                for text, encoded in zip(texts, tokenizer.encode_batch(texts), strict=True):
-                    np.asarray([mark, *encoded], dtype).tofile(tokens)
-                    if measures:
-                        np.asarray([0, *tokenizer.widths(text)], np.uint16).tofile(widths)
-                    count, total = count + 1, total + 1 + len(encoded)
-                if max_tokens is not None and total >= max_tokens:
-                    break
-            np.asarray([mark], dtype).tofile(tokens)
-            np.zeros(1, np.uint16).tofile(widths)
+    with (
+        replacing(path) as temporary,
+        replacing(path.with_suffix(".widths")) as beside,
+        temporary.open("wb") as tokens,
+        beside.open("wb") as widths,
+    ):
+        for texts in _groups(documents):
+            for text, encoded in zip(texts, tokenizer.encode_batch(texts), strict=True):
+                np.asarray([mark, *encoded], dtype).tofile(tokens)
+                if measures:
+                    np.asarray([0, *tokenizer.widths(text)], np.uint16).tofile(widths)
+                count, total = count + 1, total + 1 + len(encoded)
+            if max_tokens is not None and total >= max_tokens:
+                break
+        np.asarray([mark], dtype).tofile(tokens)
+        np.zeros(1, np.uint16).tofile(widths)
     write_json(path.with_suffix(".json"), {"documents": count, "tokens": total + 1})
 
 

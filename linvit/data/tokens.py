@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,7 +103,7 @@ class HuggingFaceTokenizer:
         if not offsets:
             return []
         starts = [0, *(start for start, _ in offsets[1:]), len(string)]
-        return [len(string[one:two].encode()) for one, two in zip(starts, starts[1:], strict=False)]
+        return [len(string[one:two].encode()) for one, two in pairwise(starts)]
 
 
 def _from_hub(name: str) -> Any:
@@ -155,8 +156,8 @@ class Rows(Dataset[Any]):
     """A stream cut into rows: (tokens, {"targets", "documents", "bytes"}), each next token a target exactly once.
 
     Tokens, targets and documents are int64 (context,). What fills the last row up has IGNORED as targets. documents
-    numbers those of a row, and the filling, where they are to be kept apart; else it is 0. bytes is how many the targets
-    stand for, 0 where that is not known.
+    numbers those of a row, and the filling, where they are to be kept apart; else it is 0. bytes is how many the
+    targets stand for, 0 where that is not known.
     """
 
     def __init__(self, stream: Stream, context: int, separator: int, keeps_apart: bool) -> None:

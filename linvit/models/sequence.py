@@ -3,10 +3,10 @@
 Paper: *Rectifying Magnitude Neglect in Linear Attention* (MALA, ICCV 2025, arXiv 2507.00698), Table 6, which compares
 0.3 B models in the setting of gated linear attention (arXiv 2312.06635): 24 layers of 1,024 channels, SwiGLU, tied
 embeddings of 32,000 tokens, 15 B tokens of text in contexts of 2,048. The paper says neither where positions come from
-nor whether the gate φ(x) stays, and its released code has no language model. Here: a short convolution of q, k and v
-and no rotation, no gate, so that every mixer has the 341 M parameters of the softmax network. In MALA the similarity of token i is divided
-by i·√width, the causal form of the released code's N·√width; RALA's weights are those of the queries so far, frozen
-when a token is read (weighting "prefix_query_mean").
+nor whether the gate φ(x) stays, and its released code has no language model. Here: a short convolution of q, k and v,
+no rotation and no gate, so that every mixer has 341 M parameters. In MALA the similarity of token i is divided by
+i·√width, the causal form of the released code's N·√width; RALA's weights are those of the queries so far, frozen when a
+token is read (weighting "prefix_query_mean").
 
 | name | channels | layers | heads | hidden | parameters with its usual vocabulary |
 |---|---:|---:|---:|---:|---:|

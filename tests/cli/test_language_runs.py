@@ -43,7 +43,7 @@ def test_eval_gives_the_bits_of_every_held_out_byte(run):
     nats = count = 0
     for path in sorted((run.parent / "texts" / "val").glob("*.txt")):
         count += path.stat().st_size
-    source_rows = [row for row in _rows(run)]
+    source_rows = _rows(run)
     with torch.no_grad():
         for tokens, about in source_rows:
             logits = network(tokens[None], about["documents"][None])[0]

@@ -61,7 +61,7 @@ def test_a_stream_gives_every_document_and_goes_on_after_those_read(asked):
     again.load_state_dict({"reached": (0, 0), "documents": 20})
     rest = list(itertools.islice(again.train_dataloader().dataset._documents(), 6))
     assert len(set(rest)) == 6
-    assert {one.decode() for one in rest} | {one for one in text.split("|")[1:21]} == set(TEXTS[4:])
+    assert {one.decode() for one in rest} | set(text.split("|")[1:21]) == set(TEXTS[4:])
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_tokenizer_s_tokens_add_up_to_the_text(trained):
 
 
 def test_what_is_no_tokenizer_is_refused_in_a_sentence(trained, tmp_path):
-    with pytest.raises(ValueError, match="no token <pad>: name the one between documents with data.separator"):
+    with pytest.raises(ValueError, match=r"no token <pad>: name the one between documents with data\.separator"):
         HuggingFaceTokenizer(str(trained), "<pad>")
     with pytest.raises(ValueError, match=r"nowhere.json cannot be read \(there is no such file\)"):
         HuggingFaceTokenizer(str(tmp_path / "nowhere.json"))

@@ -43,10 +43,10 @@ def test_float32_decodes_as_it_reads_up_to_rounding(mixer):
     network = small(mixer, torch.float32)
     network.load_state_dict(exact.state_dict())
     truth = exact(row)
-    error = (network(row, form="matrix") - truth).abs().max()
-    assert error < 1e-3
-    for form in (network(row), recurrent(network, row, 1)):
-        assert (form - truth).abs().max() < 4 * error
+    # a running mean over n tokens is rounded n times at most in each layer
+    roundings = row.shape[1] * len(network.blocks) * torch.finfo(torch.float32).eps
+    for form in (network(row), network(row, form="matrix"), recurrent(network, row, 1)):
+        assert (form - truth).abs().max() < roundings * truth.abs().max()
 
 
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
