@@ -68,7 +68,7 @@ def compare(
     runs = [_run(*cell, seed, settings[cell], folder, task.score) for seed in range(seeds) for cell in cells]
     results = run_all(runs, workers, lambda line: print(line, flush=True))
     rows = _rows(cells, resolved, [results[index :: len(cells)] for index in range(len(cells))], task.score)
-    about = _about(resolved[cells[0]], seeds, results)
+    about = _about(resolved[cells[0]], seeds, results, key)
     write_json(folder / f"{STEM}.json", {"about": about, "rows": [asdict(row) for row in rows]}, indent=1)
     figure = ""
     if key:
@@ -122,6 +122,9 @@ def over_figure(rows: Sequence[Row], key: str, words: str) -> Figure:
                 axes.plot([place] * 2, [row.mean.low, row.mean.high], color=colour, linewidth=1)
     axes.set_xticks(range(len(values)), [str(value) for value in values])
     axes.set(xlabel=key, ylabel=words)
+    if words.endswith("%"):
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -2), min(high, 102))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure
@@ -191,10 +194,13 @@ def _parameters(values: dict[str, Any]) -> int:
     return sum(parameter.numel() for parameter in task.network.parameters())
 
 
-def _about(values: dict[str, Any], seeds: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _about(
+    values: dict[str, Any], seeds: int, results: Sequence[dict[str, Any]], key: str | None
+) -> dict[str, Any]:
     where = environment.describe(1, 1)
+    words = getattr(_source(values).preprocessing, "corpus", values["data"]["name"])
     return {
-        "data": getattr(_source(values).preprocessing, "corpus", values["data"]["name"]),
+        "data": f"{values['data']['name']} over {key}" if key else words,
         "model": values["model"],
         "epochs": values["trainer"]["max_epochs"],
         "seeds": seeds,

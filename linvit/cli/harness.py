@@ -52,6 +52,10 @@ class Harness(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return list(self.text.encode(string.encode()))
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        begun, rest = super()._encode_pair(context, continuation)
+        return self._from_start(begun), rest
+
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         totals = []
         for request in requests:
@@ -66,7 +70,7 @@ class Harness(TemplateLM):
         """(log-likelihood of the continuation, whether it is the greedy one) of (_, context, continuation) tokens."""
         answers: dict[int, tuple[float, bool]] = {}
         for places in self._batches([len(context) + len(rest) for _, context, rest in requests]):
-            rows = [self._from_start(requests[place][1]) + list(requests[place][2]) for place in places]
+            rows = [[*requests[place][1], *requests[place][2]] for place in places]
             logits = self.network(self._padded(rows)).float().log_softmax(-1).cpu()
             for place, row, likely in zip(places, rows, logits, strict=True):
                 count = len(requests[place][2])
