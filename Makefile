@@ -1,9 +1,11 @@
+.DELETE_ON_ERROR:
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo study language scenes parity precision clean
+.PHONY: setup check format test test-slow judge judge-nano demo study language scenes parity precision bench bench-compiled clean
 
 setup: $(STAMP)
 
@@ -60,7 +62,32 @@ parity: $(STAMP)
 	$(BIN)/python -m pytest -m "slow or not slow" -s -q tests/models/test_parity.py
 
 precision: $(STAMP)
-	$(BIN)/python -m linvit.analysis.precision
+	$(BIN)/python -m linvit.bench.precision
+
+# Every part is a folder with a bench.json; one that is there is not measured again. Quiet machine, about half an hour.
+BENCH := runs/bench
+BENCH_PARTS := op op_own op_backward model model_batch8 model_bf16 runtimes resolution train curves
+BENCHED = --output $(@D) --write docs/benchmarks.md
+
+bench: $(BENCH_PARTS:%=$(BENCH)/%/bench.json)
+bench-compiled: $(BENCH)/compiled/bench.json
+
+$(BENCH)/%/bench.json: | $(STAMP)
+	$(BIN)/linvit bench $(BENCH_$*) $(BENCHED)
+
+BENCH_op := op --memory --rounds 7 --seconds 90
+BENCH_op_own := op rala mala --layout own --rounds 7 --seconds 60
+BENCH_op_backward := op --backward --tokens 784 3136 12544 --memory --rounds 5 --seconds 60
+BENCH_model := model --variants plain reference fused channels_last --rounds 9 --seconds 90 --memory
+BENCH_model_batch8 := model --variants plain reference fused channels_last --batch 8 --rounds 7 --seconds 150
+BENCH_model_bf16 := model --variants plain bf16 channels_last+bf16 fused+bf16 --peer-variants plain bf16 --seconds 60
+BENCH_runtimes := model ravlt_tiny care_s0 --variants plain fused onnxruntime openvino --peers convnext_tiny \
+	--peer-variants plain onnxruntime openvino --seconds 30
+BENCH_resolution := model ravlt_tiny ravlt_tiny_linear --variants plain fused --peers swin_tiny_patch4_window7_224 \
+	--peer-variants plain --sizes 224 512 1024 1024x2048 --rounds 5 --seconds 60 --memory
+BENCH_train := train --rounds 5 --seconds 60 --memory
+BENCH_curves := train ravlt_nano mavit_nano care_nano --size 64 --batch 8 --curves 50 --rounds 3 --seconds 10
+BENCH_compiled := model ravlt_tiny --variants plain fused frozen fused+frozen --peers --batch 8 --rounds 5
 
 clean:
 	rm -rf $(VENV) runs build dist

@@ -1,5 +1,6 @@
 """The commands by name: arguments, what runs, and what it is for."""
 
+from linvit.cli import bench_commands as benches
 from linvit.cli import run_commands as runs
 from linvit.cli import study_commands as studies
 
@@ -20,6 +21,11 @@ COMMANDS = {
         studies.analyze_arguments,
         studies.run_analyze,
         "Measure ranks, scores and magnitudes inside a network's attention.",
+    ),
+    "bench": (
+        benches.bench_arguments,
+        benches.run_bench,
+        "Time operator, networks and training steps next to named peers, after a check of every result.",
     ),
     "convert": (runs.convert_arguments, runs.run_convert, "Turn released weights into a file that timm reads."),
     "demo": (

@@ -53,20 +53,20 @@ def page(
     return "\n\n".join(parts) + "\n"
 
 
-def check_marks(path: Path) -> None:
+def check_marks(path: Path, begin: str = BEGIN, end: str = END) -> None:
     """Raises ValueError where path is no file with one begin mark before one end mark."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if (text.count(BEGIN), text.count(END)) != (1, 1) or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"{path} has no place for the study: put the lines {BEGIN} and {END} where it shall stand.")
+    if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
+        raise ValueError(f"{path} has no place for the tables: put the lines {begin} and {end} where they shall stand.")
 
 
-def replace_between_marks(path: Path, text: str) -> None:
+def replace_between_marks(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Puts text between the two marks in path, whole or not at all; raises as check_marks."""
-    check_marks(path)
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
+    check_marks(path, begin, end)
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    after = rest.partition(end)[2]
     with replacing(path) as temporary:
-        temporary.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+        temporary.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
 
 
 def _cells(row: Any, baselines: Sequence[str]) -> dict[str, str]:

@@ -202,7 +202,7 @@ def test_a_page_without_marks_is_refused_before_anything_runs(tmp_path, text):
     page = tmp_path / "page.md"
     if text is not None:
         page.write_text(text)
-    with pytest.raises(ValueError, match="no place for the study"):
+    with pytest.raises(ValueError, match="no place for the tables"):
         study(write_recipes(tmp_path / "recipes"), tmp_path / "study", write=page)
     assert not (tmp_path / "study").exists()
 

@@ -1,6 +1,6 @@
 import torch
 
-from linvit.analysis.precision import OPERATORS, half_precision, markdown
+from linvit.bench.precision import OPERATORS, half_precision, markdown
 
 
 def test_released_arrangements_compute_the_same_in_float64():

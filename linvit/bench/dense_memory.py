@@ -1,17 +1,12 @@
 """Memory and time of a segmentor as images grow, linear in all stages (LLLL) against softmax in the last two (LLSS).
 
-`python -m linvit.analysis.dense_memory FIGURE.svg` measures Semantic FPN on RAVLT-T with one image and one thread, each
+`python -m linvit.bench.dense_memory FIGURE.svg` measures Semantic FPN on RAVLT-T with one image and one thread, each
 size in a process of its own, prints a table and draws it.
 """
 
 import argparse
 import itertools
-import json
 import math
-import resource
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +14,10 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
+from linvit.bench.clock import clock_for
+from linvit.bench.memory import MEBIBYTE, in_new_process, peak_above
 from linvit.files import replacing
+from linvit.models.frameworks import build_dense
 
 BACKBONES = {"LLSS": "ravlt_tiny", "LLLL": "ravlt_tiny_linear"}
 SIZES = ((256, 1024), (384, 1536), (512, 2048), (768, 3072))
@@ -29,7 +27,7 @@ CLASSES, ROUNDS = 150, 2
 
 @dataclass(frozen=True)
 class Point:
-    """One forward pass: peak of the process's memory above that before it (bytes), best of two times (seconds)."""
+    """One forward pass: peak of memory above what was in use before (bytes), the better of two CPU times (seconds)."""
 
     pattern: str
     size: tuple[int, int]
@@ -43,32 +41,25 @@ class Point:
 
 def measure(pattern: str, size: tuple[int, int]) -> Point:
     """Measures in a new process, whose peak nothing else has raised."""
-    command = [sys.executable, "-m", "linvit.analysis.dense_memory", "--one", pattern, *map(str, size)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return Point(pattern, size, **json.loads(out.splitlines()[-1]))
+    return in_new_process(measure_here, pattern, size)
 
 
 @torch.inference_mode()
-def measure_here(pattern: str, size: tuple[int, int]) -> dict[str, float]:
-    """memory and seconds of this process."""
-    from linvit.models.frameworks import build_dense
+def measure_here(pattern: str, size: tuple[int, int]) -> Point:
+    """Memory and time of this process.
 
+    Raises:
+        ValueError: where the system does not tell a process its peak.
+    """
     torch.set_num_threads(1)
     network = build_dense("semantic_fpn", BACKBONES[pattern], CLASSES).eval()
     network(torch.zeros(1, 3, 64, 64))  # what the libraries allocate once
     image = torch.randn(1, 3, *size)
-    before = _peak()
-    seconds = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        network(image)
-        seconds.append(time.perf_counter() - start)
-    return {"memory": _peak() - before, "seconds": min(seconds)}
-
-
-def _peak() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    memory = peak_above(lambda: network(image))
+    if memory is None:
+        raise ValueError("this system does not tell a process its peak of memory: measure on Linux")
+    clock = clock_for("cpu", 1)
+    return Point(pattern, size, memory * MEBIBYTE, min(clock.seconds(lambda: network(image), 1) for _ in range(ROUNDS)))
 
 
 def growth(points: Sequence[Point], name: str) -> float:
@@ -111,12 +102,7 @@ def markdown(points: Sequence[Point]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("figure", nargs="?", type=Path)
-    parser.add_argument("--one", nargs=3, metavar=("PATTERN", "HEIGHT", "WIDTH"))
     options = parser.parse_args()
-    if options.one:
-        pattern, height, width = options.one
-        print(json.dumps(measure_here(pattern, (int(height), int(width)))))
-        return
     points = [measure(pattern, size) for size, pattern in itertools.product(SIZES, BACKBONES)]
     print("\n".join(markdown(points)))
     if options.figure:

@@ -1,6 +1,6 @@
 """Half precision: the error of RALA and MALA as we arrange them and as they were released.
 
-Run `python -m linvit.analysis.precision` for the table of docs/results.md.
+Run `python -m linvit.bench.precision` for the table of docs/results.md.
 """
 
 import argparse
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from linvit.bench import reference
 from linvit.ops import mala, rala
 
 TOKENS = (196, 3136, 12544, 50176)
@@ -36,30 +36,9 @@ class Row(NamedTuple):
     ours: float
 
 
-def released_rala(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """RALA in the released order of operations: weights times N on the keys, every step in the inputs' dtype."""
-    tokens, scale = key.shape[-2], key.shape[-1] ** -0.5
-    q, k = F.elu(query) + 1, F.elu(key) + 1
-    weights = (scale * q.mean(-2, keepdim=True) @ k.mT).softmax(-1).mT
-    k = k * weights * tokens
-    den = q @ k.mean(-2, keepdim=True).mT + 1e-6
-    state = (k.mT * tokens**-0.5) @ (value * tokens**-0.5)
-    return q @ state * (1 / den)
-
-
-def released_mala(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """MALA in the released order of operations, every step in the inputs' dtype."""
-    tokens, scale = key.shape[-2], key.shape[-1] ** -0.5
-    q, k = F.elu(query) + 1, F.elu(key) + 1
-    den = q @ k.mean(-2, keepdim=True).mT * scale
-    root = (scale / tokens) ** 0.5
-    state = (k.mT * root) @ (value * root)
-    return q @ state * (1 + 1 / (den + 1e-6)) - den * value.mean(-2, keepdim=True)
-
-
 OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
-    "rala": (rala, released_rala),
-    "mala": (mala, released_mala),
+    "rala": (rala, reference.rala),
+    "mala": (mala, reference.mala),
 }
 
 

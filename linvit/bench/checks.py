@@ -1,0 +1,41 @@
+"""What has to agree before a speed is shown."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
+"""Largest relative L2 error of a result; float32 is what `linvit.fuse` promises, and about ten times what is seen.
+
+In bfloat16 the released order of RALA loses 2e-2 (docs/results.md), a whole network with random weights 6e-3 to 5e-2:
+no speed is refused for the rounding of its dtype, and none is shown for a wrong result, whose error is about 1.
+"""
+
+
+class WrongResultError(ArithmeticError):
+    """A variant does not compute what it should, so that its speed means nothing."""
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """L2 norm of the difference over that of expected; infinite for another shape or where a value is not finite."""
+    if got.shape != expected.shape or not got.isfinite().all():
+        return float("inf")
+    expected = expected.detach().double()
+    norm = expected.norm().item()
+    return (got.detach().double() - expected).norm().item() / (norm or 1.0)
+
+
+def check(name: str, got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:
+    """The largest relative error among the results of a variant.
+
+    Raises:
+        WrongResultError: if it is above tolerance; the message names variant and error.
+    """
+    error = max(relative_error(own, other) for own, other in zip(got, expected, strict=True))
+    if error > tolerance:
+        raise WrongResultError(
+            f"{name} gives a wrong result: its relative error is {error:.1e}, expected at most {tolerance:.0e}; "
+            "no speed is shown, leave the variant out or mend it"
+        )
+    return error

@@ -1,0 +1,148 @@
+"""How calls are timed: A, B, C, A, B, C, … after a warm-up, so that a machine that slows down slows all of them."""
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+Call = Callable[[], object]
+LEAST_SECONDS = 0.02  # a shorter call is repeated within its turn
+MOST_REPEATS = 500
+SLOW_SECONDS = 1.0  # a call that takes longer is warm after one
+LEAST_ROUNDS = 3
+
+
+class Clock(Protocol):
+    """What measures a call; `name` says which time it is."""
+
+    name: str
+
+    def prepared(self, call: Call) -> Call:
+        """The call in the form that is timed."""
+
+    def seconds(self, call: Call, repeats: int) -> float:
+        """Time of one call, from so many in a row."""
+
+
+@dataclass(frozen=True)
+class HostClock:
+    """CPU time of this process (all its threads) or time on the wall."""
+
+    name: str
+    now: Callable[[], float]
+
+    def prepared(self, call: Call) -> Call:
+        return call
+
+    def seconds(self, call: Call, repeats: int) -> float:
+        start = self.now()
+        for _ in range(repeats):
+            call()
+        return (self.now() - start) / repeats
+
+
+@dataclass(frozen=True)
+class CudaClock:
+    """Time on the GPU between two events, the calls replayed from a CUDA graph where `graphs`."""
+
+    graphs: bool = True
+    name: str = "gpu"
+
+    def prepared(self, call: Call) -> Call:
+        if not self.graphs:
+            return call
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(3):
+                call()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept = call()  # a graph writes where its outputs were: they have to live as long
+
+        def replay() -> object:
+            graph.replay()
+            return kept
+
+        return replay
+
+    def seconds(self, call: Call, repeats: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(repeats):
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1000 / repeats
+
+
+def clock_for(device: str, threads: int, graphs: bool = True) -> Clock:
+    """CPU time for one thread, time on the wall for more, events on a GPU."""
+    if device != "cpu":
+        return CudaClock(graphs)
+    return HostClock("cpu", time.process_time) if threads == 1 else HostClock("wall", time.perf_counter)
+
+
+@dataclass
+class Timing:
+    """Seconds of one call, one entry a round."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median_ms(self) -> float:
+        return 1000 * statistics.median(self.seconds)
+
+    @property
+    def spread_ms(self) -> float:
+        """Interquartile range: the middle half of the rounds lies within it; 0 for one round."""
+        if len(self.seconds) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return 1000 * (high - low)
+
+    def ratio_to(self, base: "Timing") -> float:
+        """How many times as fast as base: the median over rounds of base's time over this one's, round by round."""
+        return statistics.median(other / own for own, other in zip(self.seconds, base.seconds, strict=False))
+
+
+def interleave(
+    calls: Mapping[str, Call],
+    clock: Clock,
+    rounds: int,
+    timings: dict[str, Timing],
+    after_round: Callable[[], object] = lambda: None,
+    most_seconds: float = math.inf,
+) -> None:
+    """Times every call once a round, into timings, which keep the whole rounds of an interrupted measurement.
+
+    Fewer rounds than asked for, but LEAST_ROUNDS, are made where all of them take longer than most_seconds on the wall.
+    """
+    began = time.perf_counter()
+    prepared = {name: clock.prepared(call) for name, call in calls.items()}
+    repeats = {}
+    for name, call in prepared.items():
+        took = clock.seconds(call, 1)
+        if took < SLOW_SECONDS:
+            took = clock.seconds(call, 1)
+        repeats[name] = min(MOST_REPEATS, math.ceil(LEAST_SECONDS / max(took, 1e-9)))
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for done in range(rounds):
+            if done >= LEAST_ROUNDS and time.perf_counter() - began > most_seconds:
+                break
+            taken = {name: clock.seconds(call, repeats[name]) for name, call in prepared.items()}
+            for name, seconds in taken.items():
+                timings.setdefault(name, Timing()).seconds.append(seconds)
+            after_round()
+    finally:
+        if collecting:
+            gc.enable()

@@ -1,0 +1,143 @@
+"""Pictures of what was measured: accuracy over latency, time and memory over tokens or pixels, loss curves."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from linvit.analysis.figures import COLOURS
+from linvit.bench.rows import Report, Row, curves, measured
+
+LINES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
+
+
+def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iterator[tuple[str, Figure]]:
+    """File name and figure of everything that the report has the numbers for."""
+    if any(len(line) > 1 for line in curves(report.rows).values()):
+        yield "growth.svg", growth(report.rows, report.findings.get("growth", {}))
+    if report.kind == "model":
+        for batch in sorted({row.batch for row in measured(report.rows)}):
+            rows = [row for row in measured(report.rows) if row.batch == batch and row.name in accuracies]
+            size = min((row.size for row in rows), default=None)
+            rows = [row for row in rows if row.size == size]
+            if rows:
+                yield f"accuracy_batch{batch}.svg", accuracy(rows, accuracies)
+    for name, variants in report.findings.get("curves", {}).items():
+        yield f"loss_{name}.svg", losses(name, variants)
+
+
+def growth(rows: Sequence[Row], exponents: Mapping[str, float]) -> Figure:
+    """Time, and memory where it was measured, over tokens or pixels, all axes logarithmic; exponents by label."""
+    lines = {name: line for name, line in curves(rows).items() if len(line) > 1}
+    names = list(dict.fromkeys(line[0].name for line in lines.values()))
+    variants = list(dict.fromkeys((line[0].variant, line[0].dtype, line[0].batch) for line in lines.values()))
+    with_memory = any(row.peak_mib for line in lines.values() for row in line)
+    figure = Figure(figsize=(6.2 * (1 + with_memory), 4.6 + 0.11 * len(lines)), layout="constrained")
+    panels = figure.subplots(1, 1 + with_memory, squeeze=False)[0]
+    for name, line in lines.items():
+        style = {
+            "color": COLOURS[names.index(line[0].name) % len(COLOURS)],
+            "linestyle": LINES[variants.index((line[0].variant, line[0].dtype, line[0].batch)) % len(LINES)],
+            "marker": MARKERS[names.index(line[0].name) % len(MARKERS)],
+            "markersize": 4,
+        }
+        extents = [row.extent for row in line]
+        panels[0].plot(extents, [row.median_ms for row in line], label=f"{name}{_power(exponents.get(name))}", **style)
+        known = [row for row in line if row.peak_mib]
+        if with_memory and known:
+            panels[1].plot([row.extent for row in known], [row.peak_mib for row in known], **style)
+    what = "tokens" if rows[0].tokens is not None else "pixels"
+    labels = ("ms a call", "peak memory above inputs and weights, MiB")
+    for axes, label in zip(panels, labels, strict=False):
+        axes.set(xlabel=what, ylabel=label, xscale="log", yscale="log")
+        axes.grid(alpha=0.3)
+    _mark_extents(panels, sorted({row.extent for line in lines.values() for row in line}))
+    columns = 1 if len(lines) < 8 else 2
+    figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns * len(panels))
+    return figure
+
+
+def _power(exponent: float | None) -> str:
+    return "" if exponent is None else f": power {exponent:.2f}"
+
+
+def _mark_extents(panels: Sequence[Axes], extents: Sequence[int]) -> None:
+    for axes in panels:
+        axes.set_xticks(extents, [_short(extent) for extent in extents], fontsize=8, minor=False)
+        axes.minorticks_off()
+
+
+def _short(extent: int) -> str:
+    return f"{extent / 1e6:.2g}M" if extent >= 100_000 else f"{extent:,}"
+
+
+def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -> Figure:
+    """Published accuracy over measured time, one colour a network, one marker a variant, lines between variants."""
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    axes = figure.subplots()
+    names = list(dict.fromkeys(row.name for row in rows))
+    variants = list(dict.fromkeys((row.variant, row.dtype) for row in rows))
+    for index, name in enumerate(names):
+        own = [row for row in rows if row.name == name]
+        top1 = accuracies[name][0]
+        colour = COLOURS[index % len(COLOURS)]
+        ours = own[0].pattern is not None
+        axes.plot([row.median_ms for row in own], [top1] * len(own), color=colour, alpha=0.5, linewidth=1)
+        for row in own:
+            marker = MARKERS[variants.index((row.variant, row.dtype))]
+            face = colour if ours else "white"
+            axes.plot(row.median_ms, top1, marker, markerfacecolor=face, color=colour, markersize=8)
+        words = f"{name} ({own[0].pattern})" if ours else name
+        at = max(row.median_ms for row in own)
+        axes.annotate(words, (at, top1), (7, -3), textcoords="offset points", fontsize=8, color=colour)
+    for marker, (variant, dtype) in zip(MARKERS, variants, strict=False):
+        axes.plot([], [], marker, color="#555555", markerfacecolor="white", label=f"{variant} {dtype}")
+    size, batch, threads = rows[0].size, rows[0].batch, rows[0].threads
+    clock = {"cpu": "CPU time", "wall": "time on the wall", "gpu": "GPU time"}[rows[0].clock or "cpu"]
+    heading = f"{clock}, {size[0]} × {size[1]} px, batch {batch}, {threads} thread{'s' * (threads > 1)}"
+    axes.set(xlabel=f"ms a batch ({heading})", ylabel="published ImageNet-1k top-1, %", xscale="log")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low, high * (high / low) ** 0.3)  # room for the names
+    _plain_ticks(axes)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8, loc="lower right", title="filled: ours")
+    return figure
+
+
+def _plain_ticks(axes: Axes) -> None:
+    low, high = axes.get_xlim()
+    ticks = [
+        digit * 10**power
+        for power in range(-2, 7)
+        for digit in (1, 1.5, 2, 3, 5, 7)
+        if low <= digit * 10**power <= high
+    ]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+
+
+def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Loss over steps, and each variant's distance from the plain curve beside the noise of its dtype."""
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    plain = variants["plain"]["losses"] if "plain" in variants else next(iter(variants.values()))["losses"]
+    noises: dict[float, str] = {}
+    for index, (variant, found) in enumerate(variants.items()):
+        style = {"color": COLOURS[index % len(COLOURS)], "label": variant, "linestyle": LINES[index % len(LINES)]}
+        steps = range(1, 1 + len(found["losses"]))
+        left.plot(steps, found["losses"], **style)
+        off = [abs(own - other) for own, other in zip(found["losses"], plain, strict=True)]
+        if any(off):
+            right.plot(steps, [value or float("nan") for value in off], **style)
+        noises.setdefault(found["noise"], "bfloat16" if "bf16" in variant else "float32")
+    for noise, dtype in noises.items():
+        right.axhline(noise, color="#BBBBBB", linewidth=1)
+        right.annotate(f"noise of {dtype}", (1, noise), (0, 3), textcoords="offset points", fontsize=8, color="#777777")
+    left.set(xlabel="step", ylabel="loss", title=name)
+    right.set(xlabel="step", ylabel="distance from the plain curve", yscale="log")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    left.legend(frameon=False)
+    return figure

@@ -1,0 +1,211 @@
+"""`linvit bench model`: whole networks, ours in every variant, next to named peers."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from linvit.bench import memory, rows
+from linvit.bench.checks import TOLERANCES, check
+from linvit.bench.clock import Call, Timing, clock_for, interleave
+from linvit.bench.networks import (
+    Case,
+    build_call,
+    check_names,
+    create,
+    images,
+    is_ours,
+    parts_of,
+    randomised,
+    variant_call,
+)
+from linvit.bench.progress import Progress
+from linvit.bench.rows import Report, Row
+
+OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
+PEERS = (
+    "swin_tiny_patch4_window7_224",
+    "deit_small_patch16_224",
+    "convnext_tiny",
+    "efficientvit_b1",
+    "fastvit_t8",
+    "mobilenetv4_conv_medium",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `linvit bench model` measures; sizes are (height, width), seconds bounds all rounds of a size."""
+
+    names: Sequence[str] = OURS
+    variants: Sequence[str] = ("plain", "reference", "fused")
+    peers: Sequence[str] = PEERS
+    peer_variants: Sequence[str] = ("plain", "fused")
+    sizes: Sequence[tuple[int, int]] = ((224, 224),)
+    batches: Sequence[int] = (1,)
+    device: str = "cpu"
+    threads: int = 1
+    rounds: int = 7
+    seconds: float = float("inf")
+    memory: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_names([*self.names, *self.peers])
+        for variant in (*self.variants, *self.peer_variants):
+            parts_of(variant)
+        wrong = [value for value in (*itertools.chain(*self.sizes), *self.batches, self.rounds) if value < 1]
+        if wrong:
+            raise ValueError(f"bench model got {wrong[0]} as a size, batch or number of rounds, expected 1 or more")
+
+
+def cases(options: Options, size: tuple[int, int], batch: int) -> list[Case]:
+    """All networks and variants at one size and batch; what no released order exists for has none."""
+    listed = [(name, variant) for name in options.names for variant in options.variants]
+    listed += [(name, variant) for name in options.peers for variant in options.peer_variants]
+    return [
+        Case(name, variant, size, batch, options.device, options.threads, options.seed)
+        for name, variant in dict.fromkeys(listed)
+        if is_ours(name) or "reference" not in parts_of(variant)
+    ]
+
+
+def measure(options: Options, report: Report, progress: Progress) -> None:
+    """Checks every variant against the plain network, then times all, size by size, into report.
+
+    Raises:
+        WrongResultError: before anything of that size is timed, if a variant is wrong.
+    """
+    with torch.inference_mode():
+        try:
+            for size, batch in itertools.product(options.sizes, options.batches):
+                progress.group(f"{size[0]} × {size[1]} px, batch {batch}", options.rounds)
+                _measure_one_size(options, cases(options, size, batch), report, progress)
+        finally:
+            report.findings.update(findings(report.rows))
+
+
+def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
+    found: dict[Case, Row] = {}
+    calls: dict[Case, Call] = {}
+    for name, own in itertools.groupby(group, lambda case: case.name):
+        prepared = _prepared(name, list(own), options, progress)
+        for case, row, call in prepared:
+            report.rows.append(row)
+            found[case] = row
+            if call is not None:
+                calls[case] = call
+    progress.say("timing")
+    timings: dict[str, Timing] = {}
+    clock = clock_for(options.device, options.threads)
+    named = {case.label: call for case, call in calls.items()}
+    try:
+        interleave(named, clock, options.rounds, timings, progress.advance, options.seconds)
+    finally:
+        _fill(found, timings, clock.name, options)
+
+
+def _prepared(
+    name: str, group: list[Case], options: Options, progress: Progress
+) -> list[tuple[Case, Row, Call | None]]:
+    """The calls of one network, each checked against the plain one."""
+    first = group[0]
+    try:
+        network = randomised(create(name, first.size)).to(first.device)
+    except ValueError as error:
+        return [(case, _row(case, None, str(error)), None) for case in group]
+    x = images(first)
+    expected = network(x)
+    prepared = []
+    for case in group:
+        row = _row(case, network)
+        progress.say(f"checking {case.label}")
+        call = _checked(case, row, network, x, expected)
+        if call is not None and options.memory:
+            row.peak_mib = _peak(case, call, progress)
+        prepared.append((case, row, call))
+    return prepared
+
+
+def _checked(case: Case, row: Row, network: nn.Module, x: Tensor, expected: Tensor) -> Call | None:
+    """The call of a variant; None, with the reason in its row, where it cannot be made."""
+    try:
+        call = variant_call(network, x, case)
+    except (ValueError, ImportError) as error:
+        row.skipped = str(error)
+        return None
+    row.error = check(case.label, call(), (expected,), TOLERANCES[case.dtype])
+    return call
+
+
+def _peak(case: Case, call: Call, progress: Progress) -> float | None:
+    progress.say(f"memory of {case.label}")
+    if case.device != "cpu":
+        return memory.peak_above_on_gpu(call)
+    return memory.peak_of(build_call, case, threads=case.threads)
+
+
+def _row(case: Case, network: nn.Module | None, skipped: str | None = None) -> Row:
+    dtype = str(case.dtype).removeprefix("torch.")
+    row = Row(case.name, case.variant, dtype, case.batch, case.threads, size=case.size, skipped=skipped)
+    row.pattern = getattr(network, "pattern", None)
+    return row
+
+
+def _fill(found: dict[Case, Row], timings: dict[str, Timing], clock: str, options: Options) -> None:
+    for case, row in found.items():
+        if case.label not in timings:
+            continue
+        base = replace(case, variant="plain")
+        known = timings.get(base.label)
+        rows.fill(row, timings[case.label], clock, (f"{case.name} plain float32", known) if known else None)
+        reference = replace(case, variant="reference")
+        if reference != case and reference.label in timings:
+            row.against["reference"] = timings[case.label].ratio_to(timings[reference.label])
+        for variant, name in itertools.product(("plain", "fused"), (*options.names, *options.peers)):
+            rival = replace(case, name=name, variant=variant)
+            if name != case.name and rival.label in timings:
+                row.against[f"{name} {variant}"] = timings[case.label].ratio_to(timings[rival.label])
+
+
+def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """growth: the exponent of pixels; crossover: pixels from which on a network without softmax beats one with it."""
+    lines = {name: line for name, line in rows.curves(measured).items() if len(line) > 1}
+    growth = {name: rows.exponent(line) for name, line in lines.items()}
+    meets = {
+        f"{one} against {other}": rows.crossover(lines[one], lines[other])
+        for one, other in itertools.permutations(lines, 2)
+        if _without_softmax(lines[one][0]) and _rival(lines[one][0], lines[other][0])
+    }
+    return {
+        "growth": {name: value for name, value in growth.items() if value is not None},
+        "crossover": {name: value for name, value in meets.items() if value is not None},
+    }
+
+
+def _without_softmax(row: Row) -> bool:
+    return row.pattern is not None and "S" not in row.pattern
+
+
+def _rival(own: Row, other: Row) -> bool:
+    """A network with softmax, computed the same way: ours with S in its pattern, or a transformer of timm's."""
+    softmax = "S" in other.pattern if other.pattern else other.name.startswith(("swin", "deit", "vit"))
+    return softmax and (own.variant, own.batch) == (other.variant, other.batch)
+
+
+def published(names: Sequence[str]) -> dict[str, tuple[float, str]]:
+    """ImageNet-1k top-1 of the peers as their papers print it, and where; a size in pixels where it is not 224."""
+    return {name: PUBLISHED[name] for name in names if name in PUBLISHED and timm.is_model(name)}
+
+
+PUBLISHED = {
+    "swin_tiny_patch4_window7_224": (81.3, "Swin (ICCV 2021), Table 1"),
+    "deit_small_patch16_224": (79.8, "DeiT (ICML 2021)"),
+    "convnext_tiny": (82.1, "ConvNeXt (CVPR 2022), Table 1"),
+    "efficientvit_b1": (79.4, "EfficientViT (ICCV 2023), at 224 px"),
+    "fastvit_t8": (75.6, "FastViT (ICCV 2023), at 256 px"),
+    "mobilenetv4_conv_medium": (79.9, "MobileNetV4 (ECCV 2024), at 256 px"),
+}

@@ -1,0 +1,51 @@
+"""The machine that speeds belong to."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
+
+
+def describe(device: str, threads: int) -> dict[str, Any]:
+    """processor, instructions (those that matter here), cores, memory_gib, load, threads, torch, python, gpu."""
+    information = _processor_information()
+    known = set(information.get("flags", information.get("Features", "")).split())
+    return {
+        "processor": information.get("model name") or platform.processor() or platform.machine(),
+        "instructions": [name for name in INSTRUCTIONS if name in known],
+        "cores": os.cpu_count(),
+        "load": [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "threads": threads,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "gpu": torch.cuda.get_device_name() if device != "cpu" else None,
+    }
+
+
+def sentence(machine: dict[str, Any]) -> str:
+    """The same in one line."""
+    parts = [
+        machine["gpu"] or machine["processor"],
+        " ".join(machine["instructions"]),
+        f"{machine['cores']} cores, {machine['threads']} used",
+        f"load {' '.join(map(str, machine['load']))}" if machine["load"] else "",
+        f"torch {machine['torch']}",
+        f"commit {machine['commit'][:12]}{'-dirty' * machine['commit'].endswith('-dirty')}"
+        if machine.get("commit")
+        else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _processor_information() -> dict[str, str]:
+    """The first processor of Linux's list; empty elsewhere."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

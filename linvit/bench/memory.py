@@ -1,0 +1,87 @@
+"""Peak memory of a call, in a process of its own whose peak nothing else has raised."""
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+OWN = Path("/proc/self")
+MEBIBYTE = 2**20
+
+
+def in_new_process(
+    function: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs
+) -> Result:
+    """What a function of a module returns in a new process, which has imported torch and this package before.
+
+    Raises:
+        MemoryError: if the process is killed, as systems do that run out of memory.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch", "timm", "linvit", function.__module__])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        try:
+            return pool.submit(function, *arguments, **named).result()
+        except BrokenProcessPool as error:
+            raise MemoryError("the process that measured memory was killed, probably for want of memory") from error
+
+
+def peak_of(build: Callable[..., Callable[[], object]], *arguments: object, threads: int = 1) -> float | None:
+    """Peak in MiB of the call that build(*arguments) returns, above what inputs and weights take.
+
+    The call is made once before, so that what is compiled, or allocated once, does not count. None where the system
+    does not let a process begin its peak anew (Linux does), or kills the process.
+    """
+    try:
+        return in_new_process(_peak_here, build, arguments, threads)
+    except MemoryError:
+        return None
+
+
+def _peak_here(build: Callable[..., Callable[[], object]], arguments: tuple[object, ...], threads: int) -> float | None:
+    torch.set_num_threads(threads)
+    call = build(*arguments)
+    call()
+    return peak_above(call)
+
+
+def peak_above(call: Callable[[], object]) -> float | None:
+    """Peak in MiB of one call in this process, above what is in use before; see peak_of."""
+    gc.collect()
+    if not sys.platform.startswith("linux"):
+        return None
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)  # freed pages that the allocator keeps would hide as much of the peak
+    try:
+        (OWN / "clear_refs").write_text("5")
+    except OSError:
+        return None
+    before = _resident("VmRSS")
+    call()
+    return (_resident("VmHWM") - before) / MEBIBYTE
+
+
+def peak_above_on_gpu(call: Callable[[], object]) -> float:
+    """Peak in MiB of one call, above what is allocated before."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / MEBIBYTE
+
+
+def _resident(name: str) -> int:
+    line = next(line for line in (OWN / "status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024

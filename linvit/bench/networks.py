@@ -1,0 +1,157 @@
+"""Networks as a benchmark builds them: a name, a size, and a variant that is a sum of parts."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import timm
+import torch
+from timm.utils import reparameterize_model
+from torch import Tensor, nn
+
+from linvit.bench import runtimes
+from linvit.bench.clock import Call
+from linvit.bench.reference import reference_model
+from linvit.fusion import fuse
+
+PLAIN = "plain"
+PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "onnxruntime", "openvino")
+"""What a variant adds to the plain eager float32 network, joined by "+", such as "fused+bf16"; "plain" adds nothing.
+
+reference: the attentions in the released order. fused: `linvit.fuse`, after timm's own reparametrization.
+channels_last, bf16: weights and image. compiled: `torch.compile`; frozen: the same with its weights as constants.
+onnxruntime, openvino: the exported network through that runtime.
+"""
+RUNTIMES = {"onnxruntime": runtimes.onnxruntime_call, "openvino": runtimes.openvino_call}
+CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network, variant and size (height, width) of the images."""
+
+    name: str
+    variant: str
+    size: tuple[int, int]
+    batch: int
+    device: str = "cpu"
+    threads: int = 1
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.variant} at {self.size[0]} × {self.size[1]}, batch {self.batch}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if "bf16" in parts_of(self.variant) else torch.float32
+
+
+def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
+    """The parts of a variant; none for "plain".
+
+    Raises:
+        ValueError: for an unknown part; the message lists the known ones.
+    """
+    parts = () if variant == PLAIN else tuple(variant.split("+"))
+    for part in parts:
+        if part not in known:
+            raise ValueError(
+                f"variant {variant!r} has the part {part!r}, expected {PLAIN} or parts of {', '.join(known)}: join by +"
+            )
+    return parts
+
+
+def is_ours(name: str) -> bool:
+    """Whether linvit registered this network with timm."""
+    return timm.model_entrypoint(name).__module__.startswith("linvit.")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises ValueError for a network that timm does not know; the message names similar ones."""
+    for name in names:
+        if not timm.is_model(name):
+            near = ", ".join(get_close_matches(name, timm.list_models(), 3)) or "`linvit models` for ours"
+            raise ValueError(f"network {name!r} is unknown, expected one of ours or of timm's: see {near}")
+
+
+def create(name: str, size: tuple[int, int], **options: object) -> nn.Module:
+    """A network for images of this size, without published weights; those of a fixed size are told which."""
+    try:
+        return (
+            timm.create_model(name, num_classes=CLASSES, **options)
+            if _takes_any(name)
+            else timm.create_model(name, num_classes=CLASSES, img_size=size, **options)
+        )
+    except AssertionError as error:
+        raise ValueError(f"{name} cannot be built for {size[0]} × {size[1]} px: {error}") from error
+
+
+def _takes_any(name: str) -> bool:
+    """Whether the network takes images of any size as it is: those of fixed size have an argument img_size."""
+    return is_ours(name) or not timm.get_pretrained_cfg(name).fixed_input_size
+
+
+def randomised(network: nn.Module, seed: int = 1) -> nn.Module:
+    """The network in eval mode, every parameter and statistic drawn anew, so that a part left out shows in the output.
+
+    Fresh networks hide mistakes: norms of weight 1, and layer scales of 1e-6 that leave blocks without effect.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator).to(like)
+
+    with torch.no_grad():
+        for module in network.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                scales = isinstance(module, nn.LayerNorm | nn.BatchNorm2d) and name == "weight"
+                if scales or name.startswith("gamma"):
+                    parameter.copy_(1 + 0.3 * normal(parameter))
+                elif parameter.ndim > 1:
+                    parameter.copy_(normal(parameter) / parameter[0].numel() ** 0.5)
+                else:
+                    parameter.copy_(0.3 * normal(parameter))
+            if isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
+                module.running_mean.copy_(0.5 * normal(module.running_mean))
+                module.running_var.copy_(0.5 + normal(module.running_var) ** 2)
+    return network.eval()
+
+
+def images(case: Case) -> Tensor:
+    """The same images for every network, from the seed: (batch, 3, height, width), float32."""
+    generator = torch.Generator().manual_seed(case.seed)
+    return torch.randn(case.batch, 3, *case.size, generator=generator).to(case.device)
+
+
+def variant_call(network: nn.Module, x: Tensor, case: Case) -> Call:
+    """A function without arguments that gives (logits,); the network given is left as it is.
+
+    Raises:
+        ValueError, ImportError: where the variant cannot be made; the message says why.
+    """
+    parts = parts_of(case.variant)
+    network = deepcopy(network)
+    if "reference" in parts:
+        network = reference_model(network)
+    if "fused" in parts:
+        network = fuse(reparameterize_model(network).eval())
+    if "channels_last" in parts:
+        network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    if "bf16" in parts:
+        network, x = network.bfloat16(), x.bfloat16()
+    for runtime, make in RUNTIMES.items():
+        if runtime in parts:
+            return make(network, x, case.threads)
+    function: Callable[[Tensor], Tensor] = network
+    if "compiled" in parts or "frozen" in parts:
+        function = torch.compile(network, options={"freezing": True} if "frozen" in parts else None)
+    return lambda: (function(x),)
+
+
+def build_call(case: Case) -> Call:
+    """The variant of a fresh network, for a process of its own."""
+    with torch.inference_mode():
+        network = randomised(create(case.name, case.size)).to(case.device)
+        return torch.inference_mode()(variant_call(network, images(case), case))

@@ -1,0 +1,281 @@
+"""`linvit bench op`: our operator against softmax attention and against the released order of operations."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from linvit.bench import memory, rows
+from linvit.bench.checks import TOLERANCES, check
+from linvit.bench.clock import Call, Timing, clock_for, interleave
+from linvit.bench.progress import Progress
+from linvit.bench.reference import REFERENCES, wide_tables
+from linvit.bench.rows import Report, Row
+from linvit.ops import PRESETS, Rotary, linear_attention, rotary_2d
+
+SOFTMAX = "softmax"
+VARIANTS = ("plain", "compiled", "triton", "reference", "sdpa")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LAYOUTS = ("heads", "tokens", "map", "own")
+OWN_LAYOUT = {"reference": "map", "sdpa": "heads"}  # the released networks' and softmax's best; ours get tokens
+ROTATED = ("rala", "mala", "rala_mala")  # as in RAVLT and MAViT; CARE and the others have no rotation
+TOKENS = (49, 196, 784, 3136, 12544, 50176)
+FITTED_FROM = 784  # fewer tokens cost more in calls than in arithmetic
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: operator, variant, dtype and shape; `layout` is how (batch, heads, tokens, width) lies in memory.
+
+    heads: heads outermost; tokens: (batch, tokens, heads, width), as a linear layer leaves it; map: (batch, heads,
+    width, tokens), as a convolution does; own: each variant what the network around it hands over.
+    """
+
+    operator: str
+    variant: str
+    dtype: str
+    tokens: int
+    batch: int = 1
+    heads: int = 4
+    width: int = 64
+    backward: bool = False
+    layout: str = "heads"
+    device: str = "cpu"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator} {self.variant} {self.dtype} at {self.tokens} tokens"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `linvit bench op` measures; sdpa_tokens bounds softmax attention, seconds all rounds of one size."""
+
+    operators: Sequence[str] = ("rala", "mala", "linear")
+    variants: Sequence[str] = ("plain", "reference", "sdpa")
+    dtypes: Sequence[str] = ("float32",)
+    tokens: Sequence[int] = TOKENS
+    batch: int = 1
+    heads: int = 4
+    width: int = 64
+    backward: bool = False
+    layout: str = "heads"
+    device: str = "cpu"
+    threads: int = 1
+    rounds: int = 9
+    seconds: float = float("inf")
+    sdpa_tokens: int = 12544
+    memory: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _known("operator", self.operators, PRESETS)
+        _known("variant", self.variants, VARIANTS)
+        _known("dtype", self.dtypes, DTYPES)
+        _known("layout", [self.layout], LAYOUTS)
+        wrong = [value for value in (*self.tokens, self.batch, self.heads, self.width, self.rounds) if value < 1]
+        if wrong:
+            raise ValueError(f"bench op got {wrong[0]} as a size or number of rounds, expected 1 or more")
+
+
+def _known(what: str, given: Sequence[str], known: object) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{what} is {name!r}, expected one of {', '.join(known)}: choose a known one")
+
+
+def grid(tokens: int) -> tuple[int, int]:
+    """The most square (height, width) of so many tokens."""
+    height = max(side for side in range(1, math.isqrt(tokens) + 1) if tokens % side == 0)
+    return height, tokens // height
+
+
+def operands(case: Case) -> tuple[list[Tensor], Rotary | None, Tensor | None]:
+    """Query, key and value from the seed, the rotary table, and the gradient of the output where one is asked for."""
+    generator = torch.Generator().manual_seed(case.seed)
+    shape = (case.batch, case.heads, case.tokens, case.width)
+
+    def drawn() -> Tensor:
+        x = torch.randn(shape, generator=generator).to(case.device, DTYPES[case.dtype])
+        layout = OWN_LAYOUT.get(case.variant, "tokens") if case.layout == "own" else case.layout
+        if layout == "heads":
+            return x
+        order = (0, 2, 1, 3) if layout == "tokens" else (0, 1, 3, 2)
+        return x.permute(order).contiguous().permute(order)
+
+    inputs = [drawn() for _ in range(3)]
+    rotary = None
+    if case.operator in ROTATED and case.width % 4 == 0:
+        rotary = rotary_2d(grid(case.tokens), case.width, device=torch.device(case.device))
+    return inputs, rotary, drawn() if case.backward else None
+
+
+def build_call(case: Case) -> Call:
+    """A function without arguments that gives (output,), with backward also the gradients of query, key and value."""
+    inputs, rotary, gradient = operands(case)
+    return _call(_function(case, rotary), inputs, gradient)
+
+
+def _call(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor | None) -> Call:
+    if gradient is None:
+        return lambda: (function(*inputs),)
+    leaves = [x.detach().requires_grad_() for x in inputs]
+
+    def forward_and_backward() -> tuple[Tensor, ...]:
+        out = function(*leaves)
+        return out, *torch.autograd.grad(out, leaves, gradient)
+
+    return forward_and_backward
+
+
+def _function(case: Case, rotary: Rotary | None) -> Callable[..., Tensor]:
+    """The variant as a function of query, key and value.
+
+    Raises:
+        ValueError: if it cannot run; the message says why.
+    """
+    if case.variant == "sdpa":
+        return scaled_dot_product_attention
+    if case.variant == "reference":
+        if case.operator not in REFERENCES:
+            raise ValueError("its released order is not written")
+        tables = None if rotary is None else wide_tables(rotary)
+        if tables is not None:
+            tables = type(tables)(*(table.to(DTYPES.get(case.dtype, torch.float64)) for table in tables))
+        return partial(REFERENCES[case.operator], tables=tables)
+    backend = "triton" if case.variant == "triton" else "torch"
+    function = partial(linear_attention, rotary=rotary, backend=backend, **PRESETS[case.operator])
+    if case.variant == "triton":
+        shape = (1, 1, case.tokens, case.width)
+        function(*(torch.zeros(shape, device=case.device, dtype=DTYPES[case.dtype]) for _ in range(3)))
+    return torch.compile(function, dynamic=False) if case.variant == "compiled" else function
+
+
+def exact(case: Case) -> tuple[Tensor, ...]:
+    """The same in float64 on the same (rounded) inputs: the released order where it is written, else the operator."""
+    inputs, _, gradient = operands(case)
+    rotary = None
+    if case.operator in ROTATED and case.width % 4 == 0:
+        rotary = rotary_2d(grid(case.tokens), case.width, dtype=torch.float64, device=torch.device(case.device))
+    if case.variant == "sdpa":
+        function: Callable[..., Tensor] = scaled_dot_product_attention
+    elif case.operator in REFERENCES:
+        function = partial(REFERENCES[case.operator], tables=None if rotary is None else wide_tables(rotary))
+    else:
+        function = partial(linear_attention, rotary=rotary, **PRESETS[case.operator])
+    results: tuple[Tensor, ...] = _call(
+        function, [x.double() for x in inputs], None if gradient is None else gradient.double()
+    )()
+    return results
+
+
+def cases(options: Options, tokens: int) -> list[Case]:
+    """All calls at one number of tokens; softmax attention stands once a dtype."""
+    named = [(name, variant) for name in options.operators for variant in options.variants if variant != "sdpa"]
+    if "sdpa" in options.variants:
+        named.append((SOFTMAX, "sdpa"))
+    shape = {
+        name: getattr(options, name) for name in ("batch", "heads", "width", "backward", "layout", "device", "seed")
+    }
+    return [
+        Case(name, variant, dtype, tokens, **shape)
+        for dtype, (name, variant) in itertools.product(options.dtypes, named)
+    ]
+
+
+def measure(options: Options, report: Report, progress: Progress) -> None:
+    """Checks, then times every variant at every number of tokens, into report.
+
+    Raises:
+        WrongResultError: before anything of that size is timed, if a variant is wrong.
+    """
+    with torch.inference_mode(not options.backward):
+        try:
+            for tokens in options.tokens:
+                progress.group(f"{tokens} tokens", options.rounds)
+                _measure_one_size(options, cases(options, tokens), report, progress)
+        finally:
+            report.findings.update(findings(report.rows))
+
+
+def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
+    calls: dict[Case, Call] = {}
+    found = {case: _row(case, options) for case in group}
+    for case, row in found.items():
+        report.rows.append(row)
+        if case.variant == "sdpa" and case.tokens > options.sdpa_tokens:
+            row.skipped = f"softmax attention is asked for up to {options.sdpa_tokens} tokens"
+            continue
+        progress.say(f"checking {case.name}")
+        try:
+            calls[case] = build_call(case)
+        except ValueError as error:
+            row.skipped = str(error)
+            continue
+        row.error = check(case.name, calls[case](), exact(case), TOLERANCES[DTYPES[case.dtype]])
+        if options.memory:
+            progress.say(f"memory of {case.name}")
+            row.peak_mib = _peak(case, options, calls[case])
+    timings: dict[str, Timing] = {}
+    clock = clock_for(options.device, options.threads)
+    try:
+        named = {case.name: call for case, call in calls.items()}
+        interleave(named, clock, options.rounds, timings, progress.advance, options.seconds)
+    finally:
+        _fill(found, timings, clock.name)
+
+
+def _peak(case: Case, options: Options, call: Call) -> float | None:
+    if options.device != "cpu":
+        return memory.peak_above_on_gpu(call)
+    return memory.peak_of(_call_alone, case, threads=options.threads)
+
+
+def _call_alone(case: Case) -> Call:
+    with torch.inference_mode(not case.backward):
+        call = build_call(case)
+    return call if case.backward else torch.inference_mode()(call)
+
+
+def _row(case: Case, options: Options) -> Row:
+    work = "forward_backward" if case.backward else "forward"
+    return Row(case.operator, case.variant, case.dtype, case.batch, options.threads, work, tokens=case.tokens)
+
+
+def _fill(found: dict[Case, Row], timings: dict[str, Timing], clock: str) -> None:
+    for case, row in found.items():
+        if case.name not in timings:
+            continue
+        own = timings[case.name]
+        base = replace(case, variant="plain", dtype="float32")
+        known = timings.get(base.name)
+        rows.fill(row, own, clock, (f"{case.operator} plain float32", known) if known else None)
+        rivals = {
+            "reference": replace(case, variant="reference"),
+            "sdpa": replace(case, operator=SOFTMAX, variant="sdpa"),
+        }
+        for name, rival in rivals.items():
+            if rival != case and rival.name in timings:
+                row.against[name] = own.ratio_to(timings[rival.name])
+
+
+def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """growth: the exponent of tokens, from FITTED_FROM on; crossover: tokens from which on sdpa is slower."""
+    lines = rows.curves(measured)
+    growth = {name: rows.exponent(line, FITTED_FROM) for name, line in lines.items()}
+    softmax = {name.removeprefix(f"{SOFTMAX} sdpa "): line for name, line in lines.items() if line[0].variant == "sdpa"}
+    meets = {}
+    for name, line in lines.items():
+        rival = softmax.get(name.removeprefix(f"{line[0].name} {line[0].variant} "))
+        if rival and rival is not line:
+            meets[name] = rows.crossover(line, rival)
+    return {
+        "growth": {name: value for name, value in growth.items() if value is not None},
+        "crossover": {name: value for name, value in meets.items() if value is not None},
+    }

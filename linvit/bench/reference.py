@@ -1,0 +1,144 @@
+"""The order of operations of the released code: what every speed of ours is compared with.
+
+Written from the formulas: feature map, weights times N on the keys, mean, rotation as x·cos + turned(x)·sin, two
+products, read-out, each step a tensor of its own in the dtype of the inputs.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linvit.layers import Axes
+from linvit.ops import PRESETS, Rotary
+
+EPS = 1e-6
+
+
+class Tables(NamedTuple):
+    """Cosines and sines of the angles, each (tokens, width): every angle stands twice, as released."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def wide_tables(rotary: Rotary) -> Tables:
+    """The released form of a table (tokens, width / 2)."""
+    return Tables(*(table.repeat_interleave(2, dim=-1) for table in rotary))
+
+
+def rotate(x: Tensor, tables: Tables | None) -> Tensor:
+    """Turn the channel pairs of x (…, tokens, width) as released: x·cos + turned(x)·sin."""
+    if tables is None:
+        return x
+    turned = torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
+    return x * tables.cos + turned * tables.sin
+
+
+def linear(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tables: Tables | None = None,
+    feature_map: Callable[[Tensor], Tensor] = lambda x: F.elu(x) + 1,
+) -> Tensor:
+    """Vanilla linear attention as CARE and MLLA release it; (batch, heads, tokens, width), as all of this module."""
+    q, k = feature_map(query), feature_map(key)
+    return _divided(q, k, value, tables)
+
+
+def rala(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None = None) -> Tensor:
+    """RALA (CVPR 2025) as released: weights times N on the keys."""
+    tokens, scale = key.shape[-2], key.shape[-1] ** -0.5
+    q, k = F.elu(query) + 1, F.elu(key) + 1
+    weights = (scale * q.mean(-2, keepdim=True) @ k.mT).softmax(-1).mT
+    return _divided(q, k * weights * tokens, value, tables)
+
+
+def mala(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None = None) -> Tensor:
+    """MALA (ICCV 2025) as released: similarity times 1/(N·√width)."""
+    tokens, scale = key.shape[-2], key.shape[-1] ** -0.5
+    q, k = F.elu(query) + 1, F.elu(key) + 1
+    den = q @ k.mean(-2, keepdim=True).mT * scale
+    root = (scale / tokens) ** 0.5
+    state = (rotate(k, tables).mT * root) @ (value * root)
+    return rotate(q, tables) @ state * (1 + 1 / (den + EPS)) - den * value.mean(-2, keepdim=True)
+
+
+def efficient(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None = None) -> Tensor:
+    """Efficient attention (WACV 2021): softmax of the queries over channels, of the keys over tokens."""
+    return rotate(query.softmax(-1), tables) @ (rotate(key.softmax(-2), tables).mT @ value)
+
+
+def softmax(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None = None) -> Tensor:
+    """Softmax attention through its explicit matrix, as the released RAVLT and MAViT compute it."""
+    scores = (query.shape[-1] ** -0.5 * rotate(query, tables)) @ rotate(key, tables).mT
+    return scores.softmax(-1) @ value
+
+
+def _divided(q: Tensor, k: Tensor, value: Tensor, tables: Tables | None) -> Tensor:
+    root = k.shape[-2] ** -0.5
+    inverse = 1 / (q @ k.mean(-2, keepdim=True).mT + EPS)
+    state = (rotate(k, tables).mT * root) @ (value * root)
+    return rotate(q, tables) @ state * inverse
+
+
+REFERENCES: dict[str, Callable[..., Tensor]] = {
+    "linear": linear,
+    "linear_relu": partial(linear, feature_map=F.relu),
+    "linear_exp": partial(linear, feature_map=torch.exp),
+    "efficient": efficient,
+    "rala": rala,
+    "mala": mala,
+    "softmax": softmax,
+}
+
+
+class ReferenceAxes(Axes):
+    """Axes whose mixing follows the released order and layout: a map in, channels first in memory, and out."""
+
+    shared: dict[str, tuple[Tensor, Tables]]
+
+    def mixed_map(self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+        """What forward returns."""
+        batch, channels, height, width = value.shape
+        tokens = (x.reshape(batch, self.heads, x.shape[1] // self.heads, -1).mT for x in (query, key, value))
+        mixed = REFERENCES[self.mixer](*tokens, self._tables(cos, sin))
+        return mixed.mT.reshape(batch, channels, height, width)
+
+    def _tables(self, cos: Tensor | None, sin: Tensor | None) -> Tables | None:
+        """The wide tables, made once a stage as released: blocks of one stage are handed the same cos."""
+        if cos is None or sin is None:
+            return None
+        if "last" not in self.shared or self.shared["last"][0] is not cos:
+            self.shared["last"] = cos, wide_tables(Rotary(cos, sin))
+        return self.shared["last"][1]
+
+
+def reference_model(model: nn.Module) -> nn.Module:
+    """A copy of a model in which every attention follows the released order; parameters and outputs are the same.
+
+    Raises:
+        ValueError: where the model has no attention of ours, or one whose released order is not written here.
+    """
+    model = deepcopy(model)
+    found = [module for module in model.modules() if isinstance(module, Axes)]
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has none of our attentions, so it has no released order: "
+            "expected one of `linvit models`, leave the variant `reference` out"
+        )
+    shared: dict[str, tuple[Tensor, Tables]] = {}
+    for axes in found:
+        if axes.mixer not in REFERENCES or (axes.options or {}) != PRESETS.get(axes.mixer, {}):
+            raise ValueError(
+                f"the released order of {axes.mixer!r} with {dict(axes.options or {})} is not written, expected one of "
+                f"{', '.join(REFERENCES)} with its own axes: leave the variant `reference` out"
+            )
+        axes.__class__ = ReferenceAxes
+        axes.shared = shared
+    return model

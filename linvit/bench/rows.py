@@ -1,0 +1,114 @@
+"""What was measured, row by row, and what follows from it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from linvit.bench.clock import Timing
+
+
+@dataclass
+class Row:
+    """One variant at one size.
+
+    name: operator or network; pattern: of a network of ours. variant: how it is computed. work: forward,
+    forward_backward or step. clock: cpu (of the process), wall or gpu. median_ms, spread_ms (interquartile range): of
+    one call. ratio: how many times as fast as the plain eager float32 row named in base. against: the same against
+    other rows of the run. error: relative L2 error of the check. peak_mib: memory above inputs and weights. skipped:
+    why nothing was measured.
+    """
+
+    name: str
+    variant: str
+    dtype: str
+    batch: int
+    threads: int
+    work: str = "forward"
+    tokens: int | None = None
+    size: tuple[int, int] | None = None
+    pattern: str | None = None
+    clock: str | None = None
+    rounds: int = 0
+    median_ms: float | None = None
+    spread_ms: float | None = None
+    base: str | None = None
+    ratio: float | None = None
+    against: dict[str, float] = field(default_factory=dict)
+    error: float | None = None
+    peak_mib: float | None = None
+    skipped: str | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.variant} {self.dtype}"
+
+    @property
+    def extent(self) -> int:
+        """Tokens, or pixels."""
+        return self.tokens if self.tokens is not None else math.prod(self.size or (0, 0))
+
+
+@dataclass
+class Report:
+    """Rows in the order in which they were measured, findings beside them; filled while the measuring goes on."""
+
+    kind: str
+    machine: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    findings: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fill(row: Row, timing: Timing, clock: str, base: tuple[str, Timing] | None) -> None:
+    """Writes a timing into its row; base is the name and timing of the row of ratio 1."""
+    row.clock, row.rounds = clock, len(timing.seconds)
+    row.median_ms, row.spread_ms = timing.median_ms, timing.spread_ms
+    if base is not None:
+        row.base, row.ratio = base[0], timing.ratio_to(base[1])
+
+
+def measured(rows: Sequence[Row]) -> list[Row]:
+    """Those with a time."""
+    return [row for row in rows if row.median_ms is not None]
+
+
+def curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Measured rows that differ in nothing but their extent, by label, smallest first."""
+    found: dict[str, list[Row]] = {}
+    for row in sorted(measured(rows), key=lambda row: row.extent):
+        work = "" if row.work == "forward" else f", {row.work.replace('_', ' + ')}"
+        batch = "" if row.batch == 1 else f", batch {row.batch}"
+        found.setdefault(f"{row.label}{work}{batch}", []).append(row)
+    return found
+
+
+def exponent(rows: Sequence[Row], least_extent: int = 0) -> float | None:
+    """The power of the extent with which time grows, fitted by least squares to the logarithms; None for one extent."""
+    points = [(math.log(r.extent), math.log(r.median_ms)) for r in measured(rows) if r.extent >= least_extent]
+    if len({x for x, _ in points}) < 2:
+        return None
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+
+
+def crossover(own: Sequence[Row], other: Sequence[Row]) -> float | None:
+    """The extent from which on `own` is the faster of two curves, on straight lines between the logarithms.
+
+    0 where it is faster at every common extent, None where it is slower at the last one, or nothing is common.
+    """
+    times = {row.extent: row.median_ms for row in measured(other)}
+    gaps = [
+        (math.log(row.extent), math.log(row.median_ms / times[row.extent]))
+        for row in sorted(measured(own), key=lambda row: row.extent)
+        if row.extent in times
+    ]
+    if not gaps or gaps[-1][1] > 0:
+        return None
+    behind = [index for index, (_, gap) in enumerate(gaps) if gap > 0]
+    if not behind:
+        return 0.0
+    (x0, gap0), (x1, gap1) = gaps[behind[-1] : behind[-1] + 2]
+    return math.exp(x0 + (x1 - x0) * gap0 / (gap0 - gap1))

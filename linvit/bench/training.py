@@ -1,0 +1,252 @@
+"""`linvit bench train`: a training step (forward, loss, backward, AdamW) in every arrangement, and what it changes."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linvit.bench import memory, rows
+from linvit.bench.checks import check
+from linvit.bench.clock import Call, Timing, clock_for, interleave
+from linvit.bench.networks import Case, check_names, create, is_ours, parts_of, randomised
+from linvit.bench.progress import Progress
+from linvit.bench.reference import reference_model
+from linvit.bench.rows import Report, Row
+
+PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing")
+"""What a variant adds to the plain eager float32 step: see linvit.bench.networks; bf16 is autocast here."""
+TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-1}
+"""Largest relative L2 error of loss and gradients in the first step, against the plain step in the same weights.
+
+Gradients pass a network twice, and batch norms over few images amplify rounding: ten times what is seen.
+"""
+CLASSES = 1000
+TIMED_RATE, CURVE_RATE, DECAY = 1e-6, 3e-4, 0.05
+BATCHES = 4  # that the loss curve goes round, so that there is something to learn
+NOISE_FACTOR = 3.0  # a curve agrees if it is no further off than so many times the curve of the dtype's noise
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `linvit bench train` measures; curve_steps of 0 leave the loss curves out."""
+
+    names: Sequence[str] = ("ravlt_tiny", "mavit_tiny", "care_s0")
+    variants: Sequence[str] = ("plain", "reference", "channels_last", "bf16", "checkpointing")
+    size: tuple[int, int] = (224, 224)
+    batch: int = 4
+    device: str = "cpu"
+    threads: int = 1
+    rounds: int = 3
+    seconds: float = float("inf")
+    curve_steps: int = 0
+    curve_size: tuple[int, int] = (64, 64)
+    curve_batch: int = 8
+    memory: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_names(self.names)
+        for variant in self.variants:
+            parts_of(variant, PARTS)
+        wrong = [value for value in (*self.size, *self.curve_size, self.rounds) if value < 1]
+        if wrong or self.batch < 2:
+            raise ValueError("bench train got a size or number below 1, or a batch below 2, which batch norms need")
+
+
+@dataclass
+class Step:
+    """A network, its optimizer, and one step of training."""
+
+    case: Case
+    network: nn.Module
+    forward: Callable[[Tensor], Tensor] = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
+    rate: float = TIMED_RATE
+
+    def __post_init__(self) -> None:
+        parts = parts_of(self.case.variant, PARTS)
+        if "reference" in parts:
+            self.network = reference_model(self.network)
+        if "channels_last" in parts:
+            self.network = self.network.to(memory_format=torch.channels_last)
+        if "checkpointing" in parts:
+            self.network.set_grad_checkpointing(True)
+        self.forward = torch.compile(self.network) if "compiled" in parts else self.network
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=self.rate, weight_decay=DECAY)
+
+    def gradients(self, x: Tensor, target: Tensor) -> Tensor:
+        """The loss; gradients are left in the network."""
+        parts = parts_of(self.case.variant, PARTS)
+        if "channels_last" in parts:
+            x = x.to(memory_format=torch.channels_last)
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.case.device, torch.bfloat16, enabled="bf16" in parts):
+            logits = self.forward(x)
+        loss = F.cross_entropy(logits.float(), target)
+        loss.backward()
+        return loss.detach()
+
+    def __call__(self, x: Tensor, target: Tensor) -> Tensor:
+        loss = self.gradients(x, target)
+        self.optimizer.step()
+        return loss
+
+
+def network_for(name: str, size: tuple[int, int], seed: int) -> nn.Module:
+    """A network in train mode without drop paths, which would let no two curves agree."""
+    torch.manual_seed(seed)
+    options = {"drop_path_rate": 0.0} if is_ours(name) else {}
+    return create(name, size, **options).train()
+
+
+def data(batch: int, size: tuple[int, int], seed: int, device: str) -> tuple[Tensor, Tensor]:
+    """Random images and classes."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, 3, *size, generator=generator)
+    return x.to(device), torch.randint(CLASSES, (batch,), generator=generator).to(device)
+
+
+def measure(options: Options, report: Report, progress: Progress) -> None:
+    """Checks loss and gradients of the first step, then times all variants of each network, then draws loss curves.
+
+    Raises:
+        WrongResultError: before anything of a network is timed, if a variant is wrong.
+    """
+    for name in options.names:
+        progress.group(f"{name}, {options.size[0]} × {options.size[1]} px, batch {options.batch}", options.rounds)
+        _measure_one(name, options, report, progress)
+    if options.curve_steps:
+        for name in options.names:
+            progress.group(f"loss curves of {name}", len(options.variants))
+            report.findings.setdefault("curves", {})[name] = loss_curves(name, options, progress)
+
+
+def cases(name: str, options: Options) -> list[Case]:
+    """All variants of one network; a released order exists for ours alone."""
+    return [
+        Case(name, variant, options.size, options.batch, options.device, options.threads, options.seed)
+        for variant in options.variants
+        if is_ours(name) or "reference" not in parts_of(variant, PARTS)
+    ]
+
+
+def _measure_one(name: str, options: Options, report: Report, progress: Progress) -> None:
+    network = randomised(network_for(name, options.size, options.seed)).train().to(options.device)
+    batch = data(options.batch, options.size, options.seed, options.device)
+    plain = Step(Case(name, "plain", options.size, options.batch, options.device), deepcopy(network))
+    expected = [plain.gradients(*batch), *_gradients(plain)]
+    found: dict[Case, Row] = {}
+    calls: dict[str, Call] = {}
+    for case in cases(name, options):
+        progress.say(f"checking {case.label}")
+        row = found[case] = _row(case, network)
+        report.rows.append(row)
+        try:
+            step = Step(case, deepcopy(network))
+        except ValueError as error:
+            row.skipped = str(error)
+            continue
+        got = [step.gradients(*batch), *_gradients(step)]
+        row.error = check(f"the training step of {case.label}", _joined(got), _joined(expected), TOLERANCES[row.dtype])
+        calls[case.label] = lambda step=step: step(*batch)
+        if options.memory:
+            progress.say(f"memory of {case.label}")
+            row.peak_mib = (
+                memory.peak_of(build_step, case, threads=options.threads)
+                if options.device == "cpu"
+                else memory.peak_above_on_gpu(calls[case.label])
+            )
+    _time(found, calls, options, progress)
+
+
+def _time(found: dict[Case, Row], calls: dict[str, Call], options: Options, progress: Progress) -> None:
+    progress.say("timing")
+    timings: dict[str, Timing] = {}
+    clock = clock_for(options.device, options.threads, graphs=False)  # the optimizer's step is not captured
+    try:
+        interleave(calls, clock, options.rounds, timings, progress.advance, options.seconds)
+    finally:
+        for case, row in found.items():
+            if case.label not in timings:
+                continue
+            known = timings.get(replace(case, variant="plain").label)
+            rows.fill(row, timings[case.label], clock.name, (f"{case.name} plain float32", known) if known else None)
+            reference = replace(case, variant="reference")
+            if reference != case and reference.label in timings:
+                row.against["reference"] = timings[case.label].ratio_to(timings[reference.label])
+
+
+def _gradients(step: Step) -> list[Tensor]:
+    return [x.grad if x.grad is not None else torch.zeros_like(x) for x in step.network.parameters()]
+
+
+def _joined(tensors: list[Tensor]) -> list[Tensor]:
+    """The loss, and all gradients as one vector: single biases have gradients that are nothing but rounding."""
+    return [tensors[0], torch.cat([x.detach().flatten() for x in tensors[1:]])]
+
+
+def _row(case: Case, network: nn.Module) -> Row:
+    dtype = "bfloat16" if "bf16" in parts_of(case.variant, PARTS) else "float32"
+    row = Row(case.name, case.variant, dtype, case.batch, case.threads, "step", size=case.size)
+    row.pattern = getattr(network, "pattern", None)
+    return row
+
+
+def build_step(case: Case) -> Call:
+    """One step of a fresh network, for a process of its own."""
+    step = Step(case, network_for(case.name, case.size, case.seed).to(case.device))
+    batch = data(case.batch, case.size, case.seed, case.device)
+    return lambda: step(*batch)
+
+
+def loss_curves(name: str, options: Options, progress: Progress) -> dict[str, dict[str, object]]:
+    """Loss over the steps of each variant, how far it is from the plain curve, and whether that is the dtype's noise.
+
+    Keys of a variant: losses; deviation, the largest difference from the plain curve; noise, the same of a plain curve
+    whose weights and images were moved by the dtype's rounding before every step; agrees, whether deviation is at most
+    NOISE_FACTOR · noise.
+    """
+    plain = Case(name, "plain", options.curve_size, options.curve_batch, options.device, options.threads, options.seed)
+    expected = _losses(plain, options.curve_steps)
+    noises: dict[str, float] = {}
+    found: dict[str, dict[str, object]] = {}
+    for case in cases(name, options):
+        progress.say(f"{options.curve_steps} steps of {name} {case.variant}")
+        dtype = torch.bfloat16 if "bf16" in parts_of(case.variant, PARTS) else torch.float32
+        if str(dtype) not in noises:
+            noisy = _losses(plain, options.curve_steps, torch.finfo(dtype).eps)
+            least = 10 * torch.finfo(torch.float32).eps * max(expected)  # the loss itself is rounded
+            noises[str(dtype)] = max(_deviation(noisy, expected), least)
+        losses = _losses(replace(plain, variant=case.variant), options.curve_steps)
+        deviation, noise = _deviation(losses, expected), noises[str(dtype)]
+        found[case.variant] = {
+            "losses": losses,
+            "deviation": deviation,
+            "noise": noise,
+            "agrees": deviation <= NOISE_FACTOR * noise,
+        }
+        progress.advance()
+    return found
+
+
+def _losses(case: Case, steps: int, noise: float = 0.0) -> list[float]:
+    """Losses of so many steps from the default initialization; noise is a relative change of the weights a step."""
+    step = Step(case, network_for(case.name, case.size, case.seed).to(case.device), CURVE_RATE)
+    batches = [data(case.batch, case.size, case.seed + number, case.device) for number in range(BATCHES)]
+    generator = torch.Generator().manual_seed(case.seed)
+    losses = []
+    for x, target in itertools.islice(itertools.cycle(batches), steps):
+        if noise:
+            with torch.no_grad():
+                for moved in (x, *step.network.parameters()):
+                    moved.mul_(1 + noise * (torch.rand(moved.shape, generator=generator) - 0.5).to(moved))
+        losses.append(step(x, target).item())
+    return losses
+
+
+def _deviation(losses: Sequence[float], expected: Sequence[float]) -> float:
+    return max(abs(own - other) for own, other in zip(losses, expected, strict=True))

@@ -1,0 +1,45 @@
+"""Every picture is drawn from made-up rows."""
+
+from linvit.bench.figures import figures
+from linvit.bench.rows import Report, Row
+
+
+def made_up(kind):
+    rows = []
+    for index, (name, pattern) in enumerate((("ravlt_tiny", "LLSS"), ("convnext_tiny", None))):
+        for variant in ("plain", "fused"):
+            for side in (224, 448):
+                options = {"tokens": side * side} if kind == "op" else {"size": (side, side), "pattern": pattern}
+                ms = (1 + index) * side**2 / 1000
+                row = Row(name, variant, "float32", 1, 1, clock="cpu", median_ms=ms, peak_mib=side, **options)
+                rows.append(row)
+    return Report(kind, rows=[*rows, Row("rala", "triton", "float32", 1, 1, tokens=3, skipped="no GPU")])
+
+
+def test_time_and_memory_over_tokens():
+    ((name, figure),) = figures(made_up("op"), {})
+    assert name == "growth.svg"
+    time, memory = figure.axes
+    assert len(time.lines) == len(memory.lines) == 4
+    assert "memory" in memory.get_ylabel()
+
+
+def test_accuracy_over_latency_at_the_smallest_size():
+    drawn = dict(figures(made_up("model"), {"ravlt_tiny": (82.8, "RALA"), "convnext_tiny": (82.1, "ConvNeXt")}))
+    assert drawn.keys() == {"growth.svg", "accuracy_batch1.svg"}
+    (axes,) = drawn["accuracy_batch1.svg"].axes
+    assert "224 × 224 px, batch 1, 1 thread" in axes.get_xlabel()
+    assert {text.get_text() for text in axes.texts} == {"ravlt_tiny (LLSS)", "convnext_tiny"}
+
+
+def test_loss_curves():
+    report = Report("train", rows=[Row("a", "plain", "float32", 4, 1, "step", size=(32, 32), median_ms=1.0)])
+    report.findings["curves"] = {
+        "a": {
+            "plain": {"losses": [2.0, 1.0], "noise": 1e-6},
+            "bf16": {"losses": [2.01, 1.01], "noise": 1e-2},
+        }
+    }
+    ((name, figure),) = figures(report, {})
+    assert name == "loss_a.svg"
+    assert len(figure.axes) == 2

@@ -1,0 +1,134 @@
+"""`linvit bench model` on nano networks and small images."""
+
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+
+from linvit.bench import inference, networks
+from linvit.bench.checks import WrongResultError
+from linvit.bench.inference import PEERS, PUBLISHED, Options, findings, measure
+from linvit.bench.networks import Case, create, images, parts_of, randomised, variant_call
+from linvit.bench.progress import Progress
+from linvit.bench.rows import Report, Row
+
+NANO = {"names": ("ravlt_nano",), "peers": ("resnet10t",), "sizes": ((32, 48),), "rounds": 1}
+
+
+class TurnClock:
+    """The first call of a round takes 1 ms, the second 2 ms, and so on."""
+
+    name = "told"
+
+    def __init__(self):
+        self.calls = []
+
+    def prepared(self, call):
+        self.calls.append(call)
+        return call
+
+    def seconds(self, call, repeats):
+        return 0.001 * (1 + self.calls.index(call))
+
+
+def measured(**options):
+    report = Report("model")
+    measure(Options(**{**NANO, **options}), report, Progress())
+    return report
+
+
+def test_rows_and_ratios_on_a_told_clock(monkeypatch):
+    monkeypatch.setattr(inference, "clock_for", lambda *_: TurnClock())
+    rows = measured(
+        variants=("plain", "reference", "fused", "channels_last"), peer_variants=("plain", "reference")
+    ).rows
+    assert [(row.name, row.variant) for row in rows] == [
+        *(("ravlt_nano", variant) for variant in ("plain", "reference", "fused", "channels_last")),
+        ("resnet10t", "plain"),
+    ]
+    assert [row.median_ms for row in rows] == pytest.approx([1, 2, 3, 4, 5])
+    assert [row.ratio for row in rows] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1])
+    assert [row.base for row in rows] == ["ravlt_nano plain float32"] * 4 + ["resnet10t plain float32"]
+    assert rows[2].against["resnet10t plain"] == pytest.approx(5 / 3)
+    assert rows[2].against["reference"] == pytest.approx(2 / 3)
+    assert [row.pattern for row in rows] == ["LLLL"] * 4 + [None]
+    assert rows[0].size == (32, 48)
+    assert 0 < rows[1].error < 1e-5
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("mavit_nano", "fastvit_t8")]
+
+
+@pytest.mark.parametrize("name", ["ravlt_nano", "care_nano", *SLOW])
+def test_bf16_and_fused_pass_their_checks(name):
+    report = measured(names=(), peers=(name,), peer_variants=("fused", "fused+bf16"), sizes=((64, 64),))
+    assert [row.dtype for row in report.rows] == ["float32", "bfloat16"]
+    assert all(row.median_ms > 0 for row in report.rows)
+
+
+def test_a_wrong_variant_is_refused_before_anything_is_timed(monkeypatch):
+    monkeypatch.setattr(networks, "fuse", lambda network: randomised(network, seed=2))
+    monkeypatch.setattr(inference, "interleave", lambda *_: pytest.fail("timed"))
+    with pytest.raises(WrongResultError, match=r"ravlt_nano fused at 32 × 48, batch 1 .* error is \d"):
+        measured()
+
+
+def test_what_cannot_be_made_says_why(monkeypatch):
+    monkeypatch.setattr(networks.runtimes, "find_spec", lambda name: None)
+    rows = measured(variants=("plain", "onnxruntime", "openvino"), peers=())
+    skipped = {row.variant: row.skipped for row in rows.rows}
+    assert skipped == {
+        "plain": None,
+        "onnxruntime": "needs onnxruntime, which pip installs",
+        "openvino": "needs openvino, which pip installs",
+    }
+
+
+def test_other_runtimes_give_the_same():
+    pytest.importorskip("onnxscript", reason="exporting needs onnx and onnxscript")
+    network = randomised(timm.create_model("ravlt_nano", num_classes=5))
+    case = Case("ravlt_nano", "plain", (32, 48), 2)
+    with torch.inference_mode():
+        expected = network(images(case))
+        for runtime in ("onnxruntime", "openvino"):
+            pytest.importorskip(runtime)
+            (got,) = variant_call(network, images(case), replace(case, variant=runtime))()
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_transformers_of_fixed_size_are_built_for_theirs():
+    swin = create("swin_tiny_patch4_window7_224", (64, 96), depths=(1, 1, 1, 1))
+    with torch.inference_mode():
+        assert swin.eval()(torch.zeros(1, 3, 64, 96)).shape == (1, 1000)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match=r"'ravlt_tinny' is unknown.*ravlt_tiny"):
+        Options(names=("ravlt_tinny",))
+    with pytest.raises(ValueError, match="has the part 'fast', expected plain or parts of reference, fused"):
+        Options(variants=("fused+fast",))
+    with pytest.raises(ValueError, match="expected 1 or more"):
+        Options(rounds=0)
+    assert parts_of("plain") == ()
+
+
+def test_crossover_is_of_networks_without_softmax_against_those_with_it():
+    def curve(name, pattern, power):
+        return [
+            Row(name, "plain", "float32", 1, 1, size=(side, side), pattern=pattern, median_ms=(side * side) ** power)
+            for side in (10, 100)
+        ]
+
+    rows = curve("a_linear", "LLLL", 1) + curve("a", "LLSS", 1.5) + curve("swin", None, 2) + curve("resnet", None, 1)
+    found = findings(rows)
+    assert found["growth"]["a plain float32"] == pytest.approx(1.5)
+    assert found["crossover"] == {
+        "a_linear plain float32 against a plain float32": 0.0,
+        "a_linear plain float32 against swin plain float32": 0.0,
+    }
+
+
+def test_every_peer_is_known_and_has_an_accuracy():
+    assert all(timm.is_model(name) for name in PEERS)
+    assert set(PUBLISHED) == set(PEERS)

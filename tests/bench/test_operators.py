@@ -1,0 +1,83 @@
+"""`linvit bench op` on a few tokens."""
+
+import pytest
+import torch
+
+from linvit.bench import operators
+from linvit.bench.checks import WrongResultError
+from linvit.bench.operators import Case, Options, build_call, grid, measure, operands
+from linvit.bench.progress import Progress
+from linvit.bench.rows import Report
+from linvit.ops import PRESETS
+
+
+def measured(**options):
+    report = Report("op")
+    measure(Options(**{"tokens": (12,), "rounds": 1, "heads": 2, "width": 8, **options}), report, Progress())
+    return report
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_every_operator_is_checked_and_timed(backward):
+    names = [name for name in PRESETS if name != "agent"]
+    report = measured(operators=names, variants=("plain", "reference", "sdpa"), backward=backward)
+    times = {(row.name, row.variant): row for row in report.rows}
+    assert all(times[name, "plain"].median_ms > 0 for name in names)
+    assert times["rala", "reference"].ratio > 0
+    assert times["rala", "plain"].against.keys() == {"reference", "sdpa"}
+    assert times["rala", "plain"].work == ("forward_backward" if backward else "forward")
+    assert "not written" in times["inline", "reference"].skipped
+    assert 0 < times["mala", "plain"].error < 1e-5
+
+
+@pytest.mark.parametrize("layout", operators.LAYOUTS)
+@pytest.mark.parametrize("dtype", operators.DTYPES)
+def test_layouts_and_dtypes(layout, dtype):
+    report = measured(operators=("rala",), dtypes=("float32", dtype), layout=layout)
+    assert all(row.median_ms > 0 for row in report.rows)
+
+
+def test_layouts_differ_in_strides_alone():
+    cases = {layout: Case("rala", "plain", "float32", 6, 2, 3, 4, layout=layout) for layout in operators.LAYOUTS}
+    drawn = {layout: operands(case)[0][0] for layout, case in cases.items()}
+    assert all(torch.equal(x, drawn["heads"]) for x in drawn.values())
+    assert drawn["tokens"].stride() == (72, 4, 12, 1) == drawn["own"].stride()
+    assert drawn["map"].stride() == (72, 24, 1, 6)
+
+
+def test_a_wrong_variant_is_refused_before_anything_is_timed(monkeypatch):
+    wrong = {**operators.REFERENCES, "mala": lambda query, key, value, tables=None: 1.001 * value}
+    monkeypatch.setattr(operators, "REFERENCES", wrong)
+    monkeypatch.setattr(operators, "interleave", lambda *_: pytest.fail("timed"))
+    with pytest.raises(WrongResultError, match=r"mala plain float32 at 12 tokens .* relative error is"):
+        measured()
+
+
+def test_what_cannot_run_says_why():
+    rows = {row.variant: row for row in measured(operators=("rala",), variants=("triton", "sdpa"), sdpa_tokens=3).rows}
+    assert "triton" in rows["triton"].skipped.lower()
+    assert "up to 3 tokens" in rows["sdpa"].skipped
+    assert rows["sdpa"].median_ms is None
+
+
+@pytest.mark.parametrize("wrong", [{"operators": ("ralla",)}, {"variants": ("fast",)}, {"dtypes": ("int8",)}])
+def test_unknown_names_list_the_known_ones(wrong):
+    with pytest.raises(ValueError, match="expected one of"):
+        Options(**wrong)
+    with pytest.raises(ValueError, match="expected 1 or more"):
+        Options(tokens=(0,))
+
+
+def test_growth_and_crossover_are_found():
+    found = measured(operators=("linear",), tokens=(784, 1568)).findings
+    assert found["growth"].keys() == {"linear plain float32", "linear reference float32", "softmax sdpa float32"}
+
+
+def test_grids_are_the_most_square():
+    assert [grid(tokens) for tokens in (49, 196, 12, 13)] == [(7, 7), (14, 14), (3, 4), (1, 13)]
+
+
+@pytest.mark.slow
+def test_compiled():
+    case = Case("rala", "compiled", "float32", 49, heads=2, width=16)
+    torch.testing.assert_close(build_call(case)()[0], operators.exact(case)[0].float(), rtol=1e-4, atol=1e-5)
