@@ -194,9 +194,7 @@ def _parameters(values: dict[str, Any]) -> int:
     return sum(parameter.numel() for parameter in task.network.parameters())
 
 
-def _about(
-    values: dict[str, Any], seeds: int, results: Sequence[dict[str, Any]], key: str | None
-) -> dict[str, Any]:
+def _about(values: dict[str, Any], seeds: int, results: Sequence[dict[str, Any]], key: str | None) -> dict[str, Any]:
     where = environment.describe(1, 1)
     words = getattr(_source(values).preprocessing, "corpus", values["data"]["name"])
     return {
