@@ -17,7 +17,16 @@ from linvit.files import replacing
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#555555", "#CC79A7", "#E69F00")
 
 CURVE_PANELS = (
-    ("loss", 1, {"train_loss": "training", "val_loss": "validation", "ema_loss": "validation, moving average"}),
+    (
+        "loss",
+        1,
+        {
+            "train_loss": "training",
+            "val_loss": "validation",
+            "ema_loss": "validation, moving average",
+            "bits_per_byte": "bits per byte, validation",
+        },
+    ),
     (
         "score, %",
         100,
@@ -30,6 +39,8 @@ CURVE_PANELS = (
                 "mask_ap": "mask AP",
                 "miou": "mIoU",
                 "pixel_accuracy": "right pixels",
+                "next_accuracy": "next token",
+                "recall_accuracy": "answers",
             }.items()
             for prefix, suffix in {"": "", "ema_": ", moving average"}.items()
         },

@@ -18,6 +18,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 68rem; marg
 h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; } th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
 th:first-child, td:first-child { text-align: left; } img { max-width: 100%; } p { max-width: 50rem; }
+pre { background: #f6f6f6; padding: .6rem 1rem; overflow-x: auto; white-space: pre-wrap; }
 """
 
 
@@ -52,6 +53,11 @@ def drawn(image: str, description: str) -> str:
 def paragraph(text: str) -> str:
     """Plain text as a paragraph."""
     return f"<p>{html.escape(text)}</p>"
+
+
+def preformatted(text: str) -> str:
+    """Plain text with its lines and spaces as they are."""
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[str]]]) -> None:

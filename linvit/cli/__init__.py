@@ -1,4 +1,4 @@
-"""The command line: `linvit train | eval | predict | analyze | convert | models | demo | study | data`.
+"""The command line: `linvit train | eval | predict | generate | analyze | convert | models | demo | …`, see COMMANDS.
 
 What a user can get wrong ends in one sentence on stderr and exit code 2; `--debug` shows where it came from.
 Heavy imports wait until a command needs them.

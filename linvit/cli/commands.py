@@ -16,6 +16,7 @@ COMMANDS = {
         runs.run_predict,
         "Name the classes of image files, or draw their objects or regions.",
     ),
+    "generate": (runs.generate_arguments, runs.run_generate, "Let a language model write on, token by token."),
     "analyze": (
         studies.analyze_arguments,
         studies.run_analyze,
@@ -36,6 +37,11 @@ COMMANDS = {
         studies.study_arguments,
         studies.run_study,
         "Train every mechanism over seeds, compare, and judge the papers' claims.",
+    ),
+    "compare": (
+        studies.compare_arguments,
+        studies.run_compare,
+        "Train recipes over seeds, side by side, with intervals.",
     ),
     "data": (
         studies.data_arguments,

@@ -17,6 +17,9 @@ HEADINGS = {
     "miou": "mIoU",
     "pixel_accuracy": "pixels",
     "class_accuracy": "mean of classes",
+    "bits_per_byte": "bits per byte",
+    "next_accuracy": "next token",
+    "recall_accuracy": "answers",
     **{
         f"{part}_{name}": f"{part} {heading}"
         for part in ("box", "mask")
@@ -31,13 +34,17 @@ HEADINGS = {
     },
 }
 
+COUNTED = ("images", "bytes", "sequences")
+NUMBERS = ("loss", "bits_per_byte", "perplexity")
+
 
 def evaluate(
     restored: Restored, data: str | None = None, num_workers: int | None = None, **trainer: Any
 ) -> dict[str, dict[str, float]]:
     """{"raw": …, "ema": …}, each with the task's measures, in 0..1 but for the loss, and the number of images.
 
-    They are top1, top5 and loss; miou, pixel_accuracy and class_accuracy; or box_ap, box_ap50 … and mask_ap …
+    They are top1, top5 and loss; miou, pixel_accuracy and class_accuracy; or box_ap, box_ap50 … and mask_ap …; of text
+    bits_per_byte, perplexity and next_accuracy and the number of bytes.
     `trainer` are Lightning's arguments.
     """
     shown = bars()
@@ -53,7 +60,8 @@ def evaluate(
     with quiet_lightning():
         logged = Trainer(**settings | trainer).validate(restored.task, datamodule=source, verbose=False)[0]
     measured = {key.removeprefix("val/"): value for key, value in logged.items()}
-    images = {"images": int(measured.pop("images"))}
+    counted = restored.task.counted
+    images = {counted: round(measured.pop(counted))}
     ema = {key.removeprefix("ema_"): value for key, value in measured.items() if key.startswith("ema_")}
     raw = {key: value for key, value in measured.items() if not key.startswith("ema_")}
     return {"raw": raw | images} | ({"ema": ema | images} if ema else {})
@@ -75,6 +83,6 @@ def show(measured: dict[str, dict[str, float]], path: Path, as_json: bool = Fals
 
 def cell(name: str, value: float) -> str:
     """A measure as it stands in tables."""
-    if name == "images":
+    if name in COUNTED:
         return f"{value:,}"
-    return f"{value:.4f}" if name == "loss" else f"{100 * value:.2f} %"
+    return f"{value:.4f}" if name in NUMBERS else f"{100 * value:.2f} %"

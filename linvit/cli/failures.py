@@ -13,7 +13,8 @@ def explain(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
         package = (error.name or "").partition(".")[0]
         return say(
-            f"linvit: this command needs {package}: pip install 'linvit[train,dense,report]' brings it.", WRONG_USE
+            f"linvit: this command needs {package}: pip install 'linvit[train,dense,report,language]' brings it.",
+            WRONG_USE,
         )
     if type(error).__name__ == "MisconfigurationException":
         return say(f"linvit: Lightning's trainer refuses this: {' '.join(str(error).split())}", WRONG_USE)

@@ -14,6 +14,7 @@ from linvit.analysis.cost import Cost, count_cost
 from linvit.cli.published import PUBLISHED
 from linvit.cli.recipe import base_of, read_recipe
 from linvit.cli.screen import show as show_table
+from linvit.models.sequence import SEQUENCES
 from linvit.models.swapped import BASES
 from linvit.tasks.classification import build_network
 
@@ -128,7 +129,7 @@ def show_recipes(rows: list[dict[str, Any]]) -> None:
 
 def _model_of(file: Path) -> dict[str, Any] | None:
     model = read_recipe(file).get("model")
-    return model if model and model.get("name") else None
+    return model if model and model.get("name") and model["name"] not in SEQUENCES else None
 
 
 def _count_recipe(file: Path) -> Cost:

@@ -9,17 +9,33 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo,
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from linvit.cli.tasks import TASKS
-from linvit.data import SOURCES, DensePreprocessing, ImageFolder, ImageSource, Preprocessing
+from linvit.data import (
+    SOURCES,
+    DensePreprocessing,
+    ImageFolder,
+    ImageSource,
+    Preprocessing,
+    RecallPreprocessing,
+    TextFolder,
+    TextPreprocessing,
+)
 from linvit.data.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.files import read_checkpoint
 from linvit.models.frameworks import SEGMENTORS
 from linvit.released import load_released
-from linvit.tasks import Classification, Detection, Task
+from linvit.tasks import Classification, Detection, Language, Task
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.classification import check_model
 
 PREFERRED = (BEST, LAST)
 IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+PREPARES = {
+    "classification": Preprocessing,
+    "detection": DensePreprocessing,
+    "segmentation": DensePreprocessing,
+    "language": TextPreprocessing,
+    "recall": RecallPreprocessing,
+}
 
 
 @dataclass
@@ -32,7 +48,7 @@ class Restored:
 
     task: Task
     class_names: list[str]
-    preprocessing: Preprocessing | DensePreprocessing
+    preprocessing: Preprocessing | DensePreprocessing | TextPreprocessing | RecallPreprocessing
     data: dict[str, Any] | None
     path: Path
     name: str | None = None
@@ -42,6 +58,11 @@ class Restored:
     def dense(self) -> bool:
         """Whether this is a detector or segmentor."""
         return isinstance(self.preprocessing, DensePreprocessing)
+
+    @property
+    def sequence(self) -> bool:
+        """Whether this is a decoder, of text or of anything else in tokens."""
+        return isinstance(self.task, Language)
 
 
 def restore(
@@ -92,11 +113,11 @@ def _from_run(path: Path) -> Restored:
     about = content["linvit"]
     recipe = about["recipe"]
     name = recipe["task"]["name"]
-    prepares = Preprocessing if name == "classification" else DensePreprocessing
-    preprocessing = prepares(**{key: _tuple(value) for key, value in about["preprocessing"].items()})
+    preprocessing = PREPARES[name](**{key: _tuple(value) for key, value in about["preprocessing"].items()})
     model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
     channels = {"channels": preprocessing.channels} if name == "classification" else {}
-    task = TASKS[name](model, len(about["class_names"]), ema_decay=recipe["task"]["ema_decay"], **channels)
+    count = len(about["class_names"]) or _vocabulary(content["state_dict"])
+    task = TASKS[name](model, count, ema_decay=recipe["task"]["ema_decay"], **channels)
     try:
         task.load_state_dict(content["state_dict"])
     except (RuntimeError, KeyError) as error:
@@ -104,10 +125,17 @@ def _from_run(path: Path) -> Restored:
             f"The weights in {path} do not fit the model {model.get('name') or model['framework']!r} that it names: the"
             " file is damaged, or was written by a version in which that model was another."
         ) from error
+    if isinstance(task, Language):
+        return Restored(task, [], preprocessing, recipe["data"], path, f"{model['name']}, {task.network.mixer}")
     category_ids = about.get("category_ids") or list(range(1, len(about["class_names"]) + 1))
     dense = {} if name == "classification" else {"name": _dense_name(**model)}
     detector = {"category_ids": category_ids} if name == "detection" else {}
     return Restored(task, about["class_names"], preprocessing, recipe["data"], path, **dense, **detector)
+
+
+def _vocabulary(weights: dict[str, Any]) -> int:
+    """How many tokens the decoder in a checkpoint knows; 0 where it holds none, which its task refuses."""
+    return len(weights.get("network.embed.weight", ()))
 
 
 def _from_dense_weights(framework: str, backbone: str, path: Path) -> Restored:
@@ -170,13 +198,16 @@ def _default_names(count: int) -> list[str]:
 def source_for(restored: Restored, data: str | None, num_workers: int | None = None) -> ImageSource:
     """The data to measure on: that of the run, `digits`, or a folder of images with the run's preprocessing.
 
-    For a detector or segmentor the folder is one in the layout of COCO or ADE20K.
+    For a detector or segmentor the folder is one in the layout of COCO or ADE20K, for a language model one of .txt
+    files, or `stdlib`.
 
     Raises ValueError where there is none, and where its classes are not the network's.
     """
     if data is None and restored.data is None:
         raise ValueError("The checkpoint names no data: say on what to measure with --data digits or --data FOLDER.")
-    if isinstance(restored.preprocessing, DensePreprocessing):
+    if restored.sequence:
+        source = _sequence_source(restored, data)
+    elif isinstance(restored.preprocessing, DensePreprocessing):
         source = _dense_source(restored, data)
     else:
         source = _classified_source(restored, data)
@@ -189,6 +220,17 @@ def _dense_source(restored: Restored, data: str | None) -> ImageSource:
     settings = {"name": "coco" if isinstance(restored.task, Detection) else "ade20k"} | (restored.data or {})
     settings |= {"class_names": restored.class_names} | ({"root": data} if data else {})
     return SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
+
+
+def _sequence_source(restored: Restored, data: str | None) -> ImageSource:
+    preprocessing = restored.preprocessing
+    if data is None:
+        settings = dict(restored.data or {})
+        return SOURCES[settings.pop("name")](**settings)
+    if not isinstance(preprocessing, TextPreprocessing):
+        raise ValueError("--data is for text, images and the like, but this run's sequences are drawn: leave it out.")
+    read = {key: getattr(preprocessing, key) for key in ("tokenizer", "separator", "context")}
+    return SOURCES[data](**read) if data == "stdlib" else TextFolder(data, held_out=1.0, **read)
 
 
 def _classified_source(restored: Restored, data: str | None) -> ImageSource:

@@ -79,15 +79,20 @@ def set_allocator(options: argparse.Namespace) -> None:
 def eval_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit eval (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) [--data DATA] [--json]"
-        " [--report [FILE]]"
+        " [--report [FILE]] [--tasks TASK ... [--include FOLDER] [--limit N]]"
     )
     command.add_argument("path", metavar="RUN", nargs="?", help="a run's folder or a checkpoint of it")
     network_arguments(command)
     framework_argument(command)
-    command.add_argument("--data", help="digits, or a folder of class folders; by default the data of the run")
+    command.add_argument(
+        "--data", help="digits, stdlib, or a folder of class folders or .txt files; by default the data of the run"
+    )
     command.add_argument("--workers", type=int, help="processes that read images")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     command.add_argument("--report", metavar="FILE", nargs="?", const="", help="write a page (RUN/report.html)")
+    command.add_argument("--tasks", metavar="TASK", nargs="+", help="of lm-evaluation-harness, for language models")
+    command.add_argument("--include", metavar="FOLDER", type=Path, help="of your own tasks, in place of the harness's")
+    command.add_argument("--limit", type=int, help="items of each task (all)")
 
 
 def run_eval(options: argparse.Namespace) -> int:
@@ -95,15 +100,30 @@ def run_eval(options: argparse.Namespace) -> int:
     from linvit.cli.restore import restore
 
     restored = restore(options.path, options.model, options.checkpoint, options.framework)
+    if options.tasks:
+        return _ask(options, restored)
     measured = evaluate(restored, options.data, options.workers)
     show(measured, restored.path, as_json=options.json)
     if options.report is not None:
-        from linvit.cli import judge, judge_dense
+        from linvit.cli import judge, judge_dense, judge_text
 
-        report_path, write_report = judge.report_path, (judge_dense if restored.dense else judge).write_report
-        page = report_path(restored, options.report)
-        write_report(restored, measured, page, options.data, options.workers)
+        page = judge.report_path(restored, options.report)
+        judges = judge_text if restored.sequence else judge_dense if restored.dense else judge
+        judges.write_report(restored, measured, page, options.data, options.workers)
         print(f"{page} is the page to look at.", file=sys.stderr)
+    return 0
+
+
+def _ask(options: argparse.Namespace, restored: Any) -> int:
+    from linvit.cli.harness import ask, show
+
+    found = ask(restored, options.tasks, options.include, options.limit)
+    if options.json:
+        import json
+
+        print(json.dumps(found, default=str))
+    else:
+        show(found)
     return 0
 
 
@@ -133,6 +153,8 @@ def run_predict(options: argparse.Namespace) -> int:
         raise ValueError("There is nothing to predict: give image files or folders after the run or checkpoint.")
     set_allocator(options)
     restored = restore(run, options.model, options.checkpoint, options.framework)
+    if restored.sequence:
+        raise ValueError("This run reads tokens, not images: `linvit generate RUN --prompt …` lets it write.")
     complaints = (_predict_dense if restored.dense else _predict_classes)(options, restored, images)
     for complaint in complaints:
         say(f"linvit: {complaint}", SOME_FAILED)
@@ -167,6 +189,29 @@ def _predict_dense(options: argparse.Namespace, restored: Any, images: Sequence[
     else:
         show(told)
     return complaints
+
+
+def generate_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("path", metavar="RUN", help="a run's folder or a checkpoint of it")
+    command.add_argument("--prompt", default="", help="how the text begins (at the start of a document)")
+    command.add_argument("--tokens", type=int, default=256, help="how many tokens at most (256)")
+    command.add_argument("--temperature", type=float, default=1.0, help="0 takes the most probable token (1)")
+    command.add_argument("--top-p", type=float, default=1.0, help="draw from the tokens of this probability (1)")
+    command.add_argument("--seed", type=int, default=0, help="what is drawn from (0)")
+    command.add_argument("--weights", choices=("raw", "ema"), help="by default the moving average where there is one")
+
+
+def run_generate(options: argparse.Namespace) -> int:
+    from linvit.cli.generate import write_text
+    from linvit.cli.restore import restore
+
+    restored = restore(options.path)
+    for piece in write_text(
+        restored, options.prompt, options.tokens, options.temperature, options.top_p, options.seed, options.weights
+    ):
+        print(piece, end="", flush=True)
+    print()
+    return 0
 
 
 def convert_arguments(command: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from linvit.cli.evaluate import cell
 from linvit.files import replacing
 from linvit.tasks.checkpoints import BEST, RunStoppedError
 
@@ -30,13 +31,17 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Run:
-    """One training: a label for the screen, a recipe with overrides, and all its values without the folder."""
+    """One training: a label for the screen, a recipe with overrides, and all its values without the folder.
+
+    measure is the column of its metrics that its result holds, that of the last epoch.
+    """
 
     label: str
     recipe: Path
     overrides: tuple[str, ...]
     folder: Path
     values: Mapping[str, Any]
+    measure: str = "top1"
 
     def result(self) -> dict[str, Any] | None:
         """What the complete run ended with; None while there is something left to do.
@@ -63,10 +68,10 @@ class Progress:
     here: int = 0
     started: float = 0.0
 
-    def line(self, label: str, result: Mapping[str, Any]) -> str:
+    def line(self, label: str, result: Mapping[str, Any], measure: str = "top1") -> str:
         """`[12/150] rala seed 3: 91.24 %, 21 s; running: mala seed 3; about 34 min left`."""
-        top1 = result["top1"]
-        outcome = "did not stay finite" if top1 is None else f"{100 * top1:.2f} %"
+        value = result[measure]
+        outcome = "did not stay finite" if value is None else cell(measure, value)
         parts = [f"[{self.done}/{self.total}] {label}: {outcome}, {result['seconds']:.0f} s"]
         if self.running:
             parts.append(f"running: {', '.join(self.running)}")
@@ -120,7 +125,7 @@ def run_all(runs: Sequence[Run], workers: int, say: Callable[[str], None]) -> li
                     results[index] = _received(line, runs[index])
                     progress.done, progress.here = progress.done + 1, progress.here + 1
                     progress.running = tuple(runs[other].label for other in busy.values())
-                    say(progress.line(runs[index].label, results[index]))  # type: ignore[arg-type]
+                    say(progress.line(runs[index].label, results[index], runs[index].measure))  # type: ignore[arg-type]
         except KeyboardInterrupt:
             stop.set()
             say("Stopping: each run that is under way saves its epoch.")
@@ -191,7 +196,7 @@ def _work(line: Any, stop: Any) -> None:
 
 
 def complete(run: Run, stop: Any) -> dict[str, Any]:
-    """Trains one run to its end and writes its result.json; accuracy is that of the last epoch, None if not finite."""
+    """Trains one run to its end and writes its result.json: its measure after the last epoch, None if not finite."""
     from linvit.cli.train import train  # Lightning's start-up belongs into the worker
 
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +208,7 @@ def complete(run: Run, stop: Any) -> dict[str, Any]:
         train(run.recipe, [f"folder={run.folder}", *run.overrides], True, [StopsBetweenEpochs(stop)], prints=False)
     except FloatingPointError as error:
         reason = str(error).split(",")[0]
-    result = {"top1": None if reason else _last_top1(run.folder), "reason": reason}
+    result = {run.measure: None if reason else _last(run.folder, run.measure), "reason": reason}
     result["seconds"] = round(time.monotonic() - started, 3)
     (run.folder / "checkpoints" / BEST).unlink(missing_ok=True)  # measured once, at the end: the same as the last
     with replacing(run.folder / RESULT) as temporary:
@@ -211,6 +216,6 @@ def complete(run: Run, stop: Any) -> dict[str, Any]:
     return result
 
 
-def _last_top1(folder: Path) -> float:
+def _last(folder: Path, measure: str) -> float:
     with (folder / "metrics.csv").open(newline="") as file:
-        return float(list(csv.DictReader(file))[-1]["top1"])
+        return float(list(csv.DictReader(file))[-1][measure])

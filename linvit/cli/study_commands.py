@@ -11,6 +11,7 @@ def models_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--family", help="only this family, such as ravlt or swin_tiny")
     which = command.add_mutually_exclusive_group()
     which.add_argument("--recipes", metavar="PATH", nargs="+", help="what these recipes train, against their bases")
+    which.add_argument("--sequence", action="store_true", help="decoders of language and other tokens")
     which.add_argument("--dense", action="store_true", help="detectors and segmentors on RAVLT and MAViT")
     command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
 
@@ -22,6 +23,10 @@ def run_models(options: argparse.Namespace) -> int:
         raise ValueError("--family and --recipes exclude each other: give one of them.")
     if options.recipes:
         rows, show = describe_recipes(recipe_files(options.recipes)), show_recipes
+    elif options.sequence:
+        from linvit.cli.sequence_models import describe_sequences, show_sequences
+
+        rows, show = describe_sequences(), show_sequences
     elif options.dense:
         from linvit.cli.dense_models import describe_dense, show_dense
 
@@ -106,6 +111,26 @@ def run_study(options: argparse.Namespace) -> int:
     from linvit.cli.study import study
 
     study(options.recipes, options.folder, options.seeds, options.workers, options.write)
+    return 0
+
+
+def compare_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = (
+        "linvit compare RECIPE ... --folder FOLDER [--seeds N] [--workers N] [--over KEY=V,V,…] [--set KEY=V ...]"
+    )
+    command.add_argument("recipes", metavar="RECIPE", nargs="+", type=Path, help="recipes of one task")
+    command.add_argument("--folder", type=Path, required=True, help="where runs, table and figure go")
+    command.add_argument("--seeds", type=int, default=3, help="how many seeds a recipe (3)")
+    command.add_argument("--workers", type=int, default=1, help="how many runs at once, one thread each (1)")
+    command.add_argument("--over", metavar="KEY=V,V,…", help="train at each of these values, and draw them")
+    command.add_argument("--set", metavar="KEY=V", nargs="+", default=(), help="settings of every run")
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    from linvit.cli.compare import compare
+
+    page = compare(options.recipes, options.folder, options.seeds, options.workers, options.over, options.set)
+    print(page.read_text(), end="")
     return 0
 
 

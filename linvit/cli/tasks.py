@@ -6,7 +6,8 @@ from typing import Any
 from torch import nn
 
 from linvit.models.frameworks import DETECTORS, SEGMENTORS, build_dense
-from linvit.tasks import Classification, Detection, Segmentation, Task
+from linvit.models.sequence import Decoder, create_sequence
+from linvit.tasks import Classification, Detection, Language, Recall, Segmentation, Task
 from linvit.tasks.classification import known_arguments
 
 
@@ -36,6 +37,40 @@ class BuiltSegmentation(Segmentation):
         super().__init__(_network(model, num_classes, SEGMENTORS), num_classes, **kwargs)
 
 
+class BuiltLanguage(Language):
+    """Language with a decoder by its arguments.
+
+    Args:
+        model: name and arguments of a decoder, see create_sequence.
+        num_classes: Number of different tokens of the data.
+        kwargs: Those of Task.
+    """
+
+    def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
+        super().__init__(_decoder(model, num_classes), **kwargs)
+
+
+class BuiltRecall(Recall):
+    """Recall with a decoder by its arguments.
+
+    Args:
+        model: name and arguments of a decoder, see create_sequence.
+        num_classes: Number of different tokens of the data.
+        kwargs: Those of Task.
+    """
+
+    def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
+        super().__init__(_decoder(model, num_classes), **kwargs)
+
+
+def _decoder(model: dict[str, Any], vocabulary: int) -> Decoder:
+    arguments = dict(model)
+    name = arguments.pop("name", None)
+    if not name:
+        raise ValueError("The recipe names no model: add model.name, which `linvit models --sequence` lists.")
+    return create_sequence(name, vocabulary, **arguments)
+
+
 def _network(model: dict[str, Any], num_classes: int, frameworks: Iterable[str]) -> nn.Module:
     framework, backbone = model.get("framework"), model.get("backbone")
     if framework not in frameworks:
@@ -50,4 +85,6 @@ TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "detection": BuiltDetection,
     "segmentation": BuiltSegmentation,
+    "language": BuiltLanguage,
+    "recall": BuiltRecall,
 }

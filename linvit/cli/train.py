@@ -60,7 +60,9 @@ def train(
             if prints and rank_zero_only.rank == 0:
                 print(line, flush=True)
         shown = bars() if prints else []
-        keeper = RunFolder(folder, _about(cli), cli.model.monitor, prints and not shown, _draws(folder))
+        keeper = RunFolder(
+            folder, _about(cli), cli.model.monitor, prints and not shown, _draws(folder), cli.model.lowest
+        )
         return {
             "callbacks": [keeper, StopSafely(keeper.last), *shown, *callbacks],
             "plugins": [AtomicCheckpointIO()],

@@ -1,14 +1,21 @@
-"""Batches of labelled images: each source is a LightningDataModule, listed here by the name that recipes use."""
+"""Batches of labelled images and of text: each source is a LightningDataModule, listed here by the name in recipes."""
 
 from linvit.data.ade20k import Ade20k as Ade20k
 from linvit.data.coco import Coco as Coco
 from linvit.data.dense import DensePreprocessing as DensePreprocessing
 from linvit.data.digits import Digits as Digits
+from linvit.data.hub_text import HuggingFaceText as HuggingFaceText
 from linvit.data.imagefolder import ImageFolder as ImageFolder
 from linvit.data.images import Preprocessing as Preprocessing
 from linvit.data.images import open_image as open_image
 from linvit.data.readers import TimmImages as TimmImages
+from linvit.data.recall import Copy as Copy
+from linvit.data.recall import Recall as Recall
+from linvit.data.recall import RecallPreprocessing as RecallPreprocessing
 from linvit.data.source import ImageSource as ImageSource
+from linvit.data.text import Stdlib as Stdlib
+from linvit.data.text import TextFolder as TextFolder
+from linvit.data.text import TextPreprocessing as TextPreprocessing
 
 SOURCES: dict[str, type[ImageSource]] = {
     "digits": Digits,
@@ -16,4 +23,9 @@ SOURCES: dict[str, type[ImageSource]] = {
     "timm": TimmImages,
     "coco": Coco,
     "ade20k": Ade20k,
+    "stdlib": Stdlib,
+    "textfolder": TextFolder,
+    "huggingface": HuggingFaceText,
+    "recall": Recall,
+    "copy": Copy,
 }

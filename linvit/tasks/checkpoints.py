@@ -18,7 +18,8 @@ from linvit.files import read_checkpoint, replacing
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 REDRAWN = 30.0  # seconds
-SCORES = ("top1", "box_ap50", "mask_ap50", "box_ap", "mask_ap", "miou")
+SCORES = ("top1", "box_ap50", "mask_ap50", "box_ap", "mask_ap", "miou", "next_accuracy", "recall_accuracy")
+NUMBERS = ("bits_per_byte",)
 
 
 class RunStoppedError(Exception):
@@ -47,8 +48,9 @@ class RunFolder(Checkpoint):
 
     The rows are part of the checkpoint, so the curve of a resumed run has neither gaps nor double rows. `about` is what
     `linvit eval` and `linvit predict` need to know of the run; it is saved in every checkpoint under "linvit". Best is
-    by `monitor`, a column of the metrics, the higher the better; equal ones keep the earlier. `draw` gets the rows to
-    make a picture of them, at most twice a minute, after the last epoch and when the run stops.
+    by `monitor`, a column of the metrics, the higher the better, or the lower with `lowest`; equal ones keep the
+    earlier. `draw` gets the rows to make a picture of them, at most twice a minute, after the last epoch and when the
+    run stops.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class RunFolder(Checkpoint):
         monitor: str,
         prints: bool = True,
         draw: Callable[[list[dict[str, float]]], None] | None = None,
+        lowest: bool = False,
     ) -> None:
         self.folder = folder
         self.about = about
         self.monitor = monitor
+        self.sign = -1 if lowest else 1
         self.prints = prints
         self.draw = draw
         self.drawn = time.monotonic(), 0
@@ -101,10 +105,10 @@ class RunFolder(Checkpoint):
             _column(key): value.item() for key, value in trainer.callback_metrics.items() if not key.startswith(stale)
         }
         row["seconds"] = round(time.monotonic() - self.started, 3)
-        earlier = [row[self.monitor] for row in self.rows if self.monitor in row]
+        earlier = [self.sign * row[self.monitor] for row in self.rows if self.monitor in row]
         self.rows.append(row)
         trainer.save_checkpoint(self.last)
-        if self.monitor in row and row[self.monitor] > max(earlier, default=float("-inf")):
+        if self.monitor in row and self.sign * row[self.monitor] > max(earlier, default=float("-inf")):
             trainer.save_checkpoint(self.best)
         if trainer.is_global_zero:
             self._write()
@@ -189,8 +193,9 @@ def _column(key: str) -> str:
 
 
 def _line(row: dict[str, float], epochs: int | None) -> str:
-    names = [f"{prefix}{name}" for name in SCORES for prefix in ("", "ema_")]
-    shares = [f"{name} {100 * row[name]:.2f} %" for name in names if name in row]
-    return ", ".join(
-        [f"epoch {row['epoch']}/{epochs}: loss {row['train_loss']:.4f}", *shares, f"{row['seconds']:.1f} s"]
-    )
+    shown = [f"epoch {row['epoch']}/{epochs}: loss {row['train_loss']:.4f}"]
+    for name in (f"{prefix}{name}" for name in (*NUMBERS, *SCORES) for prefix in ("", "ema_")):
+        if name in row:
+            number = name.removeprefix("ema_") in NUMBERS
+            shown.append(f"{name} {row[name]:.4f}" if number else f"{name} {100 * row[name]:.2f} %")
+    return ", ".join([*shown, f"{row['seconds']:.1f} s"])

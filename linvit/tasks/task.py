@@ -29,10 +29,13 @@ class Task(lightning.LightningModule):
         seed: Stochastic depth, dropout and sampling of step n are drawn from (seed, n, process).
 
     A subclass calls `learn` on its training loss, logs its measures as val/NAME, with the prefix ema_ for the moving
-    average, and names in `score` the one by which checkpoints are compared, the higher the better.
+    average, and names in `score` the one by which checkpoints are compared, the higher the better, or the lower where
+    it sets `lowest`. What validation counts it logs as val/ and `counted`.
     """
 
     score: str
+    lowest = False
+    counted = "images"
 
     def __init__(
         self,

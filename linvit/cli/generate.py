@@ -1,0 +1,60 @@
+"""`linvit generate`: a language model writes on, in constant time and memory a token where its attention is linear."""
+
+import codecs
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from linvit.cli.predict import ready_network
+from linvit.cli.restore import Restored
+from linvit.data import TextPreprocessing
+from linvit.data.tokens import Bytes, Tokenizer
+from linvit.models.sequence import generate
+
+
+def write_text(
+    restored: Restored,
+    prompt: str = "",
+    tokens: int = 256,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    weights: str | None = None,
+) -> Iterator[str]:
+    """The prompt and what follows it, piece by piece, until the document ends or so many tokens are written.
+
+    Raises ValueError for a network that reads no text, and as `generate`.
+    """
+    if not isinstance(restored.preprocessing, TextPreprocessing):
+        raise ValueError(f"{restored.path} reads no text: give the run of a language model.")
+    if tokens < 1:
+        raise ValueError(f"--tokens is {tokens}, but at least one has to be written: set it to 1 or more.")
+    network, device = ready_network(restored, weights)
+    tokenizer = restored.preprocessing.open()
+    start = torch.tensor([tokenizer.separator, *tokenizer.encode(prompt.encode())], device=device)
+    generator = torch.Generator().manual_seed(seed)
+    written = generate(network, start, tokens, temperature, top_p, generator, stop=tokenizer.separator)  # type: ignore[arg-type]
+    yield prompt
+    yield from pieces(tokenizer, written)
+
+
+def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
+    """The text of tokens as they come; a character of several tokens comes when it is whole."""
+    if isinstance(tokenizer, Bytes):
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in tokens:
+            yield decoder.decode(bytes([token]))
+        yield decoder.decode(b"", final=True)
+        return
+    held: list[int] = []
+    shown = ""
+    for token in tokens:
+        held.append(token)
+        text = _whole(tokenizer, held)
+        yield text[len(shown) :]
+        shown = text
+    yield tokenizer.decode(held)[len(shown) :]
+
+
+def _whole(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    return tokenizer.decode(tokens).rstrip("�")

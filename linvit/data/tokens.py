@@ -1,0 +1,189 @@
+"""Text as numbers: bytes, or a Hugging Face tokenizer; documents side by side in one long row."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+IGNORED = -100
+BYTES = "bytes"
+SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+
+
+class Tokenizer(Protocol):
+    """Text and tokens; `separator` is the token before and after every document."""
+
+    vocabulary: int
+    separator: int
+
+    def encode(self, text: bytes) -> Sequence[int]:
+        """The tokens of UTF-8 text, without separators."""
+
+    def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
+        """encode of each, at once."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; what is no valid UTF-8 becomes �."""
+
+    def widths(self, text: bytes) -> Sequence[int]:
+        """How many bytes each token of the text stands for; their sum is its length."""
+
+
+class Bytes:
+    """Every byte is a token, and number 256 stands between documents."""
+
+    vocabulary = 257
+    separator = 256
+
+    def encode(self, text: bytes) -> Sequence[int]:
+        return list(text)
+
+    def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(token for token in tokens if token < self.separator).decode("utf-8", "replace")
+
+    def widths(self, text: bytes) -> Sequence[int]:
+        return [1] * len(text)
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer of the tokenizers library.
+
+    Args:
+        name: a tokenizer.json, a folder with one, or a name on the Hugging Face hub, from where it is downloaded.
+        separator: the token between documents; by default the first that the tokenizer has of SEPARATORS.
+
+    Raises:
+        ValueError: where it cannot be read, and where it has no such separator.
+    """
+
+    def __init__(self, name: str, separator: str | None = None) -> None:
+        import tokenizers
+
+        path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
+        try:
+            known = tokenizers.Tokenizer.from_file(str(path)) if path.is_file() else _from_hub(name)
+        except Exception as error:  # the library raises plain Exceptions
+            raise ValueError(
+                f"The tokenizer {name} cannot be read ({str(error).splitlines()[0].rstrip('.')}): give a"
+                " tokenizer.json, a folder with one, or a name on the Hugging Face hub."
+            ) from error
+        self.tokenizer = known
+        self.vocabulary = known.get_vocab_size()
+        names = SEPARATORS if separator is None else (separator,)
+        found = [known.token_to_id(name) for name in names if known.token_to_id(name) is not None]
+        if not found:
+            raise ValueError(
+                f"The tokenizer {name} has no token {' or '.join(names)}: name the one between documents with"
+                " data.separator."
+            )
+        self.separator = found[0]
+
+    def encode(self, text: bytes) -> Sequence[int]:
+        return self.tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
+        strings = [text.decode("utf-8", "replace") for text in texts]
+        return [found.ids for found in self.tokenizer.encode_batch_fast(strings, add_special_tokens=False)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode([token for token in tokens if token != self.separator])
+
+    def widths(self, text: bytes) -> Sequence[int]:
+        string = text.decode("utf-8", "replace")
+        offsets = self.tokenizer.encode(string, add_special_tokens=False).offsets
+        if not offsets:
+            return []
+        starts = [0, *(start for start, _ in offsets[1:]), len(string)]
+        return [len(string[one:two].encode()) for one, two in pairwise(starts)]
+
+
+def _from_hub(name: str) -> Any:
+    import tokenizers
+
+    if name.endswith(".json"):
+        raise ValueError("there is no such file")
+    return tokenizers.Tokenizer.from_pretrained(name)
+
+
+def open_tokenizer(name: str, separator: str | None = None) -> Tokenizer:
+    """The tokenizer of that name, "bytes" or one of Hugging Face; raises ValueError as HuggingFaceTokenizer does."""
+    return Bytes() if name == BYTES else HuggingFaceTokenizer(name, separator)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Documents side by side: a separator, a document, a separator, a document … and a separator at the end.
+
+    tokens: (tokens,) unsigned integers. widths: bytes that each token stands for, uint16, 0 for separators; None where
+    they are not known. documents: their number.
+    """
+
+    tokens: np.ndarray
+    widths: np.ndarray | None
+    documents: int
+
+
+def dtype_for(vocabulary: int) -> type[np.generic]:
+    """The narrowest integers that hold every token."""
+    return np.uint16 if vocabulary <= 1 << 16 else np.uint32
+
+
+def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True) -> Stream:
+    """The stream of these documents; with `measures` it knows its bytes."""
+    dtype = dtype_for(tokenizer.vocabulary)
+    mark = np.array([tokenizer.separator], dtype)
+    tokens, widths, count = [], [], 0
+    for document in documents:
+        tokens += [mark, np.asarray(tokenizer.encode(document), dtype)]
+        count += 1
+        if measures:
+            widths += [np.zeros(1, np.uint16), np.asarray(tokenizer.widths(document), np.uint16)]
+    tokens.append(mark)
+    widths.append(np.zeros(1, np.uint16))
+    return Stream(np.concatenate(tokens), np.concatenate(widths) if measures else None, count)
+
+
+class Rows(Dataset[Any]):
+    """A stream cut into rows: (tokens, {"targets", "documents", "bytes"}), each next token a target exactly once.
+
+    Tokens, targets and documents are int64 (context,). What fills the last row up has IGNORED as targets. documents
+    numbers those of a row, and the filling, where they are to be kept apart; else it is 0. bytes is how many the
+    targets stand for, 0 where that is not known. Rows that ask for nothing follow up to a multiple of `multiple`:
+    processes that share a network's weights must read equally many.
+    """
+
+    def __init__(self, stream: Stream, context: int, separator: int, keeps_apart: bool, multiple: int = 1) -> None:
+        self.stream = stream
+        self.context = context
+        self.separator = separator
+        self.keeps_apart = keeps_apart
+        self.multiple = multiple
+
+    def __len__(self) -> int:
+        rows = -(-(len(self.stream.tokens) - 1) // self.context)
+        return -(-rows // self.multiple) * self.multiple
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+        start = index * self.context
+        piece = slice(start, start + self.context + 1)
+        held = torch.from_numpy(self.stream.tokens[piece].astype(np.int64))
+        row = held.new_full((self.context + 1,), self.separator)
+        row[: len(held)] = held
+        targets = row[1:].clone()
+        targets[max(0, len(held) - 1) :] = IGNORED
+        documents = torch.zeros_like(targets)
+        if self.keeps_apart:
+            documents = (row[:-1] == self.separator).cumsum(0)
+            documents[max(0, len(held) - 1) :] = self.context  # one document, whatever its tokens
+        widths = self.stream.widths
+        count = 0 if widths is None else int(widths[start + 1 : start + self.context + 1].sum())
+        return row[:-1], {"targets": targets, "documents": documents, "bytes": torch.tensor(count)}

@@ -1,0 +1,195 @@
+"""A causal decoder with softmax, vanilla linear, MALA or RALA attention, for language and anything else in tokens.
+
+Paper: *Rectifying Magnitude Neglect in Linear Attention* (MALA, ICCV 2025, arXiv 2507.00698), Table 6, which compares
+0.3 B models in the setting of gated linear attention (arXiv 2312.06635): 24 layers of 1,024 channels, SwiGLU, tied
+embeddings of 32,000 tokens, 15 B tokens of text in contexts of 2,048. The paper says neither where positions come from
+nor whether the gate φ(x) stays, and its released code has no language model. Here: a short convolution of q, k and v,
+no rotation and no gate, so that every mixer has 341 M parameters. In MALA the similarity of token i is divided by
+i·√width, the causal form of the released code's N·√width; RALA's weights are those of the queries so far, frozen when a
+token is read (weighting "prefix_query_mean").
+
+| name | channels | layers | heads | hidden | parameters with its usual vocabulary |
+|---|---:|---:|---:|---:|---:|
+| sequence_nano | 128 | 4 | 4 | 352 | 0.8 M, 257 tokens (bytes) |
+| sequence_340m | 1,024 | 24 | 16 | 2,816 | 341 M, 32,000 tokens |
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from linvit.layers.causal import FORMS, AttentionMemory, CausalAttention, CausalConv, DecoderBlock, Packing
+from linvit.ops import Rotary, rotary_1d
+
+SEQUENCES: Mapping[str, dict[str, int]] = {
+    "sequence_nano": {"width": 128, "depth": 4, "heads": 4, "hidden": 352},
+    "sequence_340m": {"width": 1024, "depth": 24, "heads": 16, "hidden": 2816},
+}
+
+
+@dataclass
+class Memory:
+    """All that a decoder keeps of the tokens it has read: their number, and a memory a layer."""
+
+    layers: list[AttentionMemory] = field(default_factory=list)
+    tokens: int = 0
+
+    def num_bytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(layer.num_bytes() for layer in self.layers)
+
+
+class Decoder(nn.Module):
+    """Tokens in, logits of each next token out.
+
+    Args:
+        vocabulary: number of different tokens.
+        width, depth, heads, hidden: channels, layers, heads and channels of the feed-forward.
+        mixer: "softmax", "linear", "mala", "rala" or "rala_mala".
+        options: conv, lepe, modulation and rope of every layer, see CausalAttention.
+
+    Raises:
+        ValueError: for an unknown mixer or modulation, and sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        depth: int,
+        heads: int,
+        hidden: int,
+        mixer: str = "mala",
+        device=None,
+        dtype=None,
+        **options,
+    ):
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        self.vocabulary, self.width, self.mixer = vocabulary, width, mixer
+        self.embed = nn.Embedding(vocabulary, width, **dd)
+        self.blocks = nn.ModuleList(DecoderBlock(width, heads, mixer, hidden, **options, **dd) for _ in range(depth))
+        self.norm = nn.RMSNorm(width, eps=1e-6, **dd)
+        self.head_width = width // heads
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal weights of deviation 0.64/√width, which is 0.02 for 1,024 channels; convolutions pass on."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.64 * self.width**-0.5)
+            elif isinstance(module, CausalConv):
+                module.reset_parameters()
+
+    @property
+    def attentions(self) -> list[CausalAttention]:
+        """The attention of every layer."""
+        return [block.attn for block in self.blocks]
+
+    def forward(self, tokens: Tensor, documents: Tensor | None = None, form: str = "chunked") -> Tensor:
+        """Logits (batch, tokens, vocabulary) of the token after each; whole rows at once.
+
+        Args:
+            tokens: int64 (batch, tokens).
+            documents: number of each token's document, (batch, tokens), where a row holds several: none sees another.
+                Padding is a document of its own.
+            form: "chunked", in time linear in the tokens for linear mixers, or "matrix", by the explicit scores.
+
+        Raises:
+            ValueError: for an unknown form.
+        """
+        if form not in FORMS:
+            raise ValueError(f"form is {form!r}, expected {' or '.join(FORMS)}")
+        packing = None
+        if documents is not None and bool((documents[:, 1:] != documents[:, :-1]).any()):
+            packing = Packing(documents)
+        x = self.embed(tokens)
+        rotary = self._rotary(packing.shape[1] if packing else tokens.shape[1], 0, x)
+        for block in self.blocks:
+            x = block(x, rotary, packing, None, form)
+        return linear(self.norm(x), self.embed.weight)
+
+    def read(self, tokens: Tensor, memory: Memory) -> Tensor:
+        """As forward, for tokens that come after those in `memory`, which takes them up; `Memory()` to begin."""
+        if not memory.layers:
+            memory.layers = [AttentionMemory() for _ in self.blocks]
+        x = self.embed(tokens)
+        rotary = self._rotary(tokens.shape[1], memory.tokens, x)
+        for block, held in zip(self.blocks, memory.layers, strict=True):
+            x = block(x, rotary, None, held)
+        memory.tokens += tokens.shape[1]
+        return linear(self.norm(x), self.embed.weight)
+
+    def _rotary(self, tokens: int, start: int, x: Tensor) -> Rotary | None:
+        if not self.attentions[0].rope:
+            return None
+        return rotary_1d(tokens, self.head_width, start=start, dtype=x.dtype, device=x.device)
+
+
+def create_sequence(name: str, vocabulary: int, **arguments: Any) -> Decoder:
+    """A decoder by its name in SEQUENCES, for that many tokens; arguments are those of Decoder, sizes included.
+
+    Raises:
+        ValueError: for an unknown name or argument; the message offers the nearest.
+    """
+    if name not in SEQUENCES:
+        near = difflib.get_close_matches(name, SEQUENCES, n=1, cutoff=0.0)
+        raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? The decoders are {', '.join(SEQUENCES)}.")
+    known = (*SEQUENCES[name], "mixer", "conv", "lepe", "modulation", "rope", "device", "dtype")
+    for key in arguments:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            raise ValueError(f"{name} has no argument {key!r}: did you mean 'model.{near[0]}'?")
+    return Decoder(vocabulary, **{**SEQUENCES[name], **arguments})
+
+
+@torch.inference_mode()
+def generate(
+    network: Decoder,
+    prompt: Tensor,
+    tokens: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    generator: torch.Generator | None = None,
+    stop: int | None = None,
+) -> Iterator[int]:
+    """The tokens that follow a prompt, one by one, as they are drawn.
+
+    Args:
+        network: in evaluation mode.
+        prompt: int64 (tokens,), at least one.
+        tokens: how many at most.
+        temperature: logits are divided by it; 0 takes the most probable token.
+        top_p: draws from the most probable tokens that together have this probability.
+        generator: what is drawn from, on the CPU.
+        stop: a token that ends the text, which is not given.
+
+    Raises:
+        ValueError: for an empty prompt, a negative temperature, and top_p outside (0, 1].
+    """
+    if prompt.numel() == 0:
+        raise ValueError("The prompt is empty: give at least one token.")
+    if temperature < 0 or not 0 < top_p <= 1:
+        raise ValueError(f"temperature is {temperature} and top-p {top_p}, expected 0 or more, and above 0 up to 1.")
+    memory = Memory()
+    logits = network.read(prompt[None], memory)[0, -1]
+    for _ in range(tokens):
+        token = _drawn(logits.float().cpu(), temperature, top_p, generator)
+        if token == stop:
+            return
+        yield token
+        logits = network.read(torch.tensor([[token]], device=prompt.device), memory)[0, -1]
+
+
+def _drawn(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    probabilities, order = (logits / temperature).softmax(-1).sort(descending=True)
+    before = probabilities.cumsum(0) - probabilities
+    kept = probabilities.masked_fill(before >= top_p, 0)
+    return int(order[torch.multinomial(kept, 1, generator=generator)])

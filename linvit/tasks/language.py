@@ -1,0 +1,113 @@
+"""Next tokens: cross entropy, bits per byte on text, accuracy where only some tokens are asked for."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.functional import cross_entropy
+from torchmetrics import SumMetric
+
+from linvit.tasks.task import Task
+
+IGNORED = -100
+Targets = dict[str, Tensor]
+
+
+class Language(Task):
+    """Trains a decoder to give the next token.
+
+    Args:
+        network: Takes tokens (batch, tokens) and the numbers of their documents, gives logits of the next ones.
+        kwargs: Those of Task.
+
+    bits_per_byte is the code length of all held-out text, the ends of its documents included, over its bytes;
+    perplexity is that of a token; next_accuracy the share of tokens that were the most probable one.
+    """
+
+    score = "bits_per_byte"
+    lowest = True
+    counted = "bytes"
+    sums = ("nats", "tokens", "right")
+
+    def __init__(self, network: nn.Module, **kwargs: Any) -> None:
+        super().__init__(network, **kwargs)
+        self.sums_of = nn.ModuleDict(
+            {kind: nn.ModuleDict({name: _exact_sum() for name in self.sums}) for kind in self.networks()}
+        )
+        self.count = _exact_sum()
+
+    def configure_model(self) -> None:
+        """Shards the network's weights, block by block, where the trainer's strategy is ModelParallelStrategy."""
+        if self.device_mesh is None or isinstance(self.network, FSDPModule):
+            return
+        if self.ema:
+            raise ValueError("task.ema_decay keeps a copy of the weights, which are sharded: leave it out.")
+        mesh = self.device_mesh["data_parallel"]
+        for block in getattr(self.network, "blocks", ()):
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.network, mesh=mesh)
+
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        return self.network(tokens, documents)
+
+    def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
+        tokens, targets = batch
+        logits = self(tokens, targets["documents"])
+        return self.learn(cross_entropy(logits.flatten(0, 1).float(), targets["targets"].flatten()), len(tokens))
+
+    def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
+        tokens, targets = batch
+        self.count.update(self.counts(tokens, targets))
+        asked = targets["targets"] != IGNORED
+        wanted = targets["targets"][asked]
+        for kind, network in self.networks().items():
+            logits = network(tokens, targets["documents"])[asked].float()
+            found = self.sums_of[kind]
+            found["nats"].update(cross_entropy(logits, wanted, reduction="none").double().sum())
+            found["tokens"].update(len(wanted))
+            found["right"].update((logits.argmax(-1) == wanted).sum())
+
+    def counts(self, tokens: Tensor, targets: Targets) -> Tensor:
+        """What `linvit eval` counts: bytes."""
+        return targets["bytes"].sum()
+
+    def measures(self, nats: float, tokens: float, right: float, count: float) -> dict[str, float]:
+        """What is logged, of sums over all validation tokens and the count."""
+        nats_a_token = nats / tokens
+        found = {"loss": nats_a_token, "perplexity": math.exp(min(nats_a_token, 700)), "next_accuracy": right / tokens}
+        return found | ({"bits_per_byte": nats / math.log(2) / count} if count else {})
+
+    def on_validation_epoch_end(self) -> None:
+        count = self.count.compute().item()
+        for kind, found in self.sums_of.items():
+            self.log_measures(kind, self.measures(**{k: s.compute().item() for k, s in found.items()}, count=count))
+            for one in found.values():
+                one.reset()
+        self.log(f"val/{self.counted}", self.count.compute())
+        self.count.reset()
+
+
+class Recall(Language):
+    """Trains a decoder on sequences of which some tokens alone are asked for: recall_accuracy is the share right.
+
+    Args:
+        network, kwargs: See Language.
+    """
+
+    score = "recall_accuracy"
+    lowest = False
+    counted = "sequences"
+
+    def counts(self, tokens: Tensor, targets: Targets) -> Tensor:
+        """What `linvit eval` counts: sequences."""
+        return torch.tensor(len(tokens), device=tokens.device)
+
+    def measures(self, nats: float, tokens: float, right: float, count: float) -> dict[str, float]:
+        """What is logged, of sums over all validation tokens and the count."""
+        return {"loss": nats / tokens, "recall_accuracy": right / tokens}
+
+
+def _exact_sum() -> SumMetric:
+    return SumMetric().set_dtype(torch.float64)

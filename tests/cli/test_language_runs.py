@@ -1,0 +1,155 @@
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from tiny_language import write_language_recipe, write_texts
+from tiny_run import content, curve, differing
+from torch.nn.functional import cross_entropy
+
+from linvit.cli import main
+from linvit.cli.compare import compare
+from linvit.cli.evaluate import evaluate
+from linvit.cli.generate import write_text
+from linvit.cli.restore import restore
+from linvit.cli.train import train
+from linvit.models.sequence import Memory
+from linvit.tasks.checkpoints import RunStoppedError
+
+
+class PressesCtrlC(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(write_language_recipe(tmp_path_factory.mktemp("language")), prints=False)
+
+
+def test_it_learns_and_the_best_checkpoint_is_that_of_the_fewest_bits(run):
+    bits = [float(row["ema_bits_per_byte"]) for row in curve(run)]
+    assert bits[-1] < bits[0] - 0.2
+    best = 1 + bits.index(min(bits))
+    assert content(run, "best")["global_step"] == 4 * best
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
+    recipe = write_language_recipe(tmp_path, data={"root": str(run.parent / "texts")})
+    with pytest.raises(RunStoppedError):
+        train(recipe, callbacks=[PressesCtrlC()], prints=False)
+    assert content(tmp_path / "run")["global_step"] == 7
+    train(recipe, resume=True, prints=False)
+    assert differing(tmp_path / "run", run, fewest=20) == []
+    assert curve(tmp_path / "run") == curve(run)
+
+
+def test_eval_gives_the_bits_of_every_held_out_byte(run):
+    restored = restore(run)
+    measured = evaluate(restored, enable_progress_bar=False)
+    network = restored.task.networks()["raw"].eval()
+    nats = count = 0
+    for path in sorted((run.parent / "texts" / "val").glob("*.txt")):
+        count += path.stat().st_size
+    source_rows = _rows(run)
+    with torch.no_grad():
+        for tokens, about in source_rows:
+            logits = network(tokens[None], about["documents"][None])[0]
+            nats += float(cross_entropy(logits.double(), about["targets"], reduction="sum"))
+    assert measured["raw"]["bytes"] == count
+    assert measured["raw"]["bits_per_byte"] == pytest.approx(nats / math.log(2) / count, rel=1e-6)
+
+
+def _rows(run):
+    from linvit.cli.restore import source_for
+
+    dataset = source_for(restore(run), None).val_set()
+    return [dataset[index] for index in range(len(dataset))]
+
+
+def test_the_trained_network_reads_and_decodes_the_same(run):
+    network = restore(run).task.network.double().eval()
+    tokens = torch.tensor([[256, *b"The number 3 comes before 4; its square"]])
+    with torch.no_grad():
+        chunked = network(tokens)
+        memory = Memory()
+        decoded = torch.cat([network.read(token, memory) for token in tokens.split(1, 1)], 1)
+        assert (network(tokens, form="matrix") - chunked).abs().max() < 1e-11
+        assert (decoded - chunked).abs().max() < 1e-11
+
+
+def test_generate_streams_and_repeats_itself_for_a_seed(run, capsys):
+    asked = ["generate", str(run), "--prompt", "The number", "--tokens", "12", "--top-p", "0.9", "--seed", "4"]
+    assert main(asked) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("The number")
+    main(asked)
+    assert capsys.readouterr().out == first
+    pieces = list(write_text(restore(run), "The", 5, temperature=0))
+    assert pieces[0] == "The"
+    assert 2 <= len(pieces) <= 7
+
+
+def test_eval_of_a_folder_and_its_page(run, tmp_path, capsys):
+    texts = write_texts(tmp_path / "others")
+    assert main(["eval", str(run), "--data", str(texts), "--json", "--report", str(tmp_path / "page.html")]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    total = sum(path.stat().st_size for path in texts.rglob("*.txt") if path.parent.name == "val")
+    assert measured["raw"]["bytes"] == total
+    page = (tmp_path / "page.html").read_text()
+    assert "Cost by place in the row" in page
+    assert "<pre>" in page
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["predict", "RUN", "picture.png"], "reads tokens, not images"),
+        (["generate", "RUN", "--tokens", "0"], "--tokens is 0"),
+        (["generate", "RUN", "--temperature", "-1"], "temperature is -1.0"),
+        (["eval", "RUN", "--data", "nowhere"], "nowhere does not exist"),
+    ],
+)
+def test_wrong_use_ends_in_a_sentence(run, command, message, capsys):
+    assert main([str(run) if part == "RUN" else part for part in command]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_byte_recipe_names_its_decoder(tmp_path):
+    recipe = write_language_recipe(tmp_path, model={"name": "sequence_mini"})
+    with pytest.raises(ValueError, match="did you mean 'sequence_nano'"):
+        train(recipe, prints=False)
+
+
+def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_again(tmp_path):
+    recipes = []
+    for mixer in ("linear", "mala"):
+        (tmp_path / mixer).mkdir()
+        path = write_language_recipe(tmp_path / mixer, mixer, task={"ema_decay": None}, trainer={"max_epochs": 1})
+        recipes.append(path.rename(tmp_path / f"{mixer}.yaml"))
+    asked = {"seeds": 2, "over": "data.batch_size=2", "overrides": ["data.context=16", "trainer.limit_train_batches=1"]}
+    text = compare(recipes, tmp_path / "out", **asked).read_text()
+    assert text.count("| `linear` | 2 |") == text.count("| `mala` | 2 |") == 1
+    assert "bits per byte" in text
+    found = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
+    assert len({row["parameters"] for row in found}) == 1
+    assert all(5 < measure < 9 for row in found for measure in row["measures"])
+    means = [sum(row["measures"]) / 2 for row in found]
+    assert found[1]["difference"]["mean"] == pytest.approx(means[1] - means[0])
+    assert (tmp_path / "out" / "compared.svg").is_file()
+    before = (tmp_path / "out" / "compared.json").read_text()
+    compare(recipes, tmp_path / "out", **asked)
+    assert (tmp_path / "out" / "compared.json").read_text() == before
+
+
+def test_models_lists_decoders_with_what_they_keep(capsys):
+    assert main(["models", "--sequence", "--json"]) == 0
+    rows = {(row["name"], row["mixer"]): row for row in json.loads(capsys.readouterr().out)}
+    assert rows["sequence_340m", "mala"]["parameters"] == rows["sequence_340m", "softmax"]["parameters"] == 341_394_432
+    assert rows["sequence_340m", "mala"]["memory"] < rows["sequence_340m", "softmax"]["memory"] / 50

@@ -1,0 +1,79 @@
+import pytest
+import torch
+
+from linvit.layers.causal import (
+    CAUSAL_MIXERS,
+    AttentionMemory,
+    CausalAttention,
+    CausalConv,
+    KeyValues,
+    Packing,
+)
+
+
+def test_packing_brings_documents_apart_and_back():
+    documents = torch.tensor([[1, 1, 1, 2, 2], [7, 8, 8, 8, 8]])
+    x = torch.randn(2, 5, 3)
+    packing = Packing(documents)
+    rows = packing.apart(x)
+    assert rows.shape == (4, 4, 3)
+    assert torch.equal(rows[0, :3], x[0, :3])
+    assert torch.equal(rows[3], x[1, 1:])
+    assert not rows[0, 3:].any()
+    assert torch.equal(packing.together(rows, x), x)
+
+
+def test_a_document_that_goes_on_in_the_next_row_begins_anew_there():
+    assert Packing(torch.zeros(3, 4, dtype=torch.long)).shape == (3, 4)
+
+
+def test_keys_and_values_keep_what_was_appended():
+    cache = KeyValues()
+    parts = [torch.randn(2, 3, tokens, 4) for tokens in (1, 5, 1, 1, 9)]
+    for part in parts:
+        keys, values = cache.append(part, -part)
+    assert torch.equal(keys, torch.cat(parts, dim=2))
+    assert torch.equal(values, -keys)
+    assert cache.num_bytes() == 2 * 4 * keys.numel()
+
+
+def test_the_short_convolution_passes_on_at_first_and_goes_on_from_its_history():
+    conv = CausalConv(6, 4)
+    x = torch.randn(2, 9, 6)
+    assert torch.equal(conv(x)[0], x)
+    torch.nn.init.normal_(conv.weight)
+    whole = conv(x)[0]
+    first, held = conv(x[:, :2])
+    second, _ = conv(x[:, 2:], held)
+    assert torch.allclose(torch.cat((first, second), 1), whole, atol=1e-6)
+    by_hand = sum(conv.weight[:, 0, 3 - back] * x[:, 5 - back] for back in range(4))
+    assert torch.allclose(whole[:, 5], by_hand, atol=1e-6)
+
+
+def test_memory_of_a_linear_mixer_stays_and_that_of_softmax_grows():
+    sizes = {}
+    for mixer in CAUSAL_MIXERS:
+        attention, memory = CausalAttention(8, 2, mixer), AttentionMemory()
+        with torch.no_grad():
+            found = []
+            for tokens in (1, 3, 20):
+                attention(torch.randn(1, tokens, 8), memory=memory)
+                found.append(memory.num_bytes())
+        sizes[mixer] = found
+    softmax = sizes.pop("softmax")
+    assert softmax[2] - softmax[1] == 20 * 2 * 8 * 4
+    for found in sizes.values():
+        assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mixer": "care"}, r"mixer is 'care', expected one of softmax, linear, mala, rala"),
+        ({"mixer": "mala", "modulation": "relu"}, r"modulation is 'relu', expected one of none"),
+        ({"mixer": "mala", "heads": 3}, r"width is 8 and heads 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        CausalAttention(8, **{"heads": 2, **arguments})

@@ -1,0 +1,150 @@
+import pytest
+import torch
+
+from linvit.layers.causal import CAUSAL_MIXERS
+from linvit.models.sequence import Memory, create_sequence, generate
+
+MIXERS = list(CAUSAL_MIXERS)
+AROUND = {"plain": {}, "everything": {"lepe": 5, "modulation": "silu", "rope": True}}
+
+
+def small(mixer, dtype=torch.float64, **options):
+    network = create_sequence("sequence_nano", 29, width=16, depth=2, heads=2, hidden=24, mixer=mixer, **options)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return network.to(dtype).eval()
+
+
+def tokens(batch=2, length=77):
+    return torch.randint(29, (batch, length))
+
+
+def recurrent(network, row, pieces):
+    memory = Memory()
+    return torch.cat([network.read(piece, memory) for piece in row.split(pieces, 1)], 1)
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("mixer", MIXERS)
+@torch.no_grad()
+def test_matrix_chunked_recurrent_and_piecewise_reading_agree(mixer, around):
+    network, row = small(mixer, **around), tokens()
+    chunked = network(row)
+    assert chunked.std() > 0.1
+    for other in (network(row, form="matrix"), recurrent(network, row, 1), recurrent(network, row, [50, 1, 26])):
+        assert (other - chunked).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@torch.no_grad()
+def test_float32_decodes_as_it_reads_up_to_rounding(mixer):
+    exact, row = small(mixer), tokens()
+    network = small(mixer, torch.float32)
+    network.load_state_dict(exact.state_dict())
+    truth = exact(row)
+    # a running mean over n tokens is rounded n times at most in each layer
+    roundings = row.shape[1] * len(network.blocks) * torch.finfo(torch.float32).eps
+    for form in (network(row), network(row, form="matrix"), recurrent(network, row, 1)):
+        assert (form - truth).abs().max() < roundings * truth.abs().max()
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("mixer", MIXERS)
+@torch.no_grad()
+def test_a_changed_token_changes_nothing_before_it(mixer, around):
+    network, row = small(mixer, **around), tokens(1, 70)
+    before = network(row)
+    for place in (3, 40, 66):
+        other = row.clone()
+        other[0, place] = (other[0, place] + 1) % 29
+        after = network(other)
+        assert (after[:, :place] - before[:, :place]).abs().max() < 1e-12
+        assert (after[:, place:] - before[:, place:]).abs().amax(-1).min() > 1e-9
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("mixer", MIXERS)
+@torch.no_grad()
+def test_documents_in_a_row_read_as_if_alone_and_padding_is_one_of_them(mixer, around):
+    network, row = small(mixer, **around), tokens(2, 40)
+    documents = torch.tensor([[0] * 11 + [1] * 29, [4] * 3 + [5] * 30 + [9] * 7])
+    packed = network(row, documents)
+    for index, start, end in ((0, 0, 11), (0, 11, 40), (1, 0, 3), (1, 3, 33), (1, 33, 40)):
+        alone = network(row[index : index + 1, start:end])
+        assert (packed[index, start:end] - alone[0]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_greedy_writing_equals_the_most_probable_token_of_the_parallel_form(mixer):
+    network, prompt = small(mixer), tokens(1, 5)[0]
+    written = list(generate(network, prompt, 70, temperature=0))
+    with torch.no_grad():
+        row = torch.cat((prompt, torch.tensor(written)))[None]
+        assert network(row)[0, 4:-1].argmax(-1).tolist() == written
+
+
+def test_gradients_of_chunks_equal_those_of_the_matrix():
+    for mixer in MIXERS:
+        network, row = small(mixer), tokens(1, 70)
+        found = []
+        for form in ("chunked", "matrix"):
+            network.zero_grad()
+            network(row, form=form).square().mean().backward()
+            found.append(torch.cat([parameter.grad.flatten() for parameter in network.parameters()]))
+        assert (found[0] - found[1]).abs().max() < 1e-10 * found[1].abs().max()
+
+
+def test_the_published_size_has_the_same_parameters_with_every_mixer():
+    with torch.device("meta"):
+        counts = {
+            mixer: sum(p.numel() for p in create_sequence("sequence_340m", 32_000, mixer=mixer).parameters())
+            for mixer in MIXERS
+        }
+        gated = create_sequence("sequence_340m", 32_000, modulation="linear")
+    layer = 4 * 1024**2 + 3 * 1024 * 2816 + 3 * 1024 * 4 + 2 * 1024
+    assert set(counts.values()) == {32_000 * 1024 + 24 * layer + 1024} == {341_394_432}
+    assert sum(p.numel() for p in gated.parameters()) == 341_394_432 + 24 * 1024**2
+
+
+def test_a_seed_writes_the_same_again_and_little_of_top_p_is_greedy():
+    network, prompt = small("mala"), tokens(1, 3)[0]
+
+    def write(seed, **options):
+        return list(generate(network, prompt, 20, generator=torch.Generator().manual_seed(seed), **options))
+
+    assert write(1) == write(1)
+    assert write(1) != write(2)
+    assert write(1, top_p=1e-9) == write(0, temperature=0)
+
+
+def test_top_p_draws_from_the_most_probable_alone():
+    from linvit.models.sequence import _drawn
+
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    generator = torch.Generator().manual_seed(0)
+    drawn = [_drawn(logits, 1.0, 0.6, generator) for _ in range(400)]
+    assert set(drawn) == {0, 1}
+    assert drawn.count(0) / 400 == pytest.approx(0.5 / 0.8, abs=4 * (0.25 / 400) ** 0.5)
+
+
+def test_writing_ends_at_the_stop_token():
+    network, prompt = small("mala"), tokens(1, 3)[0]
+    written = list(generate(network, prompt, 20, temperature=0))
+    assert list(generate(network, prompt, 20, temperature=0, stop=written[4])) == written[: written.index(written[4])]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: create_sequence("sequence_nono", 9), r"Unknown model 'sequence_nono': did you mean 'sequence_nano'"),
+        (lambda: create_sequence("sequence_nano", 9, withd=3), r"no argument 'withd': did you mean 'model.width'"),
+        (lambda: small("mala")(tokens(), form="parallel"), r"form is 'parallel', expected chunked or matrix"),
+        (lambda: next(generate(small("mala"), torch.tensor([]), 3)), "The prompt is empty"),
+        (lambda: next(generate(small("mala"), tokens()[0], 3, -1.0)), r"temperature is -1\.0"),
+        (lambda: next(generate(small("mala"), tokens()[0], 3, 1.0, 0.0)), r"top-p 0\.0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,40 @@
+"""Recipes of decoders that train in seconds on text that is written here."""
+
+from pathlib import Path
+
+import yaml
+
+SIZES = {"width": 16, "depth": 2, "heads": 2, "hidden": 24}
+
+
+def write_texts(folder: Path) -> Path:
+    """Sentences to train on and in val/ other ones, as .txt files."""
+    (folder / "val").mkdir(parents=True)
+    for number in range(12):
+        path = folder / ("val" if number % 4 == 0 else ".") / f"{number}.txt"
+        path.write_text(f"The number {number} comes before {number + 1}; its square is {number * number}.\n" * 8)
+    return folder
+
+
+def write_language_recipe(folder: Path, mixer: str = "mala", **groups) -> Path:
+    """Three epochs of four batches on write_texts, as folder/tiny.yaml; the run goes to folder/run."""
+    texts = folder / "texts"
+    values = {
+        "folder": str(folder / "run"),
+        "seed": 1,
+        "model": {"name": "sequence_nano", "mixer": mixer, **SIZES},
+        "task": {"name": "language", "ema_decay": 0.5},
+        "optimizer": {"lr": 1e-2},
+        "data": {
+            "name": "textfolder",
+            "root": str(texts if texts.is_dir() else write_texts(texts)),
+            "context": 40,
+            "batch_size": 4,
+        },
+        "trainer": {"max_epochs": 3, "accelerator": "cpu", "limit_train_batches": 4},
+    }
+    for group, value in groups.items():
+        values[group] = {**values[group], **value} if isinstance(value, dict) else value
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
