@@ -2,8 +2,8 @@
 
 Paper: *Scalable Diffusion Models with Transformers* (ICCV 2023, arXiv 2212.09748): patches of latents, fixed sine
 positions, and blocks whose norms are shifted, scaled and gated by time and class, from zero (adaLN-Zero). MALA's Table
-8 sets a linear one beside DiT-S/2, but its network is not released: 4.26 G cannot be reached by exchanging the attention
-of DiT-S/2 alone, see docs/generation.md. Here the attention is exchanged and nothing else, with an optional depthwise
+8 sets a linear one beside DiT-S/2, but its network is not released: exchanging the attention of DiT-S/2 alone does not
+lead to its 4.26 G, see docs/generation.md. Here the attention is exchanged and nothing else, with an optional depthwise
 3×3 convolution of v and another width of the feed-forward.
 
 | name | input | channels | layers | heads | patch |

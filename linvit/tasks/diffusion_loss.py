@@ -13,8 +13,8 @@ class DiffusionLoss(nn.Module):
 
     Without learned variance, the mean squared error of the noise (DDPM, arXiv 2006.11239, equation 14). With it, plus
     0.001·L_vlb (Improved DDPM, arXiv 2102.09672, equations 15 and 16): the KL divergence of each step, in bits a
-    dimension as in its released code, times 1,000 steps, in which the predicted mean is not trained. diffusers' samplers
-    read the learned variance, but diffusers has no such loss.
+    dimension as in its released code, times 1,000 steps, in which the predicted mean is not trained. The samplers of
+    diffusers read the learned variance, but it has no such loss.
     """
 
     def __init__(self) -> None:
