@@ -12,6 +12,7 @@ def models_arguments(command: argparse.ArgumentParser) -> None:
     which = command.add_mutually_exclusive_group()
     which.add_argument("--recipes", metavar="PATH", nargs="+", help="what these recipes train, against their bases")
     which.add_argument("--sequence", action="store_true", help="decoders of language and other tokens")
+    which.add_argument("--generation", action="store_true", help="image generators, beside the published size")
     which.add_argument("--dense", action="store_true", help="detectors and segmentors on RAVLT and MAViT")
     command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
 
@@ -27,6 +28,10 @@ def run_models(options: argparse.Namespace) -> int:
         from linvit.cli.sequence_models import describe_sequences, show_sequences
 
         rows, show = describe_sequences(), show_sequences
+    elif options.generation:
+        from linvit.cli.generation_models import describe_generators, show_generators
+
+        rows, show = describe_generators(), show_generators
     elif options.dense:
         from linvit.cli.dense_models import describe_dense, show_dense
 

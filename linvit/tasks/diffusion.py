@@ -30,8 +30,8 @@ class Diffusion(Task):
 
     loss is the error of the noise on the held-out images, each at its own fixed time and noise. Of drawn images,
     fid is the distance to the training images in the features of a classifier of our own, drawn_accuracy the share
-    that it reads as the class asked for; guided_fid and guided_accuracy are those at guidance 2. floor_fid is the distance of
-    the held-out images, noise_fid that of noise, judge_accuracy the share of held-out images that are read rightly.
+    that it reads as the class asked for; guided_fid and guided_accuracy are those at guidance 2. floor_fid is the
+    distance of the held-out images, noise_fid that of noise, judge_accuracy the share of held-out images read rightly.
     """
 
     score = "fid"
