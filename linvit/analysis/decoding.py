@@ -44,11 +44,12 @@ def measure(
     points = []
     for context in contexts:
         held = {mixer: filled(network, context) for mixer, network in networks.items()}
+        sizes = {mixer: memory.num_bytes() for mixer, memory in held.items()}
         best = dict.fromkeys(MIXERS, float("inf"))
         for _ in range(rounds):
             for mixer, network in networks.items():
                 best[mixer] = min(best[mixer], _seconds(network, held[mixer], tokens))
-        points += [Point(mixer, context, best[mixer], held[mixer].num_bytes()) for mixer in MIXERS]
+        points += [Point(mixer, context, best[mixer], sizes[mixer]) for mixer in MIXERS]
     return points
 
 
@@ -83,7 +84,7 @@ def _seconds(network: Decoder, memory: Memory, tokens: int) -> float:
 
 
 def decoding_figure(points: Sequence[Point]) -> Figure:
-    """Tokens a second and memory over the context, all axes logarithmic."""
+    """Tokens a second and memory over the context, whose axis is logarithmic, as is that of memory."""
     figure = Figure(figsize=(9.5, 3.8), layout="constrained")
     speed, memory = figure.subplots(1, 2)
     for mixer in dict.fromkeys(point.mixer for point in points):
@@ -92,13 +93,13 @@ def decoding_figure(points: Sequence[Point]) -> Figure:
         speed.plot([point.context for point in own], [1 / point.seconds for point in own], **style)
         memory.plot([point.context for point in own], [point.memory / 2**20 for point in own], **style)
     for axes, label in ((speed, "tokens a second"), (memory, "memory of what was read, MiB")):
-        axes.set(xlabel="tokens of context", ylabel=label, xscale="log", yscale="log")
+        axes.set(xlabel="tokens of context", ylabel=label, xscale="log")
         contexts = sorted({point.context for point in points})
         axes.set_xticks(contexts, [f"{context:,}" for context in contexts], minor=False)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    low, high = speed.get_ylim()
-    speed.set_ylim(low / 1.5, high * 1.5)
+    speed.set_ylim(0, None)
+    memory.set_yscale("log")
     memory.legend(frameon=False)
     return figure
 

@@ -33,6 +33,7 @@ def sentence(machine: dict[str, Any]) -> str:
         " ".join(machine["instructions"]),
         f"{machine['cores']} cores, {machine['threads']} used",
         f"load {' '.join(map(str, machine['load']))}" if machine["load"] else "",
+        "freed memory kept" if machine.get("keeps_memory") else "",
         f"torch {machine['torch']}",
         f"commit {machine['commit'][:12]}{'-dirty' * machine['commit'].endswith('-dirty')}"
         if machine.get("commit")

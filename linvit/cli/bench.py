@@ -36,7 +36,8 @@ def run(options: argparse.Namespace) -> int:
         if options.output is None:
             raise ValueError("--write needs --output, whose name is that of the part of the page: give both")
         check_page(options.write, options.output)
-    report = Report(options.kind, {**machine.describe(options.device, options.threads), "commit": commit()})
+    about = {**machine.describe(options.device, options.threads), "commit": commit()}
+    report = Report(options.kind, about | {"keeps_memory": options.keep_memory})
     say(machine.sentence(report.machine))
     status, shown = 0, Shown()
     with threads(options.threads):

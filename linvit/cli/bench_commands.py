@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from linvit.cli.run_commands import allocator_argument, set_allocator
+
 INFINITE = float("inf")
 
 
@@ -18,6 +20,7 @@ def bench_arguments(command: argparse.ArgumentParser) -> None:
 def run_bench(options: argparse.Namespace) -> int:
     from linvit.cli.bench import run
 
+    set_allocator(options)
     return run(options)
 
 
@@ -35,6 +38,7 @@ def _common_arguments(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--rounds", type=_positive, help="how often every variant is timed, in turn")
     kind.add_argument("--seconds", type=float, default=INFINITE, help="fewer rounds, but three, where they take longer")
     kind.add_argument("--memory", action="store_true", help="measure the peak memory of every variant too")
+    allocator_argument(kind)
     kind.add_argument("--seed", type=int, default=0, help="what inputs are drawn from (0)")
     kind.add_argument("--json", action="store_true", help="print everything as one JSON object in a last line")
     kind.add_argument("--output", type=Path, metavar="FOLDER", help="where bench.json and the plots go")

@@ -63,6 +63,19 @@ def framework_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument("--framework", metavar="NAME", help="such as mask_rcnn, for a released one on --model")
 
 
+def allocator_argument(command: argparse.ArgumentParser) -> None:
+    text = "keep freed memory in the process: fewer page faults, a larger process (Linux, docs/fuse.md)"
+    command.add_argument("--keep-memory", action="store_true", help=text)
+
+
+def set_allocator(options: argparse.Namespace) -> None:
+    """Does what --keep-memory asks for; a ValueError where the C library cannot."""
+    from linvit.allocator import keep_memory
+
+    if options.keep_memory and not keep_memory():
+        raise ValueError("--keep-memory needs glibc, Linux's usual C library, which is not here: leave it out.")
+
+
 def eval_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit eval (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) [--data DATA] [--json]"
@@ -118,6 +131,7 @@ def predict_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit predict (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) IMAGE_OR_FOLDER ..."
         " [--topk N] [--threshold SCORE] [--weights raw|ema] [--output FILE|FOLDER]"
+        " [--keep-memory]"
     )
     command.add_argument("paths", metavar="PATH", nargs="+", help="a run or checkpoint, then image files or folders")
     network_arguments(command)
@@ -128,6 +142,7 @@ def predict_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--output", metavar="PATH", help="instead of a table, a .csv or .json file, for dense tasks a folder"
     )
+    allocator_argument(command)
 
 
 def run_predict(options: argparse.Namespace) -> int:
@@ -136,6 +151,7 @@ def run_predict(options: argparse.Namespace) -> int:
     run, *images = options.paths if options.model is None else [None, *options.paths]
     if not images:
         raise ValueError("There is nothing to predict: give image files or folders after the run or checkpoint.")
+    set_allocator(options)
     restored = restore(run, options.model, options.checkpoint, options.framework)
     if restored.drawing:
         raise ValueError("This run draws images, it names none: `linvit generate RUN --output FILE.png` lets it draw.")

@@ -25,7 +25,7 @@ class HuggingFaceText(TextSource):
 
     Args:
         path: Name on the Hugging Face hub, from where it is downloaded, or a local folder or kind of file.
-        name: Configuration of it.
+        configuration: Which of its configurations.
         tokenizer: "bytes", or a Hugging Face tokenizer's file or name.
         column: Where a document's text stands.
         train_split: Split to train on.
@@ -49,7 +49,7 @@ class HuggingFaceText(TextSource):
     def __init__(
         self,
         path: str | None = None,
-        name: str | None = None,
+        configuration: str | None = None,
         tokenizer: str | None = None,
         column: str = "text",
         train_split: str = "train",
@@ -74,11 +74,11 @@ class HuggingFaceText(TextSource):
         super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
         if streaming and num_workers:
             raise ValueError(f"data.num_workers is {num_workers}, but a stream is read by the training process: set 0.")
-        self.asked = {"path": path, "name": name, **(options or {})}
+        self.asked = {"path": path, "name": configuration, **(options or {})}
         self.column, self.val_documents, self.max_tokens = column, val_documents, max_tokens
         self.train_split, self.val_split = train_split, val_split
         self.streaming, self.epoch_rows, self.cache = streaming, epoch_rows, Path(cache)
-        self.preprocessing = TextPreprocessing(**self.names, corpus=f"{path} {name or ''}".strip())
+        self.preprocessing = TextPreprocessing(**self.names, corpus=f"{path} {configuration or ''}".strip())
         self._stream: TextStream | None = None
         self._skipped = 0
 
@@ -119,8 +119,8 @@ class HuggingFaceText(TextSource):
         except Exception as error:  # of what kind depends on what is wrong
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise ValueError(
-                f"The data set {self.asked['path']} cannot be read ({reason}): set data.path, data.name and data's"
-                " splits to what is there."
+                f"The data set {self.asked['path']} cannot be read ({reason}): set data.path, data.configuration and"
+                " data's splits to what is there."
             ) from error
         if found.column_names and self.column not in found.column_names:
             raise ValueError(

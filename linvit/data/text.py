@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from linvit.data.order import share
 from linvit.data.source import ImageSource
 from linvit.data.tokens import BYTES, Rows, Stream, Tokenizer, join, open_tokenizer
 
@@ -77,12 +78,12 @@ class TextSource(ImageSource):
         return self._rows("train")
 
     def val_set(self) -> Dataset[Any]:
-        return self._rows("val")
+        return self._rows("val", share()[1])
 
-    def _rows(self, part: str) -> Rows:
+    def _rows(self, part: str, multiple: int = 1) -> Rows:
         if part not in self._streams:
             self._streams[part] = self.stream(part)
-        return Rows(self._streams[part], self.context, self.tokenizer.separator, self.keeps_apart)
+        return Rows(self._streams[part], self.context, self.tokenizer.separator, self.keeps_apart, multiple)
 
 
 class FileText(TextSource):

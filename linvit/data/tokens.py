@@ -157,17 +157,20 @@ class Rows(Dataset[Any]):
 
     Tokens, targets and documents are int64 (context,). What fills the last row up has IGNORED as targets. documents
     numbers those of a row, and the filling, where they are to be kept apart; else it is 0. bytes is how many the
-    targets stand for, 0 where that is not known.
+    targets stand for, 0 where that is not known. Rows that ask for nothing follow up to a multiple of `multiple`:
+    processes that share a network's weights must read equally many.
     """
 
-    def __init__(self, stream: Stream, context: int, separator: int, keeps_apart: bool) -> None:
+    def __init__(self, stream: Stream, context: int, separator: int, keeps_apart: bool, multiple: int = 1) -> None:
         self.stream = stream
         self.context = context
         self.separator = separator
         self.keeps_apart = keeps_apart
+        self.multiple = multiple
 
     def __len__(self) -> int:
-        return -(-(len(self.stream.tokens) - 1) // self.context)
+        rows = -(-(len(self.stream.tokens) - 1) // self.context)
+        return -(-rows // self.multiple) * self.multiple
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
         start = index * self.context
@@ -176,11 +179,11 @@ class Rows(Dataset[Any]):
         row = held.new_full((self.context + 1,), self.separator)
         row[: len(held)] = held
         targets = row[1:].clone()
-        targets[len(held) - 1 :] = IGNORED
+        targets[max(0, len(held) - 1) :] = IGNORED
         documents = torch.zeros_like(targets)
         if self.keeps_apart:
             documents = (row[:-1] == self.separator).cumsum(0)
-            documents[len(held) - 1 :] = self.context  # one document, whatever its tokens
+            documents[max(0, len(held) - 1) :] = self.context  # one document, whatever its tokens
         widths = self.stream.widths
         count = 0 if widths is None else int(widths[start + 1 : start + self.context + 1].sum())
         return row[:-1], {"targets": targets, "documents": documents, "bytes": torch.tensor(count)}

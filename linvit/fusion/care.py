@@ -22,7 +22,7 @@ class FusedAttended(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = (*self.qk(x).chunk(2, dim=-1), x)
-        tokens = heads_first(parts, self.heads, self.mix.options is not None)
+        tokens = heads_first(parts, self.heads)
         mixed = self.mix.operands(*tokens, None).output(self.mix.fused)
         return mixed.transpose(1, 2).reshape(x.shape)
 

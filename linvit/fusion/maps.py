@@ -21,13 +21,9 @@ def plus(fresh: Tensor, x: Tensor) -> Tensor:
     return fresh.add_(x) if fresh.dtype == x.dtype else x + fresh
 
 
-def heads_first(parts: Sequence[Tensor], heads: int, copied: bool) -> list[Tensor]:
-    """Maps (batch, height, width, heads × w) as tokens (batch, heads, tokens, w).
-
-    Copied once, in the place of once in every product that reads them.
-    """
-    tokens = [part.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
-    return [part.contiguous() for part in tokens] if copied else tokens
+def heads_first(parts: Sequence[Tensor], heads: int) -> list[Tensor]:
+    """Maps (batch, height, width, heads × w) as tokens (batch, heads, tokens, w): views, which the operator takes."""
+    return [part.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
 
 
 class Product(nn.Linear):

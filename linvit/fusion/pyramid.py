@@ -26,7 +26,7 @@ class FusedAttention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         parts = self.qkvo(x).chunk(self.chunks, dim=-1)
-        tokens = heads_first(parts[:3], self.heads, self.mix.options is not None)
+        tokens = heads_first(parts[:3], self.heads)
         operands = self.mix.operands(*tokens, Rotary(cos, sin) if self.rope else None)
         mixed = operands.output(self.mix.fused).transpose(1, 2).reshape(parts[2].shape)
         if self.lepe is not None:

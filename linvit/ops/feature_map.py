@@ -4,6 +4,7 @@ All take (batch, heads, tokens, width) and keep the shape. Most are elementwise;
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,44 @@ FeatureMap = Callable[[Tensor], Tensor]
 
 def elu1(x: Tensor) -> Tensor:
     """elu(x) + 1, positive and smooth (Katharopoulos et al., 2020); the choice of RALA, MALA and CARE."""
-    return F.elu(x) + 1
+    if torch.compiler.is_compiling():
+        return F.elu(x) + 1  # one node that exporters and compilers know
+    if torch.is_grad_enabled() and x.requires_grad:
+        y: Tensor = _Elu1.apply(x)
+        return y
+    return _elu1(x)
+
+
+def _elu1(x: Tensor) -> Tensor:
+    """In half the time of `elu`, whose e^x - 1 a CPU computes at six times the cost of e^x."""
+    return x.clamp_max(0).exp_().add_(F.relu(x))
+
+
+class _Elu1(torch.autograd.Function):
+    """The derivative of y = elu(x) + 1 is min(y, 1): nothing is kept but y, which the products keep anyway."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return _elu1(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        slope: Tensor = y.clamp_max(1)
+        return slope.mul_(grad) if not torch.is_grad_enabled() else slope * grad
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        slope: Tensor = y.clamp_max(1)
+        return slope * tangent
 
 
 def relu(x: Tensor) -> Tensor:
@@ -80,6 +118,11 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
     "focused": focused,
 }
 ACROSS_TOKENS = ("softmax_tokens",)
+
+
+def sees_one_token(feature_map: FeatureMap) -> bool:
+    """Whether the map is known to look at every token alone, so that tokens may be mapped in any company."""
+    return any(feature_map is known for name, known in FEATURE_MAPS.items() if name not in ACROSS_TOKENS)
 
 
 def resolve_feature_map(feature_map: str | FeatureMap) -> FeatureMap:

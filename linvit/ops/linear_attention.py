@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from linvit.ops.backend import runs_on_triton
+from linvit.ops.bidirectional import Rule, Tokens, bidirectional, mapped
 from linvit.ops.causal import chunked
 from linvit.ops.checks import check_inputs, check_state, check_value, check_weighting, visible_tokens
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
-from linvit.ops.position import Rotary, rotate
+from linvit.ops.position import Rotary
 from linvit.ops.state import State, accumulator_dtype, merge, read, summarize
-from linvit.ops.weighting import causal_token_weights, token_weights
+from linvit.ops.weighting import causal_token_weights
 
 
 @overload
@@ -117,7 +118,6 @@ def linear_attention(
         check_state(state, query, value, causal)
     query_map, key_map = query_and_key_map(feature_map, every_token_counts=not causal and key_mask is None)
     normalize = resolve_normalizer(normalizer)
-    dtype = accumulator_dtype(query.dtype)
     visible = None if key_mask is None else visible_tokens(key_mask, key)
     axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
     if runs_on_triton(backend, query, key, value, rotary=rotary, causal=causal, state=state, **axes):
@@ -126,17 +126,12 @@ def linear_attention(
         return kernels.linear_attention(
             query, key, value, rotary=rotary, key_mask=visible, causal=causal, eps=eps, **axes
         )
-    if visible is not None:
-        hidden = ~visible.unsqueeze(-1)
-        key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
-
+    tokens = Tokens(query, key, value, visible, rotary)
+    rule = Rule(query_map, key_map, weighting, normalize, eps, accumulator_dtype(query.dtype))
     with _without_autocast(query.device.type):
-        q, k, v = query_map(query.to(dtype)), key_map(key.to(dtype)), value.to(dtype)
-        rq, rk = (q, k) if rotary is None else (rotate(q, rotary), rotate(k, rotary))
         if not causal:
-            weights = token_weights(weighting, q, k, visible)
-            return read(summarize(k, rk, v, weights), q, rq, normalize, eps).to(query.dtype)
-
+            return bidirectional(tokens, rule)
+        q, rq, k, rk, v = mapped(tokens, rule)
         before = State.empty(q, v) if state is None else state
         weights, query_mean, num_queries = causal_token_weights(
             weighting, q, k, visible, before.query, before.num_queries

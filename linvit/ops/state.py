@@ -86,8 +86,9 @@ def summarize(key: Tensor, rotated_key: Tensor, value: Tensor, weights: Weights)
     z = _mean(key, alpha)
     r = z if rotated_key is key else _mean(rotated_key, alpha)
     centred = value - u.unsqueeze(-2)
-    weighted = centred / key.shape[-2] if alpha is None else centred * alpha.unsqueeze(-1)
-    S = rotated_key.mT @ weighted
+    S = rotated_key.mT @ (centred if alpha is None else _times(centred, alpha.unsqueeze(-1)))
+    if alpha is None:
+        S = S / key.shape[-2]
     return State(S, z, u, r, n, shift, query=torch.zeros_like(z), num_queries=torch.zeros_like(n))
 
 
@@ -102,14 +103,15 @@ def merge(first: State, second: State) -> State:
     spread = (second.r - first.r).unsqueeze(-1) * (second.u - first.u).unsqueeze(-2)
     num_queries = first.num_queries + second.num_queries
     query_share = (second.num_queries / num_queries.clamp_min(1)).unsqueeze(-1)
+    # lerp starts from the nearer end: a share that rounds to one leaves nothing of what it outweighs.
     return State(
-        S=first.S + across * (second.S - first.S + (1 - across) * spread),
-        z=first.z + along * (second.z - first.z),
-        u=first.u + along * (second.u - first.u),
-        r=first.r + along * (second.r - first.r),
+        S=torch.lerp(first.S, second.S, across).addcmul(across * (1 - across), spread),
+        z=torch.lerp(first.z, second.z, along),
+        u=torch.lerp(first.u, second.u, along),
+        r=torch.lerp(first.r, second.r, along),
         n=n,
         shift=shift,
-        query=first.query + query_share * (second.query - first.query),
+        query=torch.lerp(first.query, second.query, query_share),
         num_queries=num_queries,
     )
 
@@ -131,7 +133,8 @@ def read(state: State, query: Tensor, rotated_query: Tensor, normalizer: Normali
     num = den if rotated_query is query else rotated_query @ state.r.unsqueeze(-1)
     mass = (state.n * state.shift.exp()).unsqueeze(-1).unsqueeze(-1)
     gain, level = normalizer(num, den, mass, query.shape[-1] ** -0.5, eps)
-    return gain * (rotated_query @ state.S) + level * state.u.unsqueeze(-2)
+    covariance = rotated_query @ state.S
+    return _times(covariance, gain).addcmul_(level, state.u.unsqueeze(-2))
 
 
 def _normalized(weights: Weights, key: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -145,6 +148,11 @@ def _normalized(weights: Weights, key: Tensor) -> tuple[Tensor | None, Tensor, T
         return None, shift + key.shape[-2], shift
     n = mass.sum(-1)
     return mass / nonzero(n).unsqueeze(-1), n, shift
+
+
+def _times(fresh: Tensor, x: Tensor) -> Tensor:
+    """fresh · x, written over `fresh`, which nobody else reads, unless its gradient needs it."""
+    return fresh * x if fresh.requires_grad else fresh.mul_(x)
 
 
 def _mean(x: Tensor, alpha: Tensor | None) -> Tensor:

@@ -32,13 +32,20 @@ class Weights(NamedTuple):
         return self.exponent.masked_fill(self.factor == 0, torch.finfo(self.exponent.dtype).min)
 
 
-def query_mean_exponent(query: Tensor, key: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
+def query_mean(query: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Mean of κ(q) (batch, heads, tokens, width) over the tokens that key_mask (batch, heads, tokens) shows."""
+    if key_mask is None:
+        return query.mean(-2)
+    count = key_mask.sum(-1, keepdim=True).clamp_min(1)
+    return query.masked_fill(~key_mask.unsqueeze(-1), 0).sum(-2) / count
+
+
+def query_mean_exponent(mean: Tensor, key: Tensor, scale: float) -> Tensor:
     """s · mean_i κ(q_i) · κ(k_j), whose softmax over j gives RALA's token weights.
 
     Args:
-        query: κ(q), (batch, heads, queries, width).
+        mean: of κ(q), (batch, heads, width).
         key: κ(k), (batch, heads, tokens, width).
-        key_mask: True where a token counts, (batch, heads, tokens); the same tokens' queries enter the mean.
         scale: s = 1/√width.
 
     Returns:
@@ -47,11 +54,6 @@ def query_mean_exponent(query: Tensor, key: Tensor, key_mask: Tensor | None, sca
     Source: RALA (CVPR 2025), Eq. 4. The paper takes the mean of the raw queries and no scale; the released code,
     which we follow, takes the mean of κ(q) and s.
     """
-    if key_mask is None:
-        mean = query.mean(-2)
-    else:
-        count = key_mask.sum(-1, keepdim=True).clamp_min(1)
-        mean = query.masked_fill(~key_mask.unsqueeze(-1), 0).sum(-2) / count
     return (key @ (scale * mean).unsqueeze(-1)).squeeze(-1)
 
 
@@ -84,14 +86,23 @@ def prefix_query_mean_exponent(query_means: Tensor, key: Tensor, scale: float) -
 
 
 def token_weights(weighting: str | Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Weights:
-    """Weights of tokens that every query sees, from κ(q) and κ(k); key_mask is (batch, heads, tokens)."""
+    """Weights of tokens that every query sees, from κ(q) and κ(k); key_mask is (batch, heads, tokens).
+
+    The tokens whose keys count are those whose queries enter the mean.
+    """
+    needs_mean = isinstance(weighting, str) and weighting == "query_mean"
+    return weights_by_mean(weighting, query_mean(query, key_mask) if needs_mean else None, key, key_mask)
+
+
+def weights_by_mean(weighting: str | Tensor, mean: Tensor | None, key: Tensor, key_mask: Tensor | None) -> Weights:
+    """The same with the mean of κ(q), (batch, heads, width), where the weighting is "query_mean"."""
     factor = None if key_mask is None else key_mask.to(key.dtype)
     if isinstance(weighting, Tensor):
         given = weighting.to(key.dtype).expand(key.shape[:-1])
         return Weights(given if factor is None else given * factor)
-    if weighting == "uniform":
+    if mean is None:
         return Weights(factor)
-    return Weights(factor, query_mean_exponent(query, key, key_mask, query.shape[-1] ** -0.5))
+    return Weights(factor, query_mean_exponent(mean, key, key.shape[-1] ** -0.5))
 
 
 def causal_token_weights(

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from linvit import allocator
 from linvit.bench import operators
 from linvit.cli import main
 
@@ -73,6 +74,15 @@ def test_a_size_has_two_sides_at_most(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "model", "--sizes", "1x2x3"])
     assert "is no size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_glibc", [True, False])
+def test_memory_is_kept_where_the_system_can(has_glibc, monkeypatch, capsys):
+    monkeypatch.setattr(allocator, "keep_memory", lambda: has_glibc)
+    assert main([*OP, "--keep-memory"]) == (0 if has_glibc else 2)
+    shown = capsys.readouterr()
+    assert ("freed memory kept" if has_glibc else "--keep-memory needs glibc") in shown.err
+    assert bool(shown.out) == has_glibc
 
 
 def test_a_gpu_that_is_not_there(monkeypatch, capsys):

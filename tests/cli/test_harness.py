@@ -46,7 +46,8 @@ class Request:
 
 
 def likelihood(harness, context, rest):
-    """Token by token, each from a row of its own."""
+    """Token by token, each from a row of its own; the harness moves a context's last spaces to what follows."""
+    context, rest = context.rstrip(), context[len(context.rstrip()) :] + rest
     tokens = [256, *context.encode(), *rest.encode()]
     total, greedy = 0.0, True
     with torch.no_grad():

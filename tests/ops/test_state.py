@@ -54,6 +54,19 @@ def test_empty_state_is_neutral():
     assert_same(merge(state, State.empty(key, value)), state)
 
 
+def test_what_outweighs_the_rest_is_all_that_is_left():
+    key, rotated, value, factor, _ = draw(2)
+    key[:, :, 1] *= 1e-12
+    light, heavy = (
+        summarize(
+            *(x[:, :, i : i + 1] for x in (key, rotated, value)), Weights(None, torch.full_like(factor[..., :1], e))
+        )
+        for i, e in enumerate((0.0, 200.0))
+    )
+    for state in (merge(light, heavy), merge(heavy, light)):
+        torch.testing.assert_close(state.z, key[:, :, 1], rtol=1e-14, atol=0)
+
+
 def test_fields_are_the_means_of_the_formula():
     key, rotated, value, factor, _ = draws = draw()
     state = part(draws, "masked", slice(None))

@@ -1,0 +1,30 @@
+"""How the C library keeps the memory that tensors on a CPU give back."""
+
+import ctypes
+import platform
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
+
+
+def keep_memory(limit: int = 1 << 30) -> bool:
+    """Keep freed memory in this process instead of handing it back to the system; glibc alone (Linux).
+
+    By default glibc maps every tensor above 32 MiB anew and unmaps it when it is freed, so that each pass over a new
+    tensor pays one page fault every 4 KiB. This holds until the process ends, and the process stays as large as it once
+    was.
+
+    Args:
+        limit: bytes; a larger tensor is mapped anew as before, and more free memory than this is handed back.
+
+    Returns:
+        Whether the C library took the setting; False where there is no glibc.
+
+    Raises:
+        ValueError: unless limit is from 1 to 2³¹ - 1, what the C library can hold.
+    """
+    if not 0 < limit < 1 << 31:
+        raise ValueError(f"keep_memory: limit is {limit} bytes, expected 1 to {(1 << 31) - 1}: choose one in between")
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all(mallopt(setting, limit) == 1 for setting in (MMAP_THRESHOLD, TRIM_THRESHOLD))

@@ -1,0 +1,170 @@
+"""Bidirectional attention: every query reads the state of all tokens.
+
+Without gradients on a CPU, tokens are summarized and queries read block by block: what lies between stays in a core's
+cache, and nothing of the inputs' size is written but the output. The blocks' states are merged. With gradients every
+tensor in between is kept anyway, and a compiler cuts for itself: then there is one block.
+"""
+
+from collections.abc import Iterator
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from linvit.ops.feature_map import FeatureMap, sees_one_token
+from linvit.ops.normalizer import Normalizer
+from linvit.ops.position import Rotary, rotate
+from linvit.ops.state import State, merge, read, summarize
+from linvit.ops.weighting import query_mean, token_weights, weights_by_mean
+
+BLOCK = 1 << 17  # numbers in one tensor of a block: 512 KB in float32. Less than two blocks are one.
+
+
+class Rule(NamedTuple):
+    """What is done with the tokens: axis values as in `linear_attention`, and the dtype of all that lies between."""
+
+    query_map: FeatureMap
+    key_map: FeatureMap
+    weighting: str | Tensor
+    normalizer: Normalizer
+    eps: float
+    dtype: torch.dtype
+
+
+class Tokens(NamedTuple):
+    """Query, key and value (batch, heads, tokens, …), the mask (batch, heads, tokens) and the rotary table."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    visible: Tensor | None
+    rotary: Rotary | None
+
+
+def bidirectional(tokens: Tokens, rule: Rule) -> Tensor:
+    """What every query reads from all tokens: (batch, heads, queries, value width), in the query's dtype."""
+    query, key, value = tokens[:3]
+    if not _may_be_cut(tokens, rule):
+        return _at_once(tokens, rule)
+    batch, heads, queries, width = query.shape
+    length, size = max(queries, key.shape[-2]), max(BLOCK // (heads * max(width, value.shape[-1])), 1)
+    if batch * length <= 2 * size:
+        return _at_once(tokens, rule)
+    out = None
+    for images in _slices(batch, max(size // length, 1)):
+        for block, piece in _pieces(*_some_images(tokens, rule, images), size):
+            out = _room(query, piece) if out is None else out
+            out[images, :, block] = piece
+    assert out is not None
+    return out
+
+
+def _at_once(tokens: Tokens, rule: Rule) -> Tensor:
+    q, rq, k, rk, v = mapped(tokens, rule)
+    state = summarize(k, rk, v, token_weights(rule.weighting, q, k, tokens.visible))
+    return read(state, q, rq, rule.normalizer, rule.eps).to(tokens.query.dtype)
+
+
+def _pieces(tokens: Tokens, rule: Rule, size: int) -> Iterator[tuple[slice, Tensor]]:
+    """Which queries, and what they read; one block of queries after the other."""
+    queries, length = tokens.query.shape[-2], tokens.key.shape[-2]
+    if max(queries, length) <= 2 * size:
+        yield slice(None), _at_once(tokens, rule)
+        return
+    mean = _query_mean(tokens, rule, size) if rule.weighting == "query_mean" else None
+    summaries = (_summary(*_some_keys(tokens, rule, block), mean) for block in _slices(length, size))
+    state = reduce(merge, summaries)
+    for block in _slices(queries, size):
+        yield block, _read(state, tokens.query[:, :, block], _rows(tokens.rotary, block), rule)
+
+
+def _summary(tokens: Tokens, rule: Rule, mean: Tensor | None) -> State:
+    k, rk, v = _keys(tokens, rule)
+    return summarize(k, rk, v, weights_by_mean(rule.weighting, mean, k, tokens.visible))
+
+
+def _read(state: State, query: Tensor, rotary: Rotary | None, rule: Rule) -> Tensor:
+    q, rq = _mapped(query, rule.query_map, rotary, rule.dtype)
+    return read(state, q, rq, rule.normalizer, rule.eps)
+
+
+def _query_mean(tokens: Tokens, rule: Rule, size: int) -> Tensor:
+    """The mean of κ(q) over the visible tokens, from the means of the blocks."""
+    means, counts = [], []
+    for block in _slices(tokens.query.shape[-2], size):
+        q = rule.query_map(tokens.query[:, :, block].to(rule.dtype))
+        visible = None if tokens.visible is None else tokens.visible[:, :, block]
+        means.append(query_mean(q, visible))
+        counts.append(q.new_full(q.shape[:2], q.shape[-2]) if visible is None else visible.sum(-1).to(q.dtype))
+    count = torch.stack(counts, dim=-1)
+    share = count / count.sum(-1, keepdim=True).clamp_min(1)
+    return (torch.stack(means, dim=-1) @ share.unsqueeze(-1)).squeeze(-1)
+
+
+def mapped(tokens: Tokens, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """κ(q), Rκ(q), κ(k), Rκ(k) and the values."""
+    return *_mapped(tokens.query, rule.query_map, tokens.rotary, rule.dtype), *_keys(tokens, rule)
+
+
+def _keys(tokens: Tokens, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
+    """κ(k), Rκ(k) and the values; what is masked may hold anything, so it becomes zero first."""
+    key, value = tokens.key, tokens.value
+    if tokens.visible is not None:
+        hidden = ~tokens.visible.unsqueeze(-1)
+        key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
+    return *_mapped(key, rule.key_map, tokens.rotary, rule.dtype), value.to(rule.dtype)
+
+
+def _mapped(x: Tensor, feature_map: FeatureMap, rotary: Rotary | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """κ(x) and Rκ(x)."""
+    features = feature_map(x.to(dtype))
+    return features, features if rotary is None else rotate(features, rotary)
+
+
+def _may_be_cut(tokens: Tokens, rule: Rule) -> bool:
+    """Whether blocks give the same output in this setting."""
+    inputs = tokens[:3] if isinstance(rule.weighting, str) else (*tokens[:3], rule.weighting)
+    return (
+        tokens.query.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
+        and sees_one_token(rule.query_map)
+        and sees_one_token(rule.key_map)
+        and (tokens.rotary is None or tokens.rotary.cos.dim() == 2)
+    )
+
+
+def _slices(length: int, size: int) -> list[slice]:
+    """As few pieces as can be of at most this size, and of about one size."""
+    step = -(-length // -(-length // size))
+    return [slice(start, start + step) for start in range(0, length, step)]
+
+
+def _some_images(tokens: Tokens, rule: Rule, images: slice) -> tuple[Tokens, Rule]:
+    visible = None if tokens.visible is None else tokens.visible[images]
+    part = Tokens(tokens.query[images], tokens.key[images], tokens.value[images], visible, tokens.rotary)
+    if isinstance(rule.weighting, Tensor):
+        rule = rule._replace(weighting=rule.weighting.expand(tokens.key.shape[:3])[images])
+    return part, rule
+
+
+def _some_keys(tokens: Tokens, rule: Rule, block: slice) -> tuple[Tokens, Rule]:
+    visible = None if tokens.visible is None else tokens.visible[:, :, block]
+    key, value = tokens.key[:, :, block], tokens.value[:, :, block]
+    if isinstance(rule.weighting, Tensor):
+        rule = rule._replace(weighting=rule.weighting[..., block])
+    return Tokens(tokens.query, key, value, visible, _rows(tokens.rotary, block)), rule
+
+
+def _rows(rotary: Rotary | None, block: slice) -> Rotary | None:
+    return None if rotary is None else Rotary(*(table[block] for table in rotary))
+
+
+def _room(query: Tensor, piece: Tensor) -> Tensor:
+    """Memory for the output: heads inside tokens where the queries lie so, as in a map whose channels come last."""
+    batch, heads, queries, _ = query.shape
+    if query.stride(1) < query.stride(2):
+        return piece.new_empty(batch, queries, heads, piece.shape[-1], dtype=query.dtype).transpose(1, 2)
+    return piece.new_empty(batch, heads, queries, piece.shape[-1], dtype=query.dtype)
