@@ -105,10 +105,18 @@ def run_eval(options: argparse.Namespace) -> int:
     measured = evaluate(restored, options.data, options.workers)
     show(measured, restored.path, as_json=options.json)
     if options.report is not None:
-        from linvit.cli import judge, judge_dense, judge_text
+        from linvit.cli import judge, judge_dense, judge_drawn, judge_text
 
         page = judge.report_path(restored, options.report)
-        judges = judge_text if restored.sequence else judge_dense if restored.dense else judge
+        judges: Any = (
+            judge_drawn
+            if restored.drawing
+            else judge_text
+            if restored.sequence
+            else judge_dense
+            if restored.dense
+            else judge
+        )
         judges.write_report(restored, measured, page, options.data, options.workers)
         print(f"{page} is the page to look at.", file=sys.stderr)
     return 0

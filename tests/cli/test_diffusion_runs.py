@@ -13,7 +13,7 @@ from PIL import Image
 from tiny_diffusion import write_diffusion_recipe
 from tiny_run import content, curve, differing
 
-from linvit.cli import main
+from linvit.cli import main, runs
 from linvit.cli.draw import draw
 from linvit.cli.evaluate import evaluate
 from linvit.cli.restore import restore
@@ -114,6 +114,17 @@ def test_all_images_in_one_file_are_as_evaluation_suites_read_them(run, tmp_path
     assert held["arr_0"].shape == (20, 8, 8, 3)
     assert held["arr_0"].dtype == np.uint8
     assert held["labels"].tolist() == [label for label in range(10) for _ in range(2)]
+
+
+def test_the_page_of_a_generator_shows_what_it_draws(run, tmp_path):
+    page = tmp_path / "page.html"
+    assert main(["eval", str(run), "--report", str(page)]) == 0
+    assert "What it draws" in page.read_text()
+
+
+def test_a_comparison_reads_the_measure_of_the_network_that_draws(run):
+    assert runs._last(run, "fid") == float(curve(run)[-1]["ema_fid"])
+    assert runs._last(run, "train_loss") == float(curve(run)[-1]["train_loss"])
 
 
 @pytest.mark.parametrize(

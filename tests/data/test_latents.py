@@ -85,7 +85,7 @@ def test_a_network_trains_on_them_and_draws_through_the_decoder(latents, tmp_pat
 
 
 def test_what_is_missing_is_one_sentence(tmp_path, latents, capsys):
-    with pytest.raises(ValueError, match="no latents.json in .*: set data.root"):
+    with pytest.raises(ValueError, match=r"no latents\.json in .*: set data.root"):
         Latents(str(tmp_path))
     asked = ["data", "make-latents", str(latents[0]), str(tmp_path), "--vae", str(tmp_path / "none")]
     assert main(asked) == 2
