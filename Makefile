@@ -5,13 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo study language scenes parity precision bench bench-compiled clean
+.PHONY: setup check format test test-slow judge judge-nano demo study language generation scenes parity precision bench bench-compiled clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,readers,language,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,readers,language,generation,dev]"
 	touch $@
 
 check: $(STAMP)
@@ -50,6 +50,11 @@ language: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/memory/copy_$(m).yaml) \
 		--folder runs/language/copy --seeds 3 --workers 2 --over data.symbols=8,16,32,64
 	$(BIN)/python -m linvit.analysis.decoding runs/language/decoding.svg
+
+generation: $(STAMP)
+	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/generation/digits_$(m).yaml) \
+		--folder runs/generation --seeds 3 --workers 2
+	$(BIN)/python -m linvit.analysis.sampling runs/generation/sampling.svg
 
 scenes: $(STAMP)
 	test -d data/scenes || $(BIN)/linvit data make-scenes data/scenes

@@ -28,18 +28,23 @@ def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
 
     The network itself may live anywhere, the meta device included, and stays as it is.
     """
+    return count_batch(network, torch.zeros(1, *input_size, dtype=next(network.parameters()).dtype))
+
+
+def count_batch(network: nn.Module, *inputs: Tensor) -> Cost:
+    """As count_cost, for inputs on the CPU."""
     twin = copy.deepcopy(network).to("meta").to_empty(device="cpu").eval()
     with torch.no_grad():
         for tensor in (*twin.parameters(), *twin.buffers()):
             tensor.zero_()
-    return count_pass(twin, torch.zeros(1, *input_size, dtype=next(twin.parameters()).dtype))
+    return count_pass(twin, *inputs)
 
 
-def count_pass(network: nn.Module, images: Tensor) -> Cost:
-    """Counts what the network as it stands does with images, on whatever device both are."""
+def count_pass(network: nn.Module, *inputs: Tensor) -> Cost:
+    """Counts what the network as it stands does with its inputs, on whatever device they are."""
     counter = FlopCounterMode(display=False, depth=None)
     with torch.no_grad(), counter:
-        network(images)
+        network(*inputs)
     root = type(network).__name__
     layers = {
         f"{root}.{name}" if name else root for name, module in network.named_modules() if isinstance(module, LAYERS)

@@ -16,7 +16,11 @@ COMMANDS = {
         runs.run_predict,
         "Name the classes of image files, or draw their objects or regions.",
     ),
-    "generate": (runs.generate_arguments, runs.run_generate, "Let a language model write on, token by token."),
+    "generate": (
+        runs.generate_arguments,
+        runs.run_generate,
+        "Let a language model write on, or an image generator draw.",
+    ),
     "analyze": (
         studies.analyze_arguments,
         studies.run_analyze,

@@ -15,6 +15,7 @@ from linvit.data import ade20k
 from linvit.data.annotations import read_annotations
 from linvit.data.coco import PARTS, CocoImages, find_file, find_images
 from linvit.data.dense_transforms import IGNORED
+from linvit.data.latents import make_latents
 from linvit.data.scenes import make_scenes
 
 UNLIMITED = 2**63
@@ -34,6 +35,13 @@ def make(folder: str, train: int, val: int, size: int, seed: int) -> None:
     """Makes the scenes asked for, and says where they are."""
     count = sum(1 for _ in _bar(make_scenes(folder, train, val, size, seed), "scenes", train + val))
     print(f"{count} scenes: {folder}/{DETECTION} is in COCO's format, {folder}/{SEGMENTATION} in ADE20K's.")
+
+
+def encode(images: str, folder: str, vae: str, size: int) -> None:
+    """Encodes an image folder, and says after each file how far it is."""
+    for part, done, total in make_latents(images, folder, vae, size):
+        print(f"{part}: {done:,} of {total:,} images", flush=True)
+    print(f"{folder} holds the latents: train on them with data.name=latents data.root={folder}")
 
 
 def check(path: Path, num_labels: int | None = None, needs_masks: bool = True) -> list[Checked]:

@@ -20,6 +20,13 @@ HEADINGS = {
     "bits_per_byte": "bits per byte",
     "next_accuracy": "next token",
     "recall_accuracy": "answers",
+    "fid": "FID-like",
+    "drawn_accuracy": "drawn right",
+    "guided_fid": "FID-like, guided",
+    "guided_accuracy": "drawn right, guided",
+    "floor_fid": "floor",
+    "noise_fid": "noise",
+    "judge_accuracy": "judge",
     **{
         f"{part}_{name}": f"{part} {heading}"
         for part in ("box", "mask")
@@ -35,7 +42,7 @@ HEADINGS = {
 }
 
 COUNTED = ("images", "bytes", "sequences")
-NUMBERS = ("loss", "bits_per_byte", "perplexity")
+NUMBERS = ("loss", "bits_per_byte", "perplexity", "fid", "guided_fid", "floor_fid", "noise_fid")
 
 
 def evaluate(
@@ -56,6 +63,8 @@ def evaluate(
         "callbacks": shown,
         "use_distributed_sampler": False,
     }
+    if restored.drawing:
+        settings["default_root_dir"] = restored.folder  # where the classifier that judges is kept
     source = source_for(restored, data, num_workers)
     with quiet_lightning():
         logged = Trainer(**settings | trainer).validate(restored.task, datamodule=source, verbose=False)[0]
@@ -74,10 +83,11 @@ def show(measured: dict[str, dict[str, float]], path: Path, as_json: bool = Fals
         return
     table = Table(title=str(path))
     table.add_column("weights")
-    for name in measured["raw"]:
+    names = list(dict.fromkeys(name for row in measured.values() for name in row))
+    for name in names:
         table.add_column(HEADINGS.get(name, name), justify="right")
     for kind, row in measured.items():
-        table.add_row(kind, *(cell(name, value) for name, value in row.items()))
+        table.add_row(kind, *(cell(name, row[name]) if name in row else "–" for name in names))
     show_table(table)
 
 

@@ -11,6 +11,7 @@ from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 from linvit.cli.tasks import TASKS
 from linvit.data import (
     SOURCES,
+    Canvas,
     DensePreprocessing,
     ImageFolder,
     ImageSource,
@@ -23,7 +24,7 @@ from linvit.data.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.files import read_checkpoint
 from linvit.models.frameworks import SEGMENTORS
 from linvit.released import load_released
-from linvit.tasks import Classification, Detection, Language, Task
+from linvit.tasks import Classification, Detection, Diffusion, Language, Task
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.classification import check_model
 
@@ -35,7 +36,9 @@ PREPARES = {
     "segmentation": DensePreprocessing,
     "language": TextPreprocessing,
     "recall": RecallPreprocessing,
+    "diffusion": Canvas,
 }
+DRAWING = ("draws", "sampler", "steps", "clips")  # what the measures of drawn images depend on
 
 
 @dataclass
@@ -48,11 +51,16 @@ class Restored:
 
     task: Task
     class_names: list[str]
-    preprocessing: Preprocessing | DensePreprocessing | TextPreprocessing | RecallPreprocessing
+    preprocessing: Preprocessing | DensePreprocessing | TextPreprocessing | RecallPreprocessing | Canvas
     data: dict[str, Any] | None
     path: Path
     name: str | None = None
     category_ids: list[int] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder; that of the checkpoint where it stands elsewhere."""
+        return self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
 
     @property
     def dense(self) -> bool:
@@ -63,6 +71,11 @@ class Restored:
     def sequence(self) -> bool:
         """Whether this is a decoder, of text or of anything else in tokens."""
         return isinstance(self.task, Language)
+
+    @property
+    def drawing(self) -> bool:
+        """Whether this draws images."""
+        return isinstance(self.task, Diffusion)
 
 
 def restore(
@@ -117,7 +130,8 @@ def _from_run(path: Path) -> Restored:
     model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
     channels = {"channels": preprocessing.channels} if name == "classification" else {}
     count = len(about["class_names"]) or _vocabulary(content["state_dict"])
-    task = TASKS[name](model, count, ema_decay=recipe["task"]["ema_decay"], **channels)
+    drawing = {key: recipe["task"][key] for key in DRAWING} if name == "diffusion" else {}
+    task = TASKS[name](model, count, ema_decay=recipe["task"]["ema_decay"], **channels, **drawing)
     try:
         task.load_state_dict(content["state_dict"])
     except (RuntimeError, KeyError) as error:
@@ -127,6 +141,9 @@ def _from_run(path: Path) -> Restored:
         ) from error
     if isinstance(task, Language):
         return Restored(task, [], preprocessing, recipe["data"], path, f"{model['name']}, {task.network.mixer}")
+    if isinstance(task, Diffusion):
+        told = f"{model['name']}, {task.network.mixer}"
+        return Restored(task, about["class_names"], preprocessing, recipe["data"], path, told)
     category_ids = about.get("category_ids") or list(range(1, len(about["class_names"]) + 1))
     dense = {} if name == "classification" else {"name": _dense_name(**model)}
     detector = {"category_ids": category_ids} if name == "detection" else {}
@@ -207,6 +224,8 @@ def source_for(restored: Restored, data: str | None, num_workers: int | None = N
         raise ValueError("The checkpoint names no data: say on what to measure with --data digits or --data FOLDER.")
     if restored.sequence:
         source = _sequence_source(restored, data)
+    elif restored.drawing:
+        source = _drawn_source(restored, data)
     elif isinstance(restored.preprocessing, DensePreprocessing):
         source = _dense_source(restored, data)
     else:
@@ -220,6 +239,14 @@ def _dense_source(restored: Restored, data: str | None) -> ImageSource:
     settings = {"name": "coco" if isinstance(restored.task, Detection) else "ade20k"} | (restored.data or {})
     settings |= {"class_names": restored.class_names} | ({"root": data} if data else {})
     return SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
+
+
+def _drawn_source(restored: Restored, data: str | None) -> ImageSource:
+    settings = dict(restored.data or {})
+    if data is not None and "root" not in settings:
+        raise ValueError("--data is a folder, but this run draws the digits it was trained on: leave it out.")
+    settings |= {"root": data} if data else {}
+    return SOURCES[settings.pop("name")](**settings)
 
 
 def _sequence_source(restored: Restored, data: str | None) -> ImageSource:

@@ -105,10 +105,18 @@ def run_eval(options: argparse.Namespace) -> int:
     measured = evaluate(restored, options.data, options.workers)
     show(measured, restored.path, as_json=options.json)
     if options.report is not None:
-        from linvit.cli import judge, judge_dense, judge_text
+        from linvit.cli import judge, judge_dense, judge_drawn, judge_text
 
         page = judge.report_path(restored, options.report)
-        judges = judge_text if restored.sequence else judge_dense if restored.dense else judge
+        judges: Any = (
+            judge_drawn
+            if restored.drawing
+            else judge_text
+            if restored.sequence
+            else judge_dense
+            if restored.dense
+            else judge
+        )
         judges.write_report(restored, measured, page, options.data, options.workers)
         print(f"{page} is the page to look at.", file=sys.stderr)
     return 0
@@ -153,6 +161,8 @@ def run_predict(options: argparse.Namespace) -> int:
         raise ValueError("There is nothing to predict: give image files or folders after the run or checkpoint.")
     set_allocator(options)
     restored = restore(run, options.model, options.checkpoint, options.framework)
+    if restored.drawing:
+        raise ValueError("This run draws images, it names none: `linvit generate RUN --output FILE.png` lets it draw.")
     if restored.sequence:
         raise ValueError("This run reads tokens, not images: `linvit generate RUN --prompt …` lets it write.")
     complaints = (_predict_dense if restored.dense else _predict_classes)(options, restored, images)
@@ -192,11 +202,22 @@ def _predict_dense(options: argparse.Namespace, restored: Any, images: Sequence[
 
 
 def generate_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = (
+        "linvit generate RUN [--seed N] [--weights raw|ema] ([--prompt TEXT] [--tokens N] [--temperature T] [--top-p P]"
+        " | --output FILE [--classes CLASS ...] [--count N] [--guidance G] [--steps N] [--sampler NAME] [--vae VAE])"
+    )
     command.add_argument("path", metavar="RUN", help="a run's folder or a checkpoint of it")
     command.add_argument("--prompt", default="", help="how the text begins (at the start of a document)")
     command.add_argument("--tokens", type=int, default=256, help="how many tokens at most (256)")
     command.add_argument("--temperature", type=float, default=1.0, help="0 takes the most probable token (1)")
     command.add_argument("--top-p", type=float, default=1.0, help="draw from the tokens of this probability (1)")
+    command.add_argument("--output", metavar="FILE", type=Path, help="of images: a .png grid, or all of them as .npz")
+    command.add_argument("--classes", metavar="CLASS", nargs="+", help="of images: names or numbers (all)")
+    command.add_argument("--count", type=int, default=8, help="images a class (8)")
+    command.add_argument("--guidance", type=float, default=1.0, help="how far classes are exaggerated; 1 is not (1)")
+    command.add_argument("--steps", type=int, default=50, help="sampling steps, up to 1,000 (50)")
+    command.add_argument("--sampler", choices=("ddim", "ddpm"), default="ddim", help="how noise becomes images (ddim)")
+    command.add_argument("--vae", help="autoencoder of latents, a folder or a name on the hub (that of the data)")
     command.add_argument("--seed", type=int, default=0, help="what is drawn from (0)")
     command.add_argument("--weights", choices=("raw", "ema"), help="by default the moving average where there is one")
 
@@ -206,11 +227,34 @@ def run_generate(options: argparse.Namespace) -> int:
     from linvit.cli.restore import restore
 
     restored = restore(options.path)
+    if restored.drawing:
+        return _draw(options, restored)
     for piece in write_text(
         restored, options.prompt, options.tokens, options.temperature, options.top_p, options.seed, options.weights
     ):
         print(piece, end="", flush=True)
     print()
+    return 0
+
+
+def _draw(options: argparse.Namespace, restored: Any) -> int:
+    from linvit.cli.draw import draw
+
+    if options.output is None:
+        raise ValueError("This run draws images: say where they go with --output FILE.png or FILE.npz.")
+    drawn = draw(
+        restored,
+        options.output,
+        options.classes,
+        options.count,
+        options.guidance,
+        options.steps,
+        options.sampler,
+        options.seed,
+        options.weights,
+        options.vae,
+    )
+    print(f"{options.output} holds {drawn} images.")
     return 0
 
 

@@ -218,4 +218,5 @@ def complete(run: Run, stop: Any) -> dict[str, Any]:
 
 def _last(folder: Path, measure: str) -> float:
     with (folder / "metrics.csv").open(newline="") as file:
-        return float(list(csv.DictReader(file))[-1][measure])
+        row = list(csv.DictReader(file))[-1]
+    return float(row[measure] if measure in row else row[f"ema_{measure}"])  # drawn by the moving average alone

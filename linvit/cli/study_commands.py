@@ -12,6 +12,7 @@ def models_arguments(command: argparse.ArgumentParser) -> None:
     which = command.add_mutually_exclusive_group()
     which.add_argument("--recipes", metavar="PATH", nargs="+", help="what these recipes train, against their bases")
     which.add_argument("--sequence", action="store_true", help="decoders of language and other tokens")
+    which.add_argument("--generation", action="store_true", help="image generators, beside the published size")
     which.add_argument("--dense", action="store_true", help="detectors and segmentors on RAVLT and MAViT")
     command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
 
@@ -27,6 +28,10 @@ def run_models(options: argparse.Namespace) -> int:
         from linvit.cli.sequence_models import describe_sequences, show_sequences
 
         rows, show = describe_sequences(), show_sequences
+    elif options.generation:
+        from linvit.cli.generation_models import describe_generators, show_generators
+
+        rows, show = describe_generators(), show_generators
     elif options.dense:
         from linvit.cli.dense_models import describe_dense, show_dense
 
@@ -135,7 +140,10 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def data_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = "linvit data (make-scenes FOLDER [--train N] [--val N] [--size N] [--seed N] | check FOLDER|FILE)"
+    command.usage = (
+        "linvit data (make-scenes FOLDER [--train N] [--val N] [--size N] [--seed N] | check FOLDER|FILE"
+        " | make-latents IMAGES FOLDER --vae VAE [--size N])"
+    )
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", prog="linvit data")
     text = "Write scenes of real handwritten digits, in COCO's format and in ADE20K's."
     scenes = actions.add_parser("make-scenes", help=text, description=text, allow_abbrev=False)
@@ -149,11 +157,22 @@ def data_arguments(command: argparse.ArgumentParser) -> None:
     check.add_argument("path", metavar="FOLDER|FILE", type=Path, help="in COCO's or ADE20K's layout, or a COCO .json")
     check.add_argument("--boxes", action="store_true", help="objects have boxes alone: look for no masks")
     check.add_argument("--labels", type=int, help="number of classes of label maps (the folder's table, else 150)")
+    text = "Encode an image folder with an autoencoder of diffusers, for image generators."
+    latents = actions.add_parser("make-latents", help=text, description=text, allow_abbrev=False)
+    latents.add_argument("images", metavar="IMAGES", help="a folder with train/CLASS and val/CLASS")
+    latents.add_argument("folder", metavar="FOLDER", help="where the latents go; a stopped command goes on there")
+    latents.add_argument(
+        "--vae", required=True, help="a folder that diffusers wrote, or a name on the Hugging Face hub"
+    )
+    latents.add_argument("--size", type=int, default=256, help="height and width of the images in pixels (256)")
 
 
 def run_data(options: argparse.Namespace) -> int:
-    from linvit.cli.data import check, make, show
+    from linvit.cli.data import check, encode, make, show
 
+    if options.action == "make-latents":
+        encode(options.images, options.folder, options.vae, options.size)
+        return 0
     if options.action == "make-scenes":
         make(options.folder, options.train, options.val, options.size, options.seed)
         return 0

@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import nn
 
+from linvit.models.dit import create_dit
 from linvit.models.frameworks import DETECTORS, SEGMENTORS, build_dense
 from linvit.models.sequence import Decoder, create_sequence
-from linvit.tasks import Classification, Detection, Language, Recall, Segmentation, Task
+from linvit.tasks import Classification, Detection, Diffusion, Language, Recall, Segmentation, Task
 from linvit.tasks.classification import known_arguments
 
 
@@ -63,6 +64,23 @@ class BuiltRecall(Recall):
         super().__init__(_decoder(model, num_classes), **kwargs)
 
 
+class BuiltDiffusion(Diffusion):
+    """Diffusion with a DiT by its arguments.
+
+    Args:
+        model: name and arguments of a DiT, see create_dit.
+        num_classes: Number of classes of the data.
+        kwargs: Those of Diffusion.
+    """
+
+    def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
+        arguments = dict(model)
+        name = arguments.pop("name", None)
+        if not name:
+            raise ValueError("The recipe names no model: add model.name, which `linvit models --generation` lists.")
+        super().__init__(create_dit(name, num_classes, **arguments), **kwargs)
+
+
 def _decoder(model: dict[str, Any], vocabulary: int) -> Decoder:
     arguments = dict(model)
     name = arguments.pop("name", None)
@@ -87,4 +105,5 @@ TASKS: dict[str, type[Task]] = {
     "segmentation": BuiltSegmentation,
     "language": BuiltLanguage,
     "recall": BuiltRecall,
+    "diffusion": BuiltDiffusion,
 }

@@ -8,6 +8,9 @@ from linvit.data.hub_text import HuggingFaceText as HuggingFaceText
 from linvit.data.imagefolder import ImageFolder as ImageFolder
 from linvit.data.images import Preprocessing as Preprocessing
 from linvit.data.images import open_image as open_image
+from linvit.data.latents import Latents as Latents
+from linvit.data.pictures import Canvas as Canvas
+from linvit.data.pictures import DigitPictures as DigitPictures
 from linvit.data.readers import TimmImages as TimmImages
 from linvit.data.recall import Copy as Copy
 from linvit.data.recall import Recall as Recall
@@ -19,6 +22,8 @@ from linvit.data.text import TextPreprocessing as TextPreprocessing
 
 SOURCES: dict[str, type[ImageSource]] = {
     "digits": Digits,
+    "digit_pictures": DigitPictures,
+    "latents": Latents,
     "imagefolder": ImageFolder,
     "timm": TimmImages,
     "coco": Coco,

@@ -63,7 +63,9 @@ class Digits(ImageSource):
             train, val = train_test_split(indices, test_size=self.held_out, random_state=self.split, stratify=labels)
             images = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
             images = interpolate(images, self.preprocessing.size, mode="bilinear", align_corners=False)
-            images = ((images - MEAN) / STD).expand(-1, self.channels, -1, -1)
+            images = ((images - self.preprocessing.mean[0]) / self.preprocessing.std[0]).expand(
+                -1, self.channels, -1, -1
+            )
             targets = torch.from_numpy(labels).long()
             self._parts = images[train], targets[train], images[val], targets[val]
 

@@ -2,6 +2,7 @@
 
 from linvit.tasks.classification import Classification as Classification
 from linvit.tasks.detection import Detection as Detection
+from linvit.tasks.diffusion import Diffusion as Diffusion
 from linvit.tasks.language import Language as Language
 from linvit.tasks.language import Recall as Recall
 from linvit.tasks.segmentation import Segmentation as Segmentation

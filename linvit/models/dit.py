@@ -1,0 +1,208 @@
+"""DiT: a vision transformer that predicts the noise in an image, with softmax, linear, MALA or RALA attention.
+
+Paper: *Scalable Diffusion Models with Transformers* (ICCV 2023, arXiv 2212.09748): patches of latents, fixed sine
+positions, and blocks whose norms are shifted, scaled and gated by time and class, from zero (adaLN-Zero). MALA's Table
+8 sets a linear one beside DiT-S/2, but its network is not released: exchanging the attention of DiT-S/2 alone does not
+lead to its 4.26 G, see docs/generation.md. Here the attention is exchanged and nothing else, with an optional depthwise
+3×3 convolution of v and another width of the feed-forward.
+
+| name | input | channels | layers | heads | patch |
+|---|---|---:|---:|---:|---:|
+| dit_nano_patch2 | 1×8×8 | 64 | 4 | 4 | 2 |
+| dit_small_patch2 | 4×32×32 | 384 | 12 | 6 | 2 |
+| dit_base_patch2 | 4×32×32 | 768 | 12 | 12 | 2 |
+| dit_large_patch2 | 4×32×32 | 1,024 | 24 | 16 | 2 |
+| dit_xlarge_patch2 | 4×32×32 | 1,152 | 28 | 16 | 2 |
+"""
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.layers import Mlp, PatchEmbed, build_sincos2d_pos_embed
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from linvit.layers.axes import Operands
+from linvit.layers.token_attention import TokenAttention, convolved
+
+DIT_MIXERS = ("softmax", "linear", "mala", "rala")
+FREQUENCIES = 256  # sine features of the time
+_LATENTS = {"input_size": 32, "channels": 4, "patch_size": 2}
+DITS: Mapping[str, dict[str, int]] = {
+    "dit_nano_patch2": {"input_size": 8, "channels": 1, "patch_size": 2, "width": 64, "depth": 4, "heads": 4},
+    "dit_small_patch2": {**_LATENTS, "width": 384, "depth": 12, "heads": 6},
+    "dit_base_patch2": {**_LATENTS, "width": 768, "depth": 12, "heads": 12},
+    "dit_large_patch2": {**_LATENTS, "width": 1024, "depth": 24, "heads": 16},
+    "dit_xlarge_patch2": {**_LATENTS, "width": 1152, "depth": 28, "heads": 16},
+}
+OPTIONS = ("mixer", "mlp_ratio", "local", "learn_sigma", "label_std")
+
+
+class DiTAttention(TokenAttention):
+    """Attention over the patches of an image; `local` adds a depthwise 3×3 convolution of v to its output."""
+
+    def __init__(
+        self, width: int, heads: int, mixer: str, grid: tuple[int, int], local: bool, device=None, dtype=None
+    ) -> None:
+        super().__init__(width, heads, mixer, grid, device=device, dtype=dtype)
+        convolution = nn.Conv2d(width, width, 3, padding=1, groups=width, device=device, dtype=dtype)
+        self.local = convolution if local else None
+
+    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        return mixed if self.local is None else mixed + convolved(self.local, operands.value, grid, 0)
+
+
+class DiTBlock(nn.Module):
+    """Attention, then feed-forward, each between a norm and a gate that the condition sets; at first the identity."""
+
+    def __init__(
+        self, width: int, heads: int, mixer: str, grid: tuple[int, int], mlp_ratio: float, local: bool, **dd: Any
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.attn = DiTAttention(width, heads, mixer, grid, local, **dd)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.mlp = Mlp(width, int(width * mlp_ratio), act_layer=lambda: nn.GELU(approximate="tanh"), **dd)
+        self.modulation = nn.Linear(width, 6 * width, **dd)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Tokens (batch, tokens, width) under a condition (batch, width)."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(silu(condition)).unsqueeze(1).chunk(6, -1)
+        x = x + gate1 * self.attn(self.norm1(x) * (1 + scale1) + shift1)
+        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
+
+
+class DiT(nn.Module):
+    """The noise in images, by time and class.
+
+    Args:
+        num_classes: number of classes; the label num_classes itself stands for no class.
+        input_size, channels: side in pixels (or of the latents) and channels of the square images.
+        patch_size: side of a patch; divides input_size.
+        width, depth, heads: channels, blocks, heads.
+        mixer: "softmax", "linear", "mala" or "rala".
+        mlp_ratio: channels inside the feed-forward over width.
+        local: whether a depthwise 3×3 convolution of v is added to the attention.
+        learn_sigma: whether as many channels again say where the variance lies between its bounds (−1 … 1).
+        label_std: of the label embedding at first; 0.02 as released, which short trainings hardly hear.
+
+    Raises:
+        ValueError: for an unknown mixer and sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        input_size: int,
+        channels: int,
+        patch_size: int,
+        width: int,
+        depth: int,
+        heads: int,
+        mixer: str = "softmax",
+        mlp_ratio: float = 4.0,
+        local: bool = False,
+        learn_sigma: bool = False,
+        label_std: float = 0.02,
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        _check(input_size, patch_size, width, mixer)
+        self.num_classes, self.input_size, self.channels = num_classes, input_size, channels
+        self.mixer, self.learn_sigma, self.label_std = mixer, learn_sigma, label_std
+        self.out_channels = channels * (2 if learn_sigma else 1)
+        self.patch_size = patch_size
+        self.patch_embed = PatchEmbed(input_size, patch_size, channels, width, **dd)
+        side = input_size // patch_size
+        positions = build_sincos2d_pos_embed([side, side], width, interleave_sin_cos=False)
+        self.register_buffer("positions", positions.to(**dd), persistent=False)
+        self.time_embed = Mlp(FREQUENCIES, width, width, act_layer=nn.SiLU, **dd)
+        self.label_embed = nn.Embedding(num_classes + 1, width, **dd)
+        self.blocks = nn.ModuleList(
+            DiTBlock(width, heads, mixer, (side, side), mlp_ratio, local, **dd) for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.modulation = nn.Linear(width, 2 * width, **dd)
+        self.head = nn.Linear(width, patch_size**2 * self.out_channels, **dd)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As released: Xavier in linear layers and patches, normal 0.02 in embeddings, zero in modulations and head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.xavier_uniform_(self.patch_embed.proj.weight.flatten(1))
+        nn.init.zeros_(self.patch_embed.proj.bias)
+        nn.init.normal_(self.label_embed.weight, std=self.label_std)
+        for layer in (self.time_embed.fc1, self.time_embed.fc2):
+            nn.init.normal_(layer.weight, std=0.02)
+        for layer in (*(block.modulation for block in self.blocks), self.modulation, self.head):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, images: Tensor, times: Tensor, labels: Tensor) -> Tensor:
+        """Noise (batch, out_channels, height, width) in images (batch, channels, height, width).
+
+        Args:
+            times: int64 (batch,), steps of noise in 0 … 999.
+            labels: int64 (batch,), classes, or num_classes for none.
+
+        Raises:
+            ValueError: for images of another size.
+        """
+        if tuple(images.shape[1:]) != (self.channels, self.input_size, self.input_size):
+            raise ValueError(
+                f"The images are {'×'.join(map(str, images.shape[1:]))}, but this DiT reads"
+                f" {self.channels}×{self.input_size}×{self.input_size}: set model.channels and model.input_size."
+            )
+        x = self.patch_embed(images) + self.positions.to(images.dtype)
+        condition = self.time_embed(time_features(times, x.dtype)) + self.label_embed(labels)
+        for block in self.blocks:
+            x = block(x, condition)
+        shift, scale = self.modulation(silu(condition)).unsqueeze(1).chunk(2, -1)
+        return self._unpatched(self.head(self.norm(x) * (1 + scale) + shift))
+
+    def _unpatched(self, x: Tensor) -> Tensor:
+        side, patch = self.input_size // self.patch_size, self.patch_size
+        x = x.unflatten(1, (side, side)).unflatten(-1, (patch, patch, self.out_channels))
+        return x.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+
+
+def time_features(times: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines of the times at 128 frequencies, (batch, 256)."""
+    half = FREQUENCIES // 2
+    frequencies = torch.exp(-math.log(10_000) * torch.arange(half, device=times.device) / half)
+    angles = times[:, None].float() * frequencies
+    return torch.cat((angles.cos(), angles.sin()), -1).to(dtype)
+
+
+def create_dit(name: str, num_classes: int, **arguments: Any) -> DiT:
+    """A DiT by its name in DITS, for that many classes; arguments are those of DiT, sizes included.
+
+    Raises:
+        ValueError: for an unknown name or argument; the message offers the nearest.
+    """
+    if name not in DITS:
+        near = difflib.get_close_matches(name, DITS, n=1, cutoff=0.0)
+        raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? The generators are {', '.join(DITS)}.")
+    known = (*DITS[name], *OPTIONS, "device", "dtype")
+    for key in arguments:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            raise ValueError(f"{name} has no argument {key!r}: did you mean 'model.{near[0]}'?")
+    return DiT(num_classes, **{**DITS[name], **arguments})
+
+
+def _check(input_size: int, patch_size: int, width: int, mixer: str) -> None:
+    if mixer not in DIT_MIXERS:
+        raise ValueError(f"mixer is {mixer!r}, expected one of {', '.join(DIT_MIXERS)}: choose a known one")
+    if input_size % patch_size:
+        raise ValueError(f"input_size {input_size} is no multiple of patch_size {patch_size}: change one of the two")
+    if width % 4:
+        raise ValueError(f"width is {width}, but positions in two directions need a multiple of 4: change it")

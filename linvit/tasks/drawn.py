@@ -1,0 +1,89 @@
+"""How good drawn images are, by a classifier of our own: a distance as FID's in its features, and what it reads."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics.image.fid import FrechetInceptionDistance
+
+from linvit.files import replacing
+
+JUDGE = "judge.safetensors"
+EPOCHS, BATCH, RATE, FEATURES = 20, 64, 2e-3, 32
+
+
+class Judge(nn.Module):
+    """A small convolutional classifier; called, it gives the 32 features before its last layer, of images of any size.
+
+    Args:
+        channels: of the images.
+        num_classes: how many it tells apart.
+    """
+
+    num_features = FEATURES
+
+    def __init__(self, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 32, 3, padding=1),
+            nn.GELU(),
+            nn.Conv2d(32, 32, 3, stride=2, padding=1),
+            nn.GELU(),
+            nn.Conv2d(32, FEATURES, 3, padding=1),
+            nn.GELU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(4 * FEATURES, FEATURES),
+            nn.GELU(),
+        )
+        self.head = nn.Linear(FEATURES, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (batch, 32)."""
+        return self.body(images)
+
+    def read(self, images: Tensor) -> Tensor:
+        """The class that each image looks like, int64 (batch,)."""
+        return self.head(self(images)).argmax(-1)
+
+
+def trained_judge(dataset: Dataset, channels: int, num_classes: int, folder: Path | None) -> Judge:
+    """The classifier of a data set of (image, label), the same for every run: seed 0, on the CPU.
+
+    With a folder, it is kept there and read again. Training reads the images 20 times, seconds for small ones.
+    """
+    judge_file = folder / JUDGE if folder else None
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.inference_mode(False):
+        torch.manual_seed(0)
+        judge = Judge(channels, num_classes)
+        if judge_file and judge_file.is_file():
+            judge.load_state_dict(load_file(judge_file))
+            return judge.eval().requires_grad_(False)
+        optimizer = torch.optim.AdamW(judge.parameters(), RATE)
+        batches = DataLoader(dataset, BATCH, shuffle=True, generator=torch.Generator().manual_seed(0))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, EPOCHS * len(batches))
+        for _ in range(EPOCHS):
+            for images, labels in batches:
+                optimizer.zero_grad()
+                cross_entropy(judge.head(judge(images)), labels).backward()
+                optimizer.step()
+                schedule.step()
+    if judge_file:
+        with replacing(judge_file) as temporary:
+            save_file(judge.state_dict(), temporary)
+    return judge.eval().requires_grad_(False)
+
+
+def distance_to(judge: Judge, real: Iterable[Tensor]) -> FrechetInceptionDistance:
+    """A measure that has seen the real images, batch by batch: update it with others, then compute.
+
+    It is the Fréchet distance of FID (arXiv 1706.08500) in the judge's features: comparable with no published FID.
+    """
+    measure = FrechetInceptionDistance(judge, reset_real_features=False)
+    for images in real:
+        measure.update(images, real=True)
+    return measure

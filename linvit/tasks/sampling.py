@@ -1,0 +1,108 @@
+"""Images from noise: diffusers' samplers over the steps of a diffusion, and guidance by classes."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+TRAIN_STEPS = 1000
+FIRST_BETA, LAST_BETA = 1e-4, 0.02  # of the linear schedule of DDPM (arXiv 2006.11239), which DiT trains on
+SAMPLERS = ("ddim", "ddpm")
+Network = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def known_sampler(name: str) -> str:
+    """The name itself; raises ValueError, listing the known ones, for an unknown one."""
+    if name not in SAMPLERS:
+        raise ValueError(f"The sampler is {name!r}, expected one of {', '.join(SAMPLERS)}: choose a known one.")
+    return name
+
+
+def betas() -> Tensor:
+    """The variance that each of the 1,000 steps adds, float64 (1000,)."""
+    return torch.linspace(FIRST_BETA, LAST_BETA, TRAIN_STEPS, dtype=torch.float64)
+
+
+def kept_signal() -> Tensor:
+    """ᾱ: the share of an image's variance that is left after each step, float64 (1000,)."""
+    return (1 - betas()).cumprod(0)
+
+
+def spaced(steps: int) -> tuple[Tensor, Tensor]:
+    """Which of the 1,000 times `steps` evenly spaced ones are, first and last among them, and the betas between them.
+
+    Improved DDPM (arXiv 2102.09672), section 4: the shorter process has the same ᾱ at the times that it visits.
+    """
+    if not 2 <= steps <= TRAIN_STEPS:
+        raise ValueError(f"There are {steps} sampling steps, expected 2 to {TRAIN_STEPS}: choose another number.")
+    times = torch.linspace(0, TRAIN_STEPS - 1, steps, dtype=torch.float64).round().long()
+    kept = kept_signal()[times]
+    before = torch.cat((kept.new_ones(1), kept[:-1]))
+    return times, 1 - kept / before
+
+
+@torch.no_grad()
+def sample(
+    network: nn.Module,
+    labels: Tensor,
+    steps: int = 50,
+    guidance: float = 1.0,
+    sampler: str = "ddim",
+    seed: int = 0,
+    clips: bool = True,
+) -> Tensor:
+    """One image for each label, (batch, channels, side, side), in the range that the network was trained on.
+
+    Args:
+        network: a DiT in evaluation mode, or anything with its channels, input_size, num_classes and learn_sigma.
+        labels: int64 (batch,).
+        steps: how many of the 1,000 steps are taken.
+        guidance: 1 for the conditional noise; g for unconditional + g·(conditional − unconditional).
+        sampler: "ddim" (arXiv 2010.02502, no noise on the way) or "ddpm", with learned variance where there is one.
+        seed: what all noise is drawn from, on the CPU.
+        clips: whether the image that each step foresees is kept in −1 … 1; pixels are, latents are not.
+
+    Raises:
+        ValueError: for an unknown sampler, and less than 2 or more than 1,000 steps.
+    """
+    times, scheduler = _scheduler(known_sampler(sampler), steps, clips, network.learn_sigma)
+    generator = torch.Generator().manual_seed(seed)
+    device, dtype = labels.device, next(network.parameters()).dtype
+    shape = (len(labels), network.channels, network.input_size, network.input_size)
+    images = torch.randn(shape, generator=generator).to(device, dtype)
+    for step in scheduler.timesteps:
+        time = times[step].to(device).expand(len(labels))
+        noise = _noise(network, images, time, labels, guidance)
+        if sampler == "ddim":
+            images = scheduler.step(noise[:, : network.channels], step, images).prev_sample
+        else:
+            images = scheduler.step(noise, step, images, generator=generator).prev_sample
+    return images
+
+
+def _noise(network: nn.Module, images: Tensor, time: Tensor, labels: Tensor, guidance: float) -> Tensor:
+    if guidance == 1:
+        return network(images, time, labels)
+    nothing = torch.full_like(labels, network.num_classes)
+    both = network(torch.cat((images, images)), torch.cat((time, time)), torch.cat((labels, nothing)))
+    guided, without = both.chunk(2)
+    channels = network.channels
+    noise = without[:, :channels] + guidance * (guided[:, :channels] - without[:, :channels])
+    return torch.cat((noise, guided[:, channels:]), 1)
+
+
+def _scheduler(sampler: str, steps: int, clips: bool, learn_sigma: bool):
+    try:
+        from diffusers import DDIMScheduler, DDPMScheduler
+    except ImportError as error:
+        raise ValueError(
+            "Sampling images needs diffusers, which is not installed: pip install 'linvit[generation]'."
+        ) from error
+    times, between = spaced(steps)
+    about = {"num_train_timesteps": steps, "trained_betas": between.tolist(), "clip_sample": clips}
+    if sampler == "ddim":
+        scheduler = DDIMScheduler(**about, set_alpha_to_one=True)
+    else:
+        scheduler = DDPMScheduler(**about, variance_type="learned_range" if learn_sigma else "fixed_large")
+    scheduler.set_timesteps(steps)
+    return times, scheduler
