@@ -1,0 +1,197 @@
+"""Conformer: convolution and attention over the frames of speech, with softmax, linear, MALA or RALA attention.
+
+Papers: *Conformer* (Interspeech 2020, arXiv 2005.08100) and MALA (ICCV 2025, arXiv 2507.00698), whose Table 7 exchanges
+the attention of Conformer (S). MALA's network is not released, and the paper does not say what stands around its
+operator. All three rows print 10.3 M parameters: a gate φ(x), whose projection has the size of softmax's projection of
+positions, gives that, and is what stands here; without it the linear rows would print 10.0.
+
+| name | mel bands | channels | layers | heads | kernel | parameters |
+|---|---:|---:|---:|---:|---:|---|
+| conformer_nano | 40 | 64 | 3 | 4 | 15 | 0.3 M with 11 pieces |
+| conformer_small | 80 | 144 | 16 | 4 | 32 | 10.3 M with 1,024 pieces and the transducer's head |
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.layers.causal import AttentionMemory
+from linvit.layers.conformer import SUBSAMPLED, ConformerBlock, Subsampling, known, relative_positions, subsampled
+from linvit.layers.transducer import Joint, Predictor
+from linvit.ops import Rotary, rotary_1d
+
+CONFORMERS: Mapping[str, dict[str, int]] = {
+    "conformer_nano": {"mels": 40, "width": 64, "depth": 3, "heads": 4, "kernel": 15},
+    "conformer_small": {"mels": 80, "width": 144, "depth": 16, "heads": 4, "kernel": 32},
+}
+OPTIONS = ("mixer", "causal", "modulation", "rope", "conv_norm", "dropout", "head", "predictor_width")
+HEADS = {"ctc": False, "transducer": True}
+
+
+@dataclass
+class StreamMemory:
+    """All that a causal Conformer keeps of what it has heard: a memory a layer, and what the subsampling last saw."""
+
+    layers: list[AttentionMemory] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    heard: int = 0
+    frames: int = 0
+
+    def num_bytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(layer.num_bytes() for layer in self.layers) + sum(x.nbytes for x in self.inputs)
+
+
+class Conformer(nn.Module):
+    """Features of speech in, logits of pieces of text out, for every fourth frame.
+
+    Args:
+        pieces: number of outputs; piece 0 is the blank.
+        mels: bands of the features.
+        width, depth, heads, kernel: channels, layers, heads, and frames that a layer's convolution sees.
+        mixer: "softmax" (with relative positions), "linear", "mala", "rala" or "rala_mala".
+        causal: no frame sees a later one, so that a stream can be heard piece by piece.
+        modulation, rope: of linear mixers, see FrameAttention.
+        conv_norm: "batch" or "layer", see ConvModule.
+        dropout: as in the paper.
+        head: "ctc", one projection; or "transducer", predictor and joint network.
+        predictor_width: channels of the transducer's predictor and joint network.
+
+    Raises:
+        ValueError: for an unknown mixer, modulation, norm or head, and sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        pieces: int,
+        mels: int,
+        width: int,
+        depth: int,
+        heads: int,
+        kernel: int,
+        mixer: str = "softmax",
+        causal: bool = False,
+        modulation: str = "linear",
+        rope: bool = False,
+        conv_norm: str = "batch",
+        dropout: float = 0.1,
+        head: str = "ctc",
+        predictor_width: int = 320,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        self.pieces, self.mels, self.width, self.mixer, self.causal = pieces, mels, width, mixer, causal
+        self.rotated = rope and mixer != "softmax"
+        self.head_width = width // heads
+        self.subsampling = Subsampling(mels, width, causal, **dd)
+        self.dropout = nn.Dropout(dropout)
+        options = {"modulation": modulation, "rope": rope, "conv_norm": conv_norm, "dropout": dropout}
+        self.blocks = nn.ModuleList(
+            ConformerBlock(width, heads, mixer, kernel, causal, **options, **dd) for _ in range(depth)
+        )
+        self.transduces = known("head", head, HEADS)
+        if self.transduces:
+            self.predictor = Predictor(pieces, predictor_width, **dd)
+            self.joint = Joint(pieces, width, predictor_width, **dd)
+        else:
+            self.head = nn.Linear(width, pieces, **dd)
+
+    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """What was heard, (batch, frames / 4 rounded up, width), and how many of these frames each utterance has.
+
+        Args:
+            features: (batch, frames, mels), of each utterance its own frames first.
+            lengths: int64 (batch,), its own frames, at least one; what follows them changes nothing.
+
+        Raises:
+            ValueError: for features with other bands.
+        """
+        self._check(features)
+        padded = bool((lengths < features.shape[1]).any())
+        x = self.dropout(self.subsampling(features, lengths if padded else None))
+        lengths = subsampled(lengths)
+        valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None] if padded else None
+        positions = self._positions(x, 0)
+        for block in self.blocks:
+            x = block(x, positions, valid)
+        return x, lengths
+
+    def forward(self, features: Tensor, lengths: Tensor, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits, and how many frames of them each utterance has; features and lengths as in `encode`.
+
+        With head "ctc" (batch, frames / 4 rounded up, pieces). With "transducer" (batch, frames, 1 + text, pieces) for
+        the text `pieces`, int64 (batch, text).
+        """
+        x, lengths = self.encode(features, lengths)
+        if not self.transduces:
+            return self.head(x), lengths
+        if pieces is None:
+            raise ValueError("A transducer's logits depend on the text: give its pieces, or call encode.")
+        begun = torch.cat((pieces.new_zeros(len(pieces), 1), pieces), dim=1)
+        return self.joint(x, self.predictor(begun)[0]), lengths
+
+    def read(self, features: Tensor, memory: StreamMemory) -> Tensor:
+        """As forward for CTC, for frames that come after those in `memory`, which takes them up.
+
+        Args:
+            features: (batch, frames, mels), a multiple of 4 frames but in the last call.
+            memory: `StreamMemory()` to begin.
+
+        Raises:
+            ValueError: for a network that is not causal or transduces, and frames after a piece that was no multiple.
+        """
+        self._check(features)
+        if not self.causal or self.transduces or self.training:
+            raise ValueError("Only a causal Conformer with head 'ctc', in evaluation mode, hears a stream.")
+        if memory.heard % SUBSAMPLED:
+            raise ValueError(
+                f"{memory.heard} frames were heard, which is no multiple of {SUBSAMPLED}: give pieces of multiples of"
+                f" {SUBSAMPLED} frames; only the last may have another length."
+            )
+        if not memory.layers:
+            memory.layers = [AttentionMemory() for _ in self.blocks]
+        x = self.subsampling(features, None, memory.inputs)
+        positions = self._positions(x, memory.frames)
+        for block, held in zip(self.blocks, memory.layers, strict=True):
+            x = block(x, positions, None, held)
+        memory.heard += features.shape[1]
+        memory.frames += x.shape[1]
+        return self.head(x)
+
+    def _positions(self, x: Tensor, start: int) -> Tensor | Rotary | None:
+        frames = x.shape[1]
+        if self.mixer == "softmax":
+            return relative_positions(start + frames - 1, 1 - frames, self.width, x)
+        if not self.rotated:
+            return None
+        return rotary_1d(frames, self.head_width, start=start, dtype=x.dtype, device=x.device)
+
+    def _check(self, features: Tensor) -> None:
+        if features.dim() != 3 or features.shape[-1] != self.mels:
+            raise ValueError(
+                f"The features are of shape {tuple(features.shape)}, but this Conformer hears (batch, frames,"
+                f" {self.mels}): set model.mels and data.mels alike."
+            )
+
+
+def create_conformer(name: str, pieces: int, **arguments: Any) -> Conformer:
+    """A Conformer by its name in CONFORMERS, for that many pieces; arguments are those of Conformer, sizes included.
+
+    Raises:
+        ValueError: for an unknown name or argument; the message offers the nearest.
+    """
+    if name not in CONFORMERS:
+        near = difflib.get_close_matches(name, CONFORMERS, n=1, cutoff=0.0)
+        raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? The networks are {', '.join(CONFORMERS)}.")
+    known_ones = (*CONFORMERS[name], *OPTIONS, "device", "dtype")
+    for key in arguments:
+        if key not in known_ones:
+            near = difflib.get_close_matches(key, known_ones, n=1, cutoff=0.0)
+            raise ValueError(f"{name} has no argument {key!r}: did you mean 'model.{near[0]}'?")
+    return Conformer(pieces, **{**CONFORMERS[name], **arguments})
