@@ -5,13 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo study language generation scenes parity precision bench bench-compiled clean
+.PHONY: setup check format test test-slow judge judge-nano demo study language speech speech-demo generation scenes parity precision bench bench-compiled clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,readers,language,generation,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,readers,language,speech,generation,dev]"
 	touch $@
 
 check: $(STAMP)
@@ -50,6 +50,20 @@ language: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/memory/copy_$(m).yaml) \
 		--folder runs/language/copy --seeds 3 --workers 2 --over data.symbols=8,16,32,64
 	$(BIN)/python -m linvit.analysis.decoding runs/language/decoding.svg
+
+# Needs espeak-ng, which your system's packages have; says so where it is absent.
+data/speech/.made: | $(STAMP)
+	$(BIN)/linvit data make-speech $(@D)
+	touch $@
+
+speech-demo: data/speech/.made
+	$(BIN)/linvit train recipes/speech/spoken_mala.yaml --resume
+	$(BIN)/linvit eval runs/spoken_mala --report
+	$(BIN)/linvit predict runs/spoken_mala data/speech/val/200
+
+speech: data/speech/.made
+	$(BIN)/linvit compare $(foreach m,softmax linear mala,recipes/speech/spoken_$(m).yaml) \
+		--folder runs/speech --seeds 3 --workers 2
 
 generation: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/generation/digits_$(m).yaml) \

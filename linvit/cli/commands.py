@@ -10,11 +10,15 @@ COMMANDS = {
         runs.run_train,
         "Train what a recipe says, into a folder; stop and go on at any time.",
     ),
-    "eval": (runs.eval_arguments, runs.run_eval, "Measure accuracy, AP or mIoU of a run, every image once."),
+    "eval": (
+        runs.eval_arguments,
+        runs.run_eval,
+        "Measure accuracy, AP, mIoU or word error rate of a run, every sample once.",
+    ),
     "predict": (
         runs.predict_arguments,
         runs.run_predict,
-        "Name the classes of image files, or draw their objects or regions.",
+        "Name the classes of image files, draw their objects or regions, or write what is said.",
     ),
     "generate": (
         runs.generate_arguments,
@@ -50,7 +54,7 @@ COMMANDS = {
     "data": (
         studies.data_arguments,
         studies.run_data,
-        "Make scenes of digits for dense tasks, or check detection and segmentation data.",
+        "Make scenes of digits or spoken digits, or check detection and segmentation data.",
     ),
     "models": (studies.models_arguments, studies.run_models, "List the models with size, cost and published accuracy."),
 }

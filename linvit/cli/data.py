@@ -1,4 +1,4 @@
-"""`linvit data make-scenes` writes stand-ins for COCO and ADE20K; `linvit data check` reads such data to the end."""
+"""`linvit data make-…` writes stand-ins for COCO, ADE20K and LibriSpeech; `linvit data check` reads dense data."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +17,7 @@ from linvit.data.coco import PARTS, CocoImages, find_file, find_images
 from linvit.data.dense_transforms import IGNORED
 from linvit.data.latents import make_latents
 from linvit.data.scenes import make_scenes
+from linvit.data.spoken_digits import make_speech
 
 UNLIMITED = 2**63
 DETECTION, SEGMENTATION = "detection", "segmentation"
@@ -35,6 +36,12 @@ def make(folder: str, train: int, val: int, size: int, seed: int) -> None:
     """Makes the scenes asked for, and says where they are."""
     count = sum(1 for _ in _bar(make_scenes(folder, train, val, size, seed), "scenes", train + val))
     print(f"{count} scenes: {folder}/{DETECTION} is in COCO's format, {folder}/{SEGMENTATION} in ADE20K's.")
+
+
+def speak(folder: str, train: int, val: int, seed: int) -> None:
+    """Makes the utterances asked for, and says where they are."""
+    count = sum(1 for _ in _bar(make_speech(folder, train, val, seed), "utterances", train + val))
+    print(f"{count} utterances: {folder}/train and {folder}/val are in LibriSpeech's layout.")
 
 
 def encode(images: str, folder: str, vae: str, size: int) -> None:

@@ -20,6 +20,7 @@ HEADINGS = {
     "bits_per_byte": "bits per byte",
     "next_accuracy": "next token",
     "recall_accuracy": "answers",
+    "wer": "word error rate",
     "fid": "FID-like",
     "drawn_accuracy": "drawn right",
     "guided_fid": "FID-like, guided",
@@ -41,7 +42,7 @@ HEADINGS = {
     },
 }
 
-COUNTED = ("images", "bytes", "sequences")
+COUNTED = ("images", "bytes", "sequences", "utterances")
 NUMBERS = ("loss", "bits_per_byte", "perplexity", "fid", "guided_fid", "floor_fid", "noise_fid")
 
 
@@ -51,7 +52,7 @@ def evaluate(
     """{"raw": …, "ema": …}, each with the task's measures, in 0..1 but for the loss, and the number of images.
 
     They are top1, top5 and loss; miou, pixel_accuracy and class_accuracy; or box_ap, box_ap50 … and mask_ap …; of text
-    bits_per_byte, perplexity and next_accuracy and the number of bytes.
+    bits_per_byte, perplexity and next_accuracy and the number of bytes; of speech wer and the number of utterances.
     `trainer` are Lightning's arguments.
     """
     shown = bars()

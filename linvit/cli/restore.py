@@ -17,6 +17,8 @@ from linvit.data import (
     ImageSource,
     Preprocessing,
     RecallPreprocessing,
+    SpeechFolder,
+    SpeechPreprocessing,
     TextFolder,
     TextPreprocessing,
 )
@@ -24,7 +26,7 @@ from linvit.data.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.files import read_checkpoint
 from linvit.models.frameworks import SEGMENTORS
 from linvit.released import load_released
-from linvit.tasks import Classification, Detection, Diffusion, Language, Task
+from linvit.tasks import Classification, Detection, Diffusion, Language, Speech, Task
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.classification import check_model
 
@@ -37,6 +39,7 @@ PREPARES = {
     "language": TextPreprocessing,
     "recall": RecallPreprocessing,
     "diffusion": Canvas,
+    "speech": SpeechPreprocessing,
 }
 DRAWING = ("draws", "sampler", "steps", "clips")  # what the measures of drawn images depend on
 
@@ -51,7 +54,9 @@ class Restored:
 
     task: Task
     class_names: list[str]
-    preprocessing: Preprocessing | DensePreprocessing | TextPreprocessing | RecallPreprocessing | Canvas
+    preprocessing: (
+        Preprocessing | DensePreprocessing | TextPreprocessing | RecallPreprocessing | Canvas | SpeechPreprocessing
+    )
     data: dict[str, Any] | None
     path: Path
     name: str | None = None
@@ -76,6 +81,11 @@ class Restored:
     def drawing(self) -> bool:
         """Whether this draws images."""
         return isinstance(self.task, Diffusion)
+
+    @property
+    def hearing(self) -> bool:
+        """Whether this writes what is said."""
+        return isinstance(self.task, Speech)
 
 
 def restore(
@@ -141,7 +151,7 @@ def _from_run(path: Path) -> Restored:
         ) from error
     if isinstance(task, Language):
         return Restored(task, [], preprocessing, recipe["data"], path, f"{model['name']}, {task.network.mixer}")
-    if isinstance(task, Diffusion):
+    if isinstance(task, Diffusion | Speech):
         told = f"{model['name']}, {task.network.mixer}"
         return Restored(task, about["class_names"], preprocessing, recipe["data"], path, told)
     category_ids = about.get("category_ids") or list(range(1, len(about["class_names"]) + 1))
@@ -216,7 +226,7 @@ def source_for(restored: Restored, data: str | None, num_workers: int | None = N
     """The data to measure on: that of the run, `digits`, or a folder of images with the run's preprocessing.
 
     For a detector or segmentor the folder is one in the layout of COCO or ADE20K, for a language model one of .txt
-    files, or `stdlib`.
+    files, or `stdlib`, for speech one of LibriSpeech's parts.
 
     Raises ValueError where there is none, and where its classes are not the network's.
     """
@@ -224,6 +234,8 @@ def source_for(restored: Restored, data: str | None, num_workers: int | None = N
         raise ValueError("The checkpoint names no data: say on what to measure with --data digits or --data FOLDER.")
     if restored.sequence:
         source = _sequence_source(restored, data)
+    elif restored.hearing:
+        source = _spoken_source(restored, data)
     elif restored.drawing:
         source = _drawn_source(restored, data)
     elif isinstance(restored.preprocessing, DensePreprocessing):
@@ -247,6 +259,15 @@ def _drawn_source(restored: Restored, data: str | None) -> ImageSource:
         raise ValueError("--data is a folder, but this run draws the digits it was trained on: leave it out.")
     settings |= {"root": data} if data else {}
     return SOURCES[settings.pop("name")](**settings)
+
+
+def _spoken_source(restored: Restored, data: str | None) -> ImageSource:
+    if data is not None:
+        return SpeechFolder(data, restored.class_names, restored.preprocessing)  # type: ignore[arg-type]
+    settings = dict(restored.data or {})
+    source = SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
+    source.class_names, source.preprocessing = restored.class_names, restored.preprocessing
+    return source
 
 
 def _sequence_source(restored: Restored, data: str | None) -> ImageSource:

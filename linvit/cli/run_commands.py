@@ -105,12 +105,14 @@ def run_eval(options: argparse.Namespace) -> int:
     measured = evaluate(restored, options.data, options.workers)
     show(measured, restored.path, as_json=options.json)
     if options.report is not None:
-        from linvit.cli import judge, judge_dense, judge_drawn, judge_text
+        from linvit.cli import judge, judge_dense, judge_drawn, judge_speech, judge_text
 
         page = judge.report_path(restored, options.report)
         judges: Any = (
             judge_drawn
             if restored.drawing
+            else judge_speech
+            if restored.hearing
             else judge_text
             if restored.sequence
             else judge_dense
@@ -138,14 +140,17 @@ def _ask(options: argparse.Namespace, restored: Any) -> int:
 def predict_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit predict (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) IMAGE_OR_FOLDER ..."
-        " [--topk N] [--threshold SCORE] [--weights raw|ema] [--output FILE|FOLDER]"
+        " [--topk N] [--threshold SCORE] [--beam N] [--weights raw|ema] [--output FILE|FOLDER]"
         " [--keep-memory]"
     )
-    command.add_argument("paths", metavar="PATH", nargs="+", help="a run or checkpoint, then image files or folders")
+    command.add_argument(
+        "paths", metavar="PATH", nargs="+", help="a run or checkpoint, then image or sound files or folders"
+    )
     network_arguments(command)
     framework_argument(command)
     command.add_argument("--topk", type=int, help="how many classes an image (5), for classifiers")
     command.add_argument("--threshold", type=float, help="least score of an object that is drawn (0.5), for detectors")
+    command.add_argument("--beam", type=int, help="beginnings of the text that are kept (1), for speech")
     command.add_argument("--weights", choices=("raw", "ema"), help="by default the moving average where there is one")
     command.add_argument(
         "--output", metavar="PATH", help="instead of a table, a .csv or .json file, for dense tasks a folder"
@@ -158,14 +163,19 @@ def run_predict(options: argparse.Namespace) -> int:
 
     run, *images = options.paths if options.model is None else [None, *options.paths]
     if not images:
-        raise ValueError("There is nothing to predict: give image files or folders after the run or checkpoint.")
+        raise ValueError(
+            "There is nothing to predict: give image or sound files or folders after the run or checkpoint."
+        )
     set_allocator(options)
     restored = restore(run, options.model, options.checkpoint, options.framework)
     if restored.drawing:
         raise ValueError("This run draws images, it names none: `linvit generate RUN --output FILE.png` lets it draw.")
     if restored.sequence:
         raise ValueError("This run reads tokens, not images: `linvit generate RUN --prompt …` lets it write.")
-    complaints = (_predict_dense if restored.dense else _predict_classes)(options, restored, images)
+    if options.beam is not None and not restored.hearing:
+        raise ValueError("--beam is for speech, but this run reads images: leave it out.")
+    predicts = _transcribe if restored.hearing else _predict_dense if restored.dense else _predict_classes
+    complaints = predicts(options, restored, images)
     for complaint in complaints:
         say(f"linvit: {complaint}", SOME_FAILED)
     return SOME_FAILED if complaints else 0
@@ -185,6 +195,22 @@ def _predict_classes(options: argparse.Namespace, restored: Any, images: Sequenc
         print(f"{len(predictions)} predictions in {options.output}")
     else:
         show(predictions)
+    return complaints
+
+
+def _transcribe(options: argparse.Namespace, restored: Any, sounds: Sequence[str]) -> list[str]:
+    from linvit.cli.transcribe import check_output, show, transcribe, write
+
+    if options.topk is not None or options.threshold is not None:
+        raise ValueError("--topk and --threshold are for images, but this run hears speech: leave them out.")
+    if options.output:
+        check_output(options.output)
+    told, complaints = transcribe(restored, sounds, options.weights, 1 if options.beam is None else options.beam)
+    if options.output:
+        write(told, options.output)
+        print(f"{len(told)} transcripts in {options.output}")
+    else:
+        show(told)
     return complaints
 
 

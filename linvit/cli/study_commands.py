@@ -13,6 +13,7 @@ def models_arguments(command: argparse.ArgumentParser) -> None:
     which.add_argument("--recipes", metavar="PATH", nargs="+", help="what these recipes train, against their bases")
     which.add_argument("--sequence", action="store_true", help="decoders of language and other tokens")
     which.add_argument("--generation", action="store_true", help="image generators, beside the published size")
+    which.add_argument("--speech", action="store_true", help="Conformers, beside the published size")
     which.add_argument("--dense", action="store_true", help="detectors and segmentors on RAVLT and MAViT")
     command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
 
@@ -32,6 +33,10 @@ def run_models(options: argparse.Namespace) -> int:
         from linvit.cli.generation_models import describe_generators, show_generators
 
         rows, show = describe_generators(), show_generators
+    elif options.speech:
+        from linvit.cli.speech_models import describe_conformers, show_conformers
+
+        rows, show = describe_conformers(), show_conformers
     elif options.dense:
         from linvit.cli.dense_models import describe_dense, show_dense
 
@@ -142,7 +147,7 @@ def run_compare(options: argparse.Namespace) -> int:
 def data_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit data (make-scenes FOLDER [--train N] [--val N] [--size N] [--seed N] | check FOLDER|FILE"
-        " | make-latents IMAGES FOLDER --vae VAE [--size N])"
+        " | make-latents IMAGES FOLDER --vae VAE [--size N] | make-speech FOLDER [--train N] [--val N] [--seed N])"
     )
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", prog="linvit data")
     text = "Write scenes of real handwritten digits, in COCO's format and in ADE20K's."
@@ -165,13 +170,22 @@ def data_arguments(command: argparse.ArgumentParser) -> None:
         "--vae", required=True, help="a folder that diffusers wrote, or a name on the Hugging Face hub"
     )
     latents.add_argument("--size", type=int, default=256, help="height and width of the images in pixels (256)")
+    text = "Let espeak-ng speak strings of digits, in LibriSpeech's layout."
+    speech = actions.add_parser("make-speech", help=text, description=text, allow_abbrev=False)
+    speech.add_argument("folder", metavar="FOLDER", help="a new or empty folder; train/ and val/ go there")
+    speech.add_argument("--train", type=int, default=900, help="how many training utterances (900)")
+    speech.add_argument("--val", type=int, default=120, help="how many utterances of voices never trained on (120)")
+    speech.add_argument("--seed", type=int, default=0, help="what digits, speeds and pitches are drawn from (0)")
 
 
 def run_data(options: argparse.Namespace) -> int:
-    from linvit.cli.data import check, encode, make, show
+    from linvit.cli.data import check, encode, make, show, speak
 
     if options.action == "make-latents":
         encode(options.images, options.folder, options.vae, options.size)
+        return 0
+    if options.action == "make-speech":
+        speak(options.folder, options.train, options.val, options.seed)
         return 0
     if options.action == "make-scenes":
         make(options.folder, options.train, options.val, options.size, options.seed)

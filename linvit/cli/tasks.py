@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import nn
 
+from linvit.models.conformer import create_conformer
 from linvit.models.dit import create_dit
 from linvit.models.frameworks import DETECTORS, SEGMENTORS, build_dense
 from linvit.models.sequence import Decoder, create_sequence
-from linvit.tasks import Classification, Detection, Diffusion, Language, Recall, Segmentation, Task
+from linvit.tasks import Classification, Detection, Diffusion, Language, Recall, Segmentation, Speech, Task
 from linvit.tasks.classification import known_arguments
 
 
@@ -81,6 +82,23 @@ class BuiltDiffusion(Diffusion):
         super().__init__(create_dit(name, num_classes, **arguments), **kwargs)
 
 
+class BuiltSpeech(Speech):
+    """Speech with a Conformer by its arguments.
+
+    Args:
+        model: name and arguments of a Conformer, see create_conformer.
+        num_classes: Number of pieces that it writes, the blank included.
+        kwargs: Those of Speech.
+    """
+
+    def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
+        arguments = dict(model)
+        name = arguments.pop("name", None)
+        if not name:
+            raise ValueError("The recipe names no model: add model.name, which `linvit models --speech` lists.")
+        super().__init__(create_conformer(name, num_classes, **arguments), **kwargs)
+
+
 def _decoder(model: dict[str, Any], vocabulary: int) -> Decoder:
     arguments = dict(model)
     name = arguments.pop("name", None)
@@ -106,4 +124,5 @@ TASKS: dict[str, type[Task]] = {
     "language": BuiltLanguage,
     "recall": BuiltRecall,
     "diffusion": BuiltDiffusion,
+    "speech": BuiltSpeech,
 }

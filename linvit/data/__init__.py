@@ -1,4 +1,4 @@
-"""Batches of labelled images and of text: each source is a LightningDataModule, listed here by the name in recipes."""
+"""Batches of labelled images, text and speech: each source is a LightningDataModule, listed by its name in recipes."""
 
 from linvit.data.ade20k import Ade20k as Ade20k
 from linvit.data.coco import Coco as Coco
@@ -16,6 +16,9 @@ from linvit.data.recall import Copy as Copy
 from linvit.data.recall import Recall as Recall
 from linvit.data.recall import RecallPreprocessing as RecallPreprocessing
 from linvit.data.source import ImageSource as ImageSource
+from linvit.data.speech import LibriSpeech as LibriSpeech
+from linvit.data.speech import SpeechFolder as SpeechFolder
+from linvit.data.speech import SpeechPreprocessing as SpeechPreprocessing
 from linvit.data.text import Stdlib as Stdlib
 from linvit.data.text import TextFolder as TextFolder
 from linvit.data.text import TextPreprocessing as TextPreprocessing
@@ -33,4 +36,5 @@ SOURCES: dict[str, type[ImageSource]] = {
     "huggingface": HuggingFaceText,
     "recall": Recall,
     "copy": Copy,
+    "librispeech": LibriSpeech,
 }

@@ -7,7 +7,7 @@ positions, gives that, and is what stands here; without it the linear rows would
 
 | name | mel bands | channels | layers | heads | kernel | parameters |
 |---|---:|---:|---:|---:|---:|---|
-| conformer_nano | 40 | 64 | 3 | 4 | 15 | 0.3 M with 11 pieces |
+| conformer_nano | 40 | 64 | 3 | 4 | 15 | 0.4 M with 11 pieces |
 | conformer_small | 80 | 144 | 16 | 4 | 32 | 10.3 M with 1,024 pieces and the transducer's head |
 """
 

@@ -6,4 +6,5 @@ from linvit.tasks.diffusion import Diffusion as Diffusion
 from linvit.tasks.language import Language as Language
 from linvit.tasks.language import Recall as Recall
 from linvit.tasks.segmentation import Segmentation as Segmentation
+from linvit.tasks.speech import Speech as Speech
 from linvit.tasks.task import Task as Task

@@ -1,0 +1,90 @@
+"""`linvit eval --report` of a run that hears speech: errors by speaker, and the utterances with the most."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from linvit.analysis.report import paragraph, table, write_page
+from linvit.cli.evaluate import HEADINGS, cell
+from linvit.cli.judge import curve
+from linvit.cli.restore import Restored, source_for
+from linvit.data import LibriSpeech
+from linvit.tasks.transcription import spelled, word_edits
+
+SHOWN = 20
+
+
+def write_report(
+    restored: Restored,
+    measured: dict[str, dict[str, float]],
+    path: Path,
+    data: str | None = None,
+    num_workers: int | None = None,
+) -> None:
+    """Writes the page of a network that hears on source_for(restored, data); measured is what `evaluate` returned."""
+    kind, network = list(restored.task.networks().items())[-1]
+    source = source_for(restored, data, num_workers)
+    rows = [
+        {"weights": name} | {HEADINGS.get(key, key): cell(key, value) for key, value in row.items()}
+        for name, row in measured.items()
+    ]
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    told = (
+        f"{restored.name}, {parameters:,} parameters, weights from {restored.path}. {source.preprocessing.corpus}."
+        f" Everything below is about the {'moving average' if kind == 'ema' else 'raw weights'}, measured on"
+        f" {source.root}."
+    )
+    heard = _heard(restored, network, source)
+    worst = sorted(heard, key=lambda one: -one["edits"])
+    wrong = [one for one in worst if one["edits"]][:SHOWN]
+    right = [one for one in heard if not one["edits"]][:5]
+    sections: list[tuple[str, Any]] = [
+        ("What was measured", [table(rows), paragraph(told)]),
+        *curve(path.parent / "metrics.csv"),
+        ("By speaker", [table(_by_speaker(heard))]),
+        (f"The {len(wrong)} utterances with the most errors", [table(wrong)] if wrong else [paragraph("None.")]),
+        ("Without an error", [table(right)] if right else [paragraph("None.")]),
+    ]
+    write_page(path, f"linvit: {restored.name}", sections)
+
+
+@torch.inference_mode()
+def _heard(restored: Restored, network: nn.Module, source: LibriSpeech) -> list[dict[str, Any]]:
+    """Of each utterance: speaker, what was said, what was written, and the edits between the two in words."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = network.to(device).eval()
+    names = [(utterance.path.parts[-3], utterance.path.name) for utterance in source.utterances("val")]
+    told = []
+    for features, targets in source.val_dataloader():
+        logits, lengths = network(features.to(device), targets["lengths"].to(device))
+        for pieces, text in zip(restored.task.written(logits, lengths), targets["texts"], strict=True):
+            speaker, file = names[len(told)]
+            written = spelled(pieces, restored.class_names)
+            edits, words = word_edits(text, written)
+            told.append(
+                {"speaker": speaker, "file": file, "said": text, "written": written, "edits": edits, "words": words}
+            )
+    return told
+
+
+def _by_speaker(heard: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for one in heard:
+        found[one["speaker"]].append(one)
+    rows = []
+    for speaker, own in sorted(found.items()):
+        edits, words = (sum(one[key] for one in own) for key in ("edits", "words"))
+        rate = edits / max(words, 1)
+        rows.append(
+            {
+                "speaker": speaker,
+                "utterances": len(own),
+                "words": words,
+                "edits": edits,
+                "word error rate": cell("wer", rate),
+            }
+        )
+    return rows

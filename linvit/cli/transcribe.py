@@ -1,0 +1,89 @@
+"""`linvit predict` of a run that hears speech: what is said in sound files, on the screen or as CSV or JSON."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.table import Table
+
+from linvit.cli.predict import ready_network
+from linvit.cli.restore import Restored
+from linvit.cli.screen import show as show_table
+from linvit.data.audio import CorruptAudioError, read_audio
+from linvit.data.speech import SUFFIXES
+from linvit.files import replacing
+from linvit.tasks.transcription import greedy, prefix_beam, spelled
+
+
+def transcribe(
+    restored: Restored, paths: Sequence[str | Path], weights: str | None = None, beam: int = 1
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """(path, text) of sound files and of those in folders, and the sentences about files that cannot be read.
+
+    Sound of another sampling rate is resampled, channels are averaged. Each file is heard by itself. With a beam above
+    1 that many beginnings of the text are kept. Raises ValueError for paths without sound files.
+    """
+    if beam < 1:
+        raise ValueError(f"--beam is {beam}, but one beginning or more has to be kept: set it to 1 or more.")
+    network, device = ready_network(restored, weights)
+    preprocessing = restored.preprocessing
+    told: list[tuple[str, str]] = []
+    complaints: list[str] = []
+    for path in find_sounds(paths):
+        try:
+            features = preprocessing.features(read_audio(path, preprocessing.rate))
+        except CorruptAudioError as error:
+            complaints.append(str(error))
+            continue
+        with torch.inference_mode():
+            logits, lengths = network(features[None].to(device), torch.tensor([len(features)], device=device))
+        pieces = greedy(logits, lengths)[0] if beam == 1 else prefix_beam(logits[0], beam)
+        told.append((str(path), spelled(pieces, restored.class_names)))
+    return told, complaints
+
+
+def find_sounds(paths: Sequence[str | Path]) -> list[Path]:
+    """The files among paths and the sound files in the folders among them, sorted; raises ValueError for none."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            if not inside:
+                raise ValueError(f"The folder {path} has no sound files in it ({', '.join(SUFFIXES)}).")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise ValueError(f"There is no sound file or folder at {path}: check the path.")
+    return found
+
+
+def show(told: Sequence[tuple[str, str]]) -> None:
+    """Prints one row a file."""
+    table = Table("sound", "what is said")
+    for path, text in told:
+        table.add_row(path, text)
+    show_table(table)
+
+
+def check_output(path: str | Path) -> Path:
+    """The path itself; raises ValueError for an ending that cannot be written."""
+    if Path(path).suffix not in (".csv", ".json"):
+        raise ValueError(f"The output {path} has an unknown ending: only .csv and .json can be written of transcripts.")
+    return Path(path)
+
+
+def write(told: Sequence[tuple[str, str]], path: str | Path) -> None:
+    """Writes a .csv (one row a file) or .json (one list) file, whole or not at all; raises as check_output."""
+    path = check_output(path)
+    if path.suffix == ".csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([("sound", "text"), *told])
+        written = text.getvalue()
+    else:
+        written = json.dumps([{"sound": name, "text": text} for name, text in told], indent=1, ensure_ascii=False)
+    with replacing(path) as temporary:
+        temporary.write_text(written, encoding="utf-8")

@@ -1,0 +1,75 @@
+"""Text of speech as pieces: words, characters, or pieces of words; "▁" begins a word, and piece 0 is the blank."""
+
+from collections.abc import Iterable, Sequence
+
+BLANK, START = "<blank>", "▁"
+UNITS = ("words", "characters", "pieces")
+
+
+def pieces_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str], str]:
+    """The names of all pieces, the blank first, and the tokenizer of units "pieces" as JSON (else "").
+
+    Args:
+        texts: those that are trained on.
+        units: "words", "characters", or "pieces", byte pair encoding learned on the texts.
+        number: of pieces, the blank included, for units "pieces".
+
+    Raises:
+        ValueError: for other units, texts without words, and fewer pieces than there are characters.
+    """
+    if units not in UNITS:
+        raise ValueError(f"data.units is {units!r}, expected one of {', '.join(UNITS)}: choose a known one.")
+    words = {word for text in texts for word in text.split()}
+    if not words:
+        raise ValueError("The training transcripts hold no words: check the *.trans.txt files.")
+    if units == "words":
+        return [BLANK, *(START + word for word in sorted(words))], ""
+    characters = sorted({START} | {character for word in words for character in word})
+    if units == "characters":
+        return [BLANK, *characters], ""
+    if number <= len(characters):
+        raise ValueError(
+            f"data.num_pieces is {number}, but the texts have {len(characters)} characters: set it higher."
+        )
+    return _learned(texts, characters, number)
+
+
+def _learned(texts: Iterable[str], characters: Sequence[str], number: int) -> tuple[list[str], str]:
+    try:
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise ImportError("Pieces of words need tokenizers: pip install 'linvit[train,speech]'.") from error
+    tokenizer = Tokenizer(models.BPE(unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=START, prepend_scheme="always")
+    trainer = trainers.BpeTrainer(
+        vocab_size=number, special_tokens=[BLANK], initial_alphabet=list(characters), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    names = [tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size())]
+    return names, tokenizer.to_str()
+
+
+class Speller:
+    """Text to numbers of pieces.
+
+    Args:
+        names: of all pieces, the blank first.
+        tokenizer: that of units "pieces" as JSON, else "".
+    """
+
+    def __init__(self, names: Sequence[str], tokenizer: str = ""):
+        self.index = {name: number for number, name in enumerate(names)}
+        self.tokenizer = None
+        if tokenizer:
+            from tokenizers import Tokenizer
+
+            self.tokenizer = Tokenizer.from_str(tokenizer)
+
+    def __call__(self, text: str) -> list[int]:
+        """Pieces of a text; words or characters that no piece stands for are left out."""
+        words = text.split()
+        if self.tokenizer is not None:
+            return list(self.tokenizer.encode(" ".join(words)).ids)
+        by_character = START in self.index
+        spelled = [c for word in words for c in START + word] if by_character else [START + word for word in words]
+        return [self.index[piece] for piece in spelled if piece in self.index]

@@ -1,0 +1,120 @@
+"""From the logits of CTC to text, and how wrong the text is."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+BLANK = 0
+START = "▁"  # begins a word
+LanguageModel = Callable[[tuple[str, ...], str], float]
+
+
+def greedy(logits: Tensor, lengths: Tensor) -> list[list[int]]:
+    """The pieces of each utterance: the most probable of every frame, repetitions joined, blanks left out.
+
+    Args:
+        logits: (batch, frames, pieces).
+        lengths: int64 (batch,), frames of each utterance.
+    """
+    found = []
+    for row, length in zip(logits.argmax(-1).cpu(), lengths.tolist(), strict=True):
+        joined = torch.unique_consecutive(row[:length])
+        found.append(joined[joined != BLANK].tolist())
+    return found
+
+
+def prefix_beam(
+    logits: Tensor,
+    beam: int,
+    names: Sequence[str] = (),
+    language_model: LanguageModel | None = None,
+    weight: float = 0.5,
+    bonus: float = 0.0,
+) -> list[int]:
+    """The most probable pieces of one utterance, over all ways to place them in its frames.
+
+    Args:
+        logits: (frames, pieces).
+        beam: how many beginnings are kept after each frame.
+        names: of the pieces, for a language model.
+        language_model: natural logarithm of a word's probability after the words so far; asked when a word ends.
+        weight: of the language model's logarithms.
+        bonus: added for each word that ends.
+
+    Source: prefix search of CTC (arXiv 1408.2873).
+    """
+    scores = logits.double().log_softmax(-1).cpu()
+    texts = _Texts(names, language_model, weight, bonus)
+    beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -math.inf)}  # ends in a blank, or does not
+    for frame in scores:
+        likely = frame.topk(min(beam + 1, len(frame))).indices.tolist()
+        grown: dict[tuple[int, ...], list[float]] = defaultdict(lambda: [-math.inf, -math.inf])
+        for prefix, (blank, other) in beams.items():
+            total = _added(blank, other)
+            for piece in {BLANK, *likely, *prefix[-1:]}:
+                score = float(frame[piece])
+                if piece == BLANK:
+                    grown[prefix][0] = _added(grown[prefix][0], total + score)
+                    continue
+                longer = (*prefix, piece)
+                if prefix and piece == prefix[-1]:
+                    grown[prefix][1] = _added(grown[prefix][1], other + score)
+                    grown[longer][1] = _added(grown[longer][1], blank + score)
+                else:
+                    grown[longer][1] = _added(grown[longer][1], total + score)
+        best = sorted(grown, key=lambda prefix: -_added(*grown[prefix]) - texts.score(prefix))[:beam]
+        beams = {prefix: (grown[prefix][0], grown[prefix][1]) for prefix in best}
+    return list(max(beams, key=lambda prefix: _added(*beams[prefix]) + texts.score(prefix, whole=True)))
+
+
+class _Texts:
+    """What a language model says of beginnings of texts: the words that have ended, all of them where it is whole."""
+
+    def __init__(self, names: Sequence[str], language_model: LanguageModel | None, weight: float, bonus: float) -> None:
+        self.names, self.model, self.weight, self.bonus = names, language_model, weight, bonus
+        self.known: dict[tuple[str, ...], float] = {(): 0.0}
+
+    def score(self, prefix: tuple[int, ...], whole: bool = False) -> float:
+        if self.model is None and not self.bonus:
+            return 0.0
+        words = tuple(spelled(prefix, self.names).split())
+        return self._of(words if whole else words[:-1])
+
+    def _of(self, words: tuple[str, ...]) -> float:
+        if words not in self.known:
+            said = self.model(words[:-1], words[-1]) if self.model else 0.0
+            self.known[words] = self._of(words[:-1]) + self.weight * said + self.bonus
+        return self.known[words]
+
+
+def _added(a: float, b: float) -> float:
+    """log(exp a + exp b)."""
+    high, low = max(a, b), min(a, b)
+    return high if low == -math.inf else high + math.log1p(math.exp(low - high))
+
+
+def spelled(pieces: Sequence[int], names: Sequence[str]) -> str:
+    """The text of pieces; "▁" begins a word."""
+    return "".join(names[piece] for piece in pieces).replace(START, " ").strip()
+
+
+def word_edits(reference: str, hypothesis: str) -> tuple[int, int]:
+    """Words to change, drop and add to make the hypothesis the reference, and words of the reference.
+
+    Over many utterances the word error rate is the sum of the edits over the sum of the words.
+
+    Raises:
+        ImportError: where jiwer is not installed.
+    """
+    words = len(reference.split())
+    if not words:
+        return len(hypothesis.split()), 0
+    try:
+        from jiwer import process_words
+    except ImportError as error:
+        raise ImportError("Word error rates are measured by jiwer: pip install 'linvit[train,speech]'.") from error
+    counted = process_words(reference, hypothesis)
+    return counted.substitutions + counted.deletions + counted.insertions, words

@@ -1,0 +1,184 @@
+import csv
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from tiny_run import content, curve, differing
+from tiny_speech import say, write_speech_recipe
+
+from linvit.cli import main
+from linvit.cli.compare import compare
+from linvit.cli.evaluate import evaluate
+from linvit.cli.restore import restore, source_for
+from linvit.cli.train import train
+from linvit.cli.transcribe import transcribe
+from linvit.models.conformer import StreamMemory
+from linvit.tasks.checkpoints import RunStoppedError
+from linvit.tasks.transcription import greedy, spelled, word_edits
+
+
+class PressesCtrlC(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(write_speech_recipe(tmp_path_factory.mktemp("speech")), prints=False)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A causal network that hears the tones right."""
+    folder = tmp_path_factory.mktemp("learned")
+    more = {"model": {"causal": True}, "task": {"ema_decay": None}, "trainer": {"max_epochs": 40}}
+    more["trainer"]["check_val_every_n_epoch"] = 20
+    return train(write_speech_recipe(folder, **more), prints=False)
+
+
+def test_its_loss_falls_and_the_best_checkpoint_is_that_of_the_lowest_error(run):
+    rows = curve(run)
+    assert float(rows[-1]["val_loss"]) < float(rows[0]["val_loss"])
+    rates = [float(row["ema_wer"]) for row in rows]
+    best = content(run, "best")["global_step"] // 4 - 1
+    assert rates[best] == min(rates)
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
+    recipe = write_speech_recipe(tmp_path, data={"root": str(run.parent / "speech")})
+    with pytest.raises(RunStoppedError):
+        train(recipe, callbacks=[PressesCtrlC()], prints=False)
+    assert content(tmp_path / "run")["global_step"] == 7
+    train(recipe, resume=True, prints=False)
+    assert differing(tmp_path / "run", run, fewest=20) == []
+    assert curve(tmp_path / "run") == curve(run)
+
+
+def test_eval_is_the_sum_of_edits_over_the_sum_of_words_heard_one_by_one(learned):
+    restored = restore(learned)
+    measured = evaluate(restored, enable_progress_bar=False)["raw"]
+    network, source = restored.task.network.eval(), source_for(restored, None)
+    counted = []
+    for features, targets in (source.val_set()[index] for index in range(len(source.val_set()))):
+        with torch.no_grad():
+            logits, lengths = network(features[None], torch.tensor([len(features)]))
+        counted.append(word_edits(targets["text"], spelled(greedy(logits, lengths)[0], restored.class_names)))
+    edits, words = (sum(part) for part in zip(*counted, strict=True))
+    assert measured["wer"] == pytest.approx(edits / words)
+    assert measured["utterances"] == 6
+    assert measured["wer"] < 0.2
+
+
+def test_predict_writes_what_is_said_at_any_sampling_rate(learned, tmp_path, capsys):
+    sounds = [say(tmp_path / "a.wav", "LOW HIGH MID"), say(tmp_path / "b" / "b.flac", "HIGH LOW", rate=22_050)]
+    output = tmp_path / "told.csv"
+    assert main(["predict", str(learned), str(sounds[0]), str(tmp_path / "b"), "--output", str(output)]) == 0
+    rows = list(csv.DictReader(output.open()))
+    assert [row["text"] for row in rows] == ["LOW HIGH MID", "HIGH LOW"]
+    assert main(["predict", str(learned), str(sounds[0]), "--beam", "4"]) == 0
+    assert "LOW HIGH MID" in capsys.readouterr().out
+    assert main(["predict", str(learned), str(sounds[0]), "--output", str(tmp_path / "told.json")]) == 0
+    assert json.loads((tmp_path / "told.json").read_text()) == [{"sound": str(sounds[0]), "text": "LOW HIGH MID"}]
+
+
+def test_the_trained_network_hears_a_stream_as_the_whole(learned):
+    restored = restore(learned)
+    network = restored.task.network.double().eval()
+    features = source_for(restored, None).val_set()[0][0].double()[None]
+    with torch.no_grad():
+        whole, _ = network(features, torch.tensor([features.shape[1]]))
+        memory = StreamMemory()
+        heard = torch.cat([network.read(piece, memory) for piece in features.split(8, 1)], 1)
+    assert (heard - whole).abs().max() < 1e-11
+
+
+def test_what_is_no_sound_is_named_and_the_rest_is_told(learned, tmp_path, capsys):
+    good = say(tmp_path / "good.wav", "MID")
+    (tmp_path / "bad.wav").write_text("no sound")
+    say(tmp_path / "short.wav", "LOW")
+    import soundfile
+
+    soundfile.write(tmp_path / "short.wav", [0.0] * 100, 16_000)
+    assert main(["predict", str(learned), str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert str(good.name) in said.out.replace("\n", "")
+    assert "bad.wav cannot be read as sound" in said.err
+    assert "0.006 s long, shorter than one window" in said.err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["predict", "RUN", "nowhere.wav"], "There is no sound file or folder at nowhere.wav"),
+        (["predict", "RUN", "EMPTY"], "has no sound files in it"),
+        (["predict", "RUN", "x.wav", "--topk", "3"], "--topk and --threshold are for images"),
+        (["predict", "RUN", "SOUND", "--beam", "0"], "--beam is 0"),
+        (["predict", "RUN", "SOUND", "--output", "a.txt"], "unknown ending"),
+        (["generate", "RUN"], "reads no text"),
+        (["eval", "RUN", "--data", "nowhere"], "There is no folder of speech at nowhere"),
+        (["eval", "RUN", "--data", "EMPTY"], "holds no transcripts"),
+    ],
+)
+def test_wrong_use_ends_in_a_sentence(run, command, message, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    places = {"RUN": str(run), "EMPTY": str(tmp_path / "empty"), "SOUND": str(run.parent / "speech" / "val")}
+    assert main([places.get(part, part) for part in command]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_eval_of_another_folder_and_its_page(learned, tmp_path, capsys):
+    shutil.copytree(learned.parent / "speech" / "train", tmp_path / "other")
+    page = tmp_path / "page.html"
+    assert main(["eval", str(learned), "--data", str(tmp_path / "other"), "--json", "--report", str(page)]) == 0
+    measured = json.loads(capsys.readouterr().out)["raw"]
+    assert measured["utterances"] == 16
+    assert "By speaker" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"model": {"name": "conformer_mini"}}, "did you mean 'conformer_nano'"),
+        ({"data": {"units": "phones"}}, "data.units is 'phones'"),
+        ({"data": {"train": ["nowhere"]}}, "There is no folder of speech"),
+        ({"data": {"mels": 20}}, "set model.mels and data.mels alike"),
+        ({"task": {"beam": 0}}, "task.beam is 0"),
+    ],
+)
+def test_a_wrong_recipe_ends_in_a_sentence(run, groups, message, tmp_path):
+    groups.setdefault("data", {}).setdefault("root", str(run.parent / "speech"))
+    with pytest.raises(ValueError, match=message):
+        train(write_speech_recipe(tmp_path, **groups), prints=False)
+
+
+@pytest.mark.parametrize("units", ["characters", "pieces"])
+def test_other_pieces_are_learned_and_restored(run, units, tmp_path):
+    data = {"root": str(run.parent / "speech"), "units": units, "num_pieces": 14, "groups": 2}
+    folder = train(write_speech_recipe(tmp_path, data=data, trainer={"max_epochs": 1}), prints=False)
+    restored = restore(folder)
+    assert evaluate(restored, enable_progress_bar=False)["raw"]["utterances"] == 6
+    assert (restored.preprocessing.tokenizer != "") == (units == "pieces")
+    told, complaints = transcribe(restored, [run.parent / "speech" / "val"])
+    assert len(told) == 6
+    assert not complaints
+
+
+def test_the_three_attentions_are_compared_over_seeds(run, tmp_path):
+    recipes = []
+    for mixer in ("softmax", "mala"):
+        (tmp_path / mixer).mkdir()
+        data = {"root": str(run.parent / "speech")}
+        path = write_speech_recipe(tmp_path / mixer, mixer, data=data, task={"ema_decay": None})
+        recipes.append(path.rename(tmp_path / f"{mixer}.yaml"))
+    text = compare(recipes, tmp_path / "out", seeds=2, overrides=["trainer.max_epochs=1"]).read_text()
+    assert "word error rate, %" in text
+    rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
+    assert [row["recipe"] for row in rows] == ["softmax", "mala"]
+    assert rows[1]["difference"]["count"] == 2
