@@ -36,8 +36,8 @@ def run(tmp_path_factory):
 def learned(tmp_path_factory):
     """A causal network that hears the tones right."""
     folder = tmp_path_factory.mktemp("learned")
-    more = {"model": {"causal": True}, "task": {"ema_decay": None}, "trainer": {"max_epochs": 40}}
-    more["trainer"]["check_val_every_n_epoch"] = 20
+    more = {"model": {"causal": True}, "task": {"ema_decay": None}, "trainer": {"max_epochs": 60}}
+    more["trainer"]["check_val_every_n_epoch"] = 30
     return train(write_speech_recipe(folder, **more), prints=False)
 
 

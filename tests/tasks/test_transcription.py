@@ -1,0 +1,90 @@
+import itertools
+import math
+
+import pytest
+import torch
+
+from linvit.tasks.speech import loss_a_piece
+from linvit.tasks.transcription import greedy, prefix_beam, spelled, word_edits
+
+NAMES = ["<blank>", "▁A", "▁B"]
+
+
+def joined(path):
+    return tuple(piece for piece, _ in itertools.groupby(path) if piece)
+
+
+def by_every_path(logits):
+    """The probability of every text, summed over all its paths."""
+    scores = logits.double().log_softmax(-1).exp()
+    found = {}
+    for path in itertools.product(range(logits.shape[1]), repeat=len(logits)):
+        probability = math.prod(float(scores[frame, piece]) for frame, piece in enumerate(path))
+        found[joined(path)] = found.get(joined(path), 0) + probability
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_wide_beam_finds_the_most_probable_text(seed):
+    logits = 2 * torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
+    every = by_every_path(logits)
+    assert tuple(prefix_beam(logits, 100)) == max(every, key=every.get)
+
+
+def test_a_beam_finds_what_greedy_search_misses():
+    logits = torch.tensor([[0.4, 0.35, 0.25]] * 2).log()  # blank leads each frame, yet A is the most probable text
+    assert greedy(logits[None], torch.tensor([2])) == [[]]
+    assert prefix_beam(logits, 4) == [1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_language_model_is_weighed_as_said(seed):
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+
+    def language_model(before, word):
+        return -3.0 if before and before[-1] == word else -0.2
+
+    def total(text):
+        words = [NAMES[piece][1:] for piece in text]
+        said = sum(language_model(tuple(words[:place]), word) for place, word in enumerate(words))
+        return math.log(every[text]) + 0.7 * said + 0.4 * len(words)
+
+    every = by_every_path(logits)
+    found = prefix_beam(logits, 200, NAMES, language_model, weight=0.7, bonus=0.4)
+    assert tuple(found) == max(every, key=total)
+
+
+def test_greedy_joins_repetitions_drops_blanks_and_stops_at_the_end():
+    path = torch.tensor([[0, 1, 1, 0, 1, 2, 2, 0], [2, 2, 0, 1, 1, 1, 1, 1]])
+    logits = torch.nn.functional.one_hot(path, 3).float()
+    assert greedy(logits, torch.tensor([8, 3])) == [[1, 1, 2], [2]]
+
+
+def test_pieces_are_spelled():
+    assert spelled([1, 2, 3, 1], ["", "▁TH", "E", "▁CAT"]) == "THE CAT TH"
+    assert spelled([], ["", "▁A"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "written", "edits"),
+    [
+        ("A B C", "A B C", 0),
+        ("A B C", "A X C", 1),
+        ("A B C", "A C", 1),
+        ("A B C", "A B B C", 1),
+        ("A B C", "", 3),
+        ("A B C D", "B C D E", 2),
+    ],
+)
+def test_word_edits(said, written, edits):
+    assert word_edits(said, written) == (edits, len(said.split()))
+    assert word_edits("", written) == (len(written.split()), 0)
+
+
+def test_the_loss_is_that_of_every_path():
+    logits = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    targets = {"pieces": torch.tensor([[1, 2], [2, 0]]), "counts": torch.tensor([2, 1])}
+    losses = loss_a_piece(logits, torch.tensor([4, 3]), targets)
+    first, second = by_every_path(logits[0]), by_every_path(logits[1, :3])
+    expected = [-math.log(first[1, 2]) / 2, -math.log(second[(2,)])]
+    assert losses.tolist() == pytest.approx(expected, rel=1e-5)
