@@ -59,8 +59,9 @@ def _heard(restored: Restored, network: nn.Module, source: LibriSpeech) -> list[
     names = [(utterance.path.parts[-3], utterance.path.name) for utterance in source.utterances("val")]
     told = []
     for features, targets in source.val_dataloader():
-        logits, lengths = network(features.to(device), targets["lengths"].to(device))
-        for pieces, text in zip(restored.task.written(logits, lengths), targets["texts"], strict=True):
+        heard = features.to(device), targets["lengths"].to(device)
+        found = network.transduce(*heard) if network.transduces else restored.task.written(*network(*heard))
+        for pieces, text in zip(found, targets["texts"], strict=True):
             speaker, file = names[len(told)]
             written = spelled(pieces, restored.class_names)
             edits, words = word_edits(text, written)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from rich.table import Table
+from torch import Tensor, nn
 
 from linvit.cli.predict import ready_network
 from linvit.cli.restore import Restored
@@ -29,6 +30,8 @@ def transcribe(
     if beam < 1:
         raise ValueError(f"--beam is {beam}, but one beginning or more has to be kept: set it to 1 or more.")
     network, device = ready_network(restored, weights)
+    if beam > 1 and network.transduces:
+        raise ValueError(f"--beam is {beam}, but a transducer is decoded greedily: leave it out.")
     preprocessing = restored.preprocessing
     told: list[tuple[str, str]] = []
     complaints: list[str] = []
@@ -38,11 +41,18 @@ def transcribe(
         except CorruptAudioError as error:
             complaints.append(str(error))
             continue
-        with torch.inference_mode():
-            logits, lengths = network(features[None].to(device), torch.tensor([len(features)], device=device))
-        pieces = greedy(logits, lengths)[0] if beam == 1 else prefix_beam(logits[0], beam)
+        pieces = _pieces(network, features[None].to(device), beam)
         told.append((str(path), spelled(pieces, restored.class_names)))
     return told, complaints
+
+
+@torch.inference_mode()
+def _pieces(network: nn.Module, features: Tensor, beam: int) -> list[int]:
+    lengths = torch.tensor([features.shape[1]], device=features.device)
+    if network.transduces:
+        return network.transduce(features, lengths)[0]
+    logits, lengths = network(features, lengths)
+    return greedy(logits, lengths)[0] if beam == 1 else prefix_beam(logits[0], beam)
 
 
 def find_sounds(paths: Sequence[str | Path]) -> list[Path]:

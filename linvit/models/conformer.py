@@ -136,6 +136,24 @@ class Conformer(nn.Module):
         begun = torch.cat((pieces.new_zeros(len(pieces), 1), pieces), dim=1)
         return self.joint(x, self.predictor(begun)[0]), lengths
 
+    @torch.inference_mode()
+    def transduce(self, features: Tensor, lengths: Tensor, most: int = 10) -> list[list[int]]:
+        """The pieces that a transducer writes: the most probable one at each step, at most `most` in a frame."""
+        x, lengths = self.encode(features, lengths)
+        told = []
+        for row, length in zip(x, lengths.tolist(), strict=True):
+            pieces: list[int] = []
+            place, held = self.predictor(torch.zeros(1, 1, dtype=torch.long, device=x.device))
+            for frame in row[:length]:
+                for _ in range(most):
+                    piece = int(self.joint(frame[None, None], place).argmax())
+                    if piece == 0:
+                        break
+                    pieces.append(piece)
+                    place, held = self.predictor(torch.tensor([[piece]], device=x.device), held)
+            told.append(pieces)
+        return told
+
     def read(self, features: Tensor, memory: StreamMemory) -> Tensor:
         """As forward for CTC, for frames that come after those in `memory`, which takes them up.
 

@@ -1,4 +1,4 @@
-"""Speech to text: connectionist temporal classification (CTC), word error rate."""
+"""Speech to text: connectionist temporal classification (CTC) or a transducer (RNN-T), word error rate."""
 
 from typing import Any
 
@@ -17,9 +17,10 @@ class Speech(Task):
     """Trains a network to write what is said.
 
     Args:
-        network: Takes features (batch, frames, mels) and the frames of each utterance, gives logits (batch, frames,
-            pieces), piece 0 the blank, and how many frames of these each utterance has.
-        beam: Beginnings that decoding keeps; 1 takes the most probable piece of each frame.
+        network: Takes features (batch, frames, mels), the frames of each utterance and the pieces of its text, gives
+            logits (batch, frames, pieces), or (batch, frames, text + 1, pieces) where it `transduces`, piece 0 the
+            blank, and how many frames of these each utterance has.
+        beam: Beginnings that decoding keeps; 1 takes the most probable piece of each frame. A transducer knows no more.
         kwargs: Those of Task.
 
     wer is the edits of all utterances over all their words; loss the mean over utterances of their loss a piece. An
@@ -35,19 +36,17 @@ class Speech(Task):
         super().__init__(network, **kwargs)
         if beam < 1:
             raise ValueError(f"task.beam is {beam}, but one beginning or more has to be kept: set it to 1 or more.")
+        if beam > 1 and network.transduces:
+            raise ValueError(f"task.beam is {beam}, but a transducer is decoded greedily: leave it out.")
         self.beam = beam
         self.sums_of = nn.ModuleDict(
             {kind: nn.ModuleDict({name: _exact_sum() for name in self.sums}) for kind in self.networks()}
         )
         self.count = _exact_sum()
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        logits: tuple[Tensor, Tensor] = self.network(features, lengths)
-        return logits
-
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         features, targets = batch
-        logits, lengths = self(features, targets["lengths"])
+        logits, lengths = self.network(features, targets["lengths"], targets["pieces"])
         return self.learn(loss_a_piece(logits, lengths, targets).mean(), len(features))
 
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
@@ -55,10 +54,11 @@ class Speech(Task):
         self.count.update(len(features))
         names = self.trainer.datamodule.class_names
         for kind, network in self.networks().items():
-            logits, lengths = network(features, targets["lengths"])
+            logits, lengths = network(features, targets["lengths"], targets["pieces"])
             found = self.sums_of[kind]
             found["loss"].update(loss_a_piece(logits, lengths, targets).double().sum())
-            for pieces, text in zip(self.written(logits, lengths), targets["texts"], strict=True):
+            told = network.transduce(features, targets["lengths"]) if network.transduces else None
+            for pieces, text in zip(told or self.written(logits, lengths), targets["texts"], strict=True):
                 edits, words = word_edits(text, spelled(pieces, names))
                 found["edits"].update(edits)
                 found["words"].update(words)
@@ -81,12 +81,42 @@ class Speech(Task):
 
 
 def loss_a_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
-    """The loss of each utterance over its pieces, (batch,)."""
+    """The loss of each utterance over its pieces, (batch,): CTC's, or a transducer's of logits in four dimensions."""
+    if logits.dim() == 4:
+        return transducer_loss(logits, lengths, targets["pieces"], targets["counts"]) / targets["counts"].clamp_min(1)
     scores = logits.float().log_softmax(-1).transpose(0, 1)
     losses = ctc_loss(
         scores, targets["pieces"], lengths, targets["counts"], blank=BLANK, reduction="none", zero_infinity=True
     )
     return losses / targets["counts"].clamp_min(1)
+
+
+def transducer_loss(logits: Tensor, lengths: Tensor, pieces: Tensor, counts: Tensor) -> Tensor:
+    """Minus the logarithm of the probability of each text, over all ways to place its pieces in the frames, (batch,).
+
+    Args:
+        logits: (batch, frames, text + 1, pieces).
+        lengths: int64 (batch,), frames of each utterance, at least one.
+        pieces: int64 (batch, text), padded with anything.
+        counts: int64 (batch,), pieces of each text.
+
+    One step a frame; within a frame the sum over places is a running sum of logarithms. Plain torch: its memory is that
+    of the logits several times over.
+
+    Source: arXiv 1211.3711, Eq. 16 and 18.
+    """
+    scores = logits.float().log_softmax(-1)
+    blank = scores[..., BLANK].double()
+    wanted = pieces[:, None, :, None].expand(-1, scores.shape[1], -1, -1)
+    emitted = nn.functional.pad(scores[:, :, :-1].gather(-1, wanted).squeeze(-1).double().cumsum(-1), (1, 0))
+    alpha = emitted[:, 0]
+    ends = []
+    for frame in range(scores.shape[1]):
+        if frame:
+            alpha = emitted[:, frame] + (alpha + blank[:, frame - 1] - emitted[:, frame]).logcumsumexp(-1)
+        ends.append(alpha + blank[:, frame])
+    rows = torch.arange(len(lengths), device=lengths.device)
+    return -torch.stack(ends, 1)[rows, lengths - 1, counts].to(logits.dtype)
 
 
 def _exact_sum() -> SumMetric:

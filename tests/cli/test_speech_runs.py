@@ -182,3 +182,17 @@ def test_the_three_attentions_are_compared_over_seeds(run, tmp_path):
     rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
     assert [row["recipe"] for row in rows] == ["softmax", "mala"]
     assert rows[1]["difference"]["count"] == 2
+
+
+def test_a_transducer_learns_and_writes(run, tmp_path):
+    data = {"root": str(run.parent / "speech")}
+    model = {"head": "transducer", "predictor_width": 16}
+    trainer = {"max_epochs": 60, "check_val_every_n_epoch": 30}
+    folder = train(
+        write_speech_recipe(tmp_path, data=data, model=model, trainer=trainer, task={"ema_decay": None}), prints=False
+    )
+    assert float(curve(folder)[-1]["wer"]) < 0.4
+    told, _ = transcribe(restore(folder), [run.parent / "speech" / "val"])
+    assert len(told) == 6
+    with pytest.raises(ValueError, match="a transducer is decoded greedily"):
+        transcribe(restore(folder), [run.parent / "speech" / "val"], beam=2)

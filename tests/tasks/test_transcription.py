@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from linvit.tasks.speech import loss_a_piece
+from linvit.tasks.speech import loss_a_piece, transducer_loss
 from linvit.tasks.transcription import greedy, prefix_beam, spelled, word_edits
 
 NAMES = ["<blank>", "▁A", "▁B"]
@@ -88,3 +88,42 @@ def test_the_loss_is_that_of_every_path():
     first, second = by_every_path(logits[0]), by_every_path(logits[1, :3])
     expected = [-math.log(first[1, 2]) / 2, -math.log(second[(2,)])]
     assert losses.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def by_every_way(scores, text):
+    """The probability of a text, summed over every order of its pieces and one blank a frame, the last step a blank."""
+    frames = len(scores)
+    total = 0.0
+    for blanks in itertools.combinations(range(frames - 1 + len(text)), frames - 1):
+        frame = place = 0
+        probability = 1.0
+        for step in range(frames - 1 + len(text)):
+            if step in blanks:
+                probability *= float(scores[frame, place, 0])
+                frame += 1
+            else:
+                probability *= float(scores[frame, place, text[place]])
+                place += 1
+        total += probability * float(scores[frame, place, 0])
+    return total
+
+
+def test_a_transducers_loss_is_that_of_every_way():
+    logits = torch.randn(3, 4, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    texts, lengths = [[1, 3, 3], [4], []], torch.tensor([4, 3, 1])
+    pieces = torch.tensor([text + [2] * (3 - len(text)) for text in texts])
+    losses = transducer_loss(logits, lengths, pieces, torch.tensor([3, 1, 0]))
+    for row, text in enumerate(texts):
+        scores = logits[row, : lengths[row]].softmax(-1)
+        assert losses[row].item() == pytest.approx(-math.log(by_every_way(scores, text)), rel=1e-5)
+
+
+def test_padding_leaves_a_transducers_loss_and_gradients_alone():
+    logits = torch.randn(1, 3, 3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    padded = torch.nn.functional.pad(logits, (0, 0, 0, 2, 0, 5), value=7.0)
+    lengths, counts = torch.tensor([3]), torch.tensor([2])
+    alone = transducer_loss(logits, lengths, torch.tensor([[1, 2]]), counts)
+    together = transducer_loss(padded, lengths, torch.tensor([[1, 2, 0, 3]]), counts)
+    assert torch.allclose(alone, together)
+    gradients = [torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (alone, together)]
+    assert torch.allclose(*gradients, atol=1e-6)
