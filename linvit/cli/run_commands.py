@@ -76,16 +76,35 @@ def set_allocator(options: argparse.Namespace) -> None:
         raise ValueError("--keep-memory needs glibc, Linux's usual C library, which is not here: leave it out.")
 
 
+def decoding_arguments(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("speech")
+    group.add_argument("--beam", type=int, help="beginnings of the text that are kept (1)")
+    group.add_argument("--language-model", metavar="FILE", help="n-grams of words, .arpa or KenLM's, for --beam")
+    group.add_argument("--lm-weight", type=float, default=0.5, help="of the language model's logarithms (0.5)")
+    group.add_argument("--word-bonus", type=float, default=0.0, help="added for each word (0)")
+
+
+def decode_as_asked(options: argparse.Namespace, restored: Any) -> None:
+    """Does what the decoding arguments ask for; a ValueError for a run that hears no speech."""
+    if options.beam is None and options.language_model is None:
+        return
+    if not restored.hearing:
+        raise ValueError("--beam and --language-model are for speech, which this run does not hear: leave them out.")
+    from linvit.cli.transcribe import set_decoding
+
+    set_decoding(restored, options.beam, options.language_model, options.lm_weight, options.word_bonus)
+
+
 def eval_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit eval (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) [--data DATA] [--json]"
-        " [--report [FILE]] [--tasks TASK ... [--include FOLDER] [--limit N]]"
+        " [--report [FILE]] [--tasks TASK ... [--include FOLDER] [--limit N]] [--beam N [--language-model FILE]]"
     )
     command.add_argument("path", metavar="RUN", nargs="?", help="a run's folder or a checkpoint of it")
     network_arguments(command)
     framework_argument(command)
     command.add_argument(
-        "--data", help="digits, stdlib, or a folder of class folders or .txt files; by default the data of the run"
+        "--data", help="digits, stdlib, or a folder of classes, .txt files or speech; by default the data of the run"
     )
     command.add_argument("--workers", type=int, help="processes that read images")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -93,6 +112,7 @@ def eval_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--tasks", metavar="TASK", nargs="+", help="of lm-evaluation-harness, for language models")
     command.add_argument("--include", metavar="FOLDER", type=Path, help="of your own tasks, in place of the harness's")
     command.add_argument("--limit", type=int, help="items of each task (all)")
+    decoding_arguments(command)
 
 
 def run_eval(options: argparse.Namespace) -> int:
@@ -102,6 +122,7 @@ def run_eval(options: argparse.Namespace) -> int:
     restored = restore(options.path, options.model, options.checkpoint, options.framework)
     if options.tasks:
         return _ask(options, restored)
+    decode_as_asked(options, restored)
     measured = evaluate(restored, options.data, options.workers)
     show(measured, restored.path, as_json=options.json)
     if options.report is not None:
@@ -140,7 +161,7 @@ def _ask(options: argparse.Namespace, restored: Any) -> int:
 def predict_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit predict (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) IMAGE_OR_FOLDER ..."
-        " [--topk N] [--threshold SCORE] [--beam N] [--weights raw|ema] [--output FILE|FOLDER]"
+        " [--topk N] [--threshold SCORE] [--beam N [--language-model FILE]] [--weights raw|ema] [--output FILE|FOLDER]"
         " [--keep-memory]"
     )
     command.add_argument(
@@ -150,7 +171,7 @@ def predict_arguments(command: argparse.ArgumentParser) -> None:
     framework_argument(command)
     command.add_argument("--topk", type=int, help="how many classes an image (5), for classifiers")
     command.add_argument("--threshold", type=float, help="least score of an object that is drawn (0.5), for detectors")
-    command.add_argument("--beam", type=int, help="beginnings of the text that are kept (1), for speech")
+    decoding_arguments(command)
     command.add_argument("--weights", choices=("raw", "ema"), help="by default the moving average where there is one")
     command.add_argument(
         "--output", metavar="PATH", help="instead of a table, a .csv or .json file, for dense tasks a folder"
@@ -172,8 +193,7 @@ def run_predict(options: argparse.Namespace) -> int:
         raise ValueError("This run draws images, it names none: `linvit generate RUN --output FILE.png` lets it draw.")
     if restored.sequence:
         raise ValueError("This run reads tokens, not images: `linvit generate RUN --prompt …` lets it write.")
-    if options.beam is not None and not restored.hearing:
-        raise ValueError("--beam is for speech, but this run reads images: leave it out.")
+    decode_as_asked(options, restored)
     predicts = _transcribe if restored.hearing else _predict_dense if restored.dense else _predict_classes
     complaints = predicts(options, restored, images)
     for complaint in complaints:
@@ -205,7 +225,7 @@ def _transcribe(options: argparse.Namespace, restored: Any, sounds: Sequence[str
         raise ValueError("--topk and --threshold are for images, but this run hears speech: leave them out.")
     if options.output:
         check_output(options.output)
-    told, complaints = transcribe(restored, sounds, options.weights, 1 if options.beam is None else options.beam)
+    told, complaints = transcribe(restored, sounds, options.weights)
     if options.output:
         write(told, options.output)
         print(f"{len(told)} transcripts in {options.output}")

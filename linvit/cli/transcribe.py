@@ -16,22 +16,46 @@ from linvit.cli.screen import show as show_table
 from linvit.data.audio import CorruptAudioError, read_audio
 from linvit.data.speech import SUFFIXES
 from linvit.files import replacing
-from linvit.tasks.transcription import greedy, prefix_beam, spelled
+from linvit.tasks import Speech
+from linvit.tasks.transcription import spelled
+
+
+def set_decoding(
+    restored: Restored, beam: int | None, language_model: str | None = None, weight: float = 0.5, bonus: float = 0.0
+) -> None:
+    """How texts are found from here on: with a beam, and a language model of words, see prefix_beam.
+
+    Raises ValueError for a beam below 1, a language model without a beam, either for a transducer, and as NGram.
+    """
+    task = restored.task
+    if beam is not None and beam < 1:
+        raise ValueError(f"--beam is {beam}, but one beginning or more has to be kept: set it to 1 or more.")
+    if beam is not None:
+        if beam > 1 and task.network.transduces:
+            raise ValueError(f"--beam is {beam}, but a transducer is decoded greedily: leave it out.")
+        task.beam = beam
+    if language_model is not None:
+        if task.beam == 1:
+            raise ValueError("--language-model needs a beam: give --beam 16, for example.")
+        from linvit.tasks.n_gram import NGram
+
+        task.decoding = {
+            "names": restored.class_names,
+            "language_model": NGram(language_model),
+            "weight": weight,
+            "bonus": bonus,
+        }
 
 
 def transcribe(
-    restored: Restored, paths: Sequence[str | Path], weights: str | None = None, beam: int = 1
+    restored: Restored, paths: Sequence[str | Path], weights: str | None = None
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """(path, text) of sound files and of those in folders, and the sentences about files that cannot be read.
 
-    Sound of another sampling rate is resampled, channels are averaged. Each file is heard by itself. With a beam above
-    1 that many beginnings of the text are kept. Raises ValueError for paths without sound files.
+    Sound of another sampling rate is resampled, channels are averaged. Each file is heard by itself; how it is decoded
+    is the task's, see set_decoding. Raises ValueError for paths without sound files.
     """
-    if beam < 1:
-        raise ValueError(f"--beam is {beam}, but one beginning or more has to be kept: set it to 1 or more.")
     network, device = ready_network(restored, weights)
-    if beam > 1 and network.transduces:
-        raise ValueError(f"--beam is {beam}, but a transducer is decoded greedily: leave it out.")
     preprocessing = restored.preprocessing
     told: list[tuple[str, str]] = []
     complaints: list[str] = []
@@ -41,18 +65,17 @@ def transcribe(
         except CorruptAudioError as error:
             complaints.append(str(error))
             continue
-        pieces = _pieces(network, features[None].to(device), beam)
+        pieces = _pieces(restored.task, network, features[None].to(device))
         told.append((str(path), spelled(pieces, restored.class_names)))
     return told, complaints
 
 
 @torch.inference_mode()
-def _pieces(network: nn.Module, features: Tensor, beam: int) -> list[int]:
+def _pieces(task: Speech, network: nn.Module, features: Tensor) -> list[int]:
     lengths = torch.tensor([features.shape[1]], device=features.device)
     if network.transduces:
         return network.transduce(features, lengths)[0]
-    logits, lengths = network(features, lengths)
-    return greedy(logits, lengths)[0] if beam == 1 else prefix_beam(logits[0], beam)
+    return task.written(*network(features, lengths))[0]
 
 
 def find_sounds(paths: Sequence[str | Path]) -> list[Path]:

@@ -4,6 +4,7 @@ from linvit.data.ade20k import Ade20k as Ade20k
 from linvit.data.coco import Coco as Coco
 from linvit.data.dense import DensePreprocessing as DensePreprocessing
 from linvit.data.digits import Digits as Digits
+from linvit.data.hub_speech import HuggingFaceSpeech as HuggingFaceSpeech
 from linvit.data.hub_text import HuggingFaceText as HuggingFaceText
 from linvit.data.imagefolder import ImageFolder as ImageFolder
 from linvit.data.images import Preprocessing as Preprocessing
@@ -37,4 +38,5 @@ SOURCES: dict[str, type[ImageSource]] = {
     "recall": Recall,
     "copy": Copy,
     "librispeech": LibriSpeech,
+    "huggingface_speech": HuggingFaceSpeech,
 }

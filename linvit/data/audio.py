@@ -1,5 +1,6 @@
 """Sound files to features: samples at one rate, log-mel bands, and their masks in training."""
 
+import io
 from functools import lru_cache
 from math import gcd
 from pathlib import Path
@@ -16,10 +17,10 @@ class CorruptAudioError(ValueError):
     """A sound file that cannot be read, or holds too little."""
 
 
-def read_audio(path: str | Path, rate: int) -> Tensor:
+def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Tensor:
     """Samples of a file in -1 … 1, float32 (samples,), the mean of its channels, brought to this rate in hertz.
 
-    Reads what libsndfile reads: wav, flac, ogg, mp3 and others.
+    Reads what libsndfile reads: wav, flac, ogg, mp3 and others; from `content` where the file is held in memory.
 
     Raises:
         CorruptAudioError: for a file that is missing, no sound, or shorter than one window of features.
@@ -30,9 +31,10 @@ def read_audio(path: str | Path, rate: int) -> Tensor:
     except ImportError as error:
         raise ImportError("Sound is read with soundfile: pip install 'linvit[train,speech]'.") from error
     try:
-        samples, own_rate = soundfile.read(str(path), dtype="float32", always_2d=True)
+        source = str(path) if content is None else io.BytesIO(content)
+        samples, own_rate = soundfile.read(source, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
-        if not Path(path).is_file():
+        if content is None and not Path(path).is_file():
             raise CorruptAudioError(f"There is no sound file at {path}: check the path.") from error
         raise CorruptAudioError(
             f"{path} cannot be read as sound: give a .wav or .flac file, or leave this one out."

@@ -1,6 +1,6 @@
 """Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt beside the sound files that it names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,17 +80,19 @@ def find_utterances(folder: Path) -> list[Utterance]:
 class Utterances(Dataset[Sample]):
     """(features, {"pieces", "text"}) of each utterance; the sentence about a file that cannot be read in its place.
 
-    masks: arguments of spec_augmented, for training.
+    read: samples of an utterance. masks: arguments of spec_augmented, for training.
     """
 
     def __init__(
         self,
         utterances: Sequence[Utterance],
+        read: Callable[[Utterance], Tensor],
         preprocessing: SpeechPreprocessing,
         speller: Speller,
         masks: dict[str, Any] | None = None,
     ) -> None:
-        self.utterances, self.preprocessing, self.speller, self.masks = utterances, preprocessing, speller, masks
+        self.utterances, self.read = utterances, read
+        self.preprocessing, self.speller, self.masks = preprocessing, speller, masks
 
     def __len__(self) -> int:
         return len(self.utterances)
@@ -98,7 +100,7 @@ class Utterances(Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample | str:
         utterance = self.utterances[index]
         try:
-            features = self.preprocessing.features(read_audio(utterance.path, self.preprocessing.rate))
+            features = self.preprocessing.features(self.read(utterance))
         except CorruptAudioError as error:
             return str(error)
         if self.masks:
@@ -204,6 +206,10 @@ class LibriSpeech(ImageSource):
             self._found[part] = [one for name in self.parts[part] for one in find_utterances(self.root / name)]
         return self._found[part]
 
+    def read(self, utterance: Utterance) -> Tensor:
+        """Samples of an utterance; raises as read_audio."""
+        return read_audio(utterance.path, self.rate)
+
     def train_set(self) -> Utterances:
         return self._set("train", self.masks)
 
@@ -219,7 +225,7 @@ class LibriSpeech(ImageSource):
 
     def _set(self, part: str, masks: dict[str, Any] | None = None) -> Utterances:
         speller = Speller(self.class_names, self.preprocessing.tokenizer)
-        return Utterances(self.utterances(part), self.preprocessing, speller, masks)
+        return Utterances(self.utterances(part), self.read, self.preprocessing, speller, masks)
 
     def _measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation of each band over utterances evenly spread over the training parts."""
@@ -228,7 +234,7 @@ class LibriSpeech(ImageSource):
         frames = []
         for place in picked:
             try:
-                frames.append(log_mel(read_audio(utterances[place].path, self.rate), self.rate, self.mels))
+                frames.append(log_mel(self.read(utterances[place]), self.rate, self.mels))
             except CorruptAudioError:  # named when it is met in training
                 continue
         if not frames:
@@ -247,5 +253,5 @@ class SpeechFolder(LibriSpeech):
     def __init__(
         self, root: str, names: list[str], preprocessing: SpeechPreprocessing, batch_size: int = 16, seed: int = 0
     ) -> None:
-        super().__init__(root, (), (".",), batch_size=batch_size, seed=seed)
+        super().__init__(root, (), (".",), rate=preprocessing.rate, batch_size=batch_size, seed=seed)
         self.class_names, self.preprocessing = names, preprocessing

@@ -23,6 +23,8 @@ class Speech(Task):
         beam: Beginnings that decoding keeps; 1 takes the most probable piece of each frame. A transducer knows no more.
         kwargs: Those of Task.
 
+    `decoding` holds the further arguments of prefix_beam, such as names and language_model, which no recipe sets.
+
     wer is the edits of all utterances over all their words; loss the mean over utterances of their loss a piece. An
     utterance with more pieces than frames has no path and counts as loss 0.
     """
@@ -39,6 +41,7 @@ class Speech(Task):
         if beam > 1 and network.transduces:
             raise ValueError(f"task.beam is {beam}, but a transducer is decoded greedily: leave it out.")
         self.beam = beam
+        self.decoding: dict[str, Any] = {}
         self.sums_of = nn.ModuleDict(
             {kind: nn.ModuleDict({name: _exact_sum() for name in self.sums}) for kind in self.networks()}
         )
@@ -67,7 +70,8 @@ class Speech(Task):
         """The pieces of each utterance, by greedy search or with a beam."""
         if self.beam == 1:
             return greedy(logits, lengths)
-        return [prefix_beam(row[:length], self.beam) for row, length in zip(logits, lengths.tolist(), strict=True)]
+        rows = zip(logits, lengths.tolist(), strict=True)
+        return [prefix_beam(row[:length], self.beam, **self.decoding) for row, length in rows]
 
     def on_validation_epoch_end(self) -> None:
         count = self.count.compute()

@@ -15,7 +15,7 @@ from linvit.cli.compare import compare
 from linvit.cli.evaluate import evaluate
 from linvit.cli.restore import restore, source_for
 from linvit.cli.train import train
-from linvit.cli.transcribe import transcribe
+from linvit.cli.transcribe import set_decoding, transcribe
 from linvit.models.conformer import StreamMemory
 from linvit.tasks.checkpoints import RunStoppedError
 from linvit.tasks.transcription import greedy, spelled, word_edits
@@ -118,6 +118,8 @@ def test_what_is_no_sound_is_named_and_the_rest_is_told(learned, tmp_path, capsy
         (["predict", "RUN", "EMPTY"], "has no sound files in it"),
         (["predict", "RUN", "x.wav", "--topk", "3"], "--topk and --threshold are for images"),
         (["predict", "RUN", "SOUND", "--beam", "0"], "--beam is 0"),
+        (["predict", "RUN", "SOUND", "--language-model", "a.arpa"], "--language-model needs a beam"),
+        (["eval", "RUN", "--beam", "0"], "--beam is 0"),
         (["predict", "RUN", "SOUND", "--output", "a.txt"], "unknown ending"),
         (["generate", "RUN"], "reads no text"),
         (["eval", "RUN", "--data", "nowhere"], "There is no folder of speech at nowhere"),
@@ -195,4 +197,19 @@ def test_a_transducer_learns_and_writes(run, tmp_path):
     told, _ = transcribe(restore(folder), [run.parent / "speech" / "val"])
     assert len(told) == 6
     with pytest.raises(ValueError, match="a transducer is decoded greedily"):
-        transcribe(restore(folder), [run.parent / "speech" / "val"], beam=2)
+        set_decoding(restore(folder), 2)
+
+
+def test_a_language_model_has_its_say(learned, tmp_path, capsys):
+    pytest.importorskip("kenlm", reason="kenlm is not installed")
+    model = tmp_path / "loves_low.arpa"
+    words = "".join(f"{-0.01 if word == 'LOW' else -30}\t{word}\t0\n" for word in ("LOW", "MID", "HIGH"))
+    model.write_text(f"\\data\\\nngram 1=6\n\n\\1-grams:\n-1\t<unk>\n-99\t<s>\t0\n-1\t</s>\n{words}\n\\end\\\n")
+    sound = say(tmp_path / "a.wav", "MID")
+    asked = ["predict", str(learned), str(sound), "--beam", "8", "--language-model", str(model)]
+    assert main([*asked, "--lm-weight", "0"]) == 0
+    assert "MID" in capsys.readouterr().out
+    assert main([*asked, "--lm-weight", "9"]) == 0
+    assert "MID" not in capsys.readouterr().out
+    assert main(["eval", str(learned), "--beam", "4", "--language-model", str(model), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["raw"]["utterances"] == 6

@@ -1,0 +1,105 @@
+"""Speech of Hugging Face data sets, downloaded when a recipe names one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from linvit.data.audio import CorruptAudioError, read_audio
+from linvit.data.speech import LibriSpeech, Utterance
+
+
+class HuggingFaceSpeech(LibriSpeech):
+    """Utterances of a data set that `datasets.load_dataset` reads; sound is decoded by soundfile.
+
+    Args:
+        path: Name on the Hugging Face hub, from where it is downloaded, or a local folder or kind of file.
+        configuration: Which of its configurations.
+        train: Splits that are trained on.
+        val: Splits that are measured on.
+        sound: Column of the sound.
+        text: Column of the transcripts.
+        options: Further arguments of load_dataset, data_files for example.
+        units, num_pieces, rate, mels, batch_size: See LibriSpeech.
+        bands, band_width, times, time_share, max_corrupt, seed, num_workers: See LibriSpeech.
+
+    Raises ValueError where no data set is named, and for what the library refuses.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        configuration: str | None = None,
+        train: Sequence[str] = ("train",),
+        val: Sequence[str] = ("validation",),
+        sound: str = "audio",
+        text: str = "text",
+        options: dict[str, Any] | None = None,
+        units: str = "characters",
+        num_pieces: int = 1024,
+        rate: int = 16_000,
+        mels: int = 80,
+        batch_size: int = 16,
+        bands: int = 2,
+        band_width: int = 27,
+        times: int = 10,
+        time_share: float = 0.05,
+        max_corrupt: int = 0,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        if path is None:
+            raise ValueError("The recipe names no data set: set data.path to one of the hub, or to a folder.")
+        masks = {"bands": bands, "band_width": band_width, "times": times, "time_share": time_share}
+        super().__init__(
+            path,
+            train,
+            val,
+            units,
+            num_pieces,
+            rate,
+            mels,
+            batch_size,
+            max_corrupt=max_corrupt,
+            seed=seed,
+            num_workers=num_workers,
+            **masks,
+        )
+        self.asked = {"path": path, "name": configuration, **(options or {})}
+        self.sound, self.text = sound, text
+        self._splits: dict[str, Any] = {}
+
+    def utterances(self, part: str) -> list[Utterance]:
+        """Those of "train" or "val"; their paths are split and number."""
+        if part not in self._found:
+            self._found[part] = [
+                Utterance(Path(split) / str(number), " ".join(text.split()))
+                for split in self.parts[part]
+                for number, text in enumerate(self._split(split)[self.text])
+            ]
+        return self._found[part]
+
+    def read(self, utterance: Utterance) -> Tensor:
+        """Samples of an utterance; raises as read_audio."""
+        split, number = utterance.path.parts
+        held = self._split(split)[int(number)][self.sound]
+        named = Path(held.get("path") or f"utterance {number} of split {split}")
+        if held["bytes"] is None and not named.is_file():
+            raise CorruptAudioError(f"Utterance {number} of split {split} holds no sound: leave it out.")
+        return read_audio(named, self.rate, held["bytes"])
+
+    def _split(self, name: str) -> Any:
+        if name not in self._splits:
+            import datasets
+
+            try:
+                found = datasets.load_dataset(**self.asked, split=name)
+                self._splits[name] = found.cast_column(self.sound, datasets.Audio(decode=False))
+            except Exception as error:  # of what kind depends on what is wrong
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+                raise ValueError(f"The data set {self.asked['path']} cannot be read: {reason}.") from error
+            if self.text not in self._splits[name].column_names:
+                columns = ", ".join(self._splits[name].column_names)
+                raise ValueError(f"The data set has no column {self.text!r}, but {columns}: set data.text to one.")
+        return self._splits[name]

@@ -1,0 +1,80 @@
+import builtins
+import math
+import sys
+
+import pytest
+import torch
+
+from linvit.tasks.transcription import prefix_beam
+
+ARPA = """\\data\\
+ngram 1=5
+ngram 2=3
+
+\\1-grams:
+-1.0\t<unk>\t0
+-99\t<s>\t-0.3
+-1.0\t</s>\t0
+-0.7\tA\t-0.2
+-0.9\tB\t-0.1
+
+\\2-grams:
+-0.2\t<s> A
+-0.1\tA B
+-1.5\tB B
+
+\\end\\
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    pytest.importorskip("kenlm", reason="kenlm is not installed")
+    from linvit.tasks.n_gram import NGram
+
+    path = tmp_path / "model.arpa"
+    path.write_text(ARPA)
+    return NGram(path)
+
+
+def test_scores_are_those_of_the_file(model):
+    ten = math.log(10)
+    assert model((), "A") == pytest.approx(-0.2 * ten)
+    assert model((), "B") == pytest.approx((-0.3 - 0.9) * ten)  # no such pair: back to the word alone
+    assert model(("A",), "B") == pytest.approx(-0.1 * ten)
+    assert model(("A", "B"), "B") == pytest.approx(-1.5 * ten)
+    assert model(("B", "A"), "A") == pytest.approx((-0.2 - 0.7) * ten)
+
+
+def test_it_turns_what_the_beam_finds(model):
+    names = ["<blank>", "▁A", "▁B"]
+    logits = torch.tensor([[0.1, 0.35, 0.55], [0.9, 0.05, 0.05], [0.1, 0.4, 0.5]]).log()
+    assert prefix_beam(logits, 8, names) == [2, 2]
+    assert prefix_beam(logits, 8, names, model, weight=0.5) == [1, 2]
+
+
+def test_what_is_no_language_model_is_named(tmp_path):
+    pytest.importorskip("kenlm", reason="kenlm is not installed")
+    from linvit.tasks.n_gram import NGram
+
+    with pytest.raises(ValueError, match="There is no language model at"):
+        NGram(tmp_path / "nowhere.arpa")
+    (tmp_path / "bad.arpa").write_text("no model")
+    with pytest.raises(ValueError, match=r"bad\.arpa is no language model"):
+        NGram(tmp_path / "bad.arpa")
+
+
+def test_without_kenlm_it_says_what_to_install(monkeypatch):
+    from linvit.tasks.n_gram import NGram
+
+    monkeypatch.delitem(sys.modules, "kenlm", raising=False)
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "kenlm":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match="pip install kenlm"):
+        NGram("model.arpa")
