@@ -1,13 +1,13 @@
 """The tasks as recipes name them; here detectors and segmentors meet the tasks that train them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
 
 from linvit.models.dit import create_dit
 from linvit.models.frameworks import DETECTORS, SEGMENTORS, build_dense
-from linvit.models.sequence import Decoder, create_sequence
+from linvit.models.sequence import create_sequence
 from linvit.tasks import Classification, Detection, Diffusion, Language, Recall, Segmentation, Task
 from linvit.tasks.classification import known_arguments
 
@@ -48,7 +48,7 @@ class BuiltLanguage(Language):
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        super().__init__(_decoder(model, num_classes), **kwargs)
+        super().__init__(_named(create_sequence, "sequence", model, num_classes), **kwargs)
 
 
 class BuiltRecall(Recall):
@@ -61,7 +61,7 @@ class BuiltRecall(Recall):
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        super().__init__(_decoder(model, num_classes), **kwargs)
+        super().__init__(_named(create_sequence, "sequence", model, num_classes), **kwargs)
 
 
 class BuiltDiffusion(Diffusion):
@@ -74,19 +74,13 @@ class BuiltDiffusion(Diffusion):
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        arguments = dict(model)
-        name = arguments.pop("name", None)
-        if not name:
-            raise ValueError("The recipe names no model: add model.name, which `linvit models --generation` lists.")
-        super().__init__(create_dit(name, num_classes, **arguments), **kwargs)
+        super().__init__(_named(create_dit, "generation", model, num_classes), **kwargs)
 
 
-def _decoder(model: dict[str, Any], vocabulary: int) -> Decoder:
-    arguments = dict(model)
-    name = arguments.pop("name", None)
-    if not name:
-        raise ValueError("The recipe names no model: add model.name, which `linvit models --sequence` lists.")
-    return create_sequence(name, vocabulary, **arguments)
+def _named(create: Callable[..., nn.Module], kind: str, model: dict[str, Any], num_classes: int) -> Any:
+    if not model.get("name"):
+        raise ValueError(f"The recipe names no model: add model.name, which `linvit models --{kind}` lists.")
+    return create(model["name"], num_classes, **{key: value for key, value in model.items() if key != "name"})
 
 
 def _network(model: dict[str, Any], num_classes: int, frameworks: Iterable[str]) -> nn.Module:

@@ -1,5 +1,7 @@
 """Batches of labelled images and of text: each source is a LightningDataModule, listed here by the name in recipes."""
 
+from typing import Any
+
 from linvit.data.ade20k import Ade20k as Ade20k
 from linvit.data.coco import Coco as Coco
 from linvit.data.dense import DensePreprocessing as DensePreprocessing
@@ -15,12 +17,12 @@ from linvit.data.readers import TimmImages as TimmImages
 from linvit.data.recall import Copy as Copy
 from linvit.data.recall import Recall as Recall
 from linvit.data.recall import RecallPreprocessing as RecallPreprocessing
-from linvit.data.source import ImageSource as ImageSource
+from linvit.data.source import Source as Source
 from linvit.data.text import Stdlib as Stdlib
 from linvit.data.text import TextFolder as TextFolder
 from linvit.data.text import TextPreprocessing as TextPreprocessing
 
-SOURCES: dict[str, type[ImageSource]] = {
+SOURCES: dict[str, type[Source]] = {
     "digits": Digits,
     "digit_pictures": DigitPictures,
     "latents": Latents,
@@ -34,3 +36,13 @@ SOURCES: dict[str, type[ImageSource]] = {
     "recall": Recall,
     "copy": Copy,
 }
+
+
+def create_source(name: str, **settings: Any) -> Source:
+    """A source by its name in SOURCES, with the settings of a recipe: its lists of numbers are tuples here."""
+    return SOURCES[name](**{key: as_tuple(value) for key, value in settings.items()})
+
+
+def as_tuple(value: Any) -> Any:
+    """A list of numbers as a tuple, anything else as it is."""
+    return tuple(value) if isinstance(value, list) and not any(isinstance(part, str) for part in value) else value
