@@ -11,7 +11,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,readers,language,speech,generation,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,cpp,readers,language,speech,generation,dev]"
 	touch $@
 
 check: $(STAMP)
@@ -94,11 +94,11 @@ bench-compiled: $(BENCH)/compiled/bench.json
 $(BENCH)/%/bench.json: | $(STAMP)
 	$(BIN)/linvit bench $(BENCH_$*) $(BENCHED)
 
-BENCH_op := op --memory --rounds 7 --seconds 90
-BENCH_op_own := op rala mala --layout own --rounds 7 --seconds 60
+BENCH_op := op --variants plain cpp reference sdpa --memory --rounds 7 --seconds 90
+BENCH_op_own := op rala mala --variants plain cpp reference sdpa --layout own --rounds 7 --seconds 60
 BENCH_op_backward := op --backward --tokens 784 3136 12544 --memory --rounds 5 --seconds 60
-BENCH_model := model --variants plain reference fused channels_last --rounds 9 --seconds 90 --memory
-BENCH_model_batch8 := model --variants plain reference fused channels_last --batch 8 --rounds 7 --seconds 150
+BENCH_model := model --variants plain reference fused fused+cpp --rounds 9 --seconds 90 --memory
+BENCH_model_batch8 := model --variants plain reference fused fused+cpp --batch 8 --rounds 7 --seconds 150
 BENCH_model_bf16 := model --variants plain bf16 channels_last+bf16 fused+bf16 --peer-variants plain bf16 --seconds 60
 BENCH_runtimes := model ravlt_tiny care_s0 --variants plain fused onnxruntime openvino --peers convnext_tiny \
 	--peer-variants plain onnxruntime openvino --seconds 30

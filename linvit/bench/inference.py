@@ -37,8 +37,8 @@ PEERS = (
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `linvit bench model` measures; sizes are (height, width), seconds bounds all rounds of a size."""
+class Options(rows.Options):
+    """What `linvit bench model` measures; sizes are (height, width)."""
 
     names: Sequence[str] = OURS
     variants: Sequence[str] = ("plain", "reference", "fused")
@@ -46,12 +46,6 @@ class Options:
     peer_variants: Sequence[str] = ("plain", "fused")
     sizes: Sequence[tuple[int, int]] = ((224, 224),)
     batches: Sequence[int] = (1,)
-    device: str = "cpu"
-    threads: int = 1
-    rounds: int = 7
-    seconds: float = float("inf")
-    memory: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check_names([*self.names, *self.peers])
@@ -157,18 +151,11 @@ def _row(case: Case, network: nn.Module | None, skipped: str | None = None) -> R
 
 def _fill(found: dict[Case, Row], timings: dict[str, Timing], clock: str, options: Options) -> None:
     for case, row in found.items():
-        if case.label not in timings:
-            continue
-        base = replace(case, variant="plain")
-        known = timings.get(base.label)
-        rows.fill(row, timings[case.label], clock, (f"{case.name} plain float32", known) if known else None)
-        reference = replace(case, variant="reference")
-        if reference != case and reference.label in timings:
-            row.against["reference"] = timings[case.label].ratio_to(timings[reference.label])
+        rivals = {"reference": replace(case, variant="reference").label}
         for variant, name in itertools.product(("plain", "fused"), (*options.names, *options.peers)):
-            rival = replace(case, name=name, variant=variant)
-            if name != case.name and rival.label in timings:
-                row.against[f"{name} {variant}"] = timings[case.label].ratio_to(timings[rival.label])
+            if name != case.name:
+                rivals[f"{name} {variant}"] = replace(case, name=name, variant=variant).label
+        rows.fill(row, case.label, timings, clock, replace(case, variant="plain").label, rivals)
 
 
 def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:

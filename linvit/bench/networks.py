@@ -14,13 +14,15 @@ from linvit.bench import runtimes
 from linvit.bench.clock import Call
 from linvit.bench.reference import reference_model
 from linvit.fusion import fuse
+from linvit.kernels import cpu
 
 PLAIN = "plain"
-PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "onnxruntime", "openvino")
+PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", "onnxruntime", "openvino")
 """What a variant adds to the plain eager float32 network, joined by "+", such as "fused+bf16"; "plain" adds nothing.
 
 reference: the attentions in the released order. fused: `linvit.fuse`, after timm's own reparametrization.
 channels_last, bf16: weights and image. compiled: `torch.compile`; frozen: the same with its weights as constants.
+cpp: linear attention by `linvit.kernels.cpu`.
 onnxruntime, openvino: the exported network through that runtime.
 """
 RUNTIMES = {"onnxruntime": runtimes.onnxruntime_call, "openvino": runtimes.openvino_call}
@@ -147,7 +149,15 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> Call:
     function: Callable[[Tensor], Tensor] = network
     if "compiled" in parts or "frozen" in parts:
         function = torch.compile(network, options={"freezing": True} if "frozen" in parts else None)
-    return lambda: (function(x),)
+    if "cpp" in parts:
+        cpu.build()
+        return lambda: (function(x),)
+    return lambda: _without_kernel(function, x)
+
+
+def _without_kernel(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor]:
+    with cpu.aside():
+        return (function(x),)
 
 
 def build_call(case: Case) -> Call:

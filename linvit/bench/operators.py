@@ -19,7 +19,7 @@ from linvit.bench.rows import Report, Row
 from linvit.ops import PRESETS, Rotary, linear_attention, rotary_2d
 
 SOFTMAX = "softmax"
-VARIANTS = ("plain", "compiled", "triton", "reference", "sdpa")
+VARIANTS = ("plain", "compiled", "cpp", "triton", "reference", "sdpa")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYOUTS = ("heads", "tokens", "map", "own")
 OWN_LAYOUT = {"reference": "map", "sdpa": "heads"}  # the released networks' and softmax's best; ours get tokens
@@ -54,8 +54,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `linvit bench op` measures; sdpa_tokens bounds softmax attention, seconds all rounds of one size."""
+class Options(rows.Options):
+    """What `linvit bench op` measures; sdpa_tokens bounds softmax attention."""
 
     operators: Sequence[str] = ("rala", "mala", "linear")
     variants: Sequence[str] = ("plain", "reference", "sdpa")
@@ -66,13 +66,8 @@ class Options:
     width: int = 64
     backward: bool = False
     layout: str = "heads"
-    device: str = "cpu"
-    threads: int = 1
     rounds: int = 9
-    seconds: float = float("inf")
     sdpa_tokens: int = 12544
-    memory: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
         _known("operator", self.operators, PRESETS)
@@ -149,9 +144,9 @@ def _function(case: Case, rotary: Rotary | None) -> Callable[..., Tensor]:
         if tables is not None:
             tables = type(tables)(*(table.to(DTYPES.get(case.dtype, torch.float64)) for table in tables))
         return partial(REFERENCES[case.operator], tables=tables)
-    backend = "triton" if case.variant == "triton" else "torch"
+    backend = case.variant if case.variant in ("cpp", "triton") else "torch"
     function = partial(linear_attention, rotary=rotary, backend=backend, **PRESETS[case.operator])
-    if case.variant == "triton":
+    if backend != "torch":
         shape = (1, 1, case.tokens, case.width)
         function(*(torch.zeros(shape, device=case.device, dtype=DTYPES[case.dtype]) for _ in range(3)))
     return torch.compile(function, dynamic=False) if case.variant == "compiled" else function
@@ -250,19 +245,12 @@ def _row(case: Case, options: Options) -> Row:
 
 def _fill(found: dict[Case, Row], timings: dict[str, Timing], clock: str) -> None:
     for case, row in found.items():
-        if case.name not in timings:
-            continue
-        own = timings[case.name]
         base = replace(case, variant="plain", dtype="float32")
-        known = timings.get(base.name)
-        rows.fill(row, own, clock, (f"{case.operator} plain float32", known) if known else None)
         rivals = {
-            "reference": replace(case, variant="reference"),
-            "sdpa": replace(case, operator=SOFTMAX, variant="sdpa"),
+            "reference": replace(case, variant="reference").name,
+            "sdpa": replace(case, operator=SOFTMAX, variant="sdpa").name,
         }
-        for name, rival in rivals.items():
-            if rival != case and rival.name in timings:
-                row.against[name] = own.ratio_to(timings[rival.name])
+        rows.fill(row, case.name, timings, clock, base.name, rivals)
 
 
 def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:

@@ -1,11 +1,23 @@
 """What was measured, row by row, and what follows from it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from linvit.bench.clock import Timing
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every measurement takes; seconds bounds all rounds of one size."""
+
+    device: str = "cpu"
+    threads: int = 1
+    rounds: int = 7
+    seconds: float = float("inf")
+    memory: bool = False
+    seed: int = 0
 
 
 @dataclass
@@ -62,12 +74,21 @@ class Report:
         return asdict(self)
 
 
-def fill(row: Row, timing: Timing, clock: str, base: tuple[str, Timing] | None) -> None:
-    """Writes a timing into its row; base is the name and timing of the row of ratio 1."""
+def fill(row: Row, label: str, timings: Mapping[str, Timing], clock: str, base: str, rivals: Mapping[str, str]) -> None:
+    """Writes the timing of a label into its row, if there is one; all labels are keys of timings.
+
+    base: of the row of ratio 1. rivals: of the rows that it is also set against, by the names they have there.
+    """
+    if label not in timings:
+        return
+    timing = timings[label]
     row.clock, row.rounds = clock, len(timing.seconds)
     row.median_ms, row.spread_ms = timing.median_ms, timing.spread_ms
-    if base is not None:
-        row.base, row.ratio = base[0], timing.ratio_to(base[1])
+    if base in timings:
+        row.base, row.ratio = f"{row.name} plain float32", timing.ratio_to(timings[base])
+    for name, rival in rivals.items():
+        if rival != label and rival in timings:
+            row.against[name] = timing.ratio_to(timings[rival])
 
 
 def measured(rows: Sequence[Row]) -> list[Row]:

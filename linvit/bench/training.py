@@ -31,22 +31,17 @@ NOISE_FACTOR = 3.0  # a curve agrees if it is no further off than so many times 
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(rows.Options):
     """What `linvit bench train` measures; curve_steps of 0 leave the loss curves out."""
 
     names: Sequence[str] = ("ravlt_tiny", "mavit_tiny", "care_s0")
     variants: Sequence[str] = ("plain", "reference", "channels_last", "bf16", "checkpointing")
     size: tuple[int, int] = (224, 224)
     batch: int = 4
-    device: str = "cpu"
-    threads: int = 1
     rounds: int = 3
-    seconds: float = float("inf")
     curve_steps: int = 0
     curve_size: tuple[int, int] = (64, 64)
     curve_batch: int = 8
-    memory: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check_names(self.names)
@@ -171,13 +166,8 @@ def _time(found: dict[Case, Row], calls: dict[str, Call], options: Options, prog
         interleave(calls, clock, options.rounds, timings, progress.advance, options.seconds)
     finally:
         for case, row in found.items():
-            if case.label not in timings:
-                continue
-            known = timings.get(replace(case, variant="plain").label)
-            rows.fill(row, timings[case.label], clock.name, (f"{case.name} plain float32", known) if known else None)
-            reference = replace(case, variant="reference")
-            if reference != case and reference.label in timings:
-                row.against["reference"] = timings[case.label].ratio_to(timings[reference.label])
+            rivals = {"reference": replace(case, variant="reference").label}
+            rows.fill(row, case.label, timings, clock.name, replace(case, variant="plain").label, rivals)
 
 
 def _gradients(step: Step) -> list[Tensor]:

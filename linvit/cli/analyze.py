@@ -26,7 +26,7 @@ from linvit.analysis.scores import measure_scores, score_maps
 from linvit.cli import analyze_words as words
 from linvit.cli.pictures import Pictures, from_files, from_photos, from_source
 from linvit.cli.restore import restore, source_for
-from linvit.data import ImageSource, Preprocessing
+from linvit.data import Preprocessing, Source
 from linvit.files import check_writable, read_checkpoint, replacing, write_json
 from linvit.tasks.classification import check_model
 
@@ -45,7 +45,7 @@ class Subject:
     name: str
     weights: str
     preprocessing: Preprocessing
-    source: ImageSource | None
+    source: Source | None
     folder: Path
 
 
@@ -128,9 +128,8 @@ def read_subject(run: str | None, model: str | None, checkpoint: str | None) -> 
     average = " (moving average)" if kind == "ema" else ""
     name = model or getattr(network, "pretrained_cfg", {}).get("architecture") or restored.path.stem
     source = source_for(restored, None) if restored.data else None
-    parent = restored.path.parent
-    folder = (parent.parent if parent.name == "checkpoints" else parent) / "analysis"
-    return Subject(network, name, f"weights from {restored.path}{average}", restored.preprocessing, source, folder)
+    told = f"weights from {restored.path}{average}"
+    return Subject(network, name, told, restored.preprocessing, source, restored.folder / "analysis")
 
 
 def resolve_layers(network: nn.Module, layers: Sequence[str] | None) -> list[str]:

@@ -48,7 +48,7 @@ def _common_arguments(kind: argparse.ArgumentParser) -> None:
 
 def _op_arguments(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("names", metavar="OPERATOR", nargs="*", help="such as rala (rala mala linear)")
-    kind.add_argument("--variants", nargs="+", metavar="VARIANT", help="plain compiled triton reference sdpa")
+    kind.add_argument("--variants", nargs="+", metavar="VARIANT", help="plain compiled cpp triton reference sdpa")
     kind.add_argument("--dtypes", nargs="+", default=("float32",), metavar="DTYPE", help="float32 bfloat16 float16")
     kind.add_argument(
         "--tokens", nargs="+", type=_positive, default=(49, 196, 784, 3136, 12544, 50176), metavar="N", help="how many"

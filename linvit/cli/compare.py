@@ -17,7 +17,7 @@ from linvit.cli.recipe import RecipeCLI, read_recipe
 from linvit.cli.runs import Run, run_all
 from linvit.cli.study_page import markdown_table, plus_minus
 from linvit.cli.tasks import TASKS
-from linvit.data import SOURCES
+from linvit.data import create_source
 from linvit.files import check_writable, replacing, write_json
 
 STEM = "compared"
@@ -182,12 +182,8 @@ def _rows(
     return rows
 
 
-def _source(values: dict[str, Any]) -> Any:
-    return SOURCES[values["data"]["name"]](**{key: value for key, value in values["data"].items() if key != "name"})
-
-
 def _parameters(values: dict[str, Any]) -> int:
-    source = _source(values)
+    source = create_source(**values["data"])
     channels = {"channels": source.channels} if values["task"]["name"] == "classification" else {}
     with torch.device("meta"):
         task = TASKS[values["task"]["name"]](values["model"], source.num_classes, **channels)
@@ -196,7 +192,7 @@ def _parameters(values: dict[str, Any]) -> int:
 
 def _about(values: dict[str, Any], seeds: int, results: Sequence[dict[str, Any]], key: str | None) -> dict[str, Any]:
     where = environment.describe(1, 1)
-    words = getattr(_source(values).preprocessing, "corpus", values["data"]["name"])
+    words = getattr(create_source(**values["data"]).preprocessing, "corpus", values["data"]["name"])
     return {
         "data": f"{values['data']['name']} over {key}" if key else words,
         "model": values["model"],

@@ -92,6 +92,14 @@ def show(measured: dict[str, dict[str, float]], path: Path, as_json: bool = Fals
     show_table(table)
 
 
+def table_rows(measured: dict[str, dict[str, float]]) -> list[dict[str, str]]:
+    """What evaluate measured as rows of a page's table, a row for each kind of weights."""
+    return [
+        {"weights": kind} | {HEADINGS.get(name, name): cell(name, value) for name, value in row.items()}
+        for kind, row in measured.items()
+    ]
+
+
 def cell(name: str, value: float) -> str:
     """A measure as it stands in tables."""
     if name in COUNTED:

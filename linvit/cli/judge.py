@@ -17,7 +17,7 @@ from linvit.analysis.figures import training_curve
 from linvit.analysis.judged import BINS, Judged, confused_pairs, expected_calibration_error, per_class
 from linvit.analysis.report import paragraph, picture, table, write_page
 from linvit.cli.restore import Restored, source_for
-from linvit.data import ImageSource
+from linvit.data import Source
 
 PAGE = "report.html"
 PAIRS, PICTURED, EXAMPLES = 20, 8, 6
@@ -40,8 +40,7 @@ class Numbered(Dataset[Any]):
 
 def report_path(restored: Restored, given: str) -> Path:
     """Where the page goes: as given, or report.html in the run's folder, beside the file where there is no run."""
-    folder = restored.path.parent
-    return Path(given) if given else (folder.parent if folder.name == "checkpoints" else folder) / PAGE
+    return Path(given) if given else restored.folder / PAGE
 
 
 def write_report(
@@ -73,7 +72,7 @@ def write_report(
 
 
 @torch.inference_mode()
-def judge(network: nn.Module, source: ImageSource, device: torch.device) -> tuple[Judged, float]:
+def judge(network: nn.Module, source: Source, device: torch.device) -> tuple[Judged, float]:
     """The network's answer to every readable validation image, and the seconds it took, reading included."""
     loader = source.val_dataloader()
     numbered = DataLoader(
@@ -92,9 +91,7 @@ def judge(network: nn.Module, source: ImageSource, device: torch.device) -> tupl
 
 
 @torch.inference_mode()
-def images_per_second(
-    network: nn.Module, source: ImageSource, judged: Judged, device: torch.device
-) -> tuple[float, int]:
+def images_per_second(network: nn.Module, source: Source, judged: Judged, device: torch.device) -> tuple[float, int]:
     """Median of nine passes over one batch that is already in the device's memory, and the batch's size."""
     dataset = source.val_set()
     images = torch.stack([dataset[index][0] for index in judged.indices[:SPEED_BATCH].tolist()]).to(device)
@@ -152,7 +149,7 @@ def _classes(judged: Judged) -> Sequence[str]:
     return [picture(draw.class_accuracies(judged), "accuracy of each class"), paragraph(told)]
 
 
-def _confusion(judged: Judged, source: ImageSource) -> Sequence[str]:
+def _confusion(judged: Judged, source: Source) -> Sequence[str]:
     pairs = confused_pairs(judged, PAIRS, EXAMPLES)
     wrong = int((~judged.right).sum())
     if not pairs:
@@ -183,7 +180,7 @@ def _calibration(judged: Judged) -> Sequence[str]:
     return [picture(draw.calibration_curve(judged), "accuracy against confidence"), paragraph(told)]
 
 
-def _throughput(speed: float, batch: int, whole: float, device: torch.device, source: ImageSource) -> Sequence[str]:
+def _throughput(speed: float, batch: int, whole: float, device: torch.device, source: Source) -> Sequence[str]:
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU"
     rows = [
         {"what": f"network alone, batch of {batch}, median of {ROUNDS}", "images/s": f"{speed:,.1f}"},

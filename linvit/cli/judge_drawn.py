@@ -10,7 +10,7 @@ from PIL import Image
 
 from linvit.analysis.report import paragraph, picture, table, write_page
 from linvit.cli.draw import draw
-from linvit.cli.evaluate import HEADINGS, cell
+from linvit.cli.evaluate import table_rows
 from linvit.cli.judge import curve
 from linvit.cli.restore import Restored
 
@@ -27,10 +27,6 @@ def write_report(
 ) -> None:
     """Writes the page of an image generator; measured is what `evaluate` returned."""
     kind, network = list(restored.task.networks().items())[-1]
-    rows = [
-        {"weights": name} | {HEADINGS.get(key, key): cell(key, value) for key, value in row.items()}
-        for name, row in measured.items()
-    ]
     parameters = sum(parameter.numel() for parameter in network.parameters())
     told = (
         f"{restored.name}, {parameters:,} parameters, weights from {restored.path}. Drawn by the"
@@ -38,7 +34,7 @@ def write_report(
         " own, and comparable with no published FID."
     )
     sections: list[tuple[str, Any]] = [
-        ("What was measured", [table([row]) for row in rows] + [paragraph(told)]),
+        ("What was measured", [table([row]) for row in table_rows(measured)] + [paragraph(told)]),
         *curve(path.parent / "metrics.csv"),
         ("What it draws", [picture(drawn_figure(restored), "drawn images, a row a class, at guidance 1 and 2")]),
     ]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from linvit.analysis.report import paragraph, table, write_page
-from linvit.cli.evaluate import HEADINGS, cell
+from linvit.cli.evaluate import cell, table_rows
 from linvit.cli.judge import curve
 from linvit.cli.restore import Restored, source_for
 from linvit.data import LibriSpeech
@@ -27,10 +27,6 @@ def write_report(
     """Writes the page of a network that hears on source_for(restored, data); measured is what `evaluate` returned."""
     kind, network = list(restored.task.networks().items())[-1]
     source = source_for(restored, data, num_workers)
-    rows = [
-        {"weights": name} | {HEADINGS.get(key, key): cell(key, value) for key, value in row.items()}
-        for name, row in measured.items()
-    ]
     parameters = sum(parameter.numel() for parameter in network.parameters())
     told = (
         f"{restored.name}, {parameters:,} parameters, weights from {restored.path}. {source.preprocessing.corpus}."
@@ -42,7 +38,7 @@ def write_report(
     wrong = [one for one in worst if one["edits"]][:SHOWN]
     right = [one for one in heard if not one["edits"]][:5]
     sections: list[tuple[str, Any]] = [
-        ("What was measured", [table(rows), paragraph(told)]),
+        ("What was measured", [table(table_rows(measured)), paragraph(told)]),
         *curve(path.parent / "metrics.csv"),
         ("By speaker", [table(_by_speaker(heard))]),
         (f"The {len(wrong)} utterances with the most errors", [table(wrong)] if wrong else [paragraph("None.")]),

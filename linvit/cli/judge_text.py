@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from linvit.analysis.report import paragraph, picture, preformatted, table, write_page
-from linvit.cli.evaluate import HEADINGS, cell
+from linvit.cli.evaluate import table_rows
 from linvit.cli.generate import write_text
 from linvit.cli.judge import curve
 from linvit.cli.restore import Restored, source_for
-from linvit.data import ImageSource, TextPreprocessing
+from linvit.data import Source, TextPreprocessing
+from linvit.tasks.language import IGNORED
 
 PROMPTS = ("", "def ", "import ")
 WRITTEN, TEMPERATURE = 300, 0.8
 POINTS = 32
-IGNORED = -100
 
 
 def write_report(
@@ -33,10 +33,6 @@ def write_report(
     kind, network = list(restored.task.networks().items())[-1]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = source_for(restored, data, num_workers)
-    rows = [
-        {"weights": name} | {HEADINGS.get(key, key): cell(key, value) for key, value in row.items()}
-        for name, row in measured.items()
-    ]
     parameters = sum(parameter.numel() for parameter in network.parameters())
     told = (
         f"{restored.name}, {parameters:,} parameters, weights from {restored.path}. {source.preprocessing.corpus}."
@@ -44,7 +40,7 @@ def write_report(
     )
     bits, counts = bits_by_place(network.to(device).eval(), source, device)
     sections: list[tuple[str, Any]] = [
-        ("What was measured", [table(rows), paragraph(told)]),
+        ("What was measured", [table(table_rows(measured)), paragraph(told)]),
         *curve(path.parent / "metrics.csv"),
         ("Cost by place in the row", [picture(place_figure(bits, counts), "bits a token by place in the row")]),
     ]
@@ -54,7 +50,7 @@ def write_report(
 
 
 @torch.inference_mode()
-def bits_by_place(network: nn.Module, source: ImageSource, device: torch.device) -> tuple[Tensor, Tensor]:
+def bits_by_place(network: nn.Module, source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean bits of the validation targets at each place of a row, and how many there are; both (context,)."""
     bits = counts = torch.zeros(())
     for tokens, targets in source.val_dataloader():

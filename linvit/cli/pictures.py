@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linvit.analysis.scores import evenly
 from linvit.cli.predict import find_images
-from linvit.data import ImageSource, Preprocessing
+from linvit.data import Preprocessing, Source
 from linvit.data.images import SMALLEST, CorruptImageError, open_image
 
 PHOTOS = ("china.jpg", "flower.jpg")
@@ -32,7 +32,7 @@ class Pictures:
     complaints: list[str]
 
 
-def from_source(source: ImageSource, count: int, shown: int) -> Pictures:
+def from_source(source: Source, count: int, shown: int) -> Pictures:
     """Images of the held-out part, evenly chosen, `count` of them or all that there are.
 
     Raises:

@@ -1,26 +1,28 @@
 """From a run, a checkpoint, or released weights back to networks that can be measured and asked."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import timm
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo, resolve_data_config
+from torch import nn
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from linvit.cli.tasks import TASKS
 from linvit.data import (
-    SOURCES,
     Canvas,
     DensePreprocessing,
     ImageFolder,
-    ImageSource,
     Preprocessing,
     RecallPreprocessing,
+    Source,
     SpeechFolder,
     SpeechPreprocessing,
     TextFolder,
     TextPreprocessing,
+    as_tuple,
+    create_source,
 )
 from linvit.data.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.files import read_checkpoint
@@ -136,7 +138,7 @@ def _from_run(path: Path) -> Restored:
     about = content["linvit"]
     recipe = about["recipe"]
     name = recipe["task"]["name"]
-    preprocessing = PREPARES[name](**{key: _tuple(value) for key, value in about["preprocessing"].items()})
+    preprocessing = PREPARES[name](**{key: as_tuple(value) for key, value in about["preprocessing"].items()})
     model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
     channels = {"channels": preprocessing.channels} if name == "classification" else {}
     count = len(about["class_names"]) or _vocabulary(content["state_dict"])
@@ -149,15 +151,11 @@ def _from_run(path: Path) -> Restored:
             f"The weights in {path} do not fit the model {model.get('name') or model['framework']!r} that it names: the"
             " file is damaged, or was written by a version in which that model was another."
         ) from error
-    if isinstance(task, Language):
-        return Restored(task, [], preprocessing, recipe["data"], path, f"{model['name']}, {task.network.mixer}")
-    if isinstance(task, Diffusion | Speech):
-        told = f"{model['name']}, {task.network.mixer}"
-        return Restored(task, about["class_names"], preprocessing, recipe["data"], path, told)
-    category_ids = about.get("category_ids") or list(range(1, len(about["class_names"]) + 1))
-    dense = {} if name == "classification" else {"name": _dense_name(**model)}
-    detector = {"category_ids": category_ids} if name == "detection" else {}
-    return Restored(task, about["class_names"], preprocessing, recipe["data"], path, **dense, **detector)
+    names = about["class_names"]
+    category_ids = about.get("category_ids") or list(range(1, len(names) + 1))
+    told = None if name == "classification" else _name(model, task.network)
+    restored = Restored(task, names, preprocessing, recipe["data"], path, told)
+    return replace(restored, category_ids=category_ids) if name == "detection" else restored
 
 
 def _vocabulary(weights: dict[str, Any]) -> int:
@@ -171,19 +169,23 @@ def _from_dense_weights(framework: str, backbone: str, path: Path) -> Restored:
     if framework in SEGMENTORS:
         names = [str(number) for number in range(1, ADE20K_CLASSES + 1)]
         task: Task = TASKS["segmentation"](model, len(names))
-        restored = Restored(task, names, DensePreprocessing(2048, 512, *IMAGENET), None, path, _dense_name(**model))
+        about = DensePreprocessing(2048, 512, *IMAGENET)
+        restored = Restored(task, names, about, None, path, _name(model, task.network))
     else:
         categories = _coco_categories()
         task = TASKS["detection"](model, len(categories))
         about = DensePreprocessing(1333, 800, *IMAGENET)
         names = list(categories.values())
-        restored = Restored(task, names, about, None, path, _dense_name(**model), list(categories))
+        restored = Restored(task, names, about, None, path, _name(model, task.network), list(categories))
     load_released(task.network, path)
     return restored
 
 
-def _dense_name(framework: str, backbone: str, **kwargs: Any) -> str:
-    return f"{framework} on {backbone}"
+def _name(model: dict[str, Any], network: nn.Module) -> str:
+    """How a network is called: framework and backbone, or name and mixer."""
+    if "framework" in model:
+        return f"{model['framework']} on {model['backbone']}"
+    return f"{model['name']}, {network.mixer}"
 
 
 def _coco_categories() -> dict[int, str]:
@@ -222,7 +224,7 @@ def _default_names(count: int) -> list[str]:
     return [str(index) for index in range(count)]
 
 
-def source_for(restored: Restored, data: str | None, num_workers: int | None = None) -> ImageSource:
+def source_for(restored: Restored, data: str | None, num_workers: int | None = None) -> Source:
     """The data to measure on: that of the run, `digits`, or a folder of images with the run's preprocessing.
 
     For a detector or segmentor the folder is one in the layout of COCO or ADE20K, for a language model one of .txt
@@ -247,46 +249,42 @@ def source_for(restored: Restored, data: str | None, num_workers: int | None = N
     return source
 
 
-def _dense_source(restored: Restored, data: str | None) -> ImageSource:
+def _dense_source(restored: Restored, data: str | None) -> Source:
     settings = {"name": "coco" if isinstance(restored.task, Detection) else "ade20k"} | (restored.data or {})
-    settings |= {"class_names": restored.class_names} | ({"root": data} if data else {})
-    return SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
+    return create_source(**settings | {"class_names": restored.class_names} | ({"root": data} if data else {}))
 
 
-def _drawn_source(restored: Restored, data: str | None) -> ImageSource:
-    settings = dict(restored.data or {})
+def _drawn_source(restored: Restored, data: str | None) -> Source:
+    settings = restored.data or {}
     if data is not None and "root" not in settings:
         raise ValueError("--data is a folder, but this run draws the digits it was trained on: leave it out.")
-    settings |= {"root": data} if data else {}
-    return SOURCES[settings.pop("name")](**settings)
+    return create_source(**settings | ({"root": data} if data else {}))
 
 
-def _spoken_source(restored: Restored, data: str | None) -> ImageSource:
+def _spoken_source(restored: Restored, data: str | None) -> Source:
     if data is not None:
         return SpeechFolder(data, restored.class_names, restored.preprocessing)  # type: ignore[arg-type]
-    settings = dict(restored.data or {})
-    source = SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
+    source = create_source(**restored.data or {})
     source.class_names, source.preprocessing = restored.class_names, restored.preprocessing
     return source
 
 
-def _sequence_source(restored: Restored, data: str | None) -> ImageSource:
+def _sequence_source(restored: Restored, data: str | None) -> Source:
     preprocessing = restored.preprocessing
     if data is None:
-        settings = dict(restored.data or {})
-        return SOURCES[settings.pop("name")](**settings)
+        return create_source(**restored.data or {})
     if not isinstance(preprocessing, TextPreprocessing):
         raise ValueError("--data is for text, images and the like, but this run's sequences are drawn: leave it out.")
     read = {key: getattr(preprocessing, key) for key in ("tokenizer", "separator", "context")}
-    return SOURCES[data](**read) if data == "stdlib" else TextFolder(data, held_out=1.0, **read)
+    return create_source(data, **read) if data == "stdlib" else TextFolder(data, held_out=1.0, **read)
 
 
-def _classified_source(restored: Restored, data: str | None) -> ImageSource:
+def _classified_source(restored: Restored, data: str | None) -> Source:
     if data is None:
-        settings = dict(restored.data or {})
-        source = SOURCES[settings.pop("name")](**{key: _tuple(value) for key, value in settings.items()})
+        source = create_source(**restored.data or {})
     elif data == "digits":
-        source = SOURCES[data](size=restored.preprocessing.size[0], channels=restored.preprocessing.channels)
+        shown = restored.preprocessing
+        source = create_source(data, size=shown.size[0], channels=shown.channels)
     else:
         source = ImageFolder(data)
     _match_classes(source, restored)
@@ -294,7 +292,7 @@ def _classified_source(restored: Restored, data: str | None) -> ImageSource:
     return source
 
 
-def _match_classes(source: ImageSource, restored: Restored) -> None:
+def _match_classes(source: Source, restored: Restored) -> None:
     """Reads a folder's classes in the network's order; for released weights, sorted folders are the class indices.
 
     Folders named by numbers (ImageNet-V2) that are no class names of the network are its class indices.
@@ -318,7 +316,3 @@ def _match_classes(source: ImageSource, restored: Restored) -> None:
             f"{' …' if len(ours) > 5 else ''}: measure on the data it is for."
         )
     source.class_names = ours
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) and not any(isinstance(part, str) for part in value) else value

@@ -126,23 +126,25 @@ def run_eval(options: argparse.Namespace) -> int:
     measured = evaluate(restored, options.data, options.workers)
     show(measured, restored.path, as_json=options.json)
     if options.report is not None:
-        from linvit.cli import judge, judge_dense, judge_drawn, judge_speech, judge_text
+        from linvit.cli.judge import report_path
 
-        page = judge.report_path(restored, options.report)
-        judges: Any = (
-            judge_drawn
-            if restored.drawing
-            else judge_speech
-            if restored.hearing
-            else judge_text
-            if restored.sequence
-            else judge_dense
-            if restored.dense
-            else judge
-        )
-        judges.write_report(restored, measured, page, options.data, options.workers)
+        page = report_path(restored, options.report)
+        _judge_of(restored).write_report(restored, measured, page, options.data, options.workers)
         print(f"{page} is the page to look at.", file=sys.stderr)
     return 0
+
+
+def _judge_of(restored: Any) -> Any:
+    """The module that writes the page of such a network."""
+    from linvit.cli import judge, judge_dense, judge_drawn, judge_speech, judge_text
+
+    if restored.drawing:
+        return judge_drawn
+    if restored.hearing:
+        return judge_speech
+    if restored.sequence:
+        return judge_text
+    return judge_dense if restored.dense else judge
 
 
 def _ask(options: argparse.Namespace, restored: Any) -> int:

@@ -20,7 +20,7 @@ from linvit.cli import environment, study_page
 from linvit.cli.recipe import RecipeCLI, read_recipe
 from linvit.cli.runs import Run, run_all
 from linvit.cli.study_networks import measure_networks, section, write_figures
-from linvit.data import SOURCES
+from linvit.data import create_source
 from linvit.files import check_writable, replacing, write_json
 from linvit.tasks.classification import build_network
 
@@ -115,7 +115,7 @@ def read_variants(recipes: Path) -> list[Variant]:
 
 def _read(path: Path) -> Variant:
     values = RecipeCLI(read_recipe(path), builds=False).resolved()
-    source = _source(values)
+    source = create_source(**values["data"])
     with torch.device("meta"):
         network = build_network(values["model"], source.num_classes, source.channels)
     cost = count_cost(network, (source.channels, *source.preprocessing.size))
@@ -129,11 +129,6 @@ def _group(name: str, model: str) -> str:
 
 def _common(variant: Variant) -> dict[str, Any]:
     return {key: value for key, value in variant.values.items() if key not in ("model", "folder")}
-
-
-def _source(values: dict[str, Any]) -> Any:
-    settings = {key: value for key, value in values["data"].items() if key != "name"}
-    return SOURCES[values["data"]["name"]](**settings)
 
 
 def _run(variant: Variant, seed: int, folder: Path) -> Run:
@@ -178,7 +173,7 @@ def compare(variants: Sequence[Variant], results: dict[str, list[dict[str, Any]]
 
 
 def _about(variant: Variant, rows: Sequence[Row], seeds: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    source = _source(variant.values)
+    source = create_source(**variant.values["data"])
     train, held_out = len(source.train_set()), len(source.val_set())
     sizes = [row.cost.parameters for row in rows]
     where = environment.describe(1, 1)

@@ -1,6 +1,6 @@
 """The tasks as recipes name them; here detectors and segmentors meet the tasks that train them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -8,7 +8,7 @@ from torch import nn
 from linvit.models.conformer import create_conformer
 from linvit.models.dit import create_dit
 from linvit.models.frameworks import DETECTORS, SEGMENTORS, build_dense
-from linvit.models.sequence import Decoder, create_sequence
+from linvit.models.sequence import create_sequence
 from linvit.tasks import Classification, Detection, Diffusion, Language, Recall, Segmentation, Speech, Task
 from linvit.tasks.classification import known_arguments
 
@@ -49,7 +49,7 @@ class BuiltLanguage(Language):
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        super().__init__(_decoder(model, num_classes), **kwargs)
+        super().__init__(_named(create_sequence, "sequence", model, num_classes), **kwargs)
 
 
 class BuiltRecall(Recall):
@@ -62,7 +62,7 @@ class BuiltRecall(Recall):
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        super().__init__(_decoder(model, num_classes), **kwargs)
+        super().__init__(_named(create_sequence, "sequence", model, num_classes), **kwargs)
 
 
 class BuiltDiffusion(Diffusion):
@@ -75,11 +75,7 @@ class BuiltDiffusion(Diffusion):
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        arguments = dict(model)
-        name = arguments.pop("name", None)
-        if not name:
-            raise ValueError("The recipe names no model: add model.name, which `linvit models --generation` lists.")
-        super().__init__(create_dit(name, num_classes, **arguments), **kwargs)
+        super().__init__(_named(create_dit, "generation", model, num_classes), **kwargs)
 
 
 class BuiltSpeech(Speech):
@@ -92,19 +88,13 @@ class BuiltSpeech(Speech):
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        arguments = dict(model)
-        name = arguments.pop("name", None)
-        if not name:
-            raise ValueError("The recipe names no model: add model.name, which `linvit models --speech` lists.")
-        super().__init__(create_conformer(name, num_classes, **arguments), **kwargs)
+        super().__init__(_named(create_conformer, "speech", model, num_classes), **kwargs)
 
 
-def _decoder(model: dict[str, Any], vocabulary: int) -> Decoder:
-    arguments = dict(model)
-    name = arguments.pop("name", None)
-    if not name:
-        raise ValueError("The recipe names no model: add model.name, which `linvit models --sequence` lists.")
-    return create_sequence(name, vocabulary, **arguments)
+def _named(create: Callable[..., nn.Module], kind: str, model: dict[str, Any], num_classes: int) -> Any:
+    if not model.get("name"):
+        raise ValueError(f"The recipe names no model: add model.name, which `linvit models --{kind}` lists.")
+    return create(model["name"], num_classes, **{key: value for key, value in model.items() if key != "name"})
 
 
 def _network(model: dict[str, Any], num_classes: int, frameworks: Iterable[str]) -> nn.Module:

@@ -1,5 +1,7 @@
 """Batches of labelled images, text and speech: each source is a LightningDataModule, listed by its name in recipes."""
 
+from typing import Any
+
 from linvit.data.ade20k import Ade20k as Ade20k
 from linvit.data.coco import Coco as Coco
 from linvit.data.dense import DensePreprocessing as DensePreprocessing
@@ -16,7 +18,7 @@ from linvit.data.readers import TimmImages as TimmImages
 from linvit.data.recall import Copy as Copy
 from linvit.data.recall import Recall as Recall
 from linvit.data.recall import RecallPreprocessing as RecallPreprocessing
-from linvit.data.source import ImageSource as ImageSource
+from linvit.data.source import Source as Source
 from linvit.data.speech import LibriSpeech as LibriSpeech
 from linvit.data.speech import SpeechFolder as SpeechFolder
 from linvit.data.speech import SpeechPreprocessing as SpeechPreprocessing
@@ -24,7 +26,7 @@ from linvit.data.text import Stdlib as Stdlib
 from linvit.data.text import TextFolder as TextFolder
 from linvit.data.text import TextPreprocessing as TextPreprocessing
 
-SOURCES: dict[str, type[ImageSource]] = {
+SOURCES: dict[str, type[Source]] = {
     "digits": Digits,
     "digit_pictures": DigitPictures,
     "latents": Latents,
@@ -40,3 +42,13 @@ SOURCES: dict[str, type[ImageSource]] = {
     "librispeech": LibriSpeech,
     "huggingface_speech": HuggingFaceSpeech,
 }
+
+
+def create_source(name: str, **settings: Any) -> Source:
+    """A source by its name in SOURCES, with the settings of a recipe: its lists of numbers are tuples here."""
+    return SOURCES[name](**{key: as_tuple(value) for key, value in settings.items()})
+
+
+def as_tuple(value: Any) -> Any:
+    """A list of numbers as a tuple, anything else as it is."""
+    return tuple(value) if isinstance(value, list) and not any(isinstance(part, str) for part in value) else value

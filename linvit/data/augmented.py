@@ -9,10 +9,10 @@ from timm.data.auto_augment import posterize
 from torch import Tensor
 
 from linvit.data.images import Preprocessing
-from linvit.data.source import ImageSource
+from linvit.data.source import Source
 
 
-class AugmentedSource(ImageSource):
+class AugmentedSource(Source):
     """Size, normalisation and augmentation of a source; defaults are those of the papers' training.
 
     size: pixels, one number or (height, width). auto_augment, color_jitter, random_erasing, horizontal_flip,

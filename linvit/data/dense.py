@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as F
 from linvit.data.dense_transforms import Resize, normalize
 from linvit.data.images import SMALLEST, open_image
 from linvit.data.order import Batches, PlainOrder
-from linvit.data.source import ImageSource
+from linvit.data.source import Source
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class DensePreprocessing:
         return v2.Compose([v2.ToImage(), resize, *normalize(self.mean, self.std), v2.ToPureTensor()])
 
 
-class DenseSource(ImageSource):
+class DenseSource(Source):
     """RGB images scaled to fit long_side and short_side (pixels), keeping their ratio; trained on in batches.
 
     mean, std: per channel, in 0..1, ImageNet's by default. Raises ValueError for sides that the networks cannot take.

@@ -10,13 +10,13 @@ from torch.nn.functional import interpolate, pad
 from torch.utils.data import Dataset
 
 from linvit.data.images import Preprocessing
-from linvit.data.source import ImageSource
+from linvit.data.source import Source
 
 IMAGES, CLASSES = 1797, 10
 MEAN, STD = 0.305, 0.376  # of the 8×8 originals in 0..1
 
 
-class Digits(ImageSource):
+class Digits(Source):
     """8×8 digits of 43 people's hands, upscaled bilinearly; a share is never trained on, stratified by class.
 
     Args:

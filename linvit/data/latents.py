@@ -22,7 +22,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from linvit.data.imagefolder import ImageFiles, ImageFolder
 from linvit.data.pictures import Canvas
-from linvit.data.source import ImageSource
+from linvit.data.source import Source
 from linvit.files import replacing, write_json
 
 ABOUT = "latents.json"
@@ -30,7 +30,7 @@ PARTS = ("train", "val")
 SHARD = 2048
 
 
-class Latents(ImageSource):
+class Latents(Source):
     """Latents that `linvit data make-latents` wrote, of unit variance or nearly so.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from linvit.data.source import ImageSource
+from linvit.data.source import Source
 
 IGNORED = -100
 HELD_OUT = 1  # the stream of random numbers of validation sequences; 0 is training's
@@ -43,7 +43,7 @@ class Drawn(Dataset[Any]):
         return torch.from_numpy(tokens), about
 
 
-class Memorized(ImageSource):
+class Memorized(Source):
     """Sequences of which only the answers are asked for.
 
     length: training sequences; val_length: others, to measure on. drawn_from: what both are drawn from.

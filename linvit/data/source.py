@@ -1,4 +1,4 @@
-"""What every source of labelled images offers to a recipe."""
+"""What every source of data offers to a recipe."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from linvit.data.images import Preprocessing
 from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
 
 
-class ImageSource(lightning.LightningDataModule):
+class Source(lightning.LightningDataModule):
     """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
 
     A source says for which task its targets are, sets class_names and preprocessing in its constructor and returns its

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from linvit.data.audio import CorruptAudioError, log_mel, read_audio, spec_augmented
 from linvit.data.order import GroupedOrder, ShuffledOrder
-from linvit.data.source import ImageSource
+from linvit.data.source import Source
 from linvit.data.transcripts import Speller, pieces_of
 
 SUFFIXES = (".flac", ".wav")
@@ -120,7 +120,7 @@ def assembled(samples: list[Sample]) -> tuple[Tensor, dict[str, Any]]:
     }
 
 
-class LibriSpeech(ImageSource):
+class LibriSpeech(Source):
     """Utterances in LibriSpeech's layout, flac or wav.
 
     Args:

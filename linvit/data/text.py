@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from linvit.data.order import share
-from linvit.data.source import ImageSource
+from linvit.data.source import Source
 from linvit.data.tokens import BYTES, Rows, Stream, Tokenizer, join, open_tokenizer
 
 # Tests, which some distributions leave out, and tables that are no program text.
@@ -36,7 +36,7 @@ class TextPreprocessing:
         return open_tokenizer(self.tokenizer, self.separator)
 
 
-class TextSource(ImageSource):
+class TextSource(Source):
     """Rows of `context` tokens and each one's next token, see Rows.
 
     tokenizer: "bytes", or a Hugging Face tokenizer's file or name. separator: its token between documents, where it is

@@ -27,16 +27,9 @@ def obstacle(
     state: Any = None,
 ) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernels, as a clause; None if they can."""
-    maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
-    for name, given, known in (
-        ("the queries' feature_map", maps[0], FEATURE_MAPS),
-        ("the keys' feature_map", maps[1], FEATURE_MAPS),
-        ("weighting", weighting, WEIGHTINGS),
-        ("normalizer", normalizer, NORMALIZERS),
-    ):
-        if not isinstance(given, str) or given not in known:
-            shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
-            return f"{name} is {shown}, and the kernels know {', '.join(known)}"
+    reason = axes_obstacle(feature_map, weighting, normalizer)
+    if reason is not None:
+        return reason
     if weighting == "query_mean" and normalizer == "sum":
         return "normalizer='sum' has a kernel for uniform weights alone"
     if causal and weighting != "uniform":
@@ -54,6 +47,21 @@ def obstacle(
     if len({query.device, key.device, value.device}) > 1:
         return f"the tensors are on {query.device}, {key.device} and {value.device}"
     return machine_obstacle(query.device)
+
+
+def axes_obstacle(feature_map: Any, weighting: Any, normalizer: Any) -> str | None:
+    """Which of the axes has a value that no kernel knows, as a clause; None if none has."""
+    maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
+    for name, given, known in (
+        ("the queries' feature_map", maps[0], FEATURE_MAPS),
+        ("the keys' feature_map", maps[1], FEATURE_MAPS),
+        ("weighting", weighting, WEIGHTINGS),
+        ("normalizer", normalizer, NORMALIZERS),
+    ):
+        if not isinstance(given, str) or given not in known:
+            shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
+            return f"{name} is {shown}, and the kernels know {', '.join(known)}"
+    return None
 
 
 @torch.compiler.assume_constant_result

@@ -15,7 +15,6 @@ lead to its 4.26 G, see docs/generation.md. Here the attention is exchanged and 
 | dit_xlarge_patch2 | 4×32×32 | 1,152 | 28 | 16 | 2 |
 """
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +26,7 @@ from torch.nn.functional import silu
 
 from linvit.layers.axes import Operands
 from linvit.layers.token_attention import TokenAttention, convolved
+from linvit.models.named import check_named
 
 DIT_MIXERS = ("softmax", "linear", "mala", "rala")
 FREQUENCIES = 256  # sine features of the time
@@ -188,14 +188,7 @@ def create_dit(name: str, num_classes: int, **arguments: Any) -> DiT:
     Raises:
         ValueError: for an unknown name or argument; the message offers the nearest.
     """
-    if name not in DITS:
-        near = difflib.get_close_matches(name, DITS, n=1, cutoff=0.0)
-        raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? The generators are {', '.join(DITS)}.")
-    known = (*DITS[name], *OPTIONS, "device", "dtype")
-    for key in arguments:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-            raise ValueError(f"{name} has no argument {key!r}: did you mean 'model.{near[0]}'?")
+    check_named(name, arguments, DITS, OPTIONS, "generators")
     return DiT(num_classes, **{**DITS[name], **arguments})
 
 

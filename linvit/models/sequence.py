@@ -14,7 +14,6 @@ token is read (weighting "prefix_query_mean").
 | sequence_340m | 1,024 | 24 | 16 | 2,816 | 341 M, 32,000 tokens |
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,12 +23,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from linvit.layers.causal import FORMS, AttentionMemory, CausalAttention, CausalConv, DecoderBlock, Packing
+from linvit.models.named import check_named
 from linvit.ops import Rotary, rotary_1d
 
 SEQUENCES: Mapping[str, dict[str, int]] = {
     "sequence_nano": {"width": 128, "depth": 4, "heads": 4, "hidden": 352},
     "sequence_340m": {"width": 1024, "depth": 24, "heads": 16, "hidden": 2816},
 }
+OPTIONS = ("mixer", "conv", "lepe", "modulation", "rope")
 
 
 @dataclass
@@ -137,14 +138,7 @@ def create_sequence(name: str, vocabulary: int, **arguments: Any) -> Decoder:
     Raises:
         ValueError: for an unknown name or argument; the message offers the nearest.
     """
-    if name not in SEQUENCES:
-        near = difflib.get_close_matches(name, SEQUENCES, n=1, cutoff=0.0)
-        raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? The decoders are {', '.join(SEQUENCES)}.")
-    known = (*SEQUENCES[name], "mixer", "conv", "lepe", "modulation", "rope", "device", "dtype")
-    for key in arguments:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-            raise ValueError(f"{name} has no argument {key!r}: did you mean 'model.{near[0]}'?")
+    check_named(name, arguments, SEQUENCES, OPTIONS, "decoders")
     return Decoder(vocabulary, **{**SEQUENCES[name], **arguments})
 
 

@@ -37,9 +37,15 @@ def test_curves_are_apart_where_anything_but_the_extent_differs():
 
 def test_a_row_as_json_has_the_fields_that_are_promised():
     row = Row("rala", "fused", "float32", 1, 1, size=(3, 5))
-    fill(row, Timing([0.01, 0.02, 0.03]), "cpu", ("rala plain float32", Timing([0.04, 0.04, 0.06])))
+    timings = {
+        "it": Timing([0.01, 0.02, 0.03]),
+        "plain": Timing([0.04, 0.04, 0.06]),
+        "peer": Timing([0.02, 0.02, 0.03]),
+    }
+    fill(row, "it", timings, "cpu", "plain", {"sdpa": "peer", "reference": "none", "self": "it"})
     found = Report("op", rows=[row]).as_dict()["rows"][0]
     assert found["ratio"] == pytest.approx(2)
     assert found["base"] == "rala plain float32"
+    assert found["against"] == {"sdpa": pytest.approx(1)}
     assert {"name", "variant", "dtype", "batch", "threads", "median_ms", "spread_ms"} < set(found)
     assert row.extent == 15

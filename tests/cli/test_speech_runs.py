@@ -219,5 +219,7 @@ def test_models_lists_conformers_beside_the_published_size(capsys):
     assert main(["models", "--speech", "--json"]) == 0
     rows = {(row["name"], row["mixer"]): row for row in json.loads(capsys.readouterr().out)}
     assert rows["conformer_small", "softmax"]["transducer"] == 10_340_416
-    assert rows["conformer_small", "mala"]["transducer"] == rows["conformer_small", "linear"]["transducer"] == 10_338_112
+    assert (
+        rows["conformer_small", "mala"]["transducer"] == rows["conformer_small", "linear"]["transducer"] == 10_338_112
+    )
     assert {row["published"] for (name, _), row in rows.items() if name == "conformer_nano"} == {None}

@@ -1,0 +1,144 @@
+"""CPU kernel (C++): the formula of `linvit.ops` without gradients, fused; compiled on the machine that runs it.
+
+`build()` compiles and loads it; from then on `linear_attention` takes it wherever it can (backend="auto").
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linvit.kernels.support import DTYPES, FEATURE_MAPS, NORMALIZERS, axes_obstacle
+
+SOURCE = Path(__file__).with_name("linear_attention.cpp")
+INSTRUCTIONS = {
+    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
+    "AVX2": ["-mavx2", "-mfma", "-mf16c"],
+}
+_aside = False
+
+
+@cache
+def build() -> None:
+    """Compiles the kernel, half a minute, or finds what an earlier process compiled, and loads it into this one.
+
+    Raises:
+        ValueError: without a C++ compiler or ninja, and where compiling fails; the message says what to do.
+    """
+    from torch.utils.cpp_extension import is_ninja_available, load
+
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise ValueError(f"The CPU kernel is compiled here, but there is no C++ compiler {compiler!r}: install g++.")
+    beside = str(Path(sys.executable).parent)  # of an environment that is not activated
+    if shutil.which("ninja") is None and shutil.which("ninja", path=beside):
+        os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), beside))
+    if not is_ninja_available():
+        raise ValueError("The CPU kernel is compiled here by ninja, which is not installed: pip install ninja.")
+    capability = torch.backends.cpu.get_cpu_capability()
+    openmp = ["-fopenmp"] if sys.platform == "linux" else []
+    flags = ["-O3", "-std=c++20", "-fno-math-errno", "-ffp-contract=fast", *INSTRUCTIONS.get(capability, []), *openmp]
+    name = "linvit_cpu_" + "".join(letter for letter in capability.lower() if letter.isalnum())
+    try:
+        load(name, [str(SOURCE)], extra_cflags=flags, extra_ldflags=openmp, is_python_module=False)
+    except (RuntimeError, OSError) as error:
+        told = str(error).strip().splitlines()
+        raise ValueError(
+            f"The CPU kernel could not be compiled by {compiler!r} ({told[-1] if told else error}): set CXX to a g++ 11"
+            " or clang 14 or newer, or leave the kernel out."
+        ) from error
+
+
+def ready() -> bool:
+    """Whether `build` has loaded the kernel into this process, and it is not set aside."""
+    return build.cache_info().currsize > 0 and not _aside
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Inside, backend="auto" does without the kernel, in the whole process: to compare with it."""
+    global _aside
+    before, _aside = _aside, True
+    try:
+        yield
+    finally:
+        _aside = before
+
+
+def obstacle(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: Any = "elu1",
+    weighting: Any = "uniform",
+    normalizer: Any = "divide",
+    rotary: tuple[Tensor, Tensor] | None = None,
+    causal: bool = False,
+    state: Any = None,
+) -> str | None:
+    """Why these arguments of `linear_attention` cannot run on the kernel, as a clause; None if they can."""
+    if not (query.is_cpu and key.is_cpu and value.is_cpu):
+        return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return "a compiler or exporter is reading the model, which cannot look into the kernel"
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return "gradients are asked for, and the kernel gives none"
+    if causal or state is not None:
+        return "the kernel has no causal form"
+    if query.dtype not in DTYPES:
+        return f"the tensors are {query.dtype}, and the kernel knows float16, bfloat16 and float32"
+    if 0 in query.shape or 0 in value.shape:
+        return "a tensor is empty"
+    if rotary is not None and rotary[0].dim() != 2:
+        return "the rotary tables are not (tokens, width / 2)"
+    return axes_obstacle(feature_map, weighting, normalizer)
+
+
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: str | tuple[str, str] = "elu1",
+    weighting: str = "uniform",
+    normalizer: str = "divide",
+    rotary: tuple[Tensor, Tensor] | None = None,
+    visible: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`linvit.ops.linear_attention` on arguments that it has checked and `obstacle` has nothing against.
+
+    Sums run in an order that depends on the number of threads alone.
+
+    Args:
+        query, key, value, feature_map, weighting, normalizer, rotary, eps: as there.
+        visible: True where a token counts, (batch, heads, tokens).
+
+    Returns:
+        (batch, heads, queries, value width) in the inputs' dtype; heads inside tokens where the queries' do.
+    """
+    build()
+    query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
+    cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
+    out: Tensor = torch.ops.linvit_cpu.attend(
+        query,
+        key,
+        value,
+        cos,
+        sin,
+        None if visible is None else visible.contiguous(),
+        FEATURE_MAPS.index(query_map),
+        FEATURE_MAPS.index(key_map),
+        NORMALIZERS.index(normalizer),
+        weighting == "query_mean",
+        eps,
+    )
+    return out

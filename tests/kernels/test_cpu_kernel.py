@@ -1,0 +1,180 @@
+"""The C++ kernel against the plain form in float64."""
+
+import itertools
+import shutil
+
+import pytest
+import torch
+
+from linvit.kernels import cpu, support
+from linvit.ops import linear_attention, rotary_1d
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here to build the kernel")
+RELATIVE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    cpu.build()
+    yield
+    cpu.build.cache_clear()  # other tests are of torch; the library stays loaded
+
+
+def draw(tokens=37, width=16, value_width=16, queries=None, heads=2, std=1.0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((queries or tokens, width), (tokens, width), (tokens, value_width))
+    return [std * torch.randn(2, heads, *size, generator=generator).to(dtype) for size in sizes]
+
+
+def distance(found, expected):
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+def compare(tensors, rotary=None, tolerance=None, **options):
+    found = linear_attention(*tensors, rotary=rotary, backend="cpp", **options)
+    tables = None if rotary is None else type(rotary)(*(table.double() for table in rotary))
+    expected = linear_attention(*(x.double() for x in tensors), rotary=tables, backend="torch", **options)
+    assert found.dtype == tensors[0].dtype
+    assert distance(found, expected) < (tolerance or RELATIVE[found.dtype])
+    return found
+
+
+@pytest.mark.parametrize("normalizer", support.NORMALIZERS)
+@pytest.mark.parametrize("weighting", support.WEIGHTINGS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_formula(normalizer, weighting, masked):
+    mask = torch.rand(2, 2, 101, generator=torch.Generator().manual_seed(1)) < 0.6 if masked else None
+    options = {"normalizer": normalizer, "weighting": weighting, "key_mask": mask}
+    for feature_map, rotary in itertools.product(("elu1", ("relu", "exp")), (None, rotary_1d(101, 16))):
+        # rounding of sums around zero: an identity map or a γ alone may leave little of them
+        compare(draw(101), rotary, 1e-5, feature_map=feature_map, **options)
+
+
+@pytest.mark.parametrize(("width", "value_width"), [(4, 4), (24, 40), (64, 64), (20, 130), (160, 6), (128, 128)])
+@pytest.mark.parametrize("tokens", [1, 47, 48, 49, 200])
+def test_any_size(width, value_width, tokens):
+    compare(draw(tokens, width, value_width), rotary_1d(tokens, width), weighting="query_mean")
+    compare(draw(tokens, width, value_width, queries=5), normalizer="magnitude", tolerance=1e-5)
+
+
+@pytest.mark.parametrize("dtype", RELATIVE)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2), (3, 2, 1, 0)])
+def test_any_strides_and_dtype(dtype, order):
+    tensors = [x.permute(order).contiguous().permute(torch.tensor(order).argsort().tolist()) for x in draw(dtype=dtype)]
+    compare(tensors, rotary_1d(37, 16), weighting="query_mean")
+
+
+@pytest.mark.parametrize("weighting", support.WEIGHTINGS)
+@pytest.mark.parametrize("threads", [1, 3, 8])
+def test_any_number_of_threads(weighting, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        tensors = [x[:1, :1] for x in draw(1000, 32, 32)]
+        found = compare(tensors, rotary_1d(1000, 32), weighting=weighting, normalizer="magnitude", tolerance=1e-5)
+        again = linear_attention(
+            *tensors, rotary=rotary_1d(1000, 32), weighting=weighting, normalizer="magnitude", backend="cpp"
+        )
+        assert torch.equal(found, again)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("std", [4.0, 16.0])
+def test_large_activations_stay_finite_and_exact(std):
+    tensors = draw(3136, 64, 64, std=std)
+    for options in ({"weighting": "query_mean"}, {"normalizer": "magnitude"}):
+        assert compare(tensors, **options).isfinite().all()
+
+
+def test_means_far_from_zero_lose_no_digits():
+    query, key, value = draw(16_384, 32, 32)
+    compare((query, key, value + 100), normalizer="magnitude")
+
+
+def test_exp_from_the_smallest_to_the_largest():
+    x = torch.cat((torch.linspace(-87, 88, 4001), torch.tensor([-1e30, -90.0, 0.0, 88.8, float("inf")])))
+    ones = torch.ones(1, 1, len(x), 1)
+    found = linear_attention(
+        x.view(1, 1, -1, 1),
+        ones[:, :, :1],
+        ones[:, :, :1],
+        feature_map=("exp", "identity"),
+        normalizer="none",
+        backend="cpp",
+    ).flatten()
+    assert torch.allclose(found[:4001], x[:4001].double().exp().float(), rtol=3e-7, atol=0)
+    assert found[4001:4004].tolist() == [0, 0, 1]
+    assert not found[4004:].isfinite().any()  # as in the plain form: infinity times no covariance
+
+
+def test_masked_tokens_may_hold_anything_and_none_gives_zeros():
+    query, key, value = draw()
+    mask = torch.ones(2, 37, dtype=torch.bool)
+    mask[0, 20:] = mask[1] = False
+    key[0, :, 20:] = value[1] = float("nan")
+    found = linear_attention(query, key, value, key_mask=mask, backend="cpp")
+    assert found[0].isfinite().all()
+    assert torch.equal(found[1], torch.zeros_like(found[1]))
+
+
+def test_nan_is_not_hidden():
+    query, key, value = draw()
+    value[0, 0, 3, 5] = float("nan")
+    found = linear_attention(query, key, value, backend="cpp")
+    assert found[0, 0, :, 5].isnan().all()
+    query[1, 1, 7, 2] = float("nan")
+    assert linear_attention(query, key, value, backend="cpp")[1, 1, 7].isnan().all()
+
+
+def test_heads_lie_inside_the_tokens_where_the_queries_do():
+    tensors = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in draw()]
+    assert compare(tensors).transpose(1, 2).is_contiguous()
+    assert compare(draw()).is_contiguous()
+
+
+def test_auto_takes_it_once_it_is_built_and_torch_where_it_cannot():
+    query, key, value = draw(500, 32, 32)
+    kernel = linear_attention(query, key, value, backend="cpp")
+    assert torch.equal(linear_attention(query, key, value), kernel)
+    key.requires_grad_()
+    out = linear_attention(query, key, value)
+    out.sum().backward()
+    assert key.grad.isfinite().all()
+    with torch.no_grad():
+        assert torch.equal(linear_attention(query, key, value), kernel)
+        assert linear_attention(query.double(), key.double(), value.double()).dtype == torch.float64
+    with pytest.raises(ValueError, match="cpp' cannot run: gradients are asked for"):
+        linear_attention(query, key, value, backend="cpp")
+
+
+def test_what_the_kernel_cannot_do_is_said():
+    query, key, value = draw()
+    for match, options in {
+        "no causal form": {"causal": True},
+        "float64": {"tensors": [x.double() for x in (query, key, value)]},
+        "feature_map is 'focused'": {"feature_map": "focused"},
+        "weighting is a Tensor": {"weighting": torch.ones(37)},
+        "a tensor is empty": {"tensors": [x[:, :, :0] for x in (query, key, value)]},
+    }.items():
+        tensors = options.pop("tensors", (query, key, value))
+        with pytest.raises(ValueError, match=f"backend='cpp' cannot run: .*{match}"):
+            linear_attention(*tensors, backend="cpp", **options)
+
+
+def test_exports_and_traces_see_the_plain_form():
+    tensors = tuple(draw())
+
+    class Attention(torch.nn.Module):
+        def forward(self, query, key, value):
+            return linear_attention(query, key, value, weighting="query_mean")
+
+    program = torch.export.export(Attention(), tensors)
+    assert not any("linvit_cpu" in str(node.target) for node in program.graph.nodes)
+    assert torch.allclose(program.module()(*tensors), Attention()(*tensors), atol=1e-6)
+
+
+def test_a_machine_that_cannot_compile_says_so(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match="no C\\+\\+ compiler 'no-such-compiler': install"):
+        cpu.build.__wrapped__()
