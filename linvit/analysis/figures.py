@@ -41,6 +41,7 @@ CURVE_PANELS = (
                 "pixel_accuracy": "right pixels",
                 "next_accuracy": "next token",
                 "recall_accuracy": "answers",
+                "wer": "word error rate",
             }.items()
             for prefix, suffix in {"": "", "ema_": ", moving average"}.items()
         },

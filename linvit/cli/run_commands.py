@@ -163,7 +163,7 @@ def _ask(options: argparse.Namespace, restored: Any) -> int:
 def predict_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit predict (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) IMAGE_OR_FOLDER ..."
-        " [--topk N] [--threshold SCORE] [--beam N [--language-model FILE]] [--weights raw|ema] [--output FILE|FOLDER]"
+        " [--topk N] [--threshold SCORE] [--beam N [--language-model FILE] | --stream SECONDS] [--weights raw|ema] [--output FILE|FOLDER]"
         " [--keep-memory]"
     )
     command.add_argument(
@@ -174,6 +174,9 @@ def predict_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--topk", type=int, help="how many classes an image (5), for classifiers")
     command.add_argument("--threshold", type=float, help="least score of an object that is drawn (0.5), for detectors")
     decoding_arguments(command)
+    command.add_argument(
+        "--stream", type=float, metavar="SECONDS", help="hear one sound file in pieces, causal networks"
+    )
     command.add_argument("--weights", choices=("raw", "ema"), help="by default the moving average where there is one")
     command.add_argument(
         "--output", metavar="PATH", help="instead of a table, a .csv or .json file, for dense tasks a folder"
@@ -196,6 +199,8 @@ def run_predict(options: argparse.Namespace) -> int:
     if restored.sequence:
         raise ValueError("This run reads tokens, not images: `linvit generate RUN --prompt …` lets it write.")
     decode_as_asked(options, restored)
+    if options.stream is not None:
+        return _listen(options, restored, images)
     predicts = _transcribe if restored.hearing else _predict_dense if restored.dense else _predict_classes
     complaints = predicts(options, restored, images)
     for complaint in complaints:
@@ -234,6 +239,21 @@ def _transcribe(options: argparse.Namespace, restored: Any, sounds: Sequence[str
     else:
         show(told)
     return complaints
+
+
+def _listen(options: argparse.Namespace, restored: Any, sounds: Sequence[str]) -> int:
+    from linvit.cli.listen import listen
+
+    if not restored.hearing or len(sounds) > 1:
+        raise ValueError("--stream hears one sound file, with the run of a network that hears speech.")
+    if options.beam is not None or options.output:
+        raise ValueError("--stream writes on the screen what it hears, greedily: leave --beam and --output out.")
+    told = ""
+    for text in listen(restored, sounds[0], options.stream, options.weights):
+        print(text[len(told) :], end="", flush=True)
+        told = text
+    print()
+    return 0
 
 
 def _predict_dense(options: argparse.Namespace, restored: Any, images: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Speech of Hugging Face data sets, downloaded when a recipe names one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,24 @@ from torch import Tensor
 
 from linvit.data.audio import CorruptAudioError, read_audio
 from linvit.data.speech import LibriSpeech, Utterance
+
+
+@dataclass(frozen=True)
+class HubReader:
+    """Samples of an utterance by its split and number, at this rate in hertz."""
+
+    splits: Mapping[str, Any]
+    sound: str
+    rate: int
+
+    def __call__(self, utterance: Utterance) -> Tensor:
+        """Raises as read_audio."""
+        split, number = utterance.path.parts
+        held = self.splits[split][int(number)][self.sound]
+        named = Path(held.get("path") or f"utterance {number} of split {split}")
+        if held["bytes"] is None and not named.is_file():
+            raise CorruptAudioError(f"Utterance {number} of split {split} holds no sound: leave it out.")
+        return read_audio(named, self.rate, held["bytes"])
 
 
 class HuggingFaceSpeech(LibriSpeech):
@@ -80,14 +99,10 @@ class HuggingFaceSpeech(LibriSpeech):
             ]
         return self._found[part]
 
-    def read(self, utterance: Utterance) -> Tensor:
-        """Samples of an utterance; raises as read_audio."""
-        split, number = utterance.path.parts
-        held = self._split(split)[int(number)][self.sound]
-        named = Path(held.get("path") or f"utterance {number} of split {split}")
-        if held["bytes"] is None and not named.is_file():
-            raise CorruptAudioError(f"Utterance {number} of split {split} holds no sound: leave it out.")
-        return read_audio(named, self.rate, held["bytes"])
+    def reader(self) -> Callable[[Utterance], Tensor]:
+        for split in (*self.parts["train"], *self.parts["val"]):
+            self._split(split)
+        return HubReader(dict(self._splits), self.sound, self.rate)
 
     def _split(self, name: str) -> Any:
         if name not in self._splits:

@@ -77,6 +77,17 @@ def find_utterances(folder: Path) -> list[Utterance]:
     return found
 
 
+@dataclass(frozen=True)
+class Reader:
+    """Samples of an utterance's file, at this rate in hertz."""
+
+    rate: int
+
+    def __call__(self, utterance: Utterance) -> Tensor:
+        """Raises as read_audio."""
+        return read_audio(utterance.path, self.rate)
+
+
 class Utterances(Dataset[Sample]):
     """(features, {"pieces", "text"}) of each utterance; the sentence about a file that cannot be read in its place.
 
@@ -206,9 +217,9 @@ class LibriSpeech(Source):
             self._found[part] = [one for name in self.parts[part] for one in find_utterances(self.root / name)]
         return self._found[part]
 
-    def read(self, utterance: Utterance) -> Tensor:
-        """Samples of an utterance; raises as read_audio."""
-        return read_audio(utterance.path, self.rate)
+    def reader(self) -> Callable[[Utterance], Tensor]:
+        """What gives the samples of an utterance, in reading processes too; it raises as read_audio."""
+        return Reader(self.rate)
 
     def train_set(self) -> Utterances:
         return self._set("train", self.masks)
@@ -225,16 +236,16 @@ class LibriSpeech(Source):
 
     def _set(self, part: str, masks: dict[str, Any] | None = None) -> Utterances:
         speller = Speller(self.class_names, self.preprocessing.tokenizer)
-        return Utterances(self.utterances(part), self.read, self.preprocessing, speller, masks)
+        return Utterances(self.utterances(part), self.reader(), self.preprocessing, speller, masks)
 
     def _measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation of each band over utterances evenly spread over the training parts."""
-        utterances = self.utterances("train")
+        utterances, read = self.utterances("train"), self.reader()
         picked = sorted({round(place) for place in np.linspace(0, len(utterances) - 1, MEASURED)})
         frames = []
         for place in picked:
             try:
-                frames.append(log_mel(self.read(utterances[place]), self.rate, self.mels))
+                frames.append(log_mel(read(utterances[place]), self.rate, self.mels))
             except CorruptAudioError:  # named when it is met in training
                 continue
         if not frames:

@@ -1,4 +1,5 @@
 import csv
+import itertools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from tiny_speech import say, write_speech_recipe
 from linvit.cli import main
 from linvit.cli.compare import compare
 from linvit.cli.evaluate import evaluate
+from linvit.cli.listen import listen
 from linvit.cli.restore import restore, source_for
 from linvit.cli.train import train
 from linvit.cli.transcribe import set_decoding, transcribe
@@ -223,3 +225,35 @@ def test_models_lists_conformers_beside_the_published_size(capsys):
         rows["conformer_small", "mala"]["transducer"] == rows["conformer_small", "linear"]["transducer"] == 10_338_112
     )
     assert {row["published"] for (name, _), row in rows.items() if name == "conformer_nano"} == {None}
+
+
+@pytest.mark.parametrize("seconds", ["0.013", "0.2", "9"])
+def test_what_is_heard_in_pieces_is_what_is_heard_at_once(learned, seconds, tmp_path, capsys):
+    sound = say(tmp_path / "a.wav", "LOW LOW HIGH MID HIGH")
+    [(_, text)], _ = transcribe(restore(learned), [sound])
+    assert main(["predict", str(learned), str(sound), "--stream", seconds]) == 0
+    assert capsys.readouterr().out == f"{text}\n"
+    if seconds == "0.2":
+        told = list(listen(restore(learned), sound, 0.2))
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(told))
+        assert len(set(told)) > 3
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--stream", "0"], "--stream is 0.0"),
+        (["--stream", "1", "--beam", "2"], "leave --beam and --output out"),
+        (["another.wav", "--stream", "1"], "--stream hears one sound file"),
+    ],
+)
+def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys):
+    sound = say(tmp_path / "a.wav", "LOW")
+    assert main(["predict", str(learned), str(sound), *more]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_network_that_needs_the_whole_says_so(run, tmp_path, capsys):
+    sound = say(tmp_path / "a.wav", "LOW")
+    assert main(["predict", str(run), str(sound), "--stream", "1"]) == 2
+    assert "hears whole utterances: only a network trained with model.causal=true" in capsys.readouterr().err
