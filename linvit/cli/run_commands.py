@@ -163,7 +163,8 @@ def _ask(options: argparse.Namespace, restored: Any) -> int:
 def predict_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit predict (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) IMAGE_OR_FOLDER ..."
-        " [--topk N] [--threshold SCORE] [--beam N [--language-model FILE] | --stream SECONDS] [--weights raw|ema] [--output FILE|FOLDER]"
+        " [--topk N] [--threshold SCORE] [--beam N [--language-model FILE] | --stream SECONDS] [--weights raw|ema]"
+        " [--output FILE|FOLDER]"
         " [--keep-memory]"
     )
     command.add_argument(
