@@ -41,6 +41,16 @@ def test_one_frame_is_the_formula():
     assert found[1].tolist() == pytest.approx(bands, rel=1e-4, abs=1e-4)
 
 
+def test_librosa_says_the_same():
+    librosa = pytest.importorskip("librosa", reason="librosa is not installed")
+    settings = {"sr": RATE, "n_fft": 512, "n_mels": 80, "htk": True, "norm": None}
+    assert np.abs(librosa.filters.mel(**settings) - mel_bands(RATE, 512, 80).numpy()).max() < 1e-6
+    samples = np.random.default_rng(0).normal(size=RATE).astype(np.float32)
+    framed = {"win_length": 400, "hop_length": 160, "window": "hann", "center": False}
+    power = librosa.feature.melspectrogram(y=samples, **settings, **framed)
+    assert np.abs(np.log(power.T + FLOOR) - log_mel(torch.from_numpy(samples), RATE, 80).numpy()).max() < 1e-3
+
+
 def test_a_tone_is_loudest_in_its_own_band():
     bands = mel_bands(RATE, 512, 80)
     assert bands.shape == (80, 257)
