@@ -181,3 +181,18 @@ def test_what_cannot_be_streamed_says_so():
         network.read(features(1, 8, 10), memory)
     with pytest.raises(ValueError, match=r"\(batch, frames, 10\): set model.mels and data.mels alike"):
         network.read(features(1, 8, 12), StreamMemory())
+
+
+@pytest.mark.parametrize("head", ["ctc", "transducer"])
+@pytest.mark.parametrize("mixer", ["softmax", "mala"])
+def test_it_trains_under_autocast(mixer, head):
+    network = conformer(mixer, head=head, predictor_width=12).float().train()
+    x, lengths, text = features(2, 40, 10).float(), torch.tensor([40, 23]), torch.tensor([[1, 2], [3, 4]])
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, counts = network(x, lengths, text)
+    whole, _ = network(x, lengths, text)
+    for row, count in enumerate(counts.tolist()):
+        difference = (logits[row, :count].float() - whole[row, :count]).abs().max()
+        assert difference < 0.1 * whole[row, :count].abs().max()
+    logits.float().square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
