@@ -111,7 +111,8 @@ def linear_attention(
     weighting: str = "uniform",
     normalizer: str = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
-    visible: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
     eps: float = 1e-6,
 ) -> Tensor:
     """`linvit.ops.linear_attention` on arguments that it has checked and `obstacle` has nothing against.
@@ -119,8 +120,8 @@ def linear_attention(
     Sums run in an order that depends on the number of threads alone.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer, rotary, eps: as there.
-        visible: True where a token counts, (batch, heads, tokens).
+        query, key, value, feature_map, weighting, normalizer, rotary, causal, eps: as there.
+        key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype; heads inside tokens where the queries' do.
@@ -134,7 +135,7 @@ def linear_attention(
         value,
         cos,
         sin,
-        None if visible is None else visible.contiguous(),
+        None if key_mask is None else key_mask.contiguous(),
         FEATURE_MAPS.index(query_map),
         FEATURE_MAPS.index(key_map),
         NORMALIZERS.index(normalizer),

@@ -40,12 +40,16 @@ Vector load(const float* x) {
 
 void store(float* x, Vector v) { std::memcpy(x, &v, sizeof v); }
 
-float sum_of(Vector v) {
-  float lanes[LANES];
-  store(lanes, v);
-  for (int half = LANES / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0];
+template <int lanes>
+float sum_of(float __attribute__((vector_size(lanes * sizeof(float)))) v) {
+  if constexpr (lanes == 1) {
+    return v[0];
+  } else {
+    typedef float Half __attribute__((vector_size(lanes / 2 * sizeof(float))));
+    Half parts[2];
+    std::memcpy(parts, &v, sizeof v);
+    return sum_of<lanes / 2>(parts[0] + parts[1]);
+  }
 }
 
 // e^x to within two roundings (Cephes); zero below the normal numbers, infinity above the largest.
@@ -230,7 +234,7 @@ void absorb(State& state, Scratch& tile, int64_t count, const float* mean, bool 
     for (int64_t t = 0; t < count; ++t) {
       Vector dot{};
       for (int64_t c = 0; c < width; c += LANES) dot += load(&tile.features[t * width + c]) * load(mean + c);
-      weights[t] = sum_of(dot);
+      weights[t] = sum_of<LANES>(dot);
       shift = std::max(shift, weights[t]);
     }
     n = 0;
@@ -345,7 +349,7 @@ void read_queries(const Head<T>& query, const Head<T>& out, const State& state, 
         nums += load(rotated + t * width + c) * load(&state.r[c]);
         dens += load(&tile.features[t * width + c]) * load(&state.z[c]);
       }
-      const Gain set = normalized(rule.normalizer, sum_of(nums), sum_of(dens), mass, scale, rule.eps);
+      const Gain set = normalized(rule.normalizer, sum_of<LANES>(nums), sum_of<LANES>(dens), mass, scale, rule.eps);
       const float *product = &tile.product[t * value_width], *u = state.u.data();
       T* target = out.data + (start + t) * out.token;
       for (int64_t c = 0; c < out.width; ++c) target[c] = static_cast<T>(set.gain * product[c] + set.level * u[c]);
