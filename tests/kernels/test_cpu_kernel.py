@@ -148,6 +148,18 @@ def test_auto_takes_it_once_it_is_built_and_torch_where_it_cannot():
         linear_attention(query, key, value, backend="cpp")
 
 
+def test_forward_mode_and_vmap_get_what_they_ask_for():
+    query, key, value = draw()
+    _, tangent = torch.func.jvp(lambda x: linear_attention(query, x, value), (key,), (torch.ones_like(key),))
+    expected = torch.func.jvp(
+        lambda x: linear_attention(query, x, value, backend="torch"), (key,), (torch.ones_like(key),)
+    )[1]
+    assert torch.equal(tangent, expected)
+    assert tangent.any()
+    stacked = torch.vmap(linear_attention)(*(torch.stack((x, 2 * x)) for x in (query, key, value)))
+    assert torch.allclose(stacked[0], linear_attention(query, key, value), atol=1e-6)
+
+
 def test_what_the_kernel_cannot_do_is_said():
     query, key, value = draw()
     for match, options in {

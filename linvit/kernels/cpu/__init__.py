@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from linvit.kernels.support import DTYPES, FEATURE_MAPS, NORMALIZERS, axes_obstacle
 
@@ -89,8 +90,11 @@ def obstacle(
         return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "a compiler or exporter is reading the model, which cannot look into the kernel"
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    inputs = (query, key, value) if rotary is None else (query, key, value, *rotary)
+    if torch.is_grad_enabled() and True in [x.requires_grad for x in inputs]:
         return "gradients are asked for, and the kernel gives none"
+    if forward_ad._current_level >= 0:
+        return "forward-mode gradients may be asked for, and the kernel gives none"
     if causal or state is not None:
         return "the kernel has no causal form"
     if query.dtype not in DTYPES:
