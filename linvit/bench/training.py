@@ -17,7 +17,7 @@ from linvit.bench.progress import Progress
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Report, Row
 
-PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing")
+PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fused_adamw")
 """What a variant adds to the plain eager float32 step: see linvit.bench.networks; bf16 is autocast here."""
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-1}
 """Largest relative L2 error of loss and gradients in the first step, against the plain step in the same weights.
@@ -71,7 +71,8 @@ class Step:
         if "checkpointing" in parts:
             self.network.set_grad_checkpointing(True)
         self.forward = torch.compile(self.network) if "compiled" in parts else self.network
-        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=self.rate, weight_decay=DECAY)
+        fused = "fused_adamw" in parts or None
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=self.rate, weight_decay=DECAY, fused=fused)
 
     def gradients(self, x: Tensor, target: Tensor) -> Tensor:
         """The loss; gradients are left in the network."""
