@@ -96,8 +96,8 @@ def linear_attention(
             One token at a time decodes in constant time and memory; a rotary table must start at that token.
         eps: added to what is divided by.
         backend: "torch"; "triton", the kernels of `linvit.kernels`, which give first derivatives in reverse mode alone;
-            "cpp", the kernel of `linvit.kernels.cpu`, which gives none; or "auto", the latter once it has been built,
-            where it can run, and else torch.
+            "cpp", the kernel of `linvit.kernels.cpu`, which gives the same; or "auto", the latter once it has been
+            built, where it can run, and else torch.
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype; with `state`, also the state after these tokens. A
