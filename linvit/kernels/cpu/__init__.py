@@ -159,7 +159,5 @@ class _Attend(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "backend='cpp' gives first derivatives alone, and create_graph asks for more: use 'torch'"
-            )
+            raise RuntimeError("backend='cpp' gives first derivatives alone, not create_graph's: use 'torch'")
         return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), None, None, None, None
