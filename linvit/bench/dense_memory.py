@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from linvit.bench.clock import clock_for
 from linvit.bench.memory import MEBIBYTE, in_new_process, peak_above
@@ -83,6 +84,8 @@ def memory_figure(points: Sequence[Point]) -> Figure:
         axes.set(xlabel="million pixels", ylabel=label, xscale="log", yscale="log")
         axes.set_xticks(pixels, [f"{pixel:.2g}" for pixel in pixels], minor=False)
         axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
     return figure

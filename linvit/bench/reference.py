@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.layers import Axes
+from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import PRESETS, Rotary
 
 EPS = 1e-6
@@ -120,7 +121,9 @@ class ReferenceAxes(Axes):
 
 
 def reference_model(model: nn.Module) -> nn.Module:
-    """A copy of a model in which every attention follows the released order; parameters and outputs are the same.
+    """A copy of a model in which every attention follows the released order, and 1×1 convolutions are torch's own.
+
+    Parameters and outputs are the same.
 
     Raises:
         ValueError: where the model has no attention of ours, or one whose released order is not written here.
@@ -132,6 +135,9 @@ def reference_model(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} has none of our attentions, so it has no released order: "
             "expected one of `linvit models`, leave the variant `reference` out"
         )
+    for module in model.modules():
+        if isinstance(module, PointwiseConv):
+            module.__class__ = nn.Conv2d
     shared: dict[str, tuple[Tensor, Tables]] = {}
     for axes in found:
         if axes.mixer not in REFERENCES or (axes.options or {}) != PRESETS.get(axes.mixer, {}):

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
@@ -16,9 +17,13 @@ from linvit.bench.networks import Case, check_names, create, is_ours, parts_of, 
 from linvit.bench.progress import Progress
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Report, Row
+from linvit.kernels import cpu
 
-PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing")
-"""What a variant adds to the plain eager float32 step: see linvit.bench.networks; bf16 is autocast here."""
+PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fused_adamw", "cpp")
+"""What a variant adds to the plain eager float32 step: see linvit.bench.networks; bf16 is autocast here.
+
+fused_adamw: the optimizer's step in one pass, `optimizer.options.fused=true` in a recipe.
+"""
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-1}
 """Largest relative L2 error of loss and gradients in the first step, against the plain step in the same weights.
 
@@ -71,7 +76,10 @@ class Step:
         if "checkpointing" in parts:
             self.network.set_grad_checkpointing(True)
         self.forward = torch.compile(self.network) if "compiled" in parts else self.network
-        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=self.rate, weight_decay=DECAY)
+        if "cpp" in parts:
+            cpu.build()
+        fused = "fused_adamw" in parts or None
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=self.rate, weight_decay=DECAY, fused=fused)
 
     def gradients(self, x: Tensor, target: Tensor) -> Tensor:
         """The loss; gradients are left in the network."""
@@ -79,7 +87,8 @@ class Step:
         if "channels_last" in parts:
             x = x.to(memory_format=torch.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.case.device, torch.bfloat16, enabled="bf16" in parts):
+        kernel = nullcontext() if "cpp" in parts else cpu.aside()
+        with kernel, torch.autocast(self.case.device, torch.bfloat16, enabled="bf16" in parts):
             logits = self.forward(x)
         loss = F.cross_entropy(logits.float(), target)
         loss.backward()

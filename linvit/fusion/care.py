@@ -9,6 +9,7 @@ from linvit.fusion.maps import first, heads_first, last, plus
 from linvit.fusion.pyramid import fused_stem
 from linvit.layers import Axes, CareBlock, Interaction, PatchDownsample, PatchStem, TokenMixer
 from linvit.layers.mixer import Strips, ValueAttention
+from linvit.layers.pointwise import PointwiseConv
 from linvit.models.care import CARE, CareHead
 
 
@@ -140,7 +141,18 @@ def fused_care(model: CARE) -> CARE:
 
 def fused_block(block: CareBlock) -> nn.Module:
     """The block for inference; one with layers that are not known stays as it is."""
-    known = (CareBlock, TokenMixer, Strips, ValueAttention, Axes, Interaction, nn.Conv2d, nn.BatchNorm2d, nn.GELU)
+    known = (
+        CareBlock,
+        TokenMixer,
+        Strips,
+        ValueAttention,
+        Axes,
+        Interaction,
+        PointwiseConv,
+        nn.Conv2d,
+        nn.BatchNorm2d,
+        nn.GELU,
+    )
     return FusedCareBlock(block) if folds.made_of(block, *known, nn.Identity, DropPath) else block
 
 

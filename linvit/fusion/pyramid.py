@@ -8,6 +8,7 @@ from linvit.fusion.maps import Gelu, first, heads_first, last, plus
 from linvit.fusion.timm_layers import folded_sequence
 from linvit.layers import Attention2d, AttentionBlock, Axes, ConvDownsample, ConvFeedForward, ConvStem
 from linvit.layers.patches import Stem
+from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import Rotary
 
 
@@ -81,7 +82,17 @@ def _unfolded(norm: nn.LayerNorm) -> nn.LayerNorm:
 
 def fused_block(block: AttentionBlock) -> nn.Module:
     """The block for inference; one with layers that are not known stays as it is."""
-    known = (AttentionBlock, Attention2d, Axes, ConvFeedForward, LayerNorm2d, nn.Conv2d, nn.GELU, nn.Tanh)
+    known = (
+        AttentionBlock,
+        Attention2d,
+        Axes,
+        ConvFeedForward,
+        LayerNorm2d,
+        PointwiseConv,
+        nn.Conv2d,
+        nn.GELU,
+        nn.Tanh,
+    )
     return FusedAttentionBlock(block) if folds.made_of(block, *known, nn.Identity, DropPath) else block
 
 

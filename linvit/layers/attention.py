@@ -8,6 +8,7 @@ from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
 from linvit.layers.axes import SOFTMAX, Axes, known_mixer
+from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import rotary_2d
 
 AXES = ("feature_map", "weighting", "normalizer")
@@ -98,10 +99,10 @@ class Attention2d(nn.Module):
         self.projected, phi = known_modulation(modulation)
         self.chunks = 4 if self.projected else 3
         self.mix = Axes(known_mixer(mixer), heads, width // heads, **axes, **dd)
-        self.qkvo = nn.Conv2d(width, self.chunks * width, 1, **dd)
+        self.qkvo = PointwiseConv(width, self.chunks * width, **dd)
         self.lepe = nn.Conv2d(width, width, 5, padding=2, groups=width, **dd) if lepe else None
         self.modulate = phi() if phi is not None else None
-        self.proj = nn.Conv2d(width, width, 1, **dd)
+        self.proj = PointwiseConv(width, width, **dd)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Map (batch, width, height, width) and the rotary table of its grid to a map of the same shape."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.layers.axes import Axes, known_mixer
+from linvit.layers.pointwise import PointwiseConv
 
 STRIPS = "strips"
 LOCAL_SIZES = (3, 7)
@@ -39,7 +40,7 @@ class ValueAttention(nn.Module):
             )
         self.heads = width // head_width
         self.mix = Axes(known_mixer(mixer), self.heads, head_width, device=device, dtype=dtype)
-        self.qk = nn.Conv2d(width, 2 * width, 1, device=device, dtype=dtype)
+        self.qk = PointwiseConv(width, 2 * width, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key = self.qk(x).chunk(2, dim=1)
@@ -135,10 +136,10 @@ class Interaction(nn.Module):
         dd = {"device": device, "dtype": dtype}
         hidden = width * ratio
         self.norm = nn.BatchNorm2d(width, **dd)
-        self.fc1 = nn.Conv2d(width, hidden, 1, **dd)
+        self.fc1 = PointwiseConv(width, hidden, **dd)
         self.act = nn.GELU()
         self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
-        self.fc2 = nn.Conv2d(hidden, width, 1, **dd) if project else None
+        self.fc2 = PointwiseConv(hidden, width, **dd) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.conv(self.act(self.fc1(self.norm(x))))

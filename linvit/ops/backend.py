@@ -1,6 +1,9 @@
 """Where the formula runs: plain torch, the Triton kernels, or the C++ kernel."""
 
 import sys
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -9,8 +12,8 @@ from torch import Tensor
 BACKENDS = ("auto", "torch", "triton", "cpp")
 
 
-def choose_backend(backend: str, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> str:
-    """ "torch", "triton" or "cpp", for these arguments of `linear_attention`.
+def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Callable[..., Tensor] | None:
+    """The kernel that takes these arguments of `linear_attention`; None where plain torch does.
 
     "auto" is the C++ kernel once `linvit.kernels.cpu.build` has been called, wherever it can run, else torch: the
     Triton kernels have passed their tests in Triton's interpreter, and have not run on a GPU.
@@ -20,26 +23,28 @@ def choose_backend(backend: str, query: Tensor, key: Tensor, value: Tensor, **op
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if backend == "torch" or (backend == "auto" and not _cpp_is_ready()):
+        return None
+    home = _kernels() if backend == "triton" else _kernels().cpu
+    reason = home.obstacle(query, key, value, **options)
+    if reason is None:
+        kernel: Callable[..., Tensor] = home.linear_attention
+        return kernel
     if backend == "auto":
-        return "cpp" if _cpp_is_built() and _obstacle("cpp", query, key, value, **options) is None else "torch"
-    if backend == "torch":
-        return backend
-    reason = _obstacle(backend, query, key, value, **options)
-    if reason is not None:
-        raise ValueError(f"backend={backend!r} cannot run: {reason}; use 'auto' or 'torch'")
-    return backend
+        return None
+    raise ValueError(f"backend={backend!r} cannot run: {reason}; use 'auto' or 'torch'")
 
 
-def _obstacle(backend: str, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> str | None:
-    from linvit import kernels
-
-    obstacle = kernels.cpu.obstacle if backend == "cpp" else kernels.obstacle
-    return obstacle(query, key, value, **options)
-
-
-def _cpp_is_built() -> bool:
+def _cpp_is_ready() -> bool:
     """Whether someone has built the kernel; who has not does not pay for importing it."""
     if torch.compiler.is_compiling():
         return False
     module = sys.modules.get("linvit.kernels.cpu")
     return module is not None and module.ready()
+
+
+@cache
+def _kernels() -> ModuleType:
+    from linvit import kernels
+
+    return kernels

@@ -16,7 +16,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from linvit.ops.backend import choose_backend
+from linvit.ops.backend import kernel_for
 from linvit.ops.bidirectional import Rule, Tokens, bidirectional, mapped
 from linvit.ops.causal import chunked
 from linvit.ops.checks import check_inputs, check_state, check_value, check_weighting, visible_tokens
@@ -96,8 +96,8 @@ def linear_attention(
             One token at a time decodes in constant time and memory; a rotary table must start at that token.
         eps: added to what is divided by.
         backend: "torch"; "triton", the kernels of `linvit.kernels`, which give first derivatives in reverse mode alone;
-            "cpp", the kernel of `linvit.kernels.cpu`, which gives none; or "auto", the latter once it has been built,
-            where it can run, and else torch.
+            "cpp", the kernel of `linvit.kernels.cpu`, which gives the same; or "auto", the latter once it has been
+            built, where it can run, and else torch.
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype; with `state`, also the state after these tokens. A
@@ -121,15 +121,9 @@ def linear_attention(
     normalize = resolve_normalizer(normalizer)
     visible = None if key_mask is None else visible_tokens(key_mask, key)
     axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
-    chosen = choose_backend(backend, query, key, value, rotary=rotary, causal=causal, state=state, **axes)
-    if chosen != "torch":
-        from linvit import kernels
-    if chosen == "cpp":
-        return kernels.cpu.linear_attention(query, key, value, rotary=rotary, visible=visible, eps=eps, **axes)
-    if chosen == "triton":
-        return kernels.linear_attention(
-            query, key, value, rotary=rotary, key_mask=visible, causal=causal, eps=eps, **axes
-        )
+    kernel = kernel_for(backend, query, key, value, rotary=rotary, causal=causal, state=state, **axes)
+    if kernel is not None:
+        return kernel(query, key, value, rotary=rotary, key_mask=visible, causal=causal, eps=eps, **axes)
     tokens = Tokens(query, key, value, visible, rotary)
     rule = Rule(query_map, key_map, weighting, normalize, eps, accumulator_dtype(query.dtype))
     with _without_autocast(query.device.type):

@@ -133,19 +133,95 @@ def test_heads_lie_inside_the_tokens_where_the_queries_do():
     assert compare(draw()).is_contiguous()
 
 
+def gradients(tensors, backend, grad, **options):
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out = linear_attention(*leaves, backend=backend, **options)
+    return torch.autograd.grad(out, leaves, grad.to(out.dtype))
+
+
+def compare_gradients(tensors, rotary=None, tolerance=1e-5, **options):
+    grad = torch.randn(*tensors[0].shape[:3], tensors[2].shape[3], generator=torch.Generator().manual_seed(2))
+    found = gradients(tensors, "cpp", grad, rotary=rotary, **options)
+    tables = None if rotary is None else type(rotary)(*(table.double() for table in rotary))
+    expected = gradients([x.double() for x in tensors], "torch", grad, rotary=tables, **options)
+    rounding = 1e-6 * max(x.norm() for x in expected)  # one token's query and key hardly have a gradient
+    for name, ours, theirs in zip(("query", "key", "value"), found, expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours.double() - theirs).norm() <= tolerance * theirs.norm() + rounding, name
+
+
+@pytest.mark.parametrize("normalizer", support.NORMALIZERS)
+@pytest.mark.parametrize("weighting", support.WEIGHTINGS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_gradient(normalizer, weighting, masked):
+    if (normalizer, weighting) == ("sum", "query_mean"):
+        with pytest.raises(ValueError, match="gradient of normalizer='sum' is there for uniform weights alone"):
+            compare_gradients(draw(), normalizer=normalizer, weighting=weighting)
+        return
+    mask = torch.rand(2, 2, 101, generator=torch.Generator().manual_seed(1)) < 0.6 if masked else None
+    options = {"normalizer": normalizer, "weighting": weighting, "key_mask": mask}
+    for feature_map, rotary in itertools.product(("elu1", ("relu", "exp")), (None, rotary_1d(101, 16))):
+        compare_gradients(draw(101), rotary, feature_map=feature_map, **options)
+
+
+@pytest.mark.parametrize(("width", "value_width", "tokens"), [(4, 4, 1), (24, 40, 49), (64, 64, 200), (20, 130, 96)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)])
+def test_gradients_of_any_size_and_strides(width, value_width, tokens, order):
+    back = torch.tensor(order).argsort().tolist()
+    tensors = [x.permute(order).contiguous().permute(back) for x in draw(tokens, width, value_width)]
+    for options in ({"weighting": "query_mean"}, {"normalizer": "magnitude"}):
+        compare_gradients(tensors, rotary_1d(tokens, width), **options)
+    compare_gradients(draw(tokens, width, value_width, queries=5))
+
+
+@pytest.mark.parametrize("threads", [3, 8])
+def test_gradients_with_any_number_of_threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        tensors = [x[:1, :1] for x in draw(1000, 32, 32)]
+        compare_gradients(tensors, rotary_1d(1000, 32), weighting="query_mean", normalizer="magnitude")
+        compare_gradients(tensors, rotary_1d(1000, 32))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_half_gradients_have_the_dtype_of_the_inputs():
+    tensors = draw(dtype=torch.bfloat16)
+    grad = torch.randn(2, 2, 37, 16)
+    for found, expected in zip(
+        gradients(tensors, "cpp", grad), gradients(tensors, "torch", grad.bfloat16()), strict=True
+    ):
+        assert found.dtype == torch.bfloat16
+        assert distance(found, expected.double()) < 1e-2
+
+
+def test_second_derivatives_are_refused():
+    leaves = [x.requires_grad_() for x in draw()]
+    with pytest.raises(RuntimeError, match="first derivatives alone, not create_graph"):
+        torch.autograd.grad(linear_attention(*leaves, backend="cpp").sum(), leaves, create_graph=True)
+
+
 def test_auto_takes_it_once_it_is_built_and_torch_where_it_cannot():
     query, key, value = draw(500, 32, 32)
     kernel = linear_attention(query, key, value, backend="cpp")
     assert torch.equal(linear_attention(query, key, value), kernel)
-    key.requires_grad_()
-    out = linear_attention(query, key, value)
-    out.sum().backward()
-    assert key.grad.isfinite().all()
-    with torch.no_grad():
-        assert torch.equal(linear_attention(query, key, value), kernel)
-        assert linear_attention(query.double(), key.double(), value.double()).dtype == torch.float64
-    with pytest.raises(ValueError, match="cpp' cannot run: gradients are asked for"):
-        linear_attention(query, key, value, backend="cpp")
+    with cpu.aside():
+        assert not torch.equal(linear_attention(query, key, value), kernel)
+    assert linear_attention(query.double(), key.double(), value.double()).dtype == torch.float64
+    assert linear_attention(query, key, value, causal=True).shape == kernel.shape
+
+
+def test_forward_mode_and_vmap_get_what_they_ask_for():
+    query, key, value = draw()
+    _, tangent = torch.func.jvp(lambda x: linear_attention(query, x, value), (key,), (torch.ones_like(key),))
+    expected = torch.func.jvp(
+        lambda x: linear_attention(query, x, value, backend="torch"), (key,), (torch.ones_like(key),)
+    )[1]
+    assert torch.equal(tangent, expected)
+    assert tangent.any()
+    stacked = torch.vmap(linear_attention)(*(torch.stack((x, 2 * x)) for x in (query, key, value)))
+    assert torch.allclose(stacked[0], linear_attention(query, key, value), atol=1e-6)
 
 
 def test_what_the_kernel_cannot_do_is_said():
@@ -155,7 +231,7 @@ def test_what_the_kernel_cannot_do_is_said():
         "float64": {"tensors": [x.double() for x in (query, key, value)]},
         "feature_map is 'focused'": {"feature_map": "focused"},
         "weighting is a Tensor": {"weighting": torch.ones(37)},
-        "a tensor is empty": {"tensors": [x[:, :, :0] for x in (query, key, value)]},
+        "a tensor is empty": {"tensors": (query, key, value[..., :0])},
     }.items():
         tensors = options.pop("tensors", (query, key, value))
         with pytest.raises(ValueError, match=f"backend='cpp' cannot run: .*{match}"):

@@ -1,4 +1,4 @@
-"""CPU kernel (C++): the formula of `linvit.ops` without gradients, fused; compiled on the machine that runs it.
+"""CPU kernel (C++): the formula of `linvit.ops`, fused, and its gradient; compiled on the machine that runs it.
 
 `build()` compiles and loads it; from then on `linear_attention` takes it wherever it can (backend="auto").
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function, forward_ad
 
 from linvit.kernels.support import DTYPES, FEATURE_MAPS, NORMALIZERS, axes_obstacle
 
@@ -89,16 +90,18 @@ def obstacle(
         return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "a compiler or exporter is reading the model, which cannot look into the kernel"
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return "gradients are asked for, and the kernel gives none"
+    if rotary is not None and (rotary[0].dim() != 2 or any(table.requires_grad for table in rotary)):
+        return "the rotary tables are not (tokens, width / 2) without gradient"
+    if forward_ad._current_level >= 0:
+        return "forward-mode gradients may be asked for, and the kernel gives none"
     if causal or state is not None:
         return "the kernel has no causal form"
     if query.dtype not in DTYPES:
         return f"the tensors are {query.dtype}, and the kernel knows float16, bfloat16 and float32"
     if 0 in query.shape or 0 in value.shape:
         return "a tensor is empty"
-    if rotary is not None and rotary[0].dim() != 2:
-        return "the rotary tables are not (tokens, width / 2)"
+    if weighting == "query_mean" and normalizer == "sum" and _wants_gradient(query, key, value):
+        return "the gradient of normalizer='sum' is there for uniform weights alone"
     return axes_obstacle(feature_map, weighting, normalizer)
 
 
@@ -111,16 +114,18 @@ def linear_attention(
     weighting: str = "uniform",
     normalizer: str = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
-    visible: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
     eps: float = 1e-6,
 ) -> Tensor:
     """`linvit.ops.linear_attention` on arguments that it has checked and `obstacle` has nothing against.
 
+    Gradients reach query, key and value, once; the backward pass computes everything anew from these three.
     Sums run in an order that depends on the number of threads alone.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer, rotary, eps: as there.
-        visible: True where a token counts, (batch, heads, tokens).
+        query, key, value, feature_map, weighting, normalizer, rotary, causal, eps: as there.
+        key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype; heads inside tokens where the queries' do.
@@ -128,17 +133,31 @@ def linear_attention(
     build()
     query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
     cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
-    out: Tensor = torch.ops.linvit_cpu.attend(
-        query,
-        key,
-        value,
-        cos,
-        sin,
-        None if visible is None else visible.contiguous(),
-        FEATURE_MAPS.index(query_map),
-        FEATURE_MAPS.index(key_map),
-        NORMALIZERS.index(normalizer),
-        weighting == "query_mean",
-        eps,
-    )
+    visible = None if key_mask is None else key_mask.contiguous()
+    maps = FEATURE_MAPS.index(query_map), FEATURE_MAPS.index(key_map)
+    rule = *maps, NORMALIZERS.index(normalizer), weighting == "query_mean", eps
+    if _wants_gradient(query, key, value):
+        differentiable: Tensor = _Attend.apply(query, key, value, cos, sin, visible, rule)
+        return differentiable
+    out: Tensor = torch.ops.linvit_cpu.attend(query, key, value, cos, sin, visible, *rule)
     return out
+
+
+def _wants_gradient(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+
+
+class _Attend(Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, rule = arguments
+        ctx.save_for_backward(*tensors)
+        ctx.rule = rule
+        out: Tensor = torch.ops.linvit_cpu.attend(*tensors, *rule)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("backend='cpp' gives first derivatives alone, not create_graph's: use 'torch'")
+        return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), None, None, None, None

@@ -1,0 +1,144 @@
+// What a head keeps of the tokens it has read, and what a query does with it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "tiles.h"
+
+namespace {
+
+// What a head keeps of the tokens it has read: State of linvit/ops/state.py, with S as a sum, not yet a mean.
+struct State {
+  int64_t width, value_width;
+  std::vector<float> S, z, r, u;
+  float n = 0, shift = 0;
+
+  State(int64_t width, int64_t value_width)
+      : width(width), value_width(value_width), S(width * value_width), z(width), r(width), u(value_width) {}
+};
+
+// means += share * (mean of the rows of x weighed by w, which sum to one, - means)
+void towards(std::vector<float>& means, const float* mean, float share) {
+  for (size_t c = 0; c < means.size(); ++c) means[c] += share * (mean[c] - means[c]);
+}
+
+void weighted_mean(const float* rows, const float* weights, int64_t count, int64_t width, float* out) {
+  std::fill(out, out + width, 0.0f);
+  for (int64_t t = 0; t < count; ++t)
+    for (int64_t c = 0; c < width; ++c) out[c] += weights[t] * rows[t * width + c];
+}
+
+// Tiles of one thread; one row more than tokens, for the step between the means of a tile and those before it.
+struct Scratch {
+  std::vector<float> features, rotated, values, product, z, r, u, weights;
+  std::vector<int64_t> places;
+
+  Scratch(int64_t width, int64_t value_width)
+      : features((TILE + 1) * width),
+        rotated((TILE + 1) * width),
+        values((TILE + 1) * value_width),
+        product(TILE * std::max(width, value_width)),
+        z(width),
+        r(width),
+        u(value_width),
+        weights(TILE + 1),
+        places(TILE) {}
+};
+
+// Lets the state read `count` tokens of the scratch; `mean` (scaled mean of κ(q)) sets their weights, null for equal ones.
+void absorb(State& state, Scratch& tile, int64_t count, const float* mean, bool rotates) {
+  const int64_t width = state.width, value_width = state.value_width;
+  float* weights = tile.weights.data();
+  float n = static_cast<float>(count), shift = state.shift;
+  std::fill(weights, weights + count, 1.0f / n);
+  if (mean != nullptr) {
+    shift = -std::numeric_limits<float>::infinity();
+    for (int64_t t = 0; t < count; ++t) {
+      Vector dot{};
+      for (int64_t c = 0; c < width; c += LANES) dot += load(&tile.features[t * width + c]) * load(mean + c);
+      weights[t] = sum_of<LANES>(dot);
+      shift = std::max(shift, weights[t]);
+    }
+    n = 0;
+    for (int64_t t = 0; t < count; ++t) n += weights[t] = std::exp(weights[t] - shift);
+    for (int64_t t = 0; t < count; ++t) weights[t] /= n;
+  }
+  if (state.n == 0) state.shift = shift;
+  const float top = std::max(state.shift, shift);
+  const float before = std::exp(state.shift - top), now = std::exp(shift - top);
+  if (before != 1) {
+    state.n *= before;
+    for (float& x : state.S) x *= before;
+  }
+  state.shift = top;
+  n *= now;
+  const float share = n / (state.n + n);
+  const float* rotated = rotates ? tile.rotated.data() : tile.features.data();
+  weighted_mean(tile.features.data(), weights, count, width, tile.z.data());
+  weighted_mean(tile.values.data(), weights, count, value_width, tile.u.data());
+  if (rotates) weighted_mean(rotated, weights, count, width, tile.r.data());
+  const float* r = rotates ? tile.r.data() : tile.z.data();
+  for (int64_t t = 0; t < count; ++t)
+    for (int64_t c = 0; c < value_width; ++c)
+      tile.values[t * value_width + c] = (tile.values[t * value_width + c] - tile.u[c]) * (weights[t] * n);
+  float* step = (rotates ? tile.rotated.data() : tile.features.data()) + count * width;
+  for (int64_t c = 0; c < width; ++c) step[c] = r[c] - state.r[c];
+  for (int64_t c = 0; c < value_width; ++c)
+    tile.values[count * value_width + c] = (tile.u[c] - state.u[c]) * state.n * share;
+  multiply(rotated, 1, width, tile.values.data(), value_width, state.S.data(), width, count + 1);
+  towards(state.z, tile.z.data(), share);
+  towards(state.r, r, share);
+  towards(state.u, tile.u.data(), share);
+  state.n += n;
+}
+
+void merge(State& first, const State& second) {
+  if (second.n == 0) return;
+  if (first.n == 0) {
+    first = second;
+    return;
+  }
+  const float top = std::max(first.shift, second.shift);
+  const float before = std::exp(first.shift - top), now = std::exp(second.shift - top);
+  const float n_first = first.n * before, n_second = second.n * now, n = n_first + n_second;
+  const float share = n_second / n;
+  for (int64_t i = 0; i < first.width; ++i) {
+    const float step = (second.r[i] - first.r[i]) * n_first * share;
+    for (int64_t j = 0; j < first.value_width; ++j) {
+      float& sum = first.S[i * first.value_width + j];
+      sum = sum * before + second.S[i * first.value_width + j] * now + step * (second.u[j] - first.u[j]);
+    }
+  }
+  towards(first.z, second.z.data(), share);
+  towards(first.r, second.r.data(), share);
+  towards(first.u, second.u.data(), share);
+  first.n = n;
+  first.shift = top;
+}
+
+// Gain and level of linvit/ops/normalizer.py, and their derivatives by den and num; gain does not depend on num.
+struct Setting {
+  float gain, level, gain_by_den, level_by_num, level_by_den;
+};
+
+Setting normalized(Normalizer normalizer, float num, float den, float mass, float scale, float eps) {
+  const float share = scale / (scale * den + eps), slope = -share * share;
+  switch (normalizer) {
+    case Normalizer::divide: {
+      const float gain = 1 / (den + eps);
+      return {gain, num * gain, -gain * gain, gain, -num * gain * gain};
+    }
+    case Normalizer::magnitude:
+      return {scale + share, scale * (num - den) + share * num, slope, scale + share, slope * num - scale};
+    case Normalizer::magnitude_no_beta: return {scale, scale * (num - den), 0, scale, -scale};
+    case Normalizer::magnitude_no_gamma:
+      return {scale + share, (scale + share) * num, slope, scale + share, slope * num};
+    case Normalizer::subtract: return {scale, scale * (num - den) + 1, 0, scale, -scale};
+    case Normalizer::none: return {1, num, 0, 1, 0};
+    default: return {mass, mass * num, 0, mass, 0};
+  }
+}
+
+}  // namespace

@@ -1,0 +1,210 @@
+// Tiles of tokens: vectors of floats, products that stay in registers, feature maps, rotation.
+#pragma once
+
+#include <ATen/Tensor.h>
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, PANEL = 4;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, PANEL = 2;
+#else
+constexpr int LANES = 4, PANEL = 4;
+#endif
+constexpr int ROWS = 6;  // ROWS x PANEL vectors of sums stay in registers
+constexpr int TILE = 48;  // tokens
+constexpr int AHEAD = 16;  // tokens that are fetched before they are read
+
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(float))));
+
+enum class Map { elu1, relu, exp, identity };
+enum class Normalizer { divide, magnitude, magnitude_no_beta, magnitude_no_gamma, subtract, none, sum };
+
+Vector load(const float* x) {
+  Vector v;
+  std::memcpy(&v, x, sizeof v);
+  return v;
+}
+
+void store(float* x, Vector v) { std::memcpy(x, &v, sizeof v); }
+
+template <int lanes>
+float sum_of(float __attribute__((vector_size(lanes * sizeof(float)))) v) {
+  if constexpr (lanes == 1) {
+    return v[0];
+  } else {
+    typedef float Half __attribute__((vector_size(lanes / 2 * sizeof(float))));
+    Half parts[2];
+    std::memcpy(parts, &v, sizeof v);
+    return sum_of<lanes / 2>(parts[0] + parts[1]);
+  }
+}
+
+// e^x to within two roundings (Cephes); zero below the normal numbers, infinity above the largest.
+Vector exp_of(Vector x) {
+  const Vector low = Vector{} - 87.33654f, high = Vector{} + 88.72283f;
+  const Integers under = x < low, over = x > high;
+  Vector y = under ? low : x;
+  y = over ? high : y;
+  const Vector magic = Vector{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to whole numbers
+  const Vector shifted = y * 1.44269504088896341f + magic;
+  const Vector n = shifted - magic;
+  const Vector r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  Integers bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits << 23) + (127 << 23);  // the low bits of `shifted` are n
+  Vector power;
+  std::memcpy(&power, &bits, sizeof power);
+  const Vector y_exp = p * power;
+  const Vector infinite = Vector{} + std::numeric_limits<float>::infinity();
+  return over ? infinite : (under ? Vector{} : y_exp);
+}
+
+template <Map map>
+Vector mapped(Vector x) {
+  const Vector zero{};
+  if constexpr (map == Map::elu1) return x > zero ? x + 1.0f : exp_of(x > zero ? zero : x);
+  if constexpr (map == Map::relu) return x < zero ? zero : x;
+  if constexpr (map == Map::exp) return exp_of(x);
+  return x;
+}
+
+// c[r, :] += sum over s of a[r * row + s * step] * b[s, :], for R rows and V vectors of columns.
+template <int R, int V>
+void multiply_block(const float* a, int64_t row, int64_t step, const float* b, int64_t width, float* c, int64_t steps) {
+  Vector sums[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sums[r][v] = load(c + r * width + v * LANES);
+  for (int64_t s = 0; s < steps; ++s) {
+    Vector columns[V];
+    for (int v = 0; v < V; ++v) columns[v] = load(b + s * width + v * LANES);
+    for (int r = 0; r < R; ++r) {
+      const float x = a[r * row + s * step];
+      for (int v = 0; v < V; ++v) sums[r][v] += x * columns[v];
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(c + r * width + v * LANES, sums[r][v]);
+}
+
+template <int V>
+void multiply_panel(const float* a, int64_t row, int64_t step, const float* b, int64_t width, float* c, int64_t rows,
+                    int64_t steps) {
+  int64_t r = 0;
+  for (; r + ROWS <= rows; r += ROWS) multiply_block<ROWS, V>(a + r * row, row, step, b, width, c + r * width, steps);
+  a += r * row;
+  c += r * width;
+  switch (rows - r) {
+    case 5: return multiply_block<5, V>(a, row, step, b, width, c, steps);
+    case 4: return multiply_block<4, V>(a, row, step, b, width, c, steps);
+    case 3: return multiply_block<3, V>(a, row, step, b, width, c, steps);
+    case 2: return multiply_block<2, V>(a, row, step, b, width, c, steps);
+    case 1: return multiply_block<1, V>(a, row, step, b, width, c, steps);
+    default: return;
+  }
+}
+
+// c (rows, width) += a b: a's element (r, s) lies at r * row + s * step, b is (steps, width); width in whole vectors.
+void multiply(const float* a, int64_t row, int64_t step, const float* b, int64_t width, float* c, int64_t rows,
+              int64_t steps) {
+  int64_t column = 0;
+  for (; column + PANEL * LANES <= width; column += PANEL * LANES)
+    multiply_panel<PANEL>(a, row, step, b + column, width, c + column, rows, steps);
+  for (; column < width; column += LANES)
+    multiply_panel<1>(a, row, step, b + column, width, c + column, rows, steps);
+}
+
+int64_t padded(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
+
+// One head of a tensor (tokens, width) in memory, any strides.
+template <typename T>
+struct Head {
+  T* data;
+  int64_t token, channel, width;
+};
+
+template <typename T>
+Head<T> head_of(const at::Tensor& x, int64_t batch, int64_t head) {
+  return {x.data_ptr<T>() + batch * x.stride(0) + head * x.stride(1), x.stride(2), x.stride(3), x.size(3)};
+}
+
+template <typename T>
+void read_token(const Head<T>& x, int64_t token, float* out, int64_t width) {
+  const T* source = x.data + token * x.token;
+  if (x.channel == 1) {
+    for (int64_t c = 0; c < x.width; c += 64 / sizeof(T)) __builtin_prefetch(source + AHEAD * x.token + c);
+    for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c]);
+  }
+  else {
+    for (int64_t c = 0; c < x.width; ++c) out[c] = static_cast<float>(source[c * x.channel]);
+  }
+  for (int64_t c = x.width; c < width; ++c) out[c] = 0;
+}
+
+template <Map map>
+void map_row(float* x, int64_t width) {
+  for (int64_t c = 0; c < width; c += LANES) store(x + c, mapped<map>(load(x + c)));
+}
+
+void map_token(float* x, int64_t real, int64_t width, Map map) {
+  switch (map) {
+    case Map::elu1: map_row<Map::elu1>(x, width); break;
+    case Map::relu: map_row<Map::relu>(x, width); break;
+    case Map::exp: map_row<Map::exp>(x, width); break;
+    case Map::identity: break;
+  }
+  for (int64_t c = real; c < width; ++c) x[c] = 0;
+}
+
+struct Table {
+  const float *cos, *sin;  // (tokens, width / 2); null without rotation
+};
+
+void rotate(const float* x, float* out, const Table& table, int64_t token, int64_t real) {
+  const float *cos = table.cos + token * (real / 2), *sin = table.sin + token * (real / 2);
+  for (int64_t pair = 0; pair < real / 2; ++pair) {
+    const float even = x[2 * pair], odd = x[2 * pair + 1];
+    out[2 * pair] = even * cos[pair] - odd * sin[pair];
+    out[2 * pair + 1] = even * sin[pair] + odd * cos[pair];
+  }
+}
+
+// The gradient of rotate: turns the other way, and adds.
+void rotate_back(const float* x, float* out, const Table& table, int64_t token, int64_t real) {
+  const float *cos = table.cos + token * (real / 2), *sin = table.sin + token * (real / 2);
+  for (int64_t pair = 0; pair < real / 2; ++pair) {
+    const float even = x[2 * pair], odd = x[2 * pair + 1];
+    out[2 * pair] += even * cos[pair] + odd * sin[pair];
+    out[2 * pair + 1] += odd * cos[pair] - even * sin[pair];
+  }
+}
+
+// The derivative of a map, from what it gave.
+float slope_of(float mapped, Map map) {
+  switch (map) {
+    case Map::elu1: return mapped < 1 ? mapped : 1;
+    case Map::relu: return mapped > 0;
+    case Map::exp: return mapped;
+    default: return 1;
+  }
+}
+
+template <typename T>
+void write_token(const Head<T>& x, int64_t token, const float* values) {
+  T* target = x.data + token * x.token;
+  for (int64_t c = 0; c < x.width; ++c) target[c] = static_cast<T>(values[c]);
+}
+
+}  // namespace
