@@ -77,28 +77,27 @@ def set_allocator(options: argparse.Namespace) -> None:
 
 
 def decoding_arguments(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("speech")
-    group.add_argument("--beam", type=int, help="beginnings of the text that are kept (1)")
-    group.add_argument("--language-model", metavar="FILE", help="n-grams of words, .arpa or KenLM's, for --beam")
-    group.add_argument("--lm-weight", type=float, default=0.5, help="of the language model's logarithms (0.5)")
-    group.add_argument("--word-bonus", type=float, default=0.0, help="added for each word (0)")
+    command.add_argument("--beam", metavar="N", type=int, help="of speech: beginnings of the text that are kept (1)")
+    command.add_argument("--lm", metavar="FILE", help="of speech: n-grams of words for the beam")
+    command.add_argument("--lm-weight", metavar="W", type=float, default=0.5, help="of their logarithms (0.5)")
+    command.add_argument("--word-bonus", metavar="B", type=float, default=0.0, help="added for each word (0)")
 
 
 def decode_as_asked(options: argparse.Namespace, restored: Any) -> None:
     """Does what the decoding arguments ask for; a ValueError for a run that hears no speech."""
-    if options.beam is None and options.language_model is None:
+    if options.beam is None and options.lm is None:
         return
     if not restored.hearing:
-        raise ValueError("--beam and --language-model are for speech, which this run does not hear: leave them out.")
+        raise ValueError("--beam and --lm are for speech, which this run does not hear: leave them out.")
     from linvit.cli.transcribe import set_decoding
 
-    set_decoding(restored, options.beam, options.language_model, options.lm_weight, options.word_bonus)
+    set_decoding(restored, options.beam, options.lm, options.lm_weight, options.word_bonus)
 
 
 def eval_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit eval (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) [--data DATA] [--json]"
-        " [--report [FILE]] [--tasks TASK ... [--include FOLDER] [--limit N]] [--beam N [--language-model FILE]]"
+        " [--report [FILE]] [--tasks TASK ... [--include FOLDER] [--limit N]] [--beam N [--lm FILE]]"
     )
     command.add_argument("path", metavar="RUN", nargs="?", help="a run's folder or a checkpoint of it")
     network_arguments(command)
@@ -163,7 +162,7 @@ def _ask(options: argparse.Namespace, restored: Any) -> int:
 def predict_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit predict (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) IMAGE_OR_FOLDER ..."
-        " [--topk N] [--threshold SCORE] [--beam N [--language-model FILE] | --stream SECONDS] [--weights raw|ema]"
+        " [--topk N] [--threshold SCORE] [--beam N [--lm FILE] | --stream SECONDS] [--weights raw|ema]"
         " [--output FILE|FOLDER]"
         " [--keep-memory]"
     )

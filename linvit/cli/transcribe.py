@@ -36,7 +36,7 @@ def set_decoding(
         task.beam = beam
     if language_model is not None:
         if task.beam == 1:
-            raise ValueError("--language-model needs a beam: give --beam 16, for example.")
+            raise ValueError("--lm needs a beam: give --beam 16, for example.")
         from linvit.tasks.n_gram import NGram
 
         task.decoding = {

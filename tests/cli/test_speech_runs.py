@@ -124,7 +124,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_told(learned, tmp_path, capsy
         (["predict", "RUN", "EMPTY"], "has no sound files in it"),
         (["predict", "RUN", "x.wav", "--topk", "3"], "--topk and --threshold are for images"),
         (["predict", "RUN", "SOUND", "--beam", "0"], "--beam is 0"),
-        (["predict", "RUN", "SOUND", "--language-model", "a.arpa"], "--language-model needs a beam"),
+        (["predict", "RUN", "SOUND", "--lm", "a.arpa"], "--lm needs a beam"),
         (["eval", "RUN", "--beam", "0"], "--beam is 0"),
         (["predict", "RUN", "SOUND", "--output", "a.txt"], "unknown ending"),
         (["generate", "RUN"], "reads no text"),
@@ -211,12 +211,12 @@ def test_a_language_model_has_its_say(learned, tmp_path, capsys):
     counts = "\\data\\\nngram 1=6\nngram 2=1\n\n\\1-grams:\n-1\t<unk>\t0\n-99\t<s>\t0\n-1\t</s>\t0\n"
     model.write_text(f"{counts}{words}\n\\2-grams:\n-0.01\tLOW LOW\n\n\\end\\\n")
     sound = say(tmp_path / "a.wav", "MID")
-    asked = ["predict", str(learned), str(sound), "--beam", "8", "--language-model", str(model)]
+    asked = ["predict", str(learned), str(sound), "--beam", "8", "--lm", str(model)]
     assert main([*asked, "--lm-weight", "0"]) == 0
     assert "MID" in capsys.readouterr().out
     assert main([*asked, "--lm-weight", "9"]) == 0
     assert "MID" not in capsys.readouterr().out
-    assert main(["eval", str(learned), "--beam", "4", "--language-model", str(model), "--json"]) == 0
+    assert main(["eval", str(learned), "--beam", "4", "--lm", str(model), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["raw"]["utterances"] == 6
 
 
