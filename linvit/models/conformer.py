@@ -11,7 +11,6 @@ positions, gives that, and is what stands here; without it the linear rows would
 | conformer_small | 80 | 144 | 16 | 4 | 32 | 10.3 M with 1,024 pieces and the transducer's head |
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from linvit.layers.causal import AttentionMemory
 from linvit.layers.conformer import SUBSAMPLED, ConformerBlock, Subsampling, known, relative_positions, subsampled
 from linvit.layers.transducer import Joint, Predictor
+from linvit.models.named import check_named
 from linvit.ops import Rotary, rotary_1d
 
 CONFORMERS: Mapping[str, dict[str, int]] = {
@@ -204,12 +204,5 @@ def create_conformer(name: str, pieces: int, **arguments: Any) -> Conformer:
     Raises:
         ValueError: for an unknown name or argument; the message offers the nearest.
     """
-    if name not in CONFORMERS:
-        near = difflib.get_close_matches(name, CONFORMERS, n=1, cutoff=0.0)
-        raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? The networks are {', '.join(CONFORMERS)}.")
-    known_ones = (*CONFORMERS[name], *OPTIONS, "device", "dtype")
-    for key in arguments:
-        if key not in known_ones:
-            near = difflib.get_close_matches(key, known_ones, n=1, cutoff=0.0)
-            raise ValueError(f"{name} has no argument {key!r}: did you mean 'model.{near[0]}'?")
+    check_named(name, arguments, CONFORMERS, OPTIONS, "networks")
     return Conformer(pieces, **{**CONFORMERS[name], **arguments})
