@@ -2,9 +2,11 @@
 
 import torch
 import torch.nn.functional as F
+from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 
+@register_notrace_module  # how a map lies in memory is not known when symbols are traced
 class PointwiseConv(nn.Conv2d):
     """A 1×1 convolution; on a CPU one product where the channels of the map lie innermost (channels_last).
 

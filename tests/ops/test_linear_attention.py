@@ -72,7 +72,9 @@ def test_equals_the_matrix(feature_map, tokens):
 
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
-@pytest.mark.parametrize("tokens", [1, 2, 64, 65, 130])
+@pytest.mark.parametrize(
+    "tokens", [1, 2, 65, *(pytest.param(tokens, marks=pytest.mark.slow) for tokens in (64, 130))]
+)  # around chunks of 64; two of each kind take minutes
 def test_causal_forms_agree(feature_map, tokens):
     query, key, value = draw(tokens, batch=1, heads=2)
     for options in axes(tokens, 8, batch=1, heads=2, causal=True):
