@@ -98,14 +98,15 @@ BENCH_op := op --variants plain cpp reference sdpa --memory --rounds 7 --seconds
 BENCH_op_own := op rala mala --variants plain cpp reference sdpa --layout own --rounds 7 --seconds 60
 BENCH_op_backward := op --variants plain cpp reference sdpa --backward --tokens 784 3136 12544 --memory --rounds 5 --seconds 60
 BENCH_model := model --variants plain reference fused fused+cpp --rounds 9 --seconds 90 --memory
-BENCH_model_batch8 := model --variants plain reference fused fused+cpp --batch 8 --rounds 7 --seconds 150
+BENCH_model_batch8 := model --variants plain reference fused fused+cpp --batch 8 --rounds 7 --seconds 150 \
+	--peers convnext_tiny deit_small_patch16_224 swin_tiny_patch4_window7_224 efficientvit_b1 mobilenetv4_conv_medium
 BENCH_model_bf16 := model --variants plain bf16 channels_last+bf16 fused+bf16 --peer-variants plain bf16 --seconds 60
 BENCH_runtimes := model ravlt_tiny care_s0 --variants plain fused onnxruntime openvino --peers convnext_tiny \
 	--peer-variants plain onnxruntime openvino --seconds 30
 BENCH_resolution := model ravlt_tiny ravlt_tiny_linear --variants plain fused --peers swin_tiny_patch4_window7_224 \
 	--peer-variants plain --sizes 224 512 1024 1024x2048 --rounds 5 --seconds 60 --memory
 BENCH_train := train --variants plain reference channels_last+fused_adamw channels_last+fused_adamw+cpp \
-	channels_last+bf16 checkpointing --rounds 5 --seconds 60 --memory
+	checkpointing --rounds 5 --seconds 60 --memory
 BENCH_curves := train ravlt_nano mavit_nano care_nano --size 64 --batch 8 --curves 50 --rounds 3 --seconds 10
 BENCH_compiled := model ravlt_tiny --variants plain fused frozen fused+frozen --peers --batch 8 --rounds 5
 
