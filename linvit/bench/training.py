@@ -88,10 +88,11 @@ class Step:
             x = x.to(memory_format=torch.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
         kernel = nullcontext() if "cpp" in parts else cpu.aside()
-        with kernel, torch.autocast(self.case.device, torch.bfloat16, enabled="bf16" in parts):
-            logits = self.forward(x)
-        loss = F.cross_entropy(logits.float(), target)
-        loss.backward()
+        with kernel:  # around the backward pass too, where checkpointing runs the forward pass again
+            with torch.autocast(self.case.device, torch.bfloat16, enabled="bf16" in parts):
+                logits = self.forward(x)
+            loss = F.cross_entropy(logits.float(), target)
+            loss.backward()
         return loss.detach()
 
     def __call__(self, x: Tensor, target: Tensor) -> Tensor:
