@@ -1,5 +1,5 @@
-// Bidirectional linear attention on a CPU, forward and backward. Tiles of tokens are read once, mapped, rotated, weighed
-// and multiplied while they lie in a core's first cache; nothing of the inputs' size is written but the results.
+// Bidirectional linear attention on a CPU, forward and backward. Tiles of tokens are read once, mapped, rotated,
+// weighed and multiplied while they lie in a core's first cache; nothing of the inputs' size is written but the results.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_strided.h>
@@ -32,7 +32,8 @@ struct QueryMean {
 struct Gradient {
   std::vector<float> S, r, z, u, mean;
 
-  Gradient(int64_t width, int64_t value_width) : S(width * value_width), r(width), z(width), u(value_width), mean(width) {}
+  Gradient(int64_t width, int64_t value_width)
+      : S(width * value_width), r(width), z(width), u(value_width), mean(width) {}
 
   void add(const Gradient& other) {
     const auto sum = [](std::vector<float>& x, const std::vector<float>& y) {
@@ -63,7 +64,8 @@ void add_scaled(float* out, float scale, const float* x, int64_t width) {
 template <typename T>
 class Attention {
  public:
-  Attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const bool* visible, const Rule& rule)
+  Attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const bool* visible,
+            const Rule& rule)
       : query(query),
         key(key),
         value(value),

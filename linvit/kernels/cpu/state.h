@@ -47,7 +47,8 @@ struct Scratch {
         places(TILE) {}
 };
 
-// Lets the state read `count` tokens of the scratch; `mean` (scaled mean of κ(q)) sets their weights, null for equal ones.
+// Lets the state read `count` tokens of the scratch. `mean`, the scaled mean of κ(q), sets their weights; null for equal
+// ones.
 void absorb(State& state, Scratch& tile, int64_t count, const float* mean, bool rotates) {
   const int64_t width = state.width, value_width = state.value_width;
   float* weights = tile.weights.data();
