@@ -61,17 +61,26 @@ def ready_network(restored: Restored, weights: str | None) -> tuple[nn.Module, t
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
     """The files among paths and the image files in the folders among them, sorted; raises ValueError for none."""
+    return find_files(paths, IMG_EXTENSIONS, "image", "image")
+
+
+def find_files(paths: Sequence[str | Path], suffixes: Sequence[str], kind: str, one: str) -> list[Path]:
+    """The files among paths and those of these suffixes in the folders among them, sorted; ValueError for none.
+
+    kind and one say in words what is looked for: "{kind} files", "no {one}".
+    """
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes)
             if not inside:
-                raise ValueError(f"The folder {path} has no image files in it ({', '.join(IMG_EXTENSIONS[:3])} …).")
+                listed = ", ".join(suffixes[:3]) + " …" * (len(suffixes) > 3)
+                raise ValueError(f"The folder {path} has no {kind} files in it ({listed}).")
             found += inside
         elif path.is_file():
             found.append(path)
         else:
-            raise ValueError(f"There is no image or folder at {path}: check the path.")
+            raise ValueError(f"There is no {one} or folder at {path}: check the path.")
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from linvit.cli.predict import ready_network
+from linvit.cli.predict import find_files, ready_network
 from linvit.cli.restore import Restored
 from linvit.cli.screen import show as show_table
 from linvit.data.audio import CorruptAudioError, read_audio
@@ -59,7 +59,7 @@ def transcribe(
     preprocessing = restored.preprocessing
     told: list[tuple[str, str]] = []
     complaints: list[str] = []
-    for path in find_sounds(paths):
+    for path in find_files(paths, SUFFIXES, "sound", "sound file"):
         try:
             features = preprocessing.features(read_audio(path, preprocessing.rate))
         except CorruptAudioError as error:
@@ -76,22 +76,6 @@ def _pieces(task: Speech, network: nn.Module, features: Tensor) -> list[int]:
     if network.transduces:
         return network.transduce(features, lengths)[0]
     return task.written(*network(features, lengths))[0]
-
-
-def find_sounds(paths: Sequence[str | Path]) -> list[Path]:
-    """The files among paths and the sound files in the folders among them, sorted; raises ValueError for none."""
-    found: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-            if not inside:
-                raise ValueError(f"The folder {path} has no sound files in it ({', '.join(SUFFIXES)}).")
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise ValueError(f"There is no sound file or folder at {path}: check the path.")
-    return found
 
 
 def show(told: Sequence[tuple[str, str]]) -> None:

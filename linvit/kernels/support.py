@@ -27,30 +27,30 @@ def obstacle(
     state: Any = None,
 ) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernels, as a clause; None if they can."""
-    reason = axes_obstacle(feature_map, weighting, normalizer)
+    reason = inputs_obstacle(query, value, feature_map, weighting, normalizer, rotary, state)
     if reason is not None:
         return reason
     if weighting == "query_mean" and normalizer == "sum":
         return "normalizer='sum' has a kernel for uniform weights alone"
     if causal and weighting != "uniform":
         return f"weighting={weighting!r} has no causal kernel"
-    if state is not None:
-        return "the kernels neither take nor return a state"
-    if query.dtype not in DTYPES:
-        return f"the tensors are {query.dtype}, and the kernels know float16, bfloat16 and float32"
     if max(query.shape[-1], value.shape[-1]) > WIDEST:
         return f"head widths are {query.shape[-1]} and {value.shape[-1]}, and the kernels go to {WIDEST}"
-    if 0 in (*query.shape, *value.shape):
-        return "a tensor is empty"
-    if rotary is not None and (rotary[0].dim() != 2 or any(table.requires_grad for table in rotary)):
-        return "the rotary tables are not (tokens, width / 2) without gradient"
     if len({query.device, key.device, value.device}) > 1:
         return f"the tensors are on {query.device}, {key.device} and {value.device}"
     return machine_obstacle(query.device)
 
 
-def axes_obstacle(feature_map: Any, weighting: Any, normalizer: Any) -> str | None:
-    """Which of the axes has a value that no kernel knows, as a clause; None if none has."""
+def inputs_obstacle(
+    query: Tensor,
+    value: Tensor,
+    feature_map: Any,
+    weighting: Any,
+    normalizer: Any,
+    rotary: tuple[Tensor, Tensor] | None,
+    state: Any,
+) -> str | None:
+    """What no kernel takes, neither on a GPU nor on a CPU, as a clause; None if there is nothing."""
     maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
     for name, given, known in (
         ("the queries' feature_map", maps[0], FEATURE_MAPS),
@@ -61,6 +61,14 @@ def axes_obstacle(feature_map: Any, weighting: Any, normalizer: Any) -> str | No
         if not isinstance(given, str) or given not in known:
             shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
             return f"{name} is {shown}, and the kernels know {', '.join(known)}"
+    if state is not None:
+        return "the kernels neither take nor return a state"
+    if query.dtype not in DTYPES:
+        return f"the tensors are {query.dtype}, and the kernels know float16, bfloat16 and float32"
+    if 0 in (*query.shape, *value.shape):
+        return "a tensor is empty"
+    if rotary is not None and (rotary[0].dim() != 2 or any(table.requires_grad for table in rotary)):
+        return "the rotary tables are not (tokens, width / 2) without gradient"
     return None
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from linvit.kernels.support import DTYPES, FEATURE_MAPS, NORMALIZERS, axes_obstacle
+from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle
 
 SOURCE = Path(__file__).with_name("linear_attention.cpp")
 INSTRUCTIONS = {
@@ -90,19 +90,13 @@ def obstacle(
         return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "a compiler or exporter is reading the model, which cannot look into the kernel"
-    if rotary is not None and (rotary[0].dim() != 2 or any(table.requires_grad for table in rotary)):
-        return "the rotary tables are not (tokens, width / 2) without gradient"
     if forward_ad._current_level >= 0:
         return "forward-mode gradients may be asked for, and the kernel gives none"
-    if causal or state is not None:
+    if causal:
         return "the kernel has no causal form"
-    if query.dtype not in DTYPES:
-        return f"the tensors are {query.dtype}, and the kernel knows float16, bfloat16 and float32"
-    if 0 in query.shape or 0 in value.shape:
-        return "a tensor is empty"
     if weighting == "query_mean" and normalizer == "sum" and _wants_gradient(query, key, value):
         return "the gradient of normalizer='sum' is there for uniform weights alone"
-    return axes_obstacle(feature_map, weighting, normalizer)
+    return inputs_obstacle(query, value, feature_map, weighting, normalizer, rotary, state)
 
 
 def linear_attention(

@@ -3,7 +3,6 @@
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -39,7 +38,7 @@ struct Gradient {
     const auto sum = [](std::vector<float>& x, const std::vector<float>& y) {
       for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
     };
-    sum(S, other.S), sum(r, other.r), sum(z, other.z), sum(u, other.u), sum(mean, other.mean);
+    sum(S, other.S), sum(r, other.r), sum(z, other.z), sum(u, other.u);
   }
 };
 
@@ -226,13 +225,15 @@ class Attention {
     return normalized(rule.normalizer, num, den, state.n * std::exp(state.shift), scale, rule.eps);
   }
 
-  // Into gradients where no query's is asked for, or there is only one pass; else into those of the queries.
+  // Sums the gradients of what the queries read, and writes those of the queries where grad_query is given. With
+  // query-mean weights these are two passes.
   void read_backward(const at::Tensor& grad, const at::Tensor* grad_query, std::vector<Gradient>& gradients) {
     for_all([&](int64_t head, int64_t part, Scratch& tile) {
       const State& state = states[head];
       const std::vector<float> turned = transposed(state.S, width, value_width);
       const Head<T> given = of(grad, head);
       Gradient& sums = gradients[head * parts + part];
+      const bool adds = grad_query == nullptr || !rule.query_mean;
       for_queries(head, part, tile, [&](int64_t first, int64_t count) {
         for (int64_t t = 0; t < count; ++t) read_token(given, first + t, &tile.values[t * value_width], value_width);
         std::fill(tile.product.begin(), tile.product.begin() + count * width, 0.0f);
@@ -244,7 +245,7 @@ class Attention {
           const float by_gain = dot(product, turned_features, width), by_level = dot(g, state.u.data(), value_width);
           const float by_num = by_level * set.level_by_num;
           const float by_den = by_gain * set.gain_by_den + by_level * set.level_by_den;
-          if (grad_query == nullptr || !rule.query_mean) {
+          if (adds) {
             add_scaled(sums.u.data(), set.level, g, value_width);
             add_scaled(sums.r.data(), by_num, turned_features, width);
             add_scaled(sums.z.data(), by_den, features, width);
@@ -258,7 +259,7 @@ class Attention {
             add_scaled(own, scale / means[head].count, gradients[head * parts].mean.data(), width);
           write_gradient(of(*grad_query, head), first + t, own, product, features, rule.query_map);
         }
-        if (grad_query == nullptr || !rule.query_mean)
+        if (adds)
           multiply(rotated(tile), 1, width, tile.values.data(), value_width, sums.S.data(), width, count);
       });
     });
