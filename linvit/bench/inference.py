@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.bench import memory, rows
-from linvit.bench.checks import TOLERANCES, check
+from linvit.bench.checks import TOLERANCES, WrongResultError, check
 from linvit.bench.clock import Call, Timing, clock_for, interleave
 from linvit.bench.networks import (
     Case,
@@ -70,8 +70,10 @@ def cases(options: Options, size: tuple[int, int], batch: int) -> list[Case]:
 def measure(options: Options, report: Report, progress: Progress) -> None:
     """Checks every variant against the plain network, then times all, size by size, into report.
 
+    A peer's variant that is wrong keeps its row, with the reason and no speed.
+
     Raises:
-        WrongResultError: before anything of that size is timed, if a variant is wrong.
+        WrongResultError: before anything of that size is timed, if a variant of ours is wrong.
     """
     with torch.inference_mode():
         try:
@@ -125,13 +127,15 @@ def _prepared(
 
 
 def _checked(case: Case, row: Row, network: nn.Module, x: Tensor, expected: Tensor) -> Call | None:
-    """The call of a variant; None, with the reason in its row, where it cannot be made."""
+    """The call of a variant; None, with the reason in its row, where it cannot be made or a peer's is wrong."""
     try:
         call = variant_call(network, x, case)
-    except (ValueError, ImportError) as error:
+        row.error = check(case.label, call(), (expected,), TOLERANCES[case.dtype])
+    except (ValueError, ImportError, WrongResultError) as error:
+        if isinstance(error, WrongResultError) and is_ours(case.name):
+            raise
         row.skipped = str(error)
         return None
-    row.error = check(case.label, call(), (expected,), TOLERANCES[case.dtype])
     return call
 
 

@@ -53,11 +53,11 @@ class Gelu(nn.Module):
 def _runs_on_onednn(x: Tensor) -> bool:
     """Whether this is plain inference on a CPU: no compiler, no gradient, no autocast."""
     return (
-        x.dtype == torch.float32
+        not torch.compiler.is_compiling()  # first: the rest breaks the compiler's graph
+        and x.dtype == torch.float32
         and x.device.type == "cpu"
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not part of torch's public face
-        and not torch.compiler.is_compiling()
         and not (torch.is_grad_enabled() and x.requires_grad)
         and not torch.is_autocast_enabled("cpu")
     )

@@ -235,12 +235,12 @@ def test_export_with_dynamic_sides(name):
         assert error(program(x), fused(x)) < FLOAT32
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NANOS)
-def test_compile(name):
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compile_as_one_graph(name, backend):
     fused, x = linvit.fuse(create(name)), images(64, 64)
     with torch.inference_mode():
-        assert error(torch.compile(fused)(x), fused(x)) < FLOAT32
+        assert error(torch.compile(fused, fullgraph=True, backend=backend)(x), fused(x)) < FLOAT32
 
 
 def test_layers_of_another_class_stay_as_they_are():
