@@ -85,7 +85,7 @@ precision: $(STAMP)
 
 # Every part is a folder with a bench.json; one that is there is not measured again. Quiet machine, about half an hour.
 BENCH := runs/bench
-BENCH_PARTS := op op_own op_backward model model_batch8 model_bf16 runtimes resolution train curves
+BENCH_PARTS := op op_own op_backward model model_batch8 model_kept model_bf16 runtimes resolution train curves
 BENCHED = --output $(@D) --write docs/benchmarks.md
 
 bench: $(BENCH_PARTS:%=$(BENCH)/%/bench.json)
@@ -99,11 +99,14 @@ BENCH_op_own := op rala mala --variants plain cpp reference sdpa --layout own --
 BENCH_op_backward := op --variants plain cpp reference sdpa --backward --tokens 784 3136 12544 --memory --rounds 5 --seconds 60
 BENCH_model := model --variants plain reference fused fused+cpp --rounds 9 --seconds 90 --memory
 BENCH_model_batch8 := model --variants plain reference fused fused+cpp --batch 8 --rounds 7 --seconds 150 \
-	--peers convnext_tiny deit_small_patch16_224 swin_tiny_patch4_window7_224 efficientvit_b1 mobilenetv4_conv_medium
+	--peers convnext_tiny deit_small_patch16_224 swin_tiny_patch4_window7_224 efficientvit_b1 fastvit_t8 \
+	mobilenetv4_conv_medium
+BENCH_model_kept := model --variants plain reference fused fused+cpp --batch 8 --peers convnext_tiny efficientvit_b1 \
+	mobilenetv4_conv_medium --rounds 7 --seconds 90 --keep-memory
 BENCH_model_bf16 := model --variants plain bf16 channels_last+bf16 fused+bf16 --peer-variants plain bf16 --seconds 60
 BENCH_runtimes := model ravlt_tiny care_s0 --variants plain fused onnxruntime openvino --peers convnext_tiny \
 	--peer-variants plain onnxruntime openvino --seconds 30
-BENCH_resolution := model ravlt_tiny ravlt_tiny_linear --variants plain fused --peers swin_tiny_patch4_window7_224 \
+BENCH_resolution := model ravlt_tiny ravlt_tiny_linear --variants plain fused+cpp --peers swin_tiny_patch4_window7_224 \
 	--peer-variants plain --sizes 224 512 1024 1024x2048 --rounds 5 --seconds 60 --memory
 BENCH_train := train --variants plain reference channels_last+fused_adamw channels_last+fused_adamw+cpp \
 	checkpointing --rounds 5 --seconds 60 --memory
