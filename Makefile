@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo study language speech speech-demo generation scenes parity precision bench bench-compiled clean
+.PHONY: setup check format test test-slow judge judge-nano demo study language speech speech-demo generation scenes parity precision bench bench-compiled bench-gpu clean
 
 setup: $(STAMP)
 
@@ -90,6 +90,7 @@ BENCHED = --output $(@D) --write docs/benchmarks.md
 
 bench: $(BENCH_PARTS:%=$(BENCH)/%/bench.json)
 bench-compiled: $(BENCH)/compiled/bench.json
+bench-gpu: $(BENCH)/gpu_op/bench.json $(BENCH)/gpu_op_backward/bench.json
 
 $(BENCH)/%/bench.json: | $(STAMP)
 	$(BIN)/linvit bench $(BENCH_$*) $(BENCHED)
@@ -112,6 +113,9 @@ BENCH_train := train --variants plain reference channels_last+fused_adamw channe
 	checkpointing --rounds 5 --seconds 60 --memory
 BENCH_curves := train ravlt_nano mavit_nano care_nano --size 64 --batch 8 --curves 50 --rounds 3 --seconds 10
 BENCH_compiled := model ravlt_tiny --variants plain fused frozen fused+frozen --peers --batch 8 --rounds 5
+BENCH_gpu_op := op rala mala --device cuda --dtypes bfloat16 --batch 64 --heads 8 --tokens 3136 12544 \
+	--variants plain triton reference --memory
+BENCH_gpu_op_backward := $(BENCH_gpu_op) --backward
 
 clean:
 	rm -rf $(VENV) runs build dist
