@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils import fuse_conv_bn_eval
 
-from linvit.fusion.maps import Product
+from linvit.fusion.maps import GeluConv, Product
 
 Affine = nn.Conv1d | nn.Conv2d | nn.Linear
 
@@ -19,6 +19,13 @@ def linear(layer: nn.Conv2d, activation: str = "none") -> Product:
     """A 1×1 convolution as a product over the last dimension, for maps whose channels come last."""
     product = Product(layer.in_channels, layer.out_channels, layer.bias is not None, activation, device="meta")
     return _filled(product, layer.weight.flatten(1), layer.bias, layer.weight)
+
+
+def with_gelu(layer: nn.Conv2d) -> GeluConv:
+    """gelu(layer(x)) as one step."""
+    window = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups)
+    conv = GeluConv(layer.in_channels, layer.out_channels, *window, layer.bias is not None, device="meta")
+    return channels_last(_filled(conv, layer.weight, layer.bias, layer.weight))
 
 
 def behind(layer: Affine, scale: Tensor, shift: Tensor) -> Affine:

@@ -4,7 +4,7 @@ from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from linvit.fusion import folds
-from linvit.fusion.maps import Gelu, first, heads_first, last, plus
+from linvit.fusion.maps import first, heads_first, last, plus
 from linvit.fusion.timm_layers import folded_sequence
 from linvit.layers import Attention2d, AttentionBlock, Axes, ConvDownsample, ConvFeedForward, ConvStem
 from linvit.layers.patches import Stem
@@ -104,11 +104,16 @@ def fused_downsample(downsample: ConvDownsample) -> nn.Module:
 
 
 def fused_stem(stem: Stem) -> Stem:
-    """The stem without its batch norms; its output is channels last."""
+    """The stem without its batch norms, GELU inside its convolutions; its output is channels last."""
+    folded_sequence(stem)
+    conv = None
     for name, layer in stem.named_children():
-        if type(layer) is nn.GELU:
-            setattr(stem, name, Gelu())
-    return folds.channels_last(folded_sequence(stem))
+        if type(layer) is nn.GELU and conv is not None:
+            setattr(stem, conv, folds.with_gelu(stem.get_submodule(conv)))
+            setattr(stem, name, nn.Identity())
+        elif type(layer) is not nn.Identity:
+            conv = name if type(layer) is nn.Conv2d else None
+    return folds.channels_last(stem)
 
 
 FOLDS = {AttentionBlock: fused_block, ConvDownsample: fused_downsample, ConvStem: fused_stem}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_tables
 from linvit.layers.attention import AXES
+from linvit.layers.pointwise import PointwiseConv
 from linvit.models.backbone import Backbone
 from linvit.models.family import renamed, stage_mixers, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
@@ -147,7 +148,7 @@ class Pyramid(Backbone):
             )
         )
         self.final_conv = nn.Sequential()
-        self.final_conv.add_module("conv", nn.Conv2d(widths[-1], final_width, 1, **dd))
+        self.final_conv.add_module("conv", PointwiseConv(widths[-1], final_width, **dd))
         self.final_conv.add_module("norm", nn.BatchNorm2d(final_width, **dd))
         self.final_conv.add_module("act", nn.SiLU())
         self.num_features = final_width

@@ -27,6 +27,17 @@ def test_scaled_without_bias():
     assert_close(folds.scaled(layer, scale)(x), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gelu_behind_a_convolution(dtype):
+    layer, x = nn.Conv2d(3, 8, 3, 2, 1), _drawn((2, 3, 11, 14))[0].to(dtype)
+    layer.to(dtype)
+    expected = nn.functional.gelu(layer(x))
+    fused = folds.with_gelu(layer)
+    with torch.inference_mode():
+        assert fused(x).is_contiguous(memory_format=torch.channels_last)
+        assert_close(fused(x), expected)
+
+
 def test_norm_with_a_weight_and_no_bias():
     norm, layer, x = nn.LayerNorm(6, bias=False).double(), nn.Linear(6, 4).double(), _drawn((2, 6))[0]
     nn.init.normal_(norm.weight)
