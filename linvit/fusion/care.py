@@ -8,6 +8,7 @@ from linvit.fusion import folds
 from linvit.fusion.maps import first, heads_first, last, plus
 from linvit.fusion.pyramid import fused_stem
 from linvit.layers import Axes, CareBlock, Interaction, PatchDownsample, PatchStem, TokenMixer
+from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.mixer import Strips, ValueAttention
 from linvit.layers.pointwise import PointwiseConv
 from linvit.models.care import CARE, CareHead
@@ -148,6 +149,7 @@ def fused_block(block: CareBlock) -> nn.Module:
         ValueAttention,
         Axes,
         Interaction,
+        DepthwiseConv,
         PointwiseConv,
         nn.Conv2d,
         nn.BatchNorm2d,

@@ -7,6 +7,7 @@ from linvit.fusion import folds
 from linvit.fusion.maps import first, heads_first, last, plus
 from linvit.fusion.timm_layers import folded_sequence
 from linvit.layers import Attention2d, AttentionBlock, Axes, ConvDownsample, ConvFeedForward, ConvStem
+from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.patches import Stem
 from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import Rotary
@@ -88,6 +89,7 @@ def fused_block(block: AttentionBlock) -> nn.Module:
         Axes,
         ConvFeedForward,
         LayerNorm2d,
+        DepthwiseConv,
         PointwiseConv,
         nn.Conv2d,
         nn.GELU,

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 FEATURE_MAPS = ("elu1", "relu", "exp", "identity")
 WEIGHTINGS = ("uniform", "query_mean")
@@ -70,6 +71,11 @@ def inputs_obstacle(
     if rotary is not None and (rotary[0].dim() != 2 or any(table.requires_grad for table in rotary)):
         return "the rotary tables are not (tokens, width / 2) without gradient"
     return None
+
+
+def transforms() -> bool:
+    """Whether forward-mode gradients or a transform of `torch.func` may be asked for: kernels give plain gradients."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 @torch.compiler.assume_constant_result

@@ -8,6 +8,7 @@ from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
 from linvit.layers.axes import SOFTMAX, Axes, known_mixer
+from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import rotary_2d
 
@@ -100,7 +101,7 @@ class Attention2d(nn.Module):
         self.chunks = 4 if self.projected else 3
         self.mix = Axes(known_mixer(mixer), heads, width // heads, **axes, **dd)
         self.qkvo = PointwiseConv(width, self.chunks * width, **dd)
-        self.lepe = nn.Conv2d(width, width, 5, padding=2, groups=width, **dd) if lepe else None
+        self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None
         self.modulate = phi() if phi is not None else None
         self.proj = PointwiseConv(width, width, **dd)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.layers.axes import Axes, known_mixer
+from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.pointwise import PointwiseConv
 
 STRIPS = "strips"
@@ -19,8 +20,8 @@ class Strips(nn.Module):
     def __init__(self, width: int, device=None, dtype=None):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        self.vertical = nn.Conv2d(width, width, (11, 1), padding=(5, 0), groups=width, **dd)
-        self.horizontal = nn.Conv2d(width, width, (1, 11), padding=(0, 5), groups=width, **dd)
+        self.vertical = DepthwiseConv(width, (11, 1), **dd)
+        self.horizontal = DepthwiseConv(width, (1, 11), **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.vertical(x) + self.horizontal(x)
@@ -81,7 +82,7 @@ class TokenMixer(nn.Module):
         attended, local = self.widths[0], self.widths[-1]
         self.attended = Strips(attended, **dd) if mixer == STRIPS else ValueAttention(attended, head_width, mixer, **dd)
         self.local3 = nn.Conv2d(local, local, 3, padding=1, groups=local, **dd) if 3 in sizes else None
-        self.local7 = nn.Conv2d(local, local, 7, padding=3, groups=local, **dd) if 7 in sizes else None
+        self.local7 = DepthwiseConv(local, (7, 7), **dd) if 7 in sizes else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, width, height, width) to features of the same shape."""

@@ -11,6 +11,7 @@ from torch.nn.functional import normalize, pad
 
 from linvit.layers.attention import known_modulation
 from linvit.layers.axes import Axes, Operands
+from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.scripted import CalledBack, call_with_tokens
 from linvit.ops import Rotary, rotary_2d
 
@@ -233,7 +234,7 @@ class GatedAttention(TokenAttention):
                 f"head width is {width // heads}, expected a multiple of 4 for RoPE: change heads, or rope=False"
             )
         self.rope = rope
-        self.lepe = nn.Conv2d(width, width, 5, padding=2, groups=width, **dd) if lepe else None
+        self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None
         self.modulation = nn.Linear(width, width, **dd) if projected else None
         self.modulate = phi() if phi is not None else None
         for layer in (self.lepe, self.modulation):

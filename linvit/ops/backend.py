@@ -23,7 +23,7 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
-    if backend == "torch" or (backend == "auto" and not _cpp_is_ready()):
+    if backend == "torch" or (backend == "auto" and built_for_cpu() is None):
         return None
     home = _kernels() if backend == "triton" else _kernels().cpu
     reason = home.obstacle(query, key, value, **options)
@@ -35,12 +35,12 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     raise ValueError(f"backend={backend!r} cannot run: {reason}; use 'auto' or 'torch'")
 
 
-def _cpp_is_ready() -> bool:
-    """Whether someone has built the kernel; who has not does not pay for importing it."""
+def built_for_cpu() -> ModuleType | None:
+    """`linvit.kernels.cpu` once someone has built it; who has not does not pay for importing it. None for compilers."""
     if torch.compiler.is_compiling():
-        return False
+        return None
     module = sys.modules.get("linvit.kernels.cpu")
-    return module is not None and module.ready()
+    return module if module is not None and module.ready() else None
 
 
 @cache

@@ -220,7 +220,11 @@ def test_forward_mode_and_vmap_get_what_they_ask_for():
     )[1]
     assert torch.equal(tangent, expected)
     assert tangent.any()
-    stacked = torch.vmap(linear_attention)(*(torch.stack((x, 2 * x)) for x in (query, key, value)))
+    gradient = torch.func.grad(lambda x: linear_attention(query, x, value).sum())(key)
+    key.requires_grad_()
+    linear_attention(query, key, value).sum().backward()
+    assert torch.allclose(gradient, key.grad, atol=1e-5)
+    stacked = torch.vmap(linear_attention)(*(torch.stack((x, 2 * x)) for x in (query, key.detach(), value)))
     assert torch.allclose(stacked[0], linear_attention(query, key, value), atol=1e-6)
 
 

@@ -1,6 +1,7 @@
-"""CPU kernel (C++): the formula of `linvit.ops`, fused, and its gradient; compiled on the machine that runs it.
+"""CPU kernels (C++), compiled on the machine that runs them: the formula of `linvit.ops`, fused, and its gradient.
 
-`build()` compiles and loads it; from then on `linear_attention` takes it wherever it can (backend="auto").
+`build()` compiles and loads them; from then on `linear_attention` takes the kernel wherever it can (backend="auto"), and
+depthwise convolutions take `linvit.kernels.cpu.depthwise` for the gradient of their weight.
 """
 
 import os
@@ -14,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
-from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle
+from linvit.kernels.cpu import depthwise as depthwise
+from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
 
-SOURCE = Path(__file__).with_name("linear_attention.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("linear_attention.cpp", "depthwise.cpp")]
 INSTRUCTIONS = {
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
     "AVX2": ["-mavx2", "-mfma", "-mf16c"],
@@ -48,7 +50,9 @@ def build() -> None:
     flags = ["-O3", "-std=c++20", "-fno-math-errno", "-ffp-contract=fast", *INSTRUCTIONS.get(capability, []), *openmp]
     name = "linvit_cpu_" + "".join(letter for letter in capability.lower() if letter.isalnum())
     try:
-        load(name, [str(SOURCE)], extra_cflags=flags, extra_ldflags=openmp, is_python_module=False)
+        load(
+            name, [str(source) for source in SOURCES], extra_cflags=flags, extra_ldflags=openmp, is_python_module=False
+        )
     except (RuntimeError, OSError) as error:
         told = str(error).strip().splitlines()
         raise ValueError(
@@ -90,8 +94,8 @@ def obstacle(
         return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "a compiler or exporter is reading the model, which cannot look into the kernel"
-    if forward_ad._current_level >= 0:
-        return "forward-mode gradients may be asked for, and the kernel gives none"
+    if transforms():
+        return "forward-mode gradients or a transform of torch.func may be asked for, and the kernel has none"
     if causal:
         return "the kernel has no causal form"
     if weighting == "query_mean" and normalizer == "sum" and _wants_gradient(query, key, value):

@@ -1,0 +1,64 @@
+"""Depthwise convolution of maps whose channels lie innermost, with a fast gradient of its weight."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from linvit.kernels.support import transforms
+
+
+def obstacle(x: Tensor, weight: Tensor) -> str | None:
+    """Why a convolution of stride 1 cannot run here, as a clause; None if it can, and gains something."""
+    if transforms() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return "forward-mode gradients, a transform of torch.func or a trace may be asked for"
+    if not (x.is_cpu and x.dtype == weight.dtype == torch.float32) or torch.is_autocast_enabled("cpu"):
+        return "map and weight are not float32 on a CPU"
+    if x.stride(1) != 1 or x.numel() == 0:
+        return "the channels of the map do not lie innermost"
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return "nobody asks for the weight's gradient"
+    return None
+
+
+def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+    """`torch.nn.functional.conv2d` of stride 1 with a group for each channel, where `obstacle` has nothing against it.
+
+    oneDNN takes three to ten times as long for the gradient of a 5×5 weight as for all the rest.
+
+    Args:
+        x: (batch, channels, height, width), channels innermost, the other strides any.
+        weight: (channels, 1, height, width of the kernel).
+        bias: (channels,) or None.
+        padding: rows and columns of zeros on each side; half of an odd kernel.
+
+    Returns:
+        (batch, channels, height, width).
+    """
+    out: Tensor = _Depthwise.apply(x, weight, bias, padding)
+    return out
+
+
+class _Depthwise(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.padding = padding
+        return F.conv2d(x, weight, bias, padding=padding, groups=len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
+        own = for_weight and not torch.is_grad_enabled()  # a gradient of the gradient is torch's
+        by_x, by_weight, by_bias = torch.ops.aten.convolution_backward(
+            grad, x, weight, [len(weight)], [1, 1], ctx.padding, [1, 1], False, [0, 0], len(weight),
+            [for_x, for_weight and not own, for_bias and not own],
+        )  # fmt: skip
+        if own:
+            grad = grad.contiguous(memory_format=torch.channels_last)
+            by_weight = torch.ops.linvit_cpu.depthwise_weight_gradient(grad, x, weight.shape[2:], ctx.padding)
+            by_bias = grad.sum((0, 2, 3)) if for_bias else None
+        return by_x, by_weight, by_bias, None

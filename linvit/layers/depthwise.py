@@ -1,0 +1,29 @@
+"""Depthwise convolutions that keep the sides of a map."""
+
+import torch
+from timm.layers import register_notrace_module
+from torch import Tensor, nn
+
+from linvit.ops.backend import built_for_cpu
+
+
+@register_notrace_module  # how a map lies in memory is not known when symbols are traced
+class DepthwiseConv(nn.Conv2d):
+    """A depthwise convolution of stride 1 with an odd kernel; its weight's gradient by `linvit.kernels.cpu` once built.
+
+    Args:
+        width: channels in and out.
+        kernel: (height, width) of the kernel.
+    """
+
+    def __init__(self, width: int, kernel: tuple[int, int], device=None, dtype=None):
+        padding = (kernel[0] // 2, kernel[1] // 2)
+        super().__init__(width, width, kernel, padding=padding, groups=width, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, width, height, width) to a map of the same shape."""
+        if not torch.jit.is_scripting():
+            kernels = built_for_cpu()
+            if kernels is not None and kernels.depthwise.obstacle(x, self.weight) is None:
+                return kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
+        return self._conv_forward(x, self.weight, self.bias)
