@@ -124,12 +124,11 @@ def read_subject(run: str | None, model: str | None, checkpoint: str | None) -> 
     if model is not None and run is None and not _reads_released(model):
         return _timm_weights(model, str(checkpoint))
     restored = restore(run, model, checkpoint)
-    kind, network = list(restored.task.networks().items())[-1]
-    average = " (moving average)" if kind == "ema" else ""
-    name = model or getattr(network, "pretrained_cfg", {}).get("architecture") or restored.path.stem
+    name = model or restored.title
     source = source_for(restored, None) if restored.data else None
+    average = " (moving average)" if "ema" in restored.task.networks() else ""
     told = f"weights from {restored.path}{average}"
-    return Subject(network, name, told, restored.preprocessing, source, restored.folder / "analysis")
+    return Subject(restored.judged, name, told, restored.preprocessing, source, restored.folder / "analysis")
 
 
 def resolve_layers(network: nn.Module, layers: Sequence[str] | None) -> list[str]:

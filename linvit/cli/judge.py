@@ -54,21 +54,20 @@ def write_report(
 
     The moving average is judged where there is one, as in `linvit predict`. Raises as source_for.
     """
-    kind, network = list(restored.task.networks().items())[-1]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = network.to(device).eval()
+    network = restored.judged.to(device).eval()
     source = source_for(restored, data, num_workers)
     judged, seconds = judge(network, source, device)
     speed, batch = images_per_second(network, source, judged, device)
     sections = [
-        ("What was measured", _summary(restored, measured, kind, network)),
+        ("What was measured", _summary(restored, measured)),
         *curve(path.parent / "metrics.csv"),
         ("Accuracy of each class", _classes(judged)),
         ("Most confused pairs", _confusion(judged, source)),
         ("Calibration", _calibration(judged)),
         ("Throughput", _throughput(speed, batch, len(judged.targets) / seconds, device, source)),
     ]
-    write_page(path, f"linvit: {name_of(restored)}", sections)
+    write_page(path, f"linvit: {restored.title}", sections)
 
 
 @torch.inference_mode()
@@ -106,12 +105,7 @@ def images_per_second(network: nn.Module, source: Source, judged: Judged, device
     return len(images) / statistics.median(seconds), len(images)
 
 
-def name_of(restored: Restored) -> str:
-    """The network's architecture, else the name of its file."""
-    return getattr(restored.task.network, "pretrained_cfg", {}).get("architecture") or restored.path.stem
-
-
-def _summary(restored: Restored, measured: dict[str, dict[str, float]], kind: str, network: nn.Module) -> Sequence[str]:
+def _summary(restored: Restored, measured: dict[str, dict[str, float]]) -> Sequence[str]:
     rows = [
         {
             "weights": {"raw": "raw", "ema": "moving average"}[name],
@@ -123,13 +117,9 @@ def _summary(restored: Restored, measured: dict[str, dict[str, float]], kind: st
         for name, row in measured.items()
     ]
     height, width = restored.preprocessing.size
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    pattern = getattr(network, "pattern", None)
-    told = (
-        f"{name_of(restored)}{f', pattern {pattern}' if pattern else ''}, {parameters:,} parameters,"
-        f" {len(restored.class_names):,} classes, {height}×{width} px, weights from {restored.path}."
-        f" Everything below is about the {'moving average' if kind == 'ema' else 'raw weights'}."
-    )
+    pattern = getattr(restored.judged, "pattern", None)
+    facts = (f"{len(restored.class_names):,} classes", f"{height}×{width} px")
+    told = restored.told(*((f"pattern {pattern}",) if pattern else ()), *facts)
     return [table(rows), paragraph(told)]
 
 

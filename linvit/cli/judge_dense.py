@@ -38,16 +38,15 @@ def write_report(
     num_workers: int | None = None,
 ) -> None:
     """Writes the page of a detector or segmentor; arguments as in judge.write_report, and raises as source_for."""
-    kind, network = list(restored.task.networks().items())[-1]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = network.to(device).eval()
+    network = restored.judged.to(device).eval()
     source: Any = source_for(restored, data, num_workers)
     judge = _judge_objects if isinstance(restored.task, Detection) else _judge_maps
     start = time.perf_counter()
     judged = judge(network, source, device)
     seconds = time.perf_counter() - start
     sections = [
-        ("What was measured", _summary(restored, measured, kind, network, device, seconds)),
+        ("What was measured", _summary(restored, measured, device, seconds)),
         *curve(report_path(restored, "").parent / "metrics.csv"),
         *judged,
         ("Pictures", [_about_pictures(restored), *_pictures(restored, network, source, device)]),
@@ -58,8 +57,6 @@ def write_report(
 def _summary(
     restored: Restored,
     measured: dict[str, dict[str, float]],
-    kind: str,
-    network: nn.Module,
     device: torch.device,
     seconds: float,
 ) -> list[str]:
@@ -73,14 +70,10 @@ def _summary(
     assert isinstance(about, DensePreprocessing)
     count = measured["raw"]["images"]
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
-    told = (
-        f"{restored.name}, {sum(one.numel() for one in network.parameters()):,} parameters,"
-        f" {len(restored.class_names)} classes; images scaled to fit {about.short_side} px on their short side and"
-        f" {about.long_side} px on the long one; weights from {restored.path}. Everything below is about the"
-        f" {'moving average' if kind == 'ema' else 'raw weights'}. Reading, network and scores took"
-        f" {seconds / count:.2f} s an image ({where})."
-    )
-    return [table(rows), paragraph(told)]
+    classes = f"{len(restored.class_names)} classes"
+    scaled = f"images scaled to fit {about.short_side} px on their short side and {about.long_side} px on the long one"
+    took = f"Reading, network and scores took {seconds / count:.2f} s an image ({where})."
+    return [table(rows), paragraph(f"{restored.told(classes, scaled)} {took}")]
 
 
 @torch.inference_mode()

@@ -26,15 +26,12 @@ def write_report(
     num_workers: int | None = None,
 ) -> None:
     """Writes the page of an image generator; measured is what `evaluate` returned."""
-    kind, network = list(restored.task.networks().items())[-1]
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    told = (
-        f"{restored.name}, {parameters:,} parameters, weights from {restored.path}. Drawn by the"
-        f" {'moving average' if kind == 'ema' else 'raw weights'}; distances are in the features of a classifier of our"
-        " own, and comparable with no published FID."
-    )
+    about = "Distances are in the features of a classifier of our own: they compare with no published FID."
     sections: list[tuple[str, Any]] = [
-        ("What was measured", [table([row]) for row in table_rows(measured)] + [paragraph(told)]),
+        (
+            "What was measured",
+            [table([row]) for row in table_rows(measured)] + [paragraph(f"{restored.told()} {about}")],
+        ),
         *curve(path.parent / "metrics.csv"),
         ("What it draws", [picture(drawn_figure(restored), "drawn images, a row a class, at guidance 1 and 2")]),
     ]

@@ -25,15 +25,9 @@ def write_report(
     num_workers: int | None = None,
 ) -> None:
     """Writes the page of a network that hears on source_for(restored, data); measured is what `evaluate` returned."""
-    kind, network = list(restored.task.networks().items())[-1]
     source = source_for(restored, data, num_workers)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    told = (
-        f"{restored.name}, {parameters:,} parameters, weights from {restored.path}. {source.preprocessing.corpus}."
-        f" Everything below is about the {'moving average' if kind == 'ema' else 'raw weights'}, measured on"
-        f" {source.root}."
-    )
-    heard = _heard(restored, network, source)
+    told = f"{restored.told()} {source.preprocessing.corpus}. Measured on {source.root}."
+    heard = _heard(restored, restored.judged, source)
     worst = sorted(heard, key=lambda one: -one["edits"])
     wrong = [one for one in worst if one["edits"]][:SHOWN]
     right = [one for one in heard if not one["edits"]][:5]

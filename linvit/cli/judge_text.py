@@ -30,15 +30,10 @@ def write_report(
     num_workers: int | None = None,
 ) -> None:
     """Writes the page of a decoder on source_for(restored, data); measured is what `evaluate` returned."""
-    kind, network = list(restored.task.networks().items())[-1]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = source_for(restored, data, num_workers)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    told = (
-        f"{restored.name}, {parameters:,} parameters, weights from {restored.path}. {source.preprocessing.corpus}."
-        f" Everything below is about the {'moving average' if kind == 'ema' else 'raw weights'}."
-    )
-    bits, counts = bits_by_place(network.to(device).eval(), source, device)
+    told = f"{restored.told()} {source.preprocessing.corpus}."
+    bits, counts = bits_by_place(restored.judged.to(device).eval(), source, device)
     sections: list[tuple[str, Any]] = [
         ("What was measured", [table(table_rows(measured)), paragraph(told)]),
         *curve(path.parent / "metrics.csv"),

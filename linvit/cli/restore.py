@@ -70,6 +70,27 @@ class Restored:
         return self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
 
     @property
+    def judged(self) -> nn.Module:
+        """The network that pages are about: the moving average where there is one."""
+        return list(self.task.networks().values())[-1]
+
+    @property
+    def weights(self) -> str:
+        """What the weights of that network are."""
+        return "moving average" if "ema" in self.task.networks() else "raw weights"
+
+    @property
+    def title(self) -> str:
+        """The network's architecture, else its name, else the name of its file."""
+        return getattr(self.task.network, "pretrained_cfg", {}).get("architecture") or self.name or self.path.stem
+
+    def told(self, *facts: str) -> str:
+        """Two sentences on that network: its parameters, these facts, its file; and which weights they are."""
+        parameters = f"{sum(parameter.numel() for parameter in self.judged.parameters()):,} parameters"
+        about = ", ".join((self.title, parameters, *facts, f"weights from {self.path}"))
+        return f"{about}. Everything below is about the {self.weights}."
+
+    @property
     def dense(self) -> bool:
         """Whether this is a detector or segmentor."""
         return isinstance(self.preprocessing, DensePreprocessing)

@@ -1,7 +1,7 @@
 """CPU kernels (C++), compiled on the machine that runs them: the formula of `linvit.ops`, fused, and its gradient.
 
-`build()` compiles and loads them; from then on `linear_attention` takes the kernel wherever it can (backend="auto"), and
-depthwise convolutions take `linvit.kernels.cpu.depthwise` for the gradient of their weight.
+`build()` compiles and loads them; from then on `linear_attention` takes its kernel wherever it can (backend="auto"),
+and depthwise convolutions take `linvit.kernels.cpu.depthwise` for the gradient of their weight.
 """
 
 import os
