@@ -1,5 +1,6 @@
 """Pictures of what was measured: accuracy over latency, time and memory over tokens or pixels, loss curves."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ def growth(rows: Sequence[Row], exponents: Mapping[str, float]) -> Figure:
     with_memory = any(row.peak_mib for line in lines.values() for row in line)
     figure = Figure(figsize=(6.2 * (1 + with_memory), 4.6 + 0.11 * len(lines)), layout="constrained")
     panels = figure.subplots(1, 1 + with_memory, squeeze=False)[0]
+    work = {name.partition(", ")[2] for name in lines}
+    common = f", {work.pop()}" if len(work) == 1 and "" not in work else ""
     for name, line in lines.items():
         style = {
             "color": COLOURS[names.index(line[0].name) % len(COLOURS)],
@@ -44,12 +47,17 @@ def growth(rows: Sequence[Row], exponents: Mapping[str, float]) -> Figure:
             "markersize": 4,
         }
         extents = [row.extent for row in line]
-        panels[0].plot(extents, [row.median_ms for row in line], label=f"{name}{_power(exponents.get(name))}", **style)
+        panels[0].plot(
+            extents,
+            [row.median_ms for row in line],
+            label=f"{name.removesuffix(common)}{_power(exponents.get(name))}",
+            **style,
+        )
         known = [row for row in line if row.peak_mib]
         if with_memory and known:
             panels[1].plot([row.extent for row in known], [row.peak_mib for row in known], **style)
     what = "tokens" if rows[0].tokens is not None else "pixels"
-    labels = ("ms a call", "peak memory above inputs and weights, MiB")
+    labels = (f"ms a call{common}", "peak memory above inputs and weights, MiB")
     for axes, label in zip(panels, labels, strict=False):
         axes.set(xlabel=what, ylabel=label, xscale="log", yscale="log")
         axes.grid(alpha=0.3)
@@ -79,6 +87,7 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
     axes = figure.subplots()
     names = list(dict.fromkeys(row.name for row in rows))
     variants = list(dict.fromkeys((row.variant, row.dtype) for row in rows))
+    heights = _apart({name: accuracies[name][0] for name in names})
     for index, name in enumerate(names):
         own = [row for row in rows if row.name == name]
         top1 = accuracies[name][0]
@@ -91,7 +100,7 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
             axes.plot(row.median_ms, top1, marker, markerfacecolor=face, color=colour, markersize=8)
         words = f"{name} ({own[0].pattern})" if ours else name
         at = max(row.median_ms for row in own)
-        axes.annotate(words, (at, top1), (7, -3), textcoords="offset points", fontsize=8, color=colour)
+        axes.annotate(words, (at, heights[name]), (7, -3), textcoords="offset points", fontsize=8, color=colour)
     for marker, (variant, dtype) in zip(MARKERS, variants, strict=False):
         axes.plot([], [], marker, color="#555555", markerfacecolor="white", label=f"{variant} {dtype}")
     size, batch, threads = rows[0].size, rows[0].batch, rows[0].threads
@@ -104,6 +113,15 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8, loc="lower right", title="filled: ours")
     return figure
+
+
+def _apart(heights: Mapping[str, float], share: float = 0.03) -> dict[str, float]:
+    """The heights in their order, neighbours at least this share of the whole range from each other, for words."""
+    least = share * (max(heights.values()) - min(heights.values()))
+    moved: dict[str, float] = {}
+    for name in sorted(heights, key=lambda name: heights[name]):
+        moved[name] = max(heights[name], max(moved.values(), default=-math.inf) + least)
+    return moved
 
 
 def _plain_ticks(axes: Axes) -> None:

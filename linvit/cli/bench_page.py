@@ -42,8 +42,7 @@ def write_page(report: Report, page: Path, folder: Path) -> None:
     """Puts machine, table and pictures of a folder between the marks of its name; pictures are copied beside page."""
     headings, left = _headings(report)
     cells = [_cells(row, report.kind == "op") for row in report.rows]
-    padded = [[*row, *[""] * (len(headings) - len(row))] for row in cells]
-    parts = [f"{machine.sentence(report.machine)}.", markdown_table(headings, padded, left=left)]
+    parts = [f"{machine.sentence(report.machine)}.", markdown_table(headings, cells, left=left)]
     parts.append("\n".join(f"- {sentence}" for sentence in sentences(report)))
     for picture in sorted(folder.glob("*.svg")):
         name = f"bench_{folder.name}_{picture.name}"
@@ -67,8 +66,6 @@ def _cells(row: Row, op: bool) -> list[str]:
     size = "–" if row.size is None else f"{row.size[0]} × {row.size[1]}"
     names = [row.name] if op else [row.name, row.pattern or "–", size]
     names += [row.variant, row.dtype, *([f"{row.tokens:,}"] if op else []), str(row.batch)]
-    if row.skipped is not None:
-        return [*names, f"– ({row.skipped})"]
     ratios = [row.ratio, row.against.get("reference"), *([row.against.get("sdpa")] if op else [])]
     return [
         *names,
@@ -87,7 +84,11 @@ def _number(value: float | None) -> str:
 
 
 def sentences(report: Report) -> Iterator[str]:
-    """What the table's columns are, growth, crossovers, and whether loss curves agree."""
+    """What is missing and why, what the table's columns are, growth, crossovers, and whether loss curves agree."""
+    for row in report.rows:
+        if row.skipped is not None:
+            extent = f" at {row.tokens:,} tokens" if row.tokens is not None else ""
+            yield f"{row.name} {row.variant} {row.dtype}{extent}: {row.skipped}"
     clocks = {row.clock for row in measured(report.rows)}
     for clock in sorted(filter(None, clocks)):
         yield f"ms: median over the rounds of {CLOCKS[clock]} a call; IQR: interquartile range; ×: times as fast as."
