@@ -1,6 +1,7 @@
 """`linvit eval --report` of a decoder: what its tokens cost by their place in a row, and what it writes."""
 
 import itertools
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from linvit.cli.generate import write_text
 from linvit.cli.judge import curve
 from linvit.cli.restore import Restored, source_for
 from linvit.data import Source, TextPreprocessing
+from linvit.models.sequence import Decoder, Memory
 from linvit.tasks.language import IGNORED
 
 PROMPTS = ("", "def ", "import ")
 WRITTEN, TEMPERATURE = 300, 0.8
 POINTS = 32
+READ, PIECE = 256, 37  # tokens
 
 
 def write_report(
@@ -33,12 +36,14 @@ def write_report(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = source_for(restored, data, num_workers)
     told = f"{restored.told()} {source.preprocessing.corpus}."
-    bits, counts = bits_by_place(restored.judged.to(device).eval(), source, device)
+    network: Any = restored.judged.to(device).eval()
+    bits, counts = bits_by_place(network, source, device)
     sections: list[tuple[str, Any]] = [
         ("What was measured", [table(table_rows(measured)), paragraph(told)]),
         *curve(path.parent / "metrics.csv"),
         ("Cost by place in the row", [picture(place_figure(bits, counts), "bits a token by place in the row")]),
     ]
+    sections.append(("One row read in other ways", _forms(network, source, device)))
     if isinstance(restored.preprocessing, TextPreprocessing):
         sections.append(("What it writes", _samples(restored)))
     write_page(path, f"linvit: {restored.name}", sections)
@@ -75,6 +80,35 @@ def place_figure(bits: Tensor, counts: Tensor) -> Figure:
     axes.set(xlabel="place in the row: tokens seen", ylabel="bits a token", xscale="log")
     axes.grid(alpha=0.3)
     return figure
+
+
+def _forms(network: Decoder, source: Source, device: torch.device) -> list[str]:
+    """How far logits are from those of the whole row at once, on the first tokens of the validation data."""
+    tokens = next(iter(source.val_dataloader()))[0][:1, :READ].to(device)
+    rows = []
+    for dtype in (torch.float32, torch.float64):
+        found = distances(deepcopy(network).to(dtype), tokens)
+        words = {"arithmetic": str(dtype).removeprefix("torch.")}
+        rows.append(words | {name: f"{value:.0e}" for name, value in found.items()})
+    told = "Largest difference of a logit from the whole row read at once, over the largest logit; one document."
+    return [table(rows), paragraph(told)]
+
+
+@torch.inference_mode()
+def distances(network: Decoder, tokens: Tensor) -> dict[str, float]:
+    """Relative distance of the logits of tokens (1, tokens) from the chunked form, by the way of reading."""
+
+    def in_pieces(length: int) -> Tensor:
+        memory = Memory()
+        return torch.cat([network.read(piece, memory) for piece in tokens.split(length, dim=1)], dim=1)
+
+    whole = network(tokens)
+    ways = {
+        "explicit matrix": network(tokens, form="matrix"),
+        f"in pieces of {PIECE} tokens": in_pieces(PIECE),
+        "token by token": in_pieces(1),
+    }
+    return {name: float((logits - whole).abs().max() / whole.abs().max()) for name, logits in ways.items()}
 
 
 def _samples(restored: Restored) -> list[str]:

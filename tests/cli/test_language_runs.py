@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import signal
 
 import pytest
@@ -102,6 +103,10 @@ def test_eval_of_a_folder_and_its_page(run, tmp_path, capsys):
     assert measured["raw"]["bytes"] == total
     page = (tmp_path / "page.html").read_text()
     assert "Cost by place in the row" in page
+    rows = re.findall(r"<td[^>]*>float(?:32|64)</td>.*?</tr>", page, re.DOTALL)
+    errors = [[float(error) for error in re.findall(r">(\d+e[-+]\d+|0)<", row)] for row in rows]
+    assert len(errors) == 2
+    assert all(len(row) == 3 and max(row) < bound for row, bound in zip(errors, (1e-5, 1e-13), strict=True))
     assert "<pre>" in page
 
 
