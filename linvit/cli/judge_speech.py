@@ -26,7 +26,7 @@ def write_report(
 ) -> None:
     """Writes the page of a network that hears on source_for(restored, data); measured is what `evaluate` returned."""
     source = source_for(restored, data, num_workers)
-    told = f"{restored.told()} {source.preprocessing.corpus}. Measured on {source.root}."
+    told = f"{restored.told()} Data: {source.preprocessing.corpus}. Measured on {source.root}."
     heard = _heard(restored, restored.judged, source)
     worst = sorted(heard, key=lambda one: -one["edits"])
     wrong = [one for one in worst if one["edits"]][:SHOWN]

@@ -35,7 +35,7 @@ def write_report(
     """Writes the page of a decoder on source_for(restored, data); measured is what `evaluate` returned."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = source_for(restored, data, num_workers)
-    told = f"{restored.told()} {source.preprocessing.corpus}."
+    told = f"{restored.told()} Data: {source.preprocessing.corpus}."
     network: Any = restored.judged.to(device).eval()
     bits, counts = bits_by_place(network, source, device)
     sections: list[tuple[str, Any]] = [
