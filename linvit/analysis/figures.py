@@ -42,6 +42,8 @@ CURVE_PANELS = (
                 "next_accuracy": "next token",
                 "recall_accuracy": "answers",
                 "wer": "word error rate",
+                "drawn_accuracy": "drawn right",
+                "guided_accuracy": "drawn right, guided",
             }.items()
             for prefix, suffix in {"": "", "ema_": ", moving average"}.items()
         },

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from linvit.analysis.statistics import Estimate, estimate, paired
 from linvit.cli import environment
 from linvit.cli.evaluate import HEADINGS, NUMBERS
 from linvit.cli.recipe import RecipeCLI, read_recipe
-from linvit.cli.runs import Run, run_all
+from linvit.cli.runs import Run, last, run_all
 from linvit.cli.study_page import markdown_table, plus_minus
 from linvit.cli.tasks import TASKS
 from linvit.data import create_source
@@ -26,7 +26,7 @@ STEM = "compared"
 @dataclass(frozen=True)
 class Row:
     """A recipe at one value of the varied setting (None without): its measure a seed, NaN where a run was not finite,
-    mean, and paired difference to the first recipe. Shares are in percent."""
+    mean, and paired difference to the first recipe; also: other measures of the finite runs. Shares are in percent."""
 
     recipe: str
     value: Any
@@ -35,6 +35,7 @@ class Row:
     mean: Estimate
     difference: Estimate | None
     seconds: float
+    also: dict[str, Estimate] = field(default_factory=dict)
 
 
 def compare(
@@ -44,6 +45,7 @@ def compare(
     workers: int = 1,
     over: str | None = None,
     overrides: Sequence[str] = (),
+    also: Sequence[str] = (),
 ) -> Path:
     """Trains every recipe with every seed, what is complete not again; returns the page in folder, compared.md.
 
@@ -54,6 +56,7 @@ def compare(
         workers: how many runs at once, one thread each.
         over: `data.pairs=4,8,16` trains every recipe at each of these values.
         overrides: `key.key=value` for every run.
+        also: other measures that the runs took, for columns of their own.
 
     Raises ValueError for recipes of different tasks, and as `run_all` and `read_recipe`.
     """
@@ -68,6 +71,8 @@ def compare(
     runs = [_run(*cell, seed, settings[cell], folder, task.score) for seed in range(seeds) for cell in cells]
     results = run_all(runs, workers, lambda line: print(line, flush=True))
     rows = _rows(cells, resolved, [results[index :: len(cells)] for index in range(len(cells))], task.score)
+    for index, row in enumerate(rows):
+        row.also.update({measure: _over_seeds(runs[index :: len(cells)], measure) for measure in also})
     about = _about(resolved[cells[0]], seeds, results, key)
     write_json(folder / f"{STEM}.json", {"about": about, "rows": [asdict(row) for row in rows]}, indent=1)
     figure = ""
@@ -90,7 +95,17 @@ def table(rows: Sequence[Row], key: str | None, measure: str) -> str:
     """The rows in Markdown."""
     digits = 3 if measure in NUMBERS else 2
     first = rows[0].recipe
-    head = ["recipe", *([f"`{key}`"] if key else []), "parameters", heading(measure), f"Δ {first}", "p", "s a run"]
+    others = [heading(other) for other in rows[0].also]
+    head = [
+        "recipe",
+        *([f"`{key}`"] if key else []),
+        "parameters",
+        heading(measure),
+        f"Δ {first}",
+        "p",
+        *others,
+        "s a run",
+    ]
     lines = []
     for row in rows:
         difference, p = "–", "–"
@@ -100,8 +115,9 @@ def table(rows: Sequence[Row], key: str | None, measure: str) -> str:
                 difference += f" [{row.difference.low:+.{digits}f}, {row.difference.high:+.{digits}f}]"
                 p = "< 0.001" if row.difference.p < 0.001 else f"{row.difference.p:.3f}"
         value = [str(row.value)] if key else []
-        mean = plus_minus(row.mean, digits)
-        lines.append([f"`{row.recipe}`", *value, f"{row.parameters:,}", mean, difference, p, f"{row.seconds:.0f}"])
+        own = [plus_minus(row.mean, digits), difference, p]
+        own += [plus_minus(mean, 3 if other in NUMBERS else 2) for other, mean in row.also.items()]
+        lines.append([f"`{row.recipe}`", *value, f"{row.parameters:,}", *own, f"{row.seconds:.0f}"])
     return markdown_table(head, lines, left=1)
 
 
@@ -180,6 +196,13 @@ def _rows(
             )
         )
     return rows
+
+
+def _over_seeds(runs: Sequence[Run], measure: str) -> Estimate:
+    """A measure of the runs that stayed finite."""
+    factor = 1 if measure in NUMBERS else 100
+    finite = [run for run in runs if (run.result() or {}).get("reason") is None]
+    return estimate([factor * last(run.folder, measure) for run in finite])
 
 
 def _parameters(values: dict[str, Any]) -> int:

@@ -208,7 +208,7 @@ def complete(run: Run, stop: Any) -> dict[str, Any]:
         train(run.recipe, [f"folder={run.folder}", *run.overrides], True, [StopsBetweenEpochs(stop)], prints=False)
     except FloatingPointError as error:
         reason = str(error).split(",")[0]
-    result = {run.measure: None if reason else _last(run.folder, run.measure), "reason": reason}
+    result = {run.measure: None if reason else last(run.folder, run.measure), "reason": reason}
     result["seconds"] = round(time.monotonic() - started, 3)
     (run.folder / "checkpoints" / BEST).unlink(missing_ok=True)  # measured once, at the end: the same as the last
     with replacing(run.folder / RESULT) as temporary:
@@ -216,7 +216,15 @@ def complete(run: Run, stop: Any) -> dict[str, Any]:
     return result
 
 
-def _last(folder: Path, measure: str) -> float:
+def last(folder: Path, measure: str) -> float:
+    """A measure of a run after its last epoch; the moving average's where it alone was measured.
+
+    Raises ValueError for a measure that its metrics.csv does not have.
+    """
     with (folder / "metrics.csv").open(newline="") as file:
         row = list(csv.DictReader(file))[-1]
-    return float(row[measure] if measure in row else row[f"ema_{measure}"])  # drawn by the moving average alone
+    for name in (measure, f"ema_{measure}"):
+        if row.get(name):
+            return float(row[name])
+    known = ", ".join(name.removeprefix("ema_") for name, value in row.items() if value)
+    raise ValueError(f"{folder} has no measure {measure!r} after its last epoch, expected one of {known}.")

@@ -127,6 +127,7 @@ def run_study(options: argparse.Namespace) -> int:
 def compare_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit compare RECIPE ... --folder FOLDER [--seeds N] [--workers N] [--over KEY=V,V,…] [--set KEY=V ...]"
+        " [--also MEASURE ...]"
     )
     command.add_argument("recipes", metavar="RECIPE", nargs="+", type=Path, help="recipes of one task")
     command.add_argument("--folder", type=Path, required=True, help="where runs, table and figure go")
@@ -134,12 +135,14 @@ def compare_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--workers", type=int, default=1, help="how many runs at once, one thread each (1)")
     command.add_argument("--over", metavar="KEY=V,V,…", help="train at each of these values, and draw them")
     command.add_argument("--set", metavar="KEY=V", nargs="+", default=(), help="settings of every run")
+    command.add_argument("--also", metavar="MEASURE", nargs="+", default=(), help="columns for these measures too")
 
 
 def run_compare(options: argparse.Namespace) -> int:
     from linvit.cli.compare import compare
 
-    page = compare(options.recipes, options.folder, options.seeds, options.workers, options.over, options.set)
+    chosen = (options.seeds, options.workers, options.over, options.set, options.also)
+    page = compare(options.recipes, options.folder, *chosen)
     print(page.read_text(), end="")
     return 0
 

@@ -151,6 +151,14 @@ def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_aga
     before = (tmp_path / "out" / "compared.json").read_text()
     compare(recipes, tmp_path / "out", **asked)
     assert (tmp_path / "out" / "compared.json").read_text() == before
+    page = compare(recipes, tmp_path / "out", **asked, also=["next_accuracy"]).read_text()
+    assert "| p | next token, % | s a run |" in page
+    rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
+    assert [row["also"]["next_accuracy"]["count"] for row in rows] == [2, 2]
+    with pytest.raises(
+        ValueError, match=r"seed0 has no measure 'top1' after its last epoch, expected one of .*perplexity"
+    ):
+        compare(recipes, tmp_path / "out", **asked, also=["top1"])
 
 
 def test_models_lists_decoders_with_what_they_keep(capsys):
