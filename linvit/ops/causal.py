@@ -2,9 +2,9 @@
 
 Tokens are cut into chunks. Inside a chunk the scores are a small matrix; what came before is carried in as a state.
 The carried states are a running mean over chunks, taken first within groups of chunks and then across groups, so that
-no loop runs over tokens and their number may be symbolic (for the same reason there is always one empty chunk and
-group to spare: a symbolic size may not become 1). Cost and memory grow linearly with the tokens; the scan across groups
-is quadratic in tokens / 1,024 and overtakes the rest only beyond a million.
+no loop runs over tokens and their number may be symbolic. (For the same reason compilers and exporters get one empty
+chunk and group to spare: a symbolic size may not become 1.) Cost and memory grow linearly with the tokens; the scan
+across groups is quadratic in tokens / 1,024 and overtakes the rest only beyond a million.
 """
 
 import torch
@@ -71,14 +71,20 @@ def chunked(
 
 
 def _split(x: Tensor) -> Tensor:
-    """(batch, heads, tokens, width) → (batch, heads, chunks, CHUNK, width), padded with zeros."""
+    """(batch, heads, tokens, width) → (batch, heads, chunks, chunk, width), padded with zeros; CHUNK tokens at most."""
     batch, heads, tokens, width = x.shape
-    chunks = _pieces(tokens, CHUNK)
-    return F.pad(x, (0, 0, 0, chunks * CHUNK - tokens)).reshape(batch, heads, -1, CHUNK, width)
+    chunk = CHUNK if _may_be_symbolic() else min(CHUNK, max(1, tokens))
+    chunks = _pieces(tokens, chunk)
+    return F.pad(x, (0, 0, 0, chunks * chunk - tokens)).reshape(batch, heads, -1, chunk, width)
 
 
 def _pieces(length: int, size: int) -> int:
-    return (length + size - 1) // size + 1
+    pieces = (length + size - 1) // size
+    return pieces + 1 if _may_be_symbolic() else max(1, pieces)
+
+
+def _may_be_symbolic() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def _carried(
@@ -105,12 +111,13 @@ def _carried(
 
 
 def _row_weights(weights: Weights, carried: State) -> tuple[Tensor, Tensor, Tensor]:
-    """α of the chunk's own tokens in each row, (…, CHUNK, CHUNK), and of all that is carried in; and their total mass.
+    """α of the chunk's own tokens in each row, (…, chunk, chunk), and of all that is carried in; and their total mass.
 
-    The last two are (…, CHUNK, 1).
+    The last two are (…, chunk, 1).
     """
     assert weights.factor is not None
-    later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=weights.factor.device).triu(1)
+    chunk = weights.factor.shape[-1]
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=weights.factor.device).triu(1)
     before = carried.n.unsqueeze(-1)
     if weights.exponent is None:
         own = weights.factor.unsqueeze(-2).masked_fill(later, 0)
@@ -130,6 +137,8 @@ def _row_weights(weights: Weights, carried: State) -> tuple[Tensor, Tensor, Tens
 def _running_mean(means: Tensor, n: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted mean of each entry and all before it along axis 2: (batch, heads, entries, width) and weights."""
     entries = n.shape[2]
+    if not _may_be_symbolic() and entries <= GROUP:
+        return _scan(means, n, shift)
     groups = _pieces(entries, GROUP)
     pad = groups * GROUP - entries
     means = F.pad(means, (0, 0, 0, pad)).unflatten(2, (-1, GROUP))
