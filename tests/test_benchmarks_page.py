@@ -16,9 +16,11 @@ PAGE = ROOT / "docs/benchmarks.md"
 MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", " ")
 PARTS = re.search(r"^BENCH_PARTS := (.*)$", MAKEFILE, re.MULTILINE)[1].split()
 COMMANDS = dict(re.findall(r"^BENCH_(\w+) := (.*)$", MAKEFILE, re.MULTILINE))
+COMMANDS["gpu_op_backward"] = COMMANDS["gpu_op_backward"].replace("$(BENCH_gpu_op)", COMMANDS["gpu_op"])
+ON_GPU = ["gpu_op", "gpu_op_backward"]
 
 
-@pytest.mark.parametrize("part", [*PARTS, "compiled"])
+@pytest.mark.parametrize("part", [*PARTS, "compiled", *ON_GPU])
 def test_every_part_is_a_command_with_a_place(part):
     check_page(PAGE, Path("runs/bench") / part)
     options = _parser().parse_args(["bench", *shlex.split(COMMANDS[part])])
@@ -28,7 +30,13 @@ def test_every_part_is_a_command_with_a_place(part):
 
 
 def test_the_page_has_no_other_parts():
-    assert re.findall(r"<!-- bench (\w+):begin -->", PAGE.read_text()) == [*PARTS[:7], "compiled", *PARTS[7:]]
+    assert re.findall(r"<!-- bench (\w+):begin -->", PAGE.read_text()) == [
+        *PARTS[:3],
+        *ON_GPU,
+        *PARTS[3:8],
+        "compiled",
+        *PARTS[8:],
+    ]
 
 
 def test_a_part_is_written_between_its_marks(tmp_path):

@@ -123,8 +123,8 @@ def test_the_page_of_a_generator_shows_what_it_draws(run, tmp_path):
 
 
 def test_a_comparison_reads_the_measure_of_the_network_that_draws(run):
-    assert runs._last(run, "fid") == float(curve(run)[-1]["ema_fid"])
-    assert runs._last(run, "train_loss") == float(curve(run)[-1]["train_loss"])
+    assert runs.last(run, "fid") == float(curve(run)[-1]["ema_fid"])
+    assert runs.last(run, "train_loss") == float(curve(run)[-1]["train_loss"])
 
 
 @pytest.mark.parametrize(
