@@ -260,5 +260,6 @@ def _words(about: dict[str, Any]) -> str:
     return (
         f"*Stand-in: {about['model'].get('name', 'network')}; {about['data']}; seeds 0 to {about['seeds'] - 1}, mean"
         f" ± half of the 95 % t-interval, Δ and p paired by seed; {about['epochs']} epochs, {precision}, one thread"
-        f" a run, torch {about['packages']['torch']}, commit {commit[:7]}{'-dirty' if commit.endswith('-dirty') else ''}.*"
+        f" a run, torch {about['packages']['torch']}, commit"
+        f" {commit[:7]}{'-dirty' if commit.endswith('-dirty') else ''}.*"
     )
