@@ -1,6 +1,7 @@
 """`linvit compare`: recipes over seeds, side by side, with intervals; optionally over the values of one setting."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from linvit.data import create_source
 from linvit.files import check_writable, replacing, write_json
 
 STEM = "compared"
+FLOAT32 = (None, 32, "32", "32-true")
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,13 @@ def compare(
         overrides: `key.key=value` for every run.
         also: other measures that the runs took, for columns of their own.
 
-    Raises ValueError for recipes of different tasks, and as `run_all` and `read_recipe`.
+    Raises ValueError for recipes of different tasks or of one name, settings that are each run's own, and as `run_all`
+    and `read_recipe`.
     """
     if seeds < 1 or workers < 1 or not recipes:
         raise ValueError(f"{len(recipes)} recipes, {seeds} seeds, {workers} workers: give one or more of each.")
     key, values = _varied(over)
+    _check_own(recipes, [*overrides, *([key] if key else [])])
     cells = [(recipe, value) for value in values for recipe in recipes]
     settings = {cell: [*overrides, *([f"{key}={cell[1]}"] if key else [])] for cell in cells}
     resolved = {cell: RecipeCLI(read_recipe(cell[0], settings[cell]), builds=False).resolved() for cell in cells}
@@ -152,7 +156,27 @@ def _varied(over: str | None) -> tuple[str | None, list[Any]]:
     key, equals, values = over.partition("=")
     if not key or not equals or not values:
         raise ValueError(f"--over is {over!r}: write key=value,value,…, data.pairs=4,8,16 for example.")
-    return key, values.split(",")
+    found = values.split(",")
+    if "" in found or len({_folder_name(value) for value in found}) < len(found):
+        raise ValueError(f"--over is {over!r}, expected values that are there once each: leave out what is not.")
+    return key, found
+
+
+def _check_own(recipes: Sequence[Path], settings: Sequence[str]) -> None:
+    """Raises ValueError where two runs would have one folder, or all of them one seed."""
+    names = [recipe.stem for recipe in recipes]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"Two recipes are called {twice[0]}, which names their runs: rename a file, or leave one out.")
+    for setting in settings:
+        key = setting.partition("=")[0]
+        if key in ("seed", "folder"):
+            raise ValueError(f"{key!r} is each run's own: leave it out, --seeds N and --folder FOLDER set it for all.")
+
+
+def _folder_name(value: str) -> str:
+    """The value without what would lead to another folder."""
+    return re.sub(r"^\.+|[/\\]", "_", value)
 
 
 def _task(names: Sequence[str]) -> Any:
@@ -164,7 +188,7 @@ def _task(names: Sequence[str]) -> Any:
 def _run(recipe: Path, value: Any, seed: int, settings: Sequence[str], folder: Path, measure: str) -> Run:
     overrides = (f"seed={seed}", *settings)
     at = "" if value is None else f"at {value} "
-    own = folder / recipe.stem / ("" if value is None else str(value)) / f"seed{seed}"
+    own = folder / recipe.stem / ("" if value is None else _folder_name(value)) / f"seed{seed}"
     values = read_recipe(recipe, overrides) | {"folder": ""}
     return Run(f"{recipe.stem} {at}seed {seed}", recipe, overrides, own, values, measure)
 
@@ -221,6 +245,7 @@ def _about(values: dict[str, Any], seeds: int, results: Sequence[dict[str, Any]]
         "model": values["model"],
         "epochs": values["trainer"]["max_epochs"],
         "seeds": seeds,
+        "precision": values["trainer"]["precision"],
         "threads": 1,
         "processor": where["devices"],
         "commit": where["commit"],
@@ -231,8 +256,10 @@ def _about(values: dict[str, Any], seeds: int, results: Sequence[dict[str, Any]]
 
 def _words(about: dict[str, Any]) -> str:
     commit = about["commit"] or "unknown"
+    precision = "float32" if about["precision"] in FLOAT32 else f"precision {about['precision']}"
     return (
         f"*Stand-in: {about['model'].get('name', 'network')}; {about['data']}; seeds 0 to {about['seeds'] - 1}, mean"
-        f" ± half of the 95 % t-interval, Δ and p paired by seed; {about['epochs']} epochs, float32, one thread a run,"
-        f" torch {about['packages']['torch']}, commit {commit[:7]}{'-dirty' if commit.endswith('-dirty') else ''}.*"
+        f" ± half of the 95 % t-interval, Δ and p paired by seed; {about['epochs']} epochs, {precision}, one thread"
+        f" a run, torch {about['packages']['torch']}, commit"
+        f" {commit[:7]}{'-dirty' if commit.endswith('-dirty') else ''}.*"
     )

@@ -23,18 +23,22 @@ def write_text(
 ) -> Iterator[str]:
     """The prompt and what follows it, piece by piece, until the document ends or so many tokens are written.
 
-    Raises ValueError for a network that reads no text, and as `generate`.
+    Bytes of the prompt that are no UTF-8 are read by networks of bytes as they are. Raises ValueError for a network
+    that reads no text, for a seed of more than 64 bits, and as `generate`.
     """
     if not isinstance(restored.preprocessing, TextPreprocessing):
         raise ValueError(f"{restored.path} reads no text: give the run of a language model.")
     if tokens < 1:
         raise ValueError(f"--tokens is {tokens}, but at least one has to be written: set it to 1 or more.")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"--seed is {seed}, expected a whole number of 64 bits: choose a smaller one.")
     network, device = ready_network(restored, weights)
     tokenizer = restored.preprocessing.open()
-    start = torch.tensor([tokenizer.separator, *tokenizer.encode(prompt.encode())], device=device)
+    given = prompt.encode("utf-8", "surrogateescape")  # what a shell hands over, byte by byte
+    start = torch.tensor([tokenizer.separator, *tokenizer.encode(given)], device=device)
     generator = torch.Generator().manual_seed(seed)
     written = generate(network, start, tokens, temperature, top_p, generator, stop=tokenizer.separator)  # type: ignore[arg-type]
-    yield prompt
+    yield given.decode("utf-8", "replace")
     yield from pieces(tokenizer, written)
 
 
@@ -46,15 +50,16 @@ def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
             yield decoder.decode(bytes([token]))
         yield decoder.decode(b"", final=True)
         return
+    shown: list[int] = []  # the tokens of the last piece: spaces can depend on them
     held: list[int] = []
-    shown = ""
     for token in tokens:
         held.append(token)
-        text = _whole(tokenizer, held)
-        yield text[len(shown) :]
-        shown = text
-    yield tokenizer.decode(held)[len(shown) :]
+        text = _after(tokenizer, shown, held)
+        if not text.endswith("�"):
+            yield text
+            shown, held = held, []
+    yield _after(tokenizer, shown, held)
 
 
-def _whole(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    return tokenizer.decode(tokens).rstrip("�")
+def _after(tokenizer: Tokenizer, shown: Sequence[int], held: Sequence[int]) -> str:
+    return tokenizer.decode([*shown, *held])[len(tokenizer.decode(shown)) :]

@@ -132,19 +132,24 @@ def ask(
 ) -> dict[str, dict[str, Any]]:
     """Each task's measures, as the harness names them.
 
-    include: a folder of the user's own tasks, in place of the harness's. limit: items of each task.
+    include: a folder of the user's own tasks, in place of the harness's. limit: items of each task. Of a tag or a group
+    there are those of its tasks.
 
-    Raises ValueError for an unknown task.
+    Raises ValueError for an unknown task, a folder that is missing, no items, and a network that reads no text.
     """
+    model = Harness(restored, batch_size, weights)
+    if include is not None and not include.is_dir():
+        raise ValueError(f"--include is {include}, expected a folder with .yaml files of your tasks: give one.")
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit is {limit}, but at least one item has to be asked: set it to 1 or more.")
     manager = TaskManager(include_path=include, include_defaults=include is None)
     unknown = [name for name in tasks if name not in manager.all_tasks]
     if unknown:
         raise ValueError(
             f"The harness knows no task {unknown[0]!r}: `lm-eval ls tasks` lists its own, --include FOLDER takes yours."
         )
-    model = Harness(restored, batch_size, weights)
     found = simple_evaluate(model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
-    return {name: found["results"][name] for name in tasks}
+    return dict(found["results"])
 
 
 def show(found: dict[str, dict[str, Any]]) -> None:

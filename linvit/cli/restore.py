@@ -297,7 +297,12 @@ def _sequence_source(restored: Restored, data: str | None) -> Source:
     if not isinstance(preprocessing, TextPreprocessing):
         raise ValueError("--data is for text, images and the like, but this run's sequences are drawn: leave it out.")
     read = {key: getattr(preprocessing, key) for key in ("tokenizer", "separator", "context")}
-    return create_source(data, **read) if data == "stdlib" else TextFolder(data, held_out=1.0, **read)
+    held = restored.data or {}
+    read |= {key: held[key] for key in ("keeps_apart",) if key in held}
+    if data == "stdlib":
+        return create_source(data, **read)
+    read |= {key: held[key] for key in ("suffixes",) if key in held}
+    return TextFolder(data, held_out=1.0, **read)
 
 
 def _classified_source(restored: Restored, data: str | None) -> Source:

@@ -118,6 +118,10 @@ def run_eval(options: argparse.Namespace) -> int:
     from linvit.cli.evaluate import evaluate, show
     from linvit.cli.restore import restore
 
+    if not options.tasks and (options.include or options.limit is not None):
+        raise ValueError("--include and --limit are of --tasks, which is not given: add it, or leave them out.")
+    if options.tasks and (options.data or options.report is not None):
+        raise ValueError("--tasks bring data of their own and have no page: leave --data and --report out.")
     restored = restore(options.path, options.model, options.checkpoint, options.framework)
     if options.tasks:
         return _ask(options, restored)
@@ -297,6 +301,10 @@ def run_generate(options: argparse.Namespace) -> int:
     restored = restore(options.path)
     if restored.drawing:
         return _draw(options, restored)
+    if options.output is not None and restored.sequence:
+        raise ValueError(
+            "--output is of images, but this run writes text on the screen: leave it out, or write > FILE."
+        )
     for piece in write_text(
         restored, options.prompt, options.tokens, options.temperature, options.top_p, options.seed, options.weights
     ):

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from linvit.data.order import Batches, share
 from linvit.data.text import TextPreprocessing, TextSource
-from linvit.data.tokens import Rows, Stream, Tokenizer, dtype_for
+from linvit.data.tokens import WIDTH, Rows, Stream, Tokenizer, dtype_for
 from linvit.files import replacing, write_json
 
 TOGETHER = 256  # documents that are tokenized at once
@@ -31,7 +31,7 @@ class HuggingFaceText(TextSource):
         train_split: Split to train on.
         val_split: Split to measure on; null for the first val_documents of the train split, which are not trained on.
         val_documents: How many documents are measured on.
-        max_tokens: Pack no more training tokens than these; null for all.
+        max_tokens: Packing ends with the document that reaches so many training tokens; null for all.
         streaming: Reads while training, in place of packing first; a stopped run goes on after the documents read.
         epoch_rows: Rows of all processes together that make an epoch of a stream.
         cache: Folder of the packed files.
@@ -43,7 +43,8 @@ class HuggingFaceText(TextSource):
         seed: The order is drawn from it.
         num_workers: Processes that read packed rows.
 
-    Raises ValueError where no data set is named, and for what the library refuses.
+    A packed file stands for what was asked for, not for the data's content: delete it where that has changed.
+    Raises ValueError where no data set is named, for counts below 1, and for what the library refuses.
     """
 
     def __init__(
@@ -71,6 +72,10 @@ class HuggingFaceText(TextSource):
             raise ValueError("The recipe names no data set: set data.path to one of the hub, or to a folder.")
         if tokenizer is None:
             raise ValueError("The recipe names no tokenizer: set data.tokenizer to bytes, a tokenizer.json or a name.")
+        counts = {"val_documents": val_documents, "max_tokens": max_tokens, "epoch_rows": epoch_rows}
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise ValueError(f"data.{name} is {count}, expected 1 or more: set it higher.")
         super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
         if streaming and num_workers:
             raise ValueError(f"data.num_workers is {num_workers}, but a stream is read by the training process: set 0.")
@@ -91,13 +96,18 @@ class HuggingFaceText(TextSource):
         path = self._packed(part)
         about = json.loads(path.with_suffix(".json").read_text())
         tokens = np.memmap(path, dtype_for(self.tokenizer.vocabulary), mode="r")
-        widths = np.memmap(path.with_suffix(".widths"), np.uint16, mode="r") if part == "val" else None
+        widths = np.memmap(path.with_suffix(".widths"), WIDTH, mode="r") if part == "val" else None
         return Stream(tokens, widths, about["documents"])
 
     def train_dataloader(self) -> Batches:  # type: ignore[override]
         if not self.streaming:
             return super().train_dataloader()
         self._stream = TextStream(self, self._skipped)
+        if len(self._stream) < self.batch_size:
+            raise ValueError(
+                f"data.epoch_rows is {self.epoch_rows}, which gives a process {len(self._stream)} rows an epoch, fewer"
+                f" than one batch of {self.batch_size}: set it higher."
+            )
         return Batches(self._stream, drop_last=True, **self._loading(False))
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,7 +117,7 @@ class HuggingFaceText(TextSource):
         super().load_state_dict(state_dict)
         self._skipped = state_dict["documents"]
         if self._stream:
-            self._stream.skipped = self._skipped
+            self._stream.skipped = self._stream.read = self._skipped
 
     def documents(self, part: str, streaming: bool = False) -> Any:
         """The data set of a part, rows with the text in `column`."""
@@ -131,14 +141,24 @@ class HuggingFaceText(TextSource):
             return found.skip(self.val_documents) if self.val_split is None else found
         return found.take(self.val_documents) if streaming else found.select(range(min(len(found), self.val_documents)))
 
+    def text(self, row: Mapping[str, Any]) -> bytes:
+        """The document of a row of the data set; raises ValueError for what is no text."""
+        text = row.get(self.column)
+        if not isinstance(text, str):
+            raise ValueError(
+                f"The data set {self.asked['path']} has a row whose {self.column!r} is {text!r:.40}, expected text: set"
+                " data.column to a column of text, and leave such rows out of the data."
+            )
+        return text.encode("utf-8", "replace")
+
     def _packed(self, part: str) -> Path:
         """The file of a part's tokens, written if it is not there."""
-        asked = [part, self.asked, self.column, self.train_split, self.val_split, self.val_documents, self.names]
-        asked.append(self.max_tokens if part == "train" else None)
+        asked = [part, self.asked, self.column, self.train_split, self.val_split, self.val_documents]
+        asked += [self.tokenizer.fingerprint(), WIDTH.__name__, self.max_tokens if part == "train" else None]
         key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
         path = self.cache / f"{part}_{key}.tokens"
         if not path.with_suffix(".json").is_file():
-            texts = (row[self.column].encode() for row in self.documents(part, self.streaming))
+            texts = map(self.text, self.documents(part, self.streaming))
             pack(texts, self.tokenizer, path, part == "val", self.max_tokens if part == "train" else None)
         return path
 
@@ -162,12 +182,14 @@ def pack(
             for text, encoded in zip(texts, tokenizer.encode_batch(texts), strict=True):
                 np.asarray([mark, *encoded], dtype).tofile(tokens)
                 if measures:
-                    np.asarray([0, *tokenizer.widths(text)], np.uint16).tofile(widths)
+                    np.asarray([0, *tokenizer.widths(text)], WIDTH).tofile(widths)
                 count, total = count + 1, total + 1 + len(encoded)
+                if max_tokens is not None and total >= max_tokens:
+                    break
             if max_tokens is not None and total >= max_tokens:
                 break
         np.asarray([mark], dtype).tofile(tokens)
-        np.zeros(1, np.uint16).tofile(widths)
+        np.zeros(1, WIDTH).tofile(widths)
     write_json(path.with_suffix(".json"), {"documents": count, "tokens": total + 1})
 
 
@@ -206,17 +228,19 @@ class TextStream(IterableDataset[Any]):
     def _documents(self) -> Iterator[bytes]:
         """This process's share of the documents, again and again, each time in another order."""
         rank, world = share()
+        passed_over = 0
         for number in itertools.count():
             found = self.source.documents("train", streaming=True)
             found = found.shuffle(seed=self.source.seed + number, buffer_size=SHUFFLED)
-            before = self.read
+            place = -1
             for place, row in enumerate(found):
-                if number == 0 and place < self.skipped:
+                if passed_over < self.skipped:
+                    passed_over += 1
                     continue
                 self.read += 1
                 if place % world == rank:
-                    yield row[self.source.column].encode()
-            if self.read == before and number:
+                    yield self.source.text(row)
+            if place < 0:
                 raise ValueError(
                     f"The data set {self.source.asked['path']} has no documents to train on but the"
                     f" {self.source.val_documents} that are held out: set data.val_documents lower."

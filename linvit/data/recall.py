@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from linvit.data.source import Source
+from linvit.data.tokens import IGNORED
 
-IGNORED = -100
 HELD_OUT = 1  # the stream of random numbers of validation sequences; 0 is training's
 
 
@@ -50,12 +50,18 @@ class Memorized(Source):
     """
 
     task = "recall"
+    item = "sequence"
     preprocessing: RecallPreprocessing  # type: ignore[assignment]
 
     def __init__(
         self, words: str, vocabulary: int, length: int, val_length: int, batch_size: int, seed: int, num_workers: int
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
+        if length < 1 or val_length < 1:
+            raise ValueError(
+                f"data.length is {length} and data.val_length {val_length}, expected 1 sequence or more of each: set"
+                " them higher."
+            )
         self.vocabulary = vocabulary
         self.length, self.val_length = length, val_length
         self.drawn_from = seed
@@ -90,7 +96,7 @@ class Recall(Memorized):
         seed: All sequences are drawn from it.
         num_workers: Processes that draw.
 
-    Raises ValueError for more pairs than keys.
+    Raises ValueError for more pairs than keys, and for no pair or sequence.
 
     Source: multi-query associative recall (Arora et al., *Zoology*, arXiv 2312.04927), with every pair asked for once,
     in random order, after all pairs.

@@ -14,17 +14,22 @@ class Source(lightning.LightningDataModule):
     """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
 
     A source says for which task its targets are, sets class_names and preprocessing in its constructor and returns its
-    datasets from train_set and val_set.
+    datasets from train_set and val_set. item is what one of them is called, smaller the settings that make more
+    batches of the same data.
     """
 
     task = "classification"
+    item = "image"
+    smaller: tuple[str, ...] = ("data.batch_size",)
     class_names: list[str]
     preprocessing: Preprocessing
 
     def __init__(self, batch_size: int, seed: int, num_workers: int, max_corrupt: int = 0, repeats: int = 1) -> None:
         super().__init__()
         if batch_size < 1:
-            raise ValueError(f"data.batch_size is {batch_size}, but a batch needs at least one image: set it higher.")
+            raise ValueError(
+                f"data.batch_size is {batch_size}, but a batch needs at least one {self.item}: set it higher."
+            )
         self.batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers
@@ -55,8 +60,8 @@ class Source(lightning.LightningDataModule):
         order = self.train_order(dataset)
         if len(order) < self.batch_size:
             raise ValueError(
-                f"There are {len(order)} training images a process, fewer than one batch of {self.batch_size}:"
-                " set data.batch_size lower."
+                f"There are {len(order)} training {self.item}s a process, fewer than one batch of {self.batch_size}:"
+                f" set {' or '.join(self.smaller)} lower."
             )
         self._batches = ResumableBatches(
             Augmented(dataset, self.seed),

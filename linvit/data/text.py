@@ -44,6 +44,8 @@ class TextSource(Source):
     """
 
     task = "language"
+    item = "row"
+    smaller = ("data.batch_size", "data.context")
     preprocessing: TextPreprocessing  # type: ignore[assignment]
 
     def __init__(
@@ -134,6 +136,7 @@ class Stdlib(FileText):
         root = Path(sysconfig.get_paths()["stdlib"])
         found = [path for path in root.rglob("*.py") if not NOT_READ & set(path.relative_to(root).parts)]
         self.files = divided(root, found, held_out)
+        check_parts(root, self.files, [".py"], trains=held_out < 1)
         corpus = f"the standard library of Python {platform.python_version()}: {self.describe()}"
         self.preprocessing = TextPreprocessing(**self.names, corpus=corpus)
 
@@ -147,7 +150,8 @@ class TextFolder(FileText):
         held_out: Share of the files that is held out, chosen by a hash of their names, where the folder has no val/.
         context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers: See Stdlib.
 
-    Raises ValueError for a folder that is missing or has no file on one side.
+    With held_out 1 there is nothing to train on, only to measure. Raises ValueError for a folder that is missing, has
+    no file on one side, or holds out no text.
     """
 
     def __init__(
@@ -166,38 +170,40 @@ class TextFolder(FileText):
         super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
         folder = Path(root)
         if not folder.is_dir():
-            raise ValueError(f"The data folder {folder} does not exist: set data.root to a folder of text files.")
+            wrong = "is a file" if folder.exists() else "does not exist"
+            raise ValueError(
+                f"The data folder {folder} {wrong}: set data.root (eval: --data) to a folder of text files."
+            )
         found = [path for path in folder.rglob("*") if path.is_file() and path.suffix in suffixes]
         if (folder / "val").is_dir():
             held = [path for path in found if path.relative_to(folder).parts[0] == "val"]
             self.files = {"train": sorted(set(found) - set(held)), "val": sorted(held)}
-            check_parts(folder, self.files, suffixes)
         else:
-            self.files = divided(folder, found, held_out, suffixes)
+            self.files = divided(folder, found, held_out)
+        check_parts(folder, self.files, suffixes, trains=held_out < 1)
         self.preprocessing = TextPreprocessing(**self.names, corpus=f"{folder}: {self.describe()}")
 
 
-def divided(
-    root: Path, files: Sequence[Path], held_out: float, suffixes: Sequence[str] = (".py",)
-) -> dict[str, list[Path]]:
-    """{"train": …, "val": …}: files by a hash of their path below root, whatever the machine.
-
-    With held_out 1 all of them are. Raises ValueError where either has none otherwise.
-    """
+def divided(root: Path, files: Sequence[Path], held_out: float) -> dict[str, list[Path]]:
+    """{"train": …, "val": …}: files by a hash of their path below root, whatever the machine."""
     parts: dict[str, list[Path]] = {"train": [], "val": []}
     for path in sorted(files):
         digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
         parts["val" if int.from_bytes(digest[:4], "big") < held_out * 2**32 else "train"].append(path)
-    check_parts(root, parts if held_out < 1 else {"val": parts["val"]}, suffixes)
     return parts
 
 
-def check_parts(root: Path, files: dict[str, list[Path]], suffixes: Sequence[str]) -> None:
-    """Raises ValueError where there is nothing to train on, or nothing held out."""
-    for part, found in files.items():
-        if not found:
-            count = sum(map(len, files.values()))
-            raise ValueError(
-                f"{root} has {count} files that end in {', '.join(suffixes)}, and none of them is for part {part!r}:"
-                " set data.held_out between 0 and 1, or add files."
-            )
+def check_parts(root: Path, files: dict[str, list[Path]], suffixes: Sequence[str], trains: bool) -> None:
+    """Raises ValueError where there is nothing to measure on, or to train on where that `trains`."""
+    count = sum(map(len, files.values()))
+    endings = " or ".join(suffixes)
+    if not count:
+        raise ValueError(f"{root} has no file that ends in {endings}: give another folder, or set data.suffixes.")
+    missing = "to train on" if trains and not files["train"] else "" if files["val"] else "held out"
+    if missing:
+        raise ValueError(
+            f"{root} has {count} files that end in {endings}, and none of them is {missing}: set data.held_out between"
+            " 0 and 1, or add files."
+        )
+    if not any(path.stat().st_size for path in files["val"]):
+        raise ValueError(f"All files of {root} that are to be measured on are empty: give it text.")

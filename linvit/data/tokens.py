@@ -1,5 +1,7 @@
 """Text as numbers: bytes, or a Hugging Face tokenizer; documents side by side in one long row."""
 
+import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 IGNORED = -100
+WIDTH = np.uint32
 BYTES = "bytes"
 SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
@@ -34,6 +37,9 @@ class Tokenizer(Protocol):
     def widths(self, text: bytes) -> Sequence[int]:
         """How many bytes each token of the text stands for; their sum is its length."""
 
+    def fingerprint(self) -> str:
+        """The same for tokenizers that give the same tokens, whatever their names."""
+
 
 class Bytes:
     """Every byte is a token, and number 256 stands between documents."""
@@ -52,6 +58,9 @@ class Bytes:
 
     def widths(self, text: bytes) -> Sequence[int]:
         return [1] * len(text)
+
+    def fingerprint(self) -> str:
+        return BYTES
 
 
 class HuggingFaceTokenizer:
@@ -77,7 +86,7 @@ class HuggingFaceTokenizer:
                 " tokenizer.json, a folder with one, or a name on the Hugging Face hub."
             ) from error
         self.tokenizer = known
-        self.vocabulary = known.get_vocab_size()
+        self.vocabulary = 1 + max(known.get_vocab().values(), default=-1)  # the numbers may have gaps
         names = SEPARATORS if separator is None else (separator,)
         found = [known.token_to_id(name) for name in names if known.token_to_id(name) is not None]
         if not found:
@@ -88,22 +97,31 @@ class HuggingFaceTokenizer:
         self.separator = found[0]
 
     def encode(self, text: bytes) -> Sequence[int]:
-        return self.tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False).ids
+        return self.tokenizer.encode(_string(text), add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
-        strings = [text.decode("utf-8", "replace") for text in texts]
+        strings = [_string(text) for text in texts]
         return [found.ids for found in self.tokenizer.encode_batch_fast(strings, add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode([token for token in tokens if token != self.separator])
 
     def widths(self, text: bytes) -> Sequence[int]:
-        string = text.decode("utf-8", "replace")
-        offsets = self.tokenizer.encode(string, add_special_tokens=False).offsets
+        exact = text.decode("utf-8", "surrogateescape")
+        offsets = self.tokenizer.encode(_string(text), add_special_tokens=False).offsets
         if not offsets:
             return []
-        starts = [0, *(start for start, _ in offsets[1:]), len(string)]
-        return [len(string[one:two].encode()) for one, two in pairwise(starts)]
+        starts = [0, *(start for start, _ in offsets[1:]), len(exact)]
+        return [len(exact[one:two].encode("utf-8", "surrogateescape")) for one, two in pairwise(starts)]
+
+    def fingerprint(self) -> str:
+        told = f"{self.tokenizer.to_str()} {self.separator}"
+        return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _string(text: bytes) -> str:
+    """UTF-8 text with a � for each byte that is none."""
+    return re.sub("[\udc80-\udcff]", "�", text.decode("utf-8", "surrogateescape"))
 
 
 def _from_hub(name: str) -> Any:
@@ -115,15 +133,24 @@ def _from_hub(name: str) -> Any:
 
 
 def open_tokenizer(name: str, separator: str | None = None) -> Tokenizer:
-    """The tokenizer of that name, "bytes" or one of Hugging Face; raises ValueError as HuggingFaceTokenizer does."""
-    return Bytes() if name == BYTES else HuggingFaceTokenizer(name, separator)
+    """The tokenizer of that name, "bytes" or one of Hugging Face.
+
+    Raises ValueError as HuggingFaceTokenizer does, and for bytes with a separator, which have their own.
+    """
+    if name != BYTES:
+        return HuggingFaceTokenizer(name, separator)
+    if separator is not None:
+        raise ValueError(
+            f"data.separator is {separator!r}, but between bytes stands a token of their own: leave it out."
+        )
+    return Bytes()
 
 
 @dataclass(frozen=True)
 class Stream:
     """Documents side by side: a separator, a document, a separator, a document … and a separator at the end.
 
-    tokens: (tokens,) unsigned integers. widths: bytes that each token stands for, uint16, 0 for separators; None where
+    tokens: (tokens,) unsigned integers. widths: bytes that each token stands for, WIDTH, 0 for separators; None where
     they are not known. documents: their number.
     """
 
@@ -146,9 +173,9 @@ def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True
         tokens += [mark, np.asarray(tokenizer.encode(document), dtype)]
         count += 1
         if measures:
-            widths += [np.zeros(1, np.uint16), np.asarray(tokenizer.widths(document), np.uint16)]
+            widths += [np.zeros(1, WIDTH), np.asarray(tokenizer.widths(document), WIDTH)]
     tokens.append(mark)
-    widths.append(np.zeros(1, np.uint16))
+    widths.append(np.zeros(1, WIDTH))
     return Stream(np.concatenate(tokens), np.concatenate(widths) if measures else None, count)
 
 

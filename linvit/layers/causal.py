@@ -153,7 +153,8 @@ class CausalAttention(nn.Module):
         rope: whether queries and keys are rotated by their position: in the numerator alone for linear mixers.
 
     Raises:
-        ValueError: for an unknown mixer or modulation, and where heads does not divide width.
+        ValueError: for an unknown mixer or modulation, sizes that are no such numbers, where heads does not divide
+            width, and an odd head width with rope.
     """
 
     def __init__(
@@ -172,8 +173,17 @@ class CausalAttention(nn.Module):
         dd = {"device": device, "dtype": dtype}
         _check("mixer", mixer, CAUSAL_MIXERS)
         _check("modulation", modulation, CAUSAL_MODULATIONS)
+        for name, size, least in (("width", width, 1), ("heads", heads, 1), ("conv", conv, 0), ("lepe", lepe, 0)):
+            check_size(name, size, least)
         if width % heads:
             raise ValueError(f"width is {width} and heads {heads}, expected a multiple: change one of the two")
+        if not isinstance(rope, bool):
+            raise ValueError(f"rope is {rope!r}, expected true or false: write one of them")
+        if rope and width // heads % 2:
+            raise ValueError(
+                f"width is {width} and heads {heads}, but rope turns pairs of channels, so a head needs an even number:"
+                " change one of the two, or leave rope out"
+            )
         self.heads, self.mixer, self.rope = heads, mixer, rope
         self.options = CAUSAL_MIXERS[mixer]
         phi = CAUSAL_MODULATIONS[modulation]
@@ -243,6 +253,12 @@ class DecoderBlock(nn.Module):
         """As CausalAttention."""
         x = x + self.attn(self.norm1(x), *args, **kwargs)
         return x + self.ffn(self.norm2(x))
+
+
+def check_size(what: str, size: object, least: int = 1) -> None:
+    """Raises ValueError for what is no whole number, or less than `least`."""
+    if not isinstance(size, int) or size < least:
+        raise ValueError(f"{what} is {size!r}, expected a whole number of {least} or more: change it")
 
 
 def _check(what: str, name: str, known: Mapping[str, Any]) -> None:

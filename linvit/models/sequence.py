@@ -14,6 +14,7 @@ token is read (weighting "prefix_query_mean").
 | sequence_340m | 1,024 | 24 | 16 | 2,816 | 341 M, 32,000 tokens |
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from linvit.layers.causal import FORMS, AttentionMemory, CausalAttention, CausalConv, DecoderBlock, Packing
+from linvit.layers.causal import (
+    FORMS,
+    AttentionMemory,
+    CausalAttention,
+    CausalConv,
+    DecoderBlock,
+    Packing,
+    check_size,
+)
 from linvit.models.named import check_named
 from linvit.ops import Rotary, rotary_1d
 
@@ -72,6 +81,8 @@ class Decoder(nn.Module):
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
+        for name, size in {"width": width, "depth": depth, "heads": heads, "hidden": hidden}.items():
+            check_size(name, size)
         self.vocabulary, self.width, self.mixer = vocabulary, width, mixer
         self.embed = nn.Embedding(vocabulary, width, **dd)
         self.blocks = nn.ModuleList(DecoderBlock(width, heads, mixer, hidden, **options, **dd) for _ in range(depth))
@@ -132,7 +143,7 @@ class Decoder(nn.Module):
         return rotary_1d(tokens, self.head_width, start=start, dtype=x.dtype, device=x.device)
 
 
-def create_sequence(name: str, vocabulary: int, **arguments: Any) -> Decoder:
+def create_sequence(name: str, vocabulary: int, /, **arguments: Any) -> Decoder:
     """A decoder by its name in SEQUENCES, for that many tokens; arguments are those of Decoder, sizes included.
 
     Raises:
@@ -142,7 +153,6 @@ def create_sequence(name: str, vocabulary: int, **arguments: Any) -> Decoder:
     return Decoder(vocabulary, **{**SEQUENCES[name], **arguments})
 
 
-@torch.inference_mode()
 def generate(
     network: Decoder,
     prompt: Tensor,
@@ -164,12 +174,28 @@ def generate(
         stop: a token that ends the text, which is not given.
 
     Raises:
-        ValueError: for an empty prompt, a negative temperature, and top_p outside (0, 1].
+        ValueError: for an empty prompt, a temperature that is negative or not finite, and top_p outside (0, 1]; at the
+            call, before anything is drawn.
     """
     if prompt.numel() == 0:
         raise ValueError("The prompt is empty: give at least one token.")
-    if temperature < 0 or not 0 < top_p <= 1:
-        raise ValueError(f"temperature is {temperature} and top-p {top_p}, expected 0 or more, and above 0 up to 1.")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"The temperature is {temperature}, expected 0 or a positive number: change it.")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top-p is {top_p}, expected a probability above 0 and up to 1: change it.")
+    return _written(network, prompt, tokens, temperature, top_p, generator, stop)
+
+
+@torch.inference_mode()
+def _written(
+    network: Decoder,
+    prompt: Tensor,
+    tokens: int,
+    temperature: float,
+    top_p: float,
+    generator: torch.Generator | None,
+    stop: int | None,
+) -> Iterator[int]:
     memory = Memory()
     logits = network.read(prompt[None], memory)[0, -1]
     for _ in range(tokens):
@@ -181,9 +207,10 @@ def generate(
 
 
 def _drawn(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> int:
-    if temperature == 0:
+    scaled = logits / temperature if temperature else logits
+    if temperature == 0 or scaled.isinf().any():  # so small that the quotient overflows: all but 0
         return int(logits.argmax())
-    probabilities, order = (logits / temperature).softmax(-1).sort(descending=True)
+    probabilities, order = scaled.softmax(-1).sort(descending=True)
     before = probabilities.cumsum(0) - probabilities
     kept = probabilities.masked_fill(before >= top_p, 0)
     return int(order[torch.multinomial(kept, 1, generator=generator)])

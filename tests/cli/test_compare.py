@@ -1,9 +1,10 @@
 import math
+from pathlib import Path
 
 import pytest
 
 from linvit.analysis.statistics import estimate
-from linvit.cli.compare import Row, compare, over_figure, table
+from linvit.cli.compare import Row, _folder_name, compare, over_figure, table
 
 
 def row(recipe, value, measures, difference=None):
@@ -41,11 +42,21 @@ def test_every_recipe_has_a_line_over_the_setting_and_shares_stay_shares():
         ({"recipes": []}, "0 recipes"),
         ({"seeds": 0}, "0 seeds"),
         ({"over": "data.pairs"}, "--over is 'data.pairs': write key=value"),
+        ({"over": "data.pairs=4,,8"}, "expected values that are there once each"),
+        ({"over": "data.pairs=4,8,4"}, "expected values that are there once each"),
+        ({"over": "seed=1,2"}, "'seed' is each run's own"),
+        ({"overrides": ["folder=elsewhere"]}, "'folder' is each run's own"),
+        ({"recipes": [Path("a/mala.yaml"), Path("b/mala.yaml")]}, "Two recipes are called mala"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         compare(**{"recipes": [tmp_path / "a.yaml"], "folder": tmp_path / "out", **arguments})
+
+
+def test_runs_stay_in_their_folder_whatever_the_value():
+    values = {"4": "4", "0.5": "0.5", "/data/text": "_data_text", "..": "_", "a/../b": "a_.._b"}
+    assert {value: _folder_name(value) for value in values} == values
 
 
 def test_recipes_of_two_tasks_are_refused(tmp_path):

@@ -25,6 +25,7 @@ doc_to_choice: "{{{{ends}}}}"
 doc_to_target: right
 target_delimiter: ""
 metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
+tag: my_tag
 """
 
 
@@ -102,8 +103,14 @@ def test_a_whole_local_task_gives_the_accuracy_by_brute_force(run, harness, tmp_
         normed += max(range(len(shares)), key=shares.__getitem__) == item["right"]
     assert measured["acc,none"] == pytest.approx(right / 3)
     assert measured["acc_norm,none"] == pytest.approx(normed / 3)
+    assert main(["eval", str(run), "--tasks", "my_tag", "--include", str(tasks), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["three_items"] == measured
     assert main(["eval", str(run), "--tasks", "nowhere", "--include", str(tasks)]) == 2
     assert "knows no task 'nowhere'" in capsys.readouterr().err
+    assert main(["eval", str(run), "--tasks", "three_items", "--include", str(tasks), "--limit", "0"]) == 2
+    assert "--limit is 0, but at least one item" in capsys.readouterr().err
+    assert main(["eval", str(run), "--tasks", "three_items", "--include", str(file)]) == 2
+    assert "expected a folder with .yaml files of your tasks" in capsys.readouterr().err
 
 
 def test_writing_stops_before_what_it_is_told(harness):

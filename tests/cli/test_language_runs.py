@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from linvit.cli import main
 from linvit.cli.compare import compare
 from linvit.cli.evaluate import evaluate
-from linvit.cli.generate import write_text
-from linvit.cli.restore import restore
+from linvit.cli.generate import pieces, write_text
+from linvit.cli.restore import restore, source_for
 from linvit.cli.train import train
 from linvit.models.sequence import Memory
 from linvit.tasks.checkpoints import RunStoppedError
@@ -103,6 +103,7 @@ def test_eval_of_a_folder_and_its_page(run, tmp_path, capsys):
     assert measured["raw"]["bytes"] == total
     page = (tmp_path / "page.html").read_text()
     assert "Cost by place in the row" in page
+    assert ">Training<" in page
     rows = re.findall(r"<td[^>]*>float(?:32|64)</td>.*?</tr>", page, re.DOTALL)
     errors = [[float(error) for error in re.findall(r">(\d+e[-+]\d+|0)<", row)] for row in rows]
     assert len(errors) == 2
@@ -116,14 +117,56 @@ def test_eval_of_a_folder_and_its_page(run, tmp_path, capsys):
         (["predict", "RUN", "picture.png"], "reads tokens, not images"),
         (["generate", "RUN", "--tokens", "0"], "--tokens is 0"),
         (["generate", "RUN", "--temperature", "-1"], "temperature is -1.0"),
+        (["generate", "RUN", "--temperature", "nan"], "temperature is nan"),
+        (["generate", "RUN", "--top-p", "2", "--prompt", "The"], "top-p is 2.0"),
+        (["generate", "RUN", "--seed", "9" * 30], "--seed is 999"),
+        (["generate", "RUN", "--output", "picture.png"], "--output is of images"),
         (["eval", "RUN", "--data", "nowhere"], "nowhere does not exist"),
+        (["eval", "RUN", "--limit", "3"], "--include and --limit are of --tasks, which is not given"),
+        (["eval", "RUN", "--tasks", "piqa", "--data", "stdlib"], "leave --data and --report out"),
     ],
 )
 def test_wrong_use_ends_in_a_sentence(run, command, message, capsys):
     assert main([str(run) if part == "RUN" else part for part in command]) == 2
-    said = capsys.readouterr().err
+    out, said = capsys.readouterr()
+    assert out == ""
     assert message in said
     assert "Traceback" not in said
+
+
+def test_bytes_of_the_shell_that_are_no_utf8_are_read_and_shown(run):
+    assert next(write_text(restore(run), "caf\udce9", 3)) == "caf\ufffd"
+
+
+class Words:
+    longest = 0
+
+    def decode(self, tokens):
+        self.longest = max(self.longest, len(tokens))
+        return " ".join(map(str, tokens))
+
+
+class Halves:
+    def decode(self, tokens):
+        return bytes(tokens).decode("utf-8", "replace")
+
+
+def test_a_piece_is_decoded_with_the_one_before_and_characters_come_whole():
+    words = Words()
+    assert "".join(pieces(words, iter(range(50)))) == " ".join(map(str, range(50)))
+    assert words.longest == 2
+    assert [piece for piece in pieces(Halves(), iter("é煙x".encode())) if piece] == ["é", "煙", "x"]
+    assert "".join(pieces(Halves(), iter("é煙".encode()[:-1]))) == "é\ufffd"
+
+
+def test_a_folder_is_read_as_the_run_s_own_text(tmp_path):
+    recipe = write_language_recipe(tmp_path, trainer={"max_epochs": 1}, data={"keeps_apart": False})
+    for text in list((tmp_path / "texts").rglob("*.txt")):
+        text.rename(text.with_suffix(".md"))
+    folder = train(recipe, ["data.suffixes=[.md]"], prints=False)
+    source = source_for(restore(folder), str(tmp_path / "texts"))
+    assert not source.keeps_apart
+    assert {path.suffix for path in source.files["val"]} == {".md"}
 
 
 def test_a_byte_recipe_names_its_decoder(tmp_path):

@@ -41,6 +41,8 @@ def test_sequences_are_drawn_from_seed_and_part():
     [
         (lambda: Recall(pairs=9, keys=8), "data.pairs is 9, with 8 keys"),
         (lambda: Copy(symbols=0), "data.symbols is 0"),
+        (lambda: Recall(length=-5), "data.length is -5 and data.val_length 1000"),
+        (lambda: Copy(val_length=0), "data.val_length 0, expected 1 sequence or more"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(make, message):

@@ -60,15 +60,41 @@ def test_all_files_can_be_held_out_to_measure_on(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"held_out": 0.0}, "none of them is for part 'val'"),
-        ({"suffixes": [".rst"]}, "has 0 files that end in .rst"),
+        ({"held_out": 0.0}, "has 40 files that end in .txt, and none of them is held out: set data.held_out"),
+        ({"suffixes": [".rst"]}, "has no file that ends in .rst: give another folder, or set data.suffixes"),
         ({"context": 1}, "data.context is 1 tokens"),
-        ({"batch_size": 0}, "data.batch_size is 0"),
+        ({"batch_size": 0}, "data.batch_size is 0, but a batch needs at least one row"),
     ],
 )
 def test_what_cannot_be_read_is_refused(folder, arguments, message):
     with pytest.raises(ValueError, match=message):
         TextFolder(str(folder), **arguments)
+
+
+def test_a_folder_with_nothing_but_val_can_be_measured_on_but_not_trained_on(tmp_path):
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "a.txt").write_text("held out")
+    assert len(TextFolder(str(tmp_path), held_out=1.0).files["val"]) == 1
+    with pytest.raises(ValueError, match=r"has 1 files that end in \.txt, and none of them is to train on"):
+        TextFolder(str(tmp_path))
+
+
+def test_empty_files_are_nothing_to_measure_on(folder):
+    (folder / "val").mkdir()
+    (folder / "val" / "a.txt").write_text("")
+    with pytest.raises(ValueError, match="that are to be measured on are empty: give it text"):
+        TextFolder(str(folder))
+
+
+def test_more_context_than_text_is_told_from_a_large_batch(folder):
+    source = TextFolder(str(folder), held_out=0.5, context=100_000)
+    with pytest.raises(ValueError, match=r"1 training rows .* set data\.batch_size or data\.context lower"):
+        source.train_dataloader()
+
+
+def test_a_file_is_no_folder(folder):
+    with pytest.raises(ValueError, match=r"txt is a file: set data\.root \(eval: --data\) to a folder"):
+        TextFolder(str(next(folder.rglob("*.txt"))))
 
 
 def test_a_missing_folder_is_named(tmp_path):

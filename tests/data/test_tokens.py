@@ -39,7 +39,42 @@ def test_a_tokenizer_s_tokens_add_up_to_the_text(trained):
     assert open_tokenizer(str(trained.parent)).encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
 
 
+def test_bytes_that_are_no_utf8_are_counted_as_they_are(trained):
+    tokenizer = open_tokenizer(str(trained))
+    for text in (b"caf\xe9 \xff\xfe", b"cut \xe7\x85", "a real \ufffd".encode()):
+        assert sum(tokenizer.widths(text)) == len(text)
+        assert len(tokenizer.widths(text)) == len(tokenizer.encode(text))
+    assert tokenizer.decode(tokenizer.encode(b"caf\xe9 \xff\xfe")) == "caf\ufffd \ufffd\ufffd"
+
+
+def word_level(path, known):
+    import tokenizers
+
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(path))
+    return open_tokenizer(str(path))
+
+
+def test_numbers_of_tokens_may_have_gaps_and_a_token_may_stand_for_much(trained, tmp_path):
+    tokenizer = word_level(tmp_path / "words.json", {"[UNK]": 0, "</s>": 1, "one": 900})
+    assert tokenizer.vocabulary == 901
+    stream = join([b"one " + b"x" * 70_000], tokenizer)
+    assert stream.tokens.tolist() == [1, 900, 0, 1]
+    assert int(stream.widths.sum()) == 70_004
+
+
+def test_a_tokenizer_is_told_apart_by_what_it_does(trained, tmp_path):
+    copied = tmp_path / "copied.json"
+    copied.write_bytes(trained.read_bytes())
+    other = word_level(tmp_path / "words.json", {"[UNK]": 0, "</s>": 1})
+    assert open_tokenizer(str(copied)).fingerprint() == open_tokenizer(str(trained)).fingerprint()
+    assert len({other.fingerprint(), open_tokenizer(str(trained)).fingerprint(), Bytes().fingerprint()}) == 3
+
+
 def test_what_is_no_tokenizer_is_refused_in_a_sentence(trained, tmp_path):
+    with pytest.raises(ValueError, match=r"data\.separator is '</s>', but between bytes stands a token of their own"):
+        open_tokenizer("bytes", "</s>")
     with pytest.raises(ValueError, match=r"no token <pad>: name the one between documents with data\.separator"):
         HuggingFaceTokenizer(str(trained), "<pad>")
     with pytest.raises(ValueError, match=r"nowhere.json cannot be read \(there is no such file\)"):

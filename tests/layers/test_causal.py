@@ -72,6 +72,12 @@ def test_memory_of_a_linear_mixer_stays_and_that_of_softmax_grows():
         ({"mixer": "care"}, r"mixer is 'care', expected one of softmax, linear, mala, rala"),
         ({"mixer": "mala", "modulation": "relu"}, r"modulation is 'relu', expected one of none"),
         ({"mixer": "mala", "heads": 3}, r"width is 8 and heads 3"),
+        ({"mixer": "mala", "heads": 0}, r"heads is 0, expected a whole number of 1 or more"),
+        ({"mixer": "mala", "heads": 2.0}, r"heads is 2\.0, expected a whole number"),
+        ({"mixer": "mala", "conv": -1}, r"conv is -1, expected a whole number of 0 or more"),
+        ({"mixer": "mala", "lepe": 2.5}, r"lepe is 2\.5, expected a whole number"),
+        ({"mixer": "mala", "heads": 8, "rope": True}, r"heads 8, but rope turns pairs of channels"),
+        ({"mixer": "mala", "rope": "maybe"}, r"rope is 'maybe', expected true or false"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):

@@ -9,7 +9,8 @@ AROUND = {"plain": {}, "everything": {"lepe": 5, "modulation": "silu", "rope": T
 
 
 def small(mixer, dtype=torch.float64, **options):
-    network = create_sequence("sequence_nano", 29, width=16, depth=2, heads=2, hidden=24, mixer=mixer, **options)
+    sizes = {"width": 16, "depth": 2, "heads": 2, "hidden": 24}
+    network = create_sequence("sequence_nano", 29, mixer=mixer, **sizes | options)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -115,7 +116,20 @@ def test_a_seed_writes_the_same_again_and_little_of_top_p_is_greedy():
 
     assert write(1) == write(1)
     assert write(1) != write(2)
-    assert write(1, top_p=1e-9) == write(0, temperature=0)
+    assert write(1, top_p=1e-9) == write(1, temperature=1e-42) == write(0, temperature=0)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_drawn_tokens_are_those_of_the_parallel_form(mixer):
+    from linvit.models.sequence import _drawn
+
+    network, prompt = small(mixer), tokens(1, 5)[0]
+    written = list(generate(network, prompt, 70, 0.8, 0.9, torch.Generator().manual_seed(3)))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        logits = network(torch.cat((prompt, torch.tensor(written)))[None])[0, 4:-1]
+    assert [_drawn(row.float(), 0.8, 0.9, generator) for row in logits] == written
+    assert len(set(written)) > 3
 
 
 def test_top_p_draws_from_the_most_probable_alone():
@@ -140,9 +154,16 @@ def test_writing_ends_at_the_stop_token():
         (lambda: create_sequence("sequence_nono", 9), r"Unknown model 'sequence_nono': did you mean 'sequence_nano'"),
         (lambda: create_sequence("sequence_nano", 9, withd=3), r"no argument 'withd': did you mean 'model.width'"),
         (lambda: small("mala")(tokens(), form="parallel"), r"form is 'parallel', expected chunked or matrix"),
-        (lambda: next(generate(small("mala"), torch.tensor([]), 3)), "The prompt is empty"),
-        (lambda: next(generate(small("mala"), tokens()[0], 3, -1.0)), r"temperature is -1\.0"),
-        (lambda: next(generate(small("mala"), tokens()[0], 3, 1.0, 0.0)), r"top-p 0\.0"),
+        (lambda: create_sequence("sequence_nano", 9, vocabulary=3), r"no argument 'vocabulary'"),
+        (lambda: small("mala", depth=0), r"depth is 0, expected a whole number of 1 or more"),
+        (lambda: small("mala", width=-16), r"width is -16, expected a whole number of 1 or more"),
+        (lambda: small("mala", width="wide"), r"width is 'wide', expected a whole number"),
+        (lambda: small("mala", hidden=None), r"hidden is None, expected a whole number"),
+        (lambda: small("mala", heads=0), r"heads is 0, expected a whole number of 1 or more"),
+        (lambda: generate(small("mala"), torch.tensor([]), 3), "The prompt is empty"),
+        (lambda: generate(small("mala"), tokens()[0], 3, -1.0), r"temperature is -1\.0"),
+        (lambda: generate(small("mala"), tokens()[0], 3, float("nan")), r"temperature is nan"),
+        (lambda: generate(small("mala"), tokens()[0], 3, 1.0, 0.0), r"top-p is 0\.0"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):
