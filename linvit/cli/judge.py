@@ -61,7 +61,7 @@ def write_report(
     speed, batch = images_per_second(network, source, judged, device)
     sections = [
         ("What was measured", _summary(restored, measured)),
-        *curve(path.parent / "metrics.csv"),
+        *curve(restored),
         ("Accuracy of each class", _classes(judged)),
         ("Most confused pairs", _confusion(judged, source)),
         ("Calibration", _calibration(judged)),
@@ -123,8 +123,9 @@ def _summary(restored: Restored, measured: dict[str, dict[str, float]]) -> Seque
     return [table(rows), paragraph(told)]
 
 
-def curve(path: Path) -> list[tuple[str, Sequence[str]]]:
-    """The section on a run's training, from its metrics.csv; none where there is no such file."""
+def curve(restored: Restored) -> list[tuple[str, Sequence[str]]]:
+    """The section on a run's training, from the metrics.csv in its folder; none where there is no such file."""
+    path = restored.folder / "metrics.csv"
     if not path.is_file():
         return []
     with path.open(newline="") as file:

@@ -15,7 +15,7 @@ from linvit.analysis import judged_figures as draw
 from linvit.analysis.dense_pictures import draw_map, draw_objects, side_by_side
 from linvit.analysis.report import paragraph, photo, picture, table, write_page
 from linvit.cli.evaluate import HEADINGS, cell
-from linvit.cli.judge import curve, report_path
+from linvit.cli.judge import curve
 from linvit.cli.predict_dense import THRESHOLD, label_map
 from linvit.cli.restore import Restored, source_for
 from linvit.data import DensePreprocessing
@@ -47,7 +47,7 @@ def write_report(
     seconds = time.perf_counter() - start
     sections = [
         ("What was measured", _summary(restored, measured, device, seconds)),
-        *curve(report_path(restored, "").parent / "metrics.csv"),
+        *curve(restored),
         *judged,
         ("Pictures", [_about_pictures(restored), *_pictures(restored, network, source, device)]),
     ]

@@ -32,7 +32,7 @@ def write_report(
             "What was measured",
             [table([row]) for row in table_rows(measured)] + [paragraph(f"{restored.told()} {about}")],
         ),
-        *curve(path.parent / "metrics.csv"),
+        *curve(restored),
         ("What it draws", [picture(drawn_figure(restored), "drawn images, a row a class, at guidance 1 and 2")]),
     ]
     write_page(path, f"linvit: {restored.name}", sections)

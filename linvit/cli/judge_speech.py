@@ -33,7 +33,7 @@ def write_report(
     right = [one for one in heard if not one["edits"]][:5]
     sections: list[tuple[str, Any]] = [
         ("What was measured", [table(table_rows(measured)), paragraph(told)]),
-        *curve(path.parent / "metrics.csv"),
+        *curve(restored),
         ("By speaker", [table(_by_speaker(heard))]),
         (f"The {len(wrong)} utterances with the most errors", [table(wrong)] if wrong else [paragraph("None.")]),
         ("Without an error", [table(right)] if right else [paragraph("None.")]),

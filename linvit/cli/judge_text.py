@@ -40,7 +40,7 @@ def write_report(
     bits, counts = bits_by_place(network, source, device)
     sections: list[tuple[str, Any]] = [
         ("What was measured", [table(table_rows(measured)), paragraph(told)]),
-        *curve(restored.folder / "metrics.csv"),
+        *curve(restored),
         ("Cost by place in the row", [picture(place_figure(bits, counts), "bits a token by place in the row")]),
     ]
     sections.append(("One row read in other ways", _forms(network, source, device)))
