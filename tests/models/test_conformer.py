@@ -159,6 +159,10 @@ def test_a_transducer_gives_logits_of_every_frame_and_place():
         ({"conv_norm": "group"}, "conv_norm is 'group', expected one of batch, layer"),
         ({"head": "lm"}, "head is 'lm', expected one of ctc, transducer"),
         ({"heads": 5}, "width is 64 and heads 5"),
+        ({"width": 33, "heads": 3}, "width is 33, but relative positions need an even one"),
+        ({"heads": 0}, "model.heads is 0, but it is a size"),
+        ({"kernel": 0}, "model.kernel is 0, but it is a size"),
+        ({"depth": 1.5}, "model.depth is 1.5, but it is a size"),
         ({"hedas": 5}, "did you mean 'model.heads'"),
     ],
 )

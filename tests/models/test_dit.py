@@ -106,6 +106,10 @@ def test_every_mixer_has_the_same_number_of_parameters(mixer):
         ({"patch_size": 3}, "input_size 8 is no multiple of patch_size 3"),
         ({"width": 66}, "need a multiple of 4"),
         ({"heads": 5}, "64 is not a multiple of the 5 heads"),
+        ({"heads": 0}, "model.heads is 0, but it is a size"),
+        ({"patch_size": 0}, "model.patch_size is 0, but it is a size"),
+        ({"width": "wide"}, "model.width is 'wide', but it is a size"),
+        ({"mlp_ratio": 0.0}, "mlp_ratio is 0.0, which leaves the feed-forward no channels"),
         ({"depht": 5}, r"did you mean 'model\.depth'"),
     ],
 )
