@@ -46,6 +46,16 @@ def test_what_is_wrong_is_named(files, settings, message):
         hub(files, **settings).train_set()
 
 
+def test_an_utterance_without_text_or_sound_is_named(files, speech, tmp_path):
+    sound = {"bytes": LibriSpeech(str(speech)).utterances("val")[0].path.read_bytes(), "path": "a.wav"}
+    for text, kept in ((None, sound), ("LOW", None)):
+        rows = datasets.Dataset.from_dict({"audio": [sound, kept], "text": ["LOW", text]})
+        rows.to_parquet(str(tmp_path / f"{text}.parquet"))
+    with pytest.raises(ValueError, match=r"Utterance 1 of split val has None in the column 'text'"):
+        hub({"train": files["train"], "val": str(tmp_path / "None.parquet")}).val_set()
+    assert "holds no sound" in hub({"train": files["train"], "val": str(tmp_path / "LOW.parquet")}).val_set()[1]
+
+
 def test_a_recipe_without_a_data_set_says_so():
     with pytest.raises(ValueError, match="names no data set"):
         HuggingFaceSpeech()
