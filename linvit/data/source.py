@@ -55,7 +55,7 @@ class Source(lightning.LightningDataModule):
         order = self.train_order(dataset)
         if len(order) < self.batch_size:
             raise ValueError(
-                f"There are {len(order)} training images a process, fewer than one batch of {self.batch_size}:"
+                f"There are {len(order)} training samples a process, fewer than one batch of {self.batch_size}:"
                 " set data.batch_size lower."
             )
         self._batches = ResumableBatches(
