@@ -54,5 +54,5 @@ class DigitPictures(Digits):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(32, 1, batch_size, 0, held_out, split, seed, num_workers)
+        super().__init__(size, 1, batch_size, 0, held_out, split, seed, num_workers)
         self.preprocessing = Canvas((size, size), (0.5,), (0.5,))
