@@ -74,7 +74,9 @@ def sample(
         time = times[step].to(device).expand(len(labels))
         noise = _noise(network, images, time, labels, guidance)
         if sampler == "ddim":
-            images = scheduler.step(noise[:, : network.channels], step, images).prev_sample
+            # a clipped image needs its own noise: the network's would leave what was cut off in the next image
+            step_noise = noise[:, : network.channels]
+            images = scheduler.step(step_noise, step, images, use_clipped_model_output=clips).prev_sample
         else:
             images = scheduler.step(noise, step, images, generator=generator).prev_sample
     return images

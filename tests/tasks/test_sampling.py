@@ -43,6 +43,27 @@ def test_guidance_goes_beyond_the_class_by_as_much_as_it_says():
         torch.testing.assert_close(drawn, expected.detach(), rtol=0, atol=2e-3)
 
 
+class Recalls(KnowsTheImage):
+    """The same, and keeps what it was shown."""
+
+    def forward(self, images, times, labels):
+        self.shown = [*getattr(self, "shown", []), (images[:1], times[0])]
+        return super().forward(images, times, labels)
+
+
+def test_where_guidance_leaves_the_range_the_images_on_the_way_hold_the_clipped_image():
+    network = Recalls().double()
+    sample(network, torch.tensor([4]), 50, guidance=3.0)
+    foreseen = (2 * network.image).clamp(-1, 1)
+    kept = [kept_signal()[time] for _, time in network.shown]
+    noises = [
+        (images - k.sqrt() * foreseen) / (1 - k).sqrt() for (images, _), k in zip(network.shown, kept, strict=True)
+    ]
+    # DDIM adds no noise: what is not the image is the noise of the start, at every step
+    for noise in noises[1:]:
+        torch.testing.assert_close(noise, noises[1], rtol=0, atol=1e-3)
+
+
 def test_the_seed_decides_and_the_times_reach_both_ends():
     network = create_dit("dit_nano_patch2", 10)
     labels = torch.tensor([0, 1])
