@@ -29,7 +29,7 @@ class Digits(Source):
         seed: Order and shifts of the training images are drawn from it.
         num_workers: Processes that read images.
 
-    Raises ValueError for a share that leaves fewer than ten images on one side, and no pixels.
+    Raises ValueError for a share that leaves fewer than ten images on one side.
     """
 
     def __init__(
@@ -44,8 +44,6 @@ class Digits(Source):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
-        if size < 1:
-            raise ValueError(f"data.size is {size}, but an image has a pixel or more: set it to 1 or more.")
         if not CLASSES <= held_out * IMAGES <= IMAGES - CLASSES:
             raise ValueError(
                 f"data.held_out is {held_out}, but {CLASSES} of the {IMAGES} digits or more must be trained on, and as"
