@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from tiny_diffusion import write_diffusion_recipe
@@ -137,7 +138,6 @@ def test_a_comparison_reads_the_measure_of_the_network_that_draws(run):
         (["generate", "RUN", "--output", "a.png", "--count", "0"], "--count is 0"),
         (["generate", "RUN", "--output", "a.png", "--guidance", "-1"], "--guidance is -1"),
         (["generate", "RUN", "--output", "a.png", "--guidance", "nan"], "--guidance is nan"),
-        (["generate", "RUN", "--output", "a.png", "--steps", "3", "--guidance", "1e38"], "no finite numbers here"),
         (["generate", "RUN", "--output", "a.png", "--seed", "-1"], "--seed is -1"),
         (["generate", "RUN", "--output", "a.png", "--vae", "vae"], "this run draws pixels, not latents"),
         (["generate", "RUN", "--output", "a_file/a.png"], "The folder a_file cannot be written"),
@@ -187,3 +187,11 @@ def test_a_damaged_judge_is_named(run, tmp_path, capsys):
     (folder / drawn.JUDGE).write_bytes(b"damaged")
     assert main(["eval", str(folder)]) == 2
     assert "judge.safetensors is damaged or belongs to other data: delete the file" in capsys.readouterr().err
+
+
+def test_a_network_that_draws_no_numbers_says_so(run, tmp_path):
+    restored = restore(run)
+    for network in restored.task.networks().values():
+        torch.nn.init.constant_(network.head.bias, math.nan)
+    with pytest.raises(ValueError, match="draws no finite numbers here"):
+        draw(restored, tmp_path / "a.png", ["3"], 1, steps=2)
