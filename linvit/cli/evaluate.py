@@ -73,8 +73,10 @@ def evaluate(
         told = f"{source.root} holds the parts {', '.join(parts)}, which are measured together: name one for it alone."
         print(told, file=sys.stderr)
     with quiet_lightning():
-        logged = Trainer(**settings | trainer).validate(restored.task, datamodule=source, verbose=False)[0]
-    measured = {key.removeprefix("val/"): value for key, value in logged.items()}
+        logged = Trainer(**settings | trainer).validate(restored.task, datamodule=source, verbose=False)
+    if not logged:
+        raise ValueError(f"The data of {restored.path} has nothing to measure on: name some with --data.")
+    measured = {key.removeprefix("val/"): value for key, value in logged[0].items()}
     counted = restored.task.counted
     images = {counted: round(measured.pop(counted))}
     ema = {key.removeprefix("ema_"): value for key, value in measured.items() if key.startswith("ema_")}

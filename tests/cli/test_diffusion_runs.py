@@ -164,6 +164,7 @@ def test_what_cannot_be_drawn_is_one_sentence(run, asked, sentence, capsys, tmp_
         ({"model": {"widht": 3}}, r"did you mean 'model\.width'"),
         ({"task": {"sampler": "euler"}}, "expected one of ddim, ddpm"),
         ({"task": {"class_dropout": 1.5}}, "expected a share"),
+        ({"model": {"mlp_ratio": "four"}}, "An argument of dit_nano_patch2 is of the wrong kind"),
         ({"data": {"size": 0}}, "data.size is 0"),
         ({"data": {"size": 16}}, "this DiT reads 1×8×8: set model.channels and model.input_size"),
     ],
@@ -195,3 +196,12 @@ def test_a_network_that_draws_no_numbers_says_so(run, tmp_path):
         torch.nn.init.constant_(network.head.bias, math.nan)
     with pytest.raises(ValueError, match="draws no finite numbers here"):
         draw(restored, tmp_path / "a.png", ["3"], 1, steps=2)
+
+
+def test_what_a_network_without_finite_numbers_draws_has_no_distance(run):
+    restored = restore(run)
+    for network in restored.task.networks().values():
+        torch.nn.init.constant_(network.head.bias, math.nan)
+    measured = evaluate(restored, enable_progress_bar=False)["ema"]
+    assert math.isnan(measured["fid"])
+    assert math.isfinite(measured["floor_fid"])

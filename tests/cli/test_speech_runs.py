@@ -184,6 +184,13 @@ def test_the_page_of_a_part_seen_from_within_and_of_a_data_set_of_the_hub(learne
     assert [_speaker(Path(name)) for name in ("a.wav", "train/3", "7/3/7-3-0001.wav")] == ["–", "train", "7"]
 
 
+def test_eval_of_a_run_without_data_to_measure_on_says_so(learned):
+    restored = restore(learned)
+    restored.data |= {"val": []}
+    with pytest.raises(ValueError, match="has nothing to measure on: name some with --data"):
+        evaluate(restored, enable_progress_bar=False)
+
+
 def test_eval_decodes_as_the_recipe_says(run, tmp_path):
     groups = {"data": {"root": str(run.parent / "speech")}, "trainer": {"max_epochs": 1}, "task": {"beam": 3}}
     assert restore(train(write_speech_recipe(tmp_path, **groups), prints=False)).task.beam == 3

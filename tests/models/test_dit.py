@@ -109,6 +109,7 @@ def test_every_mixer_has_the_same_number_of_parameters(mixer):
         ({"heads": 0}, "model.heads is 0, but it is a size"),
         ({"patch_size": 0}, "model.patch_size is 0, but it is a size"),
         ({"width": "wide"}, "model.width is 'wide', but it is a size"),
+        ({"label_std": -1.0}, "label_std is -1.0, but a deviation is 0 or more"),
         ({"mlp_ratio": 0.0}, "mlp_ratio is 0.0, which leaves the feed-forward no channels"),
         ({"depht": 5}, r"did you mean 'model\.depth'"),
     ],
