@@ -21,6 +21,7 @@ MIXERS = ("softmax", "mala")
 COLOURS = {"softmax": "#D55E00", "mala": "#0072B2"}
 SIDES = (16, 32, 64, 128, 256)  # pixels; patches of 2
 STEPS = 50
+SUFFIXES = (".svg", ".png")
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,13 @@ def main() -> None:
     parser.add_argument("--sides", type=int, nargs="+", default=SIDES, help="sides in pixels")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is timed; the best counts (5)")
     options = parser.parse_args()
+    if options.figure.suffix not in SUFFIXES:
+        parser.error(f"the figure {options.figure} has another ending than {' or '.join(SUFFIXES)}: name one of them")
     torch.set_num_threads(1)
     points = measure(options.sides, options.rounds)
-    with replacing(options.figure) as temporary:
-        sampling_figure(points).savefig(temporary, format=options.figure.suffix[1:] or "svg")
     print("\n".join(markdown(points)))
+    with replacing(options.figure) as temporary:
+        sampling_figure(points).savefig(temporary, format=options.figure.suffix[1:])
 
 
 if __name__ == "__main__":

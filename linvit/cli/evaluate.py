@@ -1,6 +1,7 @@
 """`linvit eval`: the task's measures over every image once, for the raw weights and their moving average."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from linvit.cli.restore import Restored, source_for
 from linvit.cli.screen import bars, quiet_lightning
 from linvit.cli.screen import show as show_table
+from linvit.data import SpeechFolder
 
 HEADINGS = {
     "top1": "top-1",
@@ -67,9 +69,14 @@ def evaluate(
     if restored.drawing:
         settings["default_root_dir"] = restored.folder  # where the classifier that judges is kept
     source = source_for(restored, data, num_workers)
+    if isinstance(source, SpeechFolder) and len(parts := source.parts_within()) > 1:
+        told = f"{source.root} holds the parts {', '.join(parts)}, which are measured together: name one for it alone."
+        print(told, file=sys.stderr)
     with quiet_lightning():
-        logged = Trainer(**settings | trainer).validate(restored.task, datamodule=source, verbose=False)[0]
-    measured = {key.removeprefix("val/"): value for key, value in logged.items()}
+        logged = Trainer(**settings | trainer).validate(restored.task, datamodule=source, verbose=False)
+    if not logged:
+        raise ValueError(f"The data of {restored.path} has nothing to measure on: name some with --data.")
+    measured = {key.removeprefix("val/"): value for key, value in logged[0].items()}
     counted = restored.task.counted
     images = {counted: round(measured.pop(counted))}
     ema = {key.removeprefix("ema_"): value for key, value in measured.items() if key.startswith("ema_")}

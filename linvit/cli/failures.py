@@ -13,14 +13,17 @@ def explain(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
         package = (error.name or "").partition(".")[0]
         return say(
-            f"linvit: this command needs {package}: pip install 'linvit[train,dense,report,language]' brings it.",
+            f"linvit: this command needs {package}: pip install"
+            " 'linvit[train,dense,report,language,speech,generation]' brings it.",
             WRONG_USE,
         )
+    if type(error) is ImportError and error.name is None:  # a sentence of ours on what is not installed
+        return say(f"linvit: {error}", WRONG_USE)
     if type(error).__name__ == "MisconfigurationException":
         return say(f"linvit: Lightning's trainer refuses this: {' '.join(str(error).split())}", WRONG_USE)
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         return say(
-            f"linvit: A process that reads images died ({str(error).splitlines()[0].rstrip(' .')}), often for want of"
+            f"linvit: A process that reads data died ({str(error).splitlines()[0].rstrip(' .')}), often for want of"
             " memory: lower data.num_workers (eval: --workers); a run goes on with --resume.",
             WRONG_USE,
         )

@@ -46,19 +46,22 @@ def _heard(restored: Restored, network: nn.Module, source: LibriSpeech) -> list[
     """Of each utterance: speaker, what was said, what was written, and the edits between the two in words."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = network.to(device).eval()
-    names = [(utterance.path.parts[-3], utterance.path.name) for utterance in source.utterances("val")]
     told = []
     for features, targets in source.val_dataloader():
         heard = features.to(device), targets["lengths"].to(device)
         found = network.transduce(*heard) if network.transduces else restored.task.written(*network(*heard))
-        for pieces, text in zip(found, targets["texts"], strict=True):
-            speaker, file = names[len(told)]
+        for pieces, text, path in zip(found, targets["texts"], targets["paths"], strict=True):
             written = spelled(pieces, restored.class_names)
             edits, words = word_edits(text, written)
-            told.append(
-                {"speaker": speaker, "file": file, "said": text, "written": written, "edits": edits, "words": words}
-            )
+            row = {"speaker": _speaker(path), "file": path.name, "said": text, "written": written}
+            told.append(row | {"edits": edits, "words": words})
     return told
+
+
+def _speaker(path: Path) -> str:
+    """The folder above the chapter's; where the path has none, the nearest: the split of a data set of the hub."""
+    folders = path.parts[:-1]
+    return folders[-2:][0] if folders else "–"
 
 
 def _by_speaker(heard: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """`linvit predict RUN FILE --stream SECONDS`: what is said, as it is heard, by a causal network with carried state."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,8 +65,8 @@ class Listener:
 
 def listen(restored: Restored, path: str | Path, seconds: float, weights: str | None = None) -> Iterator[str]:
     """The text so far after every so many seconds of a sound file; raises as Listener and read_audio."""
-    if not seconds > 0:
-        raise ValueError(f"--stream is {seconds}, but a piece of sound takes time: set it above 0.")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"--stream is {seconds}, but a piece of sound takes time and ends: set it above 0.")
     listener = Listener(restored, weights)
     rate = restored.preprocessing.rate
     pieces = read_audio(path, rate).split(max(1, round(seconds * rate)))

@@ -43,7 +43,10 @@ PREPARES = {
     "diffusion": Canvas,
     "speech": SpeechPreprocessing,
 }
-DRAWING = ("draws", "sampler", "steps", "clips")  # what the measures of drawn images depend on
+MEASURING = {  # what the measures of a task depend on
+    "diffusion": ("draws", "sampler", "steps", "clips"),
+    "speech": ("beam",),
+}
 
 
 @dataclass
@@ -163,8 +166,8 @@ def _from_run(path: Path) -> Restored:
     model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
     channels = {"channels": preprocessing.channels} if name == "classification" else {}
     count = len(about["class_names"]) or _vocabulary(content["state_dict"])
-    drawing = {key: recipe["task"][key] for key in DRAWING} if name == "diffusion" else {}
-    task = TASKS[name](model, count, ema_decay=recipe["task"]["ema_decay"], **channels, **drawing)
+    measuring = {key: recipe["task"][key] for key in MEASURING.get(name, ())}
+    task = TASKS[name](model, count, ema_decay=recipe["task"]["ema_decay"], **channels, **measuring)
     try:
         task.load_state_dict(content["state_dict"])
     except (RuntimeError, KeyError) as error:

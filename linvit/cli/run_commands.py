@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,17 +247,22 @@ def _transcribe(options: argparse.Namespace, restored: Any, sounds: Sequence[str
 
 def _listen(options: argparse.Namespace, restored: Any, sounds: Sequence[str]) -> int:
     from linvit.cli.listen import listen
+    from linvit.cli.screen import show_pieces
 
     if not restored.hearing or len(sounds) > 1:
         raise ValueError("--stream hears one sound file, with the run of a network that hears speech.")
     if options.beam is not None or options.output:
         raise ValueError("--stream writes on the screen what it hears, greedily: leave --beam and --output out.")
-    told = ""
-    for text in listen(restored, sounds[0], options.stream, options.weights):
-        print(text[len(told) :], end="", flush=True)
-        told = text
-    print()
+    show_pieces(_added(listen(restored, sounds[0], options.stream, options.weights)))
     return 0
+
+
+def _added(texts: Iterable[str]) -> Iterator[str]:
+    """What each text has that the one before had not."""
+    told = ""
+    for text in texts:
+        yield text[len(told) :]
+        told = text
 
 
 def _predict_dense(options: argparse.Namespace, restored: Any, images: Sequence[str]) -> list[str]:
@@ -297,6 +302,7 @@ def generate_arguments(command: argparse.ArgumentParser) -> None:
 def run_generate(options: argparse.Namespace) -> int:
     from linvit.cli.generate import write_text
     from linvit.cli.restore import restore
+    from linvit.cli.screen import show_pieces
 
     restored = restore(options.path)
     if restored.drawing:
@@ -305,11 +311,8 @@ def run_generate(options: argparse.Namespace) -> int:
         raise ValueError(
             "--output is of images, but this run writes text on the screen: leave it out, or write > FILE."
         )
-    for piece in write_text(
-        restored, options.prompt, options.tokens, options.temperature, options.top_p, options.seed, options.weights
-    ):
-        print(piece, end="", flush=True)
-    print()
+    drawn = (options.tokens, options.temperature, options.top_p, options.seed)
+    show_pieces(write_text(restored, options.prompt, *drawn, options.weights))
     return 0
 
 

@@ -2,10 +2,11 @@
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -52,6 +53,16 @@ class Bar(RichProgressBar):
 def bars() -> list[Bar]:
     """One bar on a terminal, none elsewhere."""
     return [Bar(leave=True)] if sys.stdout.isatty() else []
+
+
+def show_pieces(pieces: Iterable[str]) -> None:
+    """Prints text as it comes, until who reads along, `head` for example, has enough."""
+    try:
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
 
 
 def show(table: Table) -> None:

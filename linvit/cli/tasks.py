@@ -94,7 +94,10 @@ class BuiltSpeech(Speech):
 def _named(create: Callable[..., nn.Module], kind: str, model: dict[str, Any], num_classes: int) -> Any:
     if not model.get("name"):
         raise ValueError(f"The recipe names no model: add model.name, which `linvit models --{kind}` lists.")
-    return create(model["name"], num_classes, **{key: value for key, value in model.items() if key != "name"})
+    try:
+        return create(model["name"], num_classes, **{key: value for key, value in model.items() if key != "name"})
+    except TypeError as error:
+        raise ValueError(f"An argument of {model['name']} is of the wrong kind ({error}): change it.") from error
 
 
 def _network(model: dict[str, Any], num_classes: int, frameworks: Iterable[str]) -> nn.Module:

@@ -15,8 +15,9 @@ from linvit.cli.restore import Restored
 from linvit.cli.screen import show as show_table
 from linvit.data.audio import CorruptAudioError, read_audio
 from linvit.data.speech import SUFFIXES
-from linvit.files import replacing
+from linvit.files import check_writable, replacing
 from linvit.tasks import Speech
+from linvit.tasks.speech import known_beam
 from linvit.tasks.transcription import spelled
 
 
@@ -28,12 +29,8 @@ def set_decoding(
     Raises ValueError for a beam below 1, a language model without a beam, either for a transducer, and as NGram.
     """
     task = restored.task
-    if beam is not None and beam < 1:
-        raise ValueError(f"--beam is {beam}, but one beginning or more has to be kept: set it to 1 or more.")
     if beam is not None:
-        if beam > 1 and task.network.transduces:
-            raise ValueError(f"--beam is {beam}, but a transducer is decoded greedily: leave it out.")
-        task.beam = beam
+        task.beam = known_beam(beam, task.network, "--beam")
     if language_model is not None:
         if task.beam == 1:
             raise ValueError("--lm needs a beam: give --beam 16, for example.")
@@ -53,13 +50,13 @@ def transcribe(
     """(path, text) of sound files and of those in folders, and the sentences about files that cannot be read.
 
     Sound of another sampling rate is resampled, channels are averaged. Each file is heard by itself; how it is decoded
-    is the task's, see set_decoding. Raises ValueError for paths without sound files.
+    is the task's, see set_decoding. Raises ValueError where none of the paths holds a sound file.
     """
     network, device = ready_network(restored, weights)
     preprocessing = restored.preprocessing
     told: list[tuple[str, str]] = []
     complaints: list[str] = []
-    for path in find_files(paths, SUFFIXES, "sound", "sound file"):
+    for path in _found(paths, complaints):
         try:
             features = preprocessing.features(read_audio(path, preprocessing.rate))
         except CorruptAudioError as error:
@@ -68,6 +65,18 @@ def transcribe(
         pieces = _pieces(restored.task, network, features[None].to(device))
         told.append((str(path), spelled(pieces, restored.class_names)))
     return told, complaints
+
+
+def _found(paths: Sequence[str | Path], complaints: list[str]) -> list[Path]:
+    files: list[Path] = []
+    for path in paths:
+        try:
+            files += find_files([path], SUFFIXES, "sound", "sound file")
+        except ValueError as error:
+            complaints.append(str(error))
+    if not files:
+        raise ValueError(complaints[0])
+    return files
 
 
 @torch.inference_mode()
@@ -87,9 +96,10 @@ def show(told: Sequence[tuple[str, str]]) -> None:
 
 
 def check_output(path: str | Path) -> Path:
-    """The path itself; raises ValueError for an ending that cannot be written."""
+    """The path itself; raises ValueError for an ending that cannot be written, OSError for such a folder."""
     if Path(path).suffix not in (".csv", ".json"):
         raise ValueError(f"The output {path} has an unknown ending: only .csv and .json can be written of transcripts.")
+    check_writable(Path(path).parent)
     return Path(path)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 WINDOW, HOP = 0.025, 0.010  # seconds
+FASTEST = 1_000_000  # hertz; a higher rate is that of a damaged header
 FLOOR = 1e-6  # added before the logarithm
 
 
@@ -23,7 +24,7 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
     Reads what libsndfile reads: wav, flac, ogg, mp3 and others; from `content` where the file is held in memory.
 
     Raises:
-        CorruptAudioError: for a file that is missing, no sound, or shorter than one window of features.
+        CorruptAudioError: for a file that is missing, no sound, not finite, or shorter than one frame of features.
         ImportError: where soundfile is not installed.
     """
     try:
@@ -33,16 +34,22 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
     try:
         source = str(path) if content is None else io.BytesIO(content)
         samples, own_rate = soundfile.read(source, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, OSError) as error:
+    except (soundfile.LibsndfileError, OSError, TypeError) as error:  # TypeError: samples without a header, .raw
         if content is None and not Path(path).is_file():
             raise CorruptAudioError(f"There is no sound file at {path}: check the path.") from error
         raise CorruptAudioError(
             f"{path} cannot be read as sound: give a .wav or .flac file, or leave this one out."
         ) from error
-    mono = resampled(samples.mean(axis=1), own_rate, rate)
+    if not 1 <= own_rate <= FASTEST:
+        raise CorruptAudioError(f"{path} says that it has {own_rate:,} samples a second: it is damaged, leave it out.")
+    if not np.isfinite(samples).all():
+        raise CorruptAudioError(f"{path} holds samples that are no finite numbers: mend it, or leave it out.")
+    seconds, shortest = len(samples) / own_rate, window_samples(rate) / rate
+    mono = resampled(samples.mean(axis=1), own_rate, rate) if len(samples) else samples[:, 0]
     if len(mono) < window_samples(rate):
-        seconds = len(mono) / rate
-        raise CorruptAudioError(f"{path} is {seconds:.3f} s long, shorter than one window of {WINDOW} s: leave it out.")
+        raise CorruptAudioError(
+            f"{path} is {seconds:.3f} s long, shorter than one frame of {shortest:.3f} s: leave it out."
+        )
     return torch.from_numpy(mono)
 
 

@@ -23,8 +23,8 @@ class HubReader:
         """Raises as read_audio."""
         split, number = utterance.path.parts
         held = self.splits[split][int(number)][self.sound]
-        named = Path(held.get("path") or f"utterance {number} of split {split}")
-        if held["bytes"] is None and not named.is_file():
+        named = Path((held or {}).get("path") or f"utterance {number} of split {split}")
+        if held is None or (held["bytes"] is None and not named.is_file()):
             raise CorruptAudioError(f"Utterance {number} of split {split} holds no sound: leave it out.")
         return read_audio(named, self.rate, held["bytes"])
 
@@ -40,8 +40,7 @@ class HuggingFaceSpeech(LibriSpeech):
         sound: Column of the sound.
         text: Column of the transcripts.
         options: Further arguments of load_dataset, data_files for example.
-        units, num_pieces, rate, mels, batch_size: See LibriSpeech.
-        bands, band_width, times, time_share, max_corrupt, seed, num_workers: See LibriSpeech.
+        kwargs: Those of LibriSpeech, but for its groups by size of file.
 
     Raises ValueError where no data set is named, and for what the library refuses.
     """
@@ -55,36 +54,11 @@ class HuggingFaceSpeech(LibriSpeech):
         sound: str = "audio",
         text: str = "text",
         options: dict[str, Any] | None = None,
-        units: str = "characters",
-        num_pieces: int = 1024,
-        rate: int = 16_000,
-        mels: int = 80,
-        batch_size: int = 16,
-        bands: int = 2,
-        band_width: int = 27,
-        times: int = 10,
-        time_share: float = 0.05,
-        max_corrupt: int = 0,
-        seed: int = 0,
-        num_workers: int = 0,
+        **kwargs: Any,
     ) -> None:
         if path is None:
             raise ValueError("The recipe names no data set: set data.path to one of the hub, or to a folder.")
-        masks = {"bands": bands, "band_width": band_width, "times": times, "time_share": time_share}
-        super().__init__(
-            path,
-            train,
-            val,
-            units,
-            num_pieces,
-            rate,
-            mels,
-            batch_size,
-            max_corrupt=max_corrupt,
-            seed=seed,
-            num_workers=num_workers,
-            **masks,
-        )
+        super().__init__(path, train, val, groups=1, **kwargs)
         self.asked = {"path": path, "name": configuration, **(options or {})}
         self.sound, self.text = sound, text
         self._splits: dict[str, Any] = {}
@@ -93,11 +67,19 @@ class HuggingFaceSpeech(LibriSpeech):
         """Those of "train" or "val"; their paths are split and number."""
         if part not in self._found:
             self._found[part] = [
-                Utterance(Path(split) / str(number), " ".join(text.split()))
+                Utterance(Path(split) / str(number), self._text(split, number, text))
                 for split in self.parts[part]
                 for number, text in enumerate(self._split(split)[self.text])
             ]
         return self._found[part]
+
+    def _text(self, split: str, number: int, text: Any) -> str:
+        if not isinstance(text, str):
+            raise ValueError(
+                f"Utterance {number} of split {split} has {text!r} in the column {self.text!r}, expected its text: set"
+                " data.text to another column, or leave the utterance out."
+            )
+        return " ".join(text.split())
 
     def reader(self) -> Callable[[Utterance], Tensor]:
         for split in (*self.parts["train"], *self.parts["val"]):

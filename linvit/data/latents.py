@@ -6,6 +6,7 @@ and of its mirror image, and `labels`, int64 (images,). Training draws a new lat
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from timm.data.transforms import CenterCropOrPad
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from linvit.data.imagefolder import ImageFiles, ImageFolder
 from linvit.data.pictures import Canvas
 from linvit.data.source import Source
-from linvit.files import replacing, write_json
+from linvit.files import check_writable, replacing, write_json
 
 ABOUT = "latents.json"
 PARTS = ("train", "val")
@@ -39,7 +40,7 @@ class Latents(Source):
         seed: Order, mirrors and draws of the training latents come from it.
         num_workers: Processes that read.
 
-    Raises ValueError for a folder that holds no latents.
+    Raises ValueError for a folder that holds no latents, and files in it that are damaged.
     """
 
     task = "diffusion"
@@ -53,13 +54,15 @@ class Latents(Source):
             raise ValueError(
                 f"There is no {ABOUT} in {root}: set data.root to a folder that `linvit data make-latents` wrote."
             )
-        about = json.loads(path.read_text())
-        self.class_names = about["class_names"]
-        channels = about["channels"]
-        self.preprocessing = Canvas(
-            tuple(about["size"]), (0.0,) * channels, (1 / about["scale"],) * channels, about["vae"]
-        )
-        self.scale = about["scale"]
+        try:
+            about = json.loads(path.read_text())
+            channels, size = about["channels"], tuple(about["size"])
+            self.class_names, self.scale, decoder = about["class_names"], about["scale"], about["vae"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is damaged: run `linvit data make-latents` again, it keeps what is done."
+            ) from error
+        self.preprocessing = Canvas(size, (0.0,) * channels, (1 / self.scale,) * channels, decoder)
 
     def train_set(self) -> Dataset[Any]:
         return LatentFiles(self.root / "train", self.scale, draws=True)
@@ -83,7 +86,7 @@ class LatentFiles(Dataset[Any]):
         self.opened: dict[int, Any] = {}
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        number = next(number for number, end in enumerate(self.ends) if index < end)
+        number = bisect_right(self.ends, index)
         place = index - (self.ends[number] - len(self.labels[number]))
         if number not in self.opened:
             self.opened[number] = _open(self.files[number])
@@ -100,7 +103,12 @@ class LatentFiles(Dataset[Any]):
 
 
 def _open(path: Path) -> Any:
-    return safe_open(path, "pt")
+    try:
+        return safe_open(path, "pt")
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is damaged: delete it and run `linvit data make-latents` again, which makes it anew."
+        ) from error
 
 
 def make_latents(
@@ -109,24 +117,33 @@ def make_latents(
     """Encodes root/train and root/val of an image folder; yields (part, done, of) after every batch.
 
     An image is halved until its shorter side is below twice the size, scaled to it and cropped at the centre, as ADM's
-    training does. A file that is complete is not made again.
+    training does. A file that is complete is not made again; it says which autoencoder and size it is of.
 
-    Raises ValueError for an autoencoder that cannot be read and an image that cannot.
+    Raises ValueError for an autoencoder that cannot be read, an image that cannot, a size that the autoencoder cannot
+    halve, and a folder with latents of other images, another autoencoder or size.
     """
-    autoencoder, device = open_autoencoder(vae)
     source = ImageFolder(images)
+    parts = {
+        part: ImageFiles(source._folder(part), source.class_names, lambda image: _squared(image, size), 3)
+        for part in PARTS
+    }
     folder = Path(folder)
+    check_writable(folder)
+    autoencoder, device = open_autoencoder(vae)  # may be downloaded, so all else is looked at before
+    multiple = 2 ** (len(autoencoder.config.block_out_channels) - 1)
+    if size < 1 or size % multiple:
+        raise ValueError(f"--size is {size}, but this autoencoder needs a multiple of {multiple}: change it.")
+    made_of = {"vae": vae, "image_size": str(size)}
     shape: list[int] = []
-    for part in PARTS:
-        files = ImageFiles(source._folder(part), source.class_names, lambda image: _squared(image, size), 3)
+    for part, files in parts.items():
         for start in range(0, len(files), SHARD):
             stop = min(start + SHARD, len(files))
             path = folder / part / f"{start:08d}.safetensors"
             if not path.is_file():
                 moments, labels = _encoded(autoencoder, device, files, range(start, stop), batch)
                 with replacing(path) as temporary:
-                    save_file({"moments": moments, "labels": labels}, temporary)
-            shape = shape or list(_open(path).get_slice("moments").get_shape())
+                    save_file({"moments": moments, "labels": labels}, temporary, made_of)
+            shape = _checked(path, made_of, [label for _, label in files.files[start:stop]])
             yield part, stop, len(files)
     about = {
         "class_names": list(source.class_names),
@@ -137,6 +154,16 @@ def make_latents(
         "image_size": size,
     }
     write_json(folder / ABOUT, about, indent=1)
+
+
+def _checked(path: Path, made_of: dict[str, str], labels: list[int]) -> list[int]:
+    """The shape of a file's moments; ValueError where they are of something else."""
+    held = _open(path)
+    if (held.metadata() or made_of) != made_of or held.get_tensor("labels").tolist() != labels:
+        raise ValueError(
+            f"{path} holds latents of other images, another autoencoder or size: name a new folder, or delete this one."
+        )
+    return list(held.get_slice("moments").get_shape())
 
 
 @torch.no_grad()

@@ -40,6 +40,8 @@ class DigitPictures(Digits):
     Args:
         size: Side in pixels; other than 8, they are scaled bilinearly.
         batch_size, held_out, split, seed, num_workers: See Digits.
+
+    Raises ValueError for no pixels, and as Digits.
     """
 
     task = "diffusion"
@@ -54,5 +56,7 @@ class DigitPictures(Digits):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
+        if size < 1:
+            raise ValueError(f"data.size is {size}, but an image has a pixel or more: set it to 1 or more.")
         super().__init__(32, 1, batch_size, 0, held_out, split, seed, num_workers)
         self.preprocessing = Canvas((size, size), (0.5,), (0.5,))

@@ -17,6 +17,7 @@ from linvit.data.source import Source
 from linvit.data.transcripts import Speller, pieces_of
 
 SUFFIXES = (".flac", ".wav")
+SLOWEST = 1000  # samples a second
 MEASURED = 200  # utterances from which mean and deviation of the features are taken
 Sample = tuple[Tensor, dict[str, Any]]
 
@@ -52,7 +53,8 @@ def find_utterances(folder: Path) -> list[Utterance]:
     """All utterances beneath a folder, sorted by their transcripts' paths, then as these list them.
 
     Raises:
-        ValueError: for a folder that is missing or holds no transcripts, and an utterance without a sound file.
+        ValueError: for a folder that is missing or holds no transcripts, transcripts that are no UTF-8, and an
+            utterance without a sound file.
     """
     if not folder.is_dir():
         raise ValueError(
@@ -62,19 +64,26 @@ def find_utterances(folder: Path) -> list[Utterance]:
     found = []
     for listed in sorted(folder.rglob("*.trans.txt")):
         files = {file.stem: file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES}
-        for line in filter(str.strip, listed.read_text(encoding="utf-8").splitlines()):
-            name, _, text = line.partition(" ")
+        for line in filter(str.strip, _transcripts(listed).splitlines()):
+            name, *words = line.split()
             if name not in files:
                 raise ValueError(
                     f"{listed} names the utterance {name!r}, but {listed.parent} has no {name}.flac or {name}.wav:"
                     " add the file or remove the line."
                 )
-            found.append(Utterance(files[name], " ".join(text.split())))
+            found.append(Utterance(files[name], " ".join(words)))
     if not found:
         raise ValueError(
             f"{folder} holds no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as LibriSpeech has them."
         )
     return found
+
+
+def _transcripts(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text in UTF-8, which transcripts are: save it as that.") from error
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Reader:
 
 
 class Utterances(Dataset[Sample]):
-    """(features, {"pieces", "text"}) of each utterance; the sentence about a file that cannot be read in its place.
+    """(features, {"pieces", "text", "path"}) of each utterance; the sentence about a file that cannot be read instead.
 
     read: samples of an utterance. masks: arguments of spec_augmented, for training.
     """
@@ -116,11 +125,12 @@ class Utterances(Dataset[Sample]):
             return str(error)
         if self.masks:
             features = spec_augmented(features, **self.masks)
-        return features, {"pieces": torch.tensor(self.speller(utterance.text)), "text": utterance.text}
+        pieces = torch.tensor(self.speller(utterance.text))
+        return features, {"pieces": pieces, "text": utterance.text, "path": utterance.path}
 
 
 def assembled(samples: list[Sample]) -> tuple[Tensor, dict[str, Any]]:
-    """Features padded to (batch, frames, mels), and lengths, pieces padded to (batch, text), counts and texts."""
+    """Features padded to (batch, frames, mels); lengths, pieces padded to (batch, text), counts, texts and paths."""
     features, targets = zip(*samples, strict=True)
     pieces = [target["pieces"].long() for target in targets]
     return pad_sequence(features, batch_first=True), {
@@ -128,6 +138,7 @@ def assembled(samples: list[Sample]) -> tuple[Tensor, dict[str, Any]]:
         "pieces": pad_sequence(pieces, batch_first=True),
         "counts": torch.tensor([len(one) for one in pieces]),
         "texts": [target["text"] for target in targets],
+        "paths": [target["path"] for target in targets],
     }
 
 
@@ -152,10 +163,12 @@ class LibriSpeech(Source):
         seed: Order and masks are drawn from it.
         num_workers: Processes that read sound.
 
-    Raises ValueError for folders without transcripts, unknown units and a transcript without its sound file.
+    Raises ValueError for folders without transcripts, unknown units, a transcript without its sound file, and sizes
+    that cannot be.
     """
 
     task = "speech"
+    item = "utterance"
 
     def __init__(
         self,
@@ -180,6 +193,7 @@ class LibriSpeech(Source):
         self.root, self.parts = Path(root), {"train": tuple(train), "val": tuple(val)}
         self.units, self.num_pieces, self.rate, self.mels, self.groups = units, num_pieces, rate, mels, groups
         self.masks = {"bands": bands, "band_width": band_width, "times": times, "time_share": time_share}
+        _check_sizes(rate, mels, groups, self.masks)
         self._found: dict[str, list[Utterance]] = {}
         self._names: list[str] | None = None
         self._tokenizer = ""
@@ -258,6 +272,18 @@ class LibriSpeech(Source):
         return super()._loading(keeps_workers) | {"assemble": assembled}
 
 
+def _check_sizes(rate: int, mels: int, groups: int, masks: dict[str, Any]) -> None:
+    if rate < SLOWEST:
+        raise ValueError(f"data.rate is {rate}, but speech needs {SLOWEST} samples a second or more: set it higher.")
+    for name, number in {"mels": mels, "groups": groups}.items():
+        if number < 1:
+            raise ValueError(f"data.{name} is {number}, but one is the least: set it to 1 or more.")
+    for name, number in masks.items():
+        if number < 0 or (name == "time_share" and not number <= 1):
+            wanted = "a share from 0 to 1" if name == "time_share" else "0 or more"
+            raise ValueError(f"data.{name} is {number}, expected {wanted}: change it.")
+
+
 class SpeechFolder(LibriSpeech):
     """Every utterance beneath one folder, to measure a trained network on, with its pieces and features."""
 
@@ -266,3 +292,8 @@ class SpeechFolder(LibriSpeech):
     ) -> None:
         super().__init__(root, (), (".",), rate=preprocessing.rate, batch_size=batch_size, seed=seed)
         self.class_names, self.preprocessing = names, preprocessing
+
+    def parts_within(self) -> list[str]:
+        """The names of the folder's parts; none where it is a part itself, or of one."""
+        inside = (one.path.relative_to(self.root).parts for one in self.utterances("val"))
+        return sorted({parts[0] for parts in inside if len(parts) == 4})

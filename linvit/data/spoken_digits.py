@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from linvit.data.audio import resampled
+from linvit.files import check_writable
 
 RATE = 16_000
 DIGITS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
@@ -51,10 +52,12 @@ def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) ->
         train, val: how many utterances of each part, its voices in turn.
         seed: digits, speeds (130 to 190 words a minute) and pitches (30 to 70 of 99) are drawn from it.
 
-    The same arguments give the same files with the same version of espeak-ng.
+    The same arguments give the same files with the same version of espeak-ng. Where it stops, it
+    removes what it wrote.
 
     Raises:
-        ValueError: where espeak-ng is not installed, the folder is not empty, or a number is not positive.
+        ValueError: where espeak-ng is not installed or cannot speak, the folder is not empty, or a number is wrong.
+        OSError: for a folder that cannot be written.
     """
     program = espeak()
     target = Path(folder)
@@ -62,13 +65,21 @@ def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) ->
         raise ValueError(f"{target} is not an empty folder: name a new one.")
     if train < 1 or val < 1:
         raise ValueError(f"{train} training and {val} validation utterances were asked for: ask for 1 or more of each.")
+    if seed < 0:
+        raise ValueError(f"The seed is {seed}, expected 0 or more: choose another.")
+    check_writable(target)
     spoken = [
         _Spoken(target, part, number, seed)
         for part, count in (("train", train), ("val", val))
         for number in range(count)
     ]
-    with ThreadPoolExecutor() as pool:
-        yield from pool.map(lambda one: one.write(program), spoken)
+    try:
+        with ThreadPoolExecutor() as pool:
+            yield from pool.map(lambda one: one.write(program), spoken)
+    except BaseException:  # Ctrl-C too: a half-filled folder would stand in the way of the next attempt
+        for part in VOICES:
+            shutil.rmtree(target / part, ignore_errors=True)
+        raise
     for part in VOICES:
         own = [one for one in spoken if one.part == part]
         for chapter in sorted({one.path.parent for one in own}):
@@ -94,9 +105,15 @@ class _Spoken:
         import soundfile
 
         asked = ["-v", self.voice, "-s", str(self.speed), "-p", str(self.pitch), "--stdout", self.text.lower()]
-        heard = subprocess.run([program, *asked], capture_output=True, check=True).stdout
+        done = subprocess.run([program, *asked], capture_output=True)
+        if done.returncode or not done.stdout:
+            reason = done.stderr.decode(errors="replace").strip().splitlines() or ["without a reason"]
+            raise ValueError(
+                f"{program} did not speak with the voice {self.voice} ({reason[0].rstrip('.')}): install it anew with"
+                " all of its voices."
+            )
         # the header of what is written to a pipe does not know its length
-        samples, rate = soundfile.read(io.BytesIO(_with_length(heard)), dtype="float32")
+        samples, rate = soundfile.read(io.BytesIO(_with_length(done.stdout)), dtype="float32")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(self.path, resampled(samples, rate, RATE), RATE, subtype="PCM_16")
         return self.path

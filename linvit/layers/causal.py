@@ -13,6 +13,7 @@ from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad, scaled_dot_product_attention
 
+from linvit.layers.checks import check_size
 from linvit.ops import PRESETS, Rotary, State, attention_scores, linear_attention
 from linvit.ops.position import rotate
 
@@ -253,12 +254,6 @@ class DecoderBlock(nn.Module):
         """As CausalAttention."""
         x = x + self.attn(self.norm1(x), *args, **kwargs)
         return x + self.ffn(self.norm2(x))
-
-
-def check_size(what: str, size: object, least: int = 1) -> None:
-    """Raises ValueError for what is no whole number, or less than `least`."""
-    if not isinstance(size, int) or size < least:
-        raise ValueError(f"{what} is {size!r}, expected a whole number of {least} or more: change it")
 
 
 def _check(what: str, name: str, known: Mapping[str, Any]) -> None:

@@ -86,6 +86,8 @@ class Conformer(nn.Module):
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
+        if mixer == "softmax" and width % 2:
+            raise ValueError(f"width is {width}, but relative positions need an even one: change it")
         self.pieces, self.mels, self.width, self.mixer, self.causal = pieces, mels, width, mixer, causal
         self.rotated = rope and mixer != "softmax"
         self.head_width = width // heads
@@ -198,7 +200,7 @@ class Conformer(nn.Module):
             )
 
 
-def create_conformer(name: str, pieces: int, **arguments: Any) -> Conformer:
+def create_conformer(name: str, pieces: int, /, **arguments: Any) -> Conformer:
     """A Conformer by its name in CONFORMERS, for that many pieces; arguments are those of Conformer, sizes included.
 
     Raises:

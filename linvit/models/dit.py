@@ -112,7 +112,7 @@ class DiT(nn.Module):
     ) -> None:
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        _check(input_size, patch_size, width, mixer)
+        _check(input_size, patch_size, width, mixer, mlp_ratio, label_std)
         self.num_classes, self.input_size, self.channels = num_classes, input_size, channels
         self.mixer, self.learn_sigma, self.label_std = mixer, learn_sigma, label_std
         self.out_channels = channels * (2 if learn_sigma else 1)
@@ -182,7 +182,7 @@ def time_features(times: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), -1).to(dtype)
 
 
-def create_dit(name: str, num_classes: int, **arguments: Any) -> DiT:
+def create_dit(name: str, num_classes: int, /, **arguments: Any) -> DiT:
     """A DiT by its name in DITS, for that many classes; arguments are those of DiT, sizes included.
 
     Raises:
@@ -192,10 +192,14 @@ def create_dit(name: str, num_classes: int, **arguments: Any) -> DiT:
     return DiT(num_classes, **{**DITS[name], **arguments})
 
 
-def _check(input_size: int, patch_size: int, width: int, mixer: str) -> None:
+def _check(input_size: int, patch_size: int, width: int, mixer: str, mlp_ratio: float, label_std: float) -> None:
     if mixer not in DIT_MIXERS:
         raise ValueError(f"mixer is {mixer!r}, expected one of {', '.join(DIT_MIXERS)}: choose a known one")
     if input_size % patch_size:
         raise ValueError(f"input_size {input_size} is no multiple of patch_size {patch_size}: change one of the two")
+    if width * mlp_ratio < 1:
+        raise ValueError(f"mlp_ratio is {mlp_ratio}, which leaves the feed-forward no channels: set it higher")
+    if label_std < 0:
+        raise ValueError(f"label_std is {label_std}, but a deviation is 0 or more: set it higher")
     if width % 4:
         raise ValueError(f"width is {width}, but positions in two directions need a multiple of 4: change it")

@@ -23,15 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from linvit.layers.causal import (
-    FORMS,
-    AttentionMemory,
-    CausalAttention,
-    CausalConv,
-    DecoderBlock,
-    Packing,
-    check_size,
-)
+from linvit.layers.causal import FORMS, AttentionMemory, CausalAttention, CausalConv, DecoderBlock, Packing
 from linvit.models.named import check_named
 from linvit.ops import Rotary, rotary_1d
 
@@ -81,8 +73,6 @@ class Decoder(nn.Module):
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        for name, size in {"width": width, "depth": depth, "heads": heads, "hidden": hidden}.items():
-            check_size(name, size)
         self.vocabulary, self.width, self.mixer = vocabulary, width, mixer
         self.embed = nn.Embedding(vocabulary, width, **dd)
         self.blocks = nn.ModuleList(DecoderBlock(width, heads, mixer, hidden, **options, **dd) for _ in range(depth))

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -55,13 +56,15 @@ def trained_judge(dataset: Dataset, channels: int, num_classes: int, folder: Pat
     """The classifier of a data set of (image, label), the same for every run: seed 0, on the CPU.
 
     With a folder, it is kept there and read again. Training reads the images 20 times, seconds for small ones.
+
+    Raises ValueError for a file in the folder that is damaged or the classifier of other data.
     """
     judge_file = folder / JUDGE if folder else None
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.inference_mode(False):
         torch.manual_seed(0)
         judge = Judge(channels, num_classes)
         if judge_file and judge_file.is_file():
-            judge.load_state_dict(load_file(judge_file))
+            _load(judge, judge_file)
             return judge.eval().requires_grad_(False)
         optimizer = torch.optim.AdamW(judge.parameters(), RATE)
         batches = DataLoader(dataset, BATCH, shuffle=True, generator=torch.Generator().manual_seed(0))
@@ -76,6 +79,15 @@ def trained_judge(dataset: Dataset, channels: int, num_classes: int, folder: Pat
         with replacing(judge_file) as temporary:
             save_file(judge.state_dict(), temporary)
     return judge.eval().requires_grad_(False)
+
+
+def _load(judge: Judge, path: Path) -> None:
+    try:
+        judge.load_state_dict(load_file(path))
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"The classifier in {path} is damaged or belongs to other data: delete the file, and it is trained anew."
+        ) from error
 
 
 def distance_to(judge: Judge, real: Iterable[Tensor]) -> FrechetInceptionDistance:

@@ -36,11 +36,7 @@ class Speech(Task):
 
     def __init__(self, network: nn.Module, beam: int = 1, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
-        if beam < 1:
-            raise ValueError(f"task.beam is {beam}, but one beginning or more has to be kept: set it to 1 or more.")
-        if beam > 1 and network.transduces:
-            raise ValueError(f"task.beam is {beam}, but a transducer is decoded greedily: leave it out.")
-        self.beam = beam
+        self.beam = known_beam(beam, network, "task.beam")
         self.decoding: dict[str, Any] = {}
         self.sums_of = nn.ModuleDict(
             {kind: nn.ModuleDict({name: _exact_sum() for name in self.sums}) for kind in self.networks()}
@@ -82,6 +78,15 @@ class Speech(Task):
                 one.reset()
         self.log(f"val/{self.counted}", count)
         self.count.reset()
+
+
+def known_beam(beam: int, network: nn.Module, name: str) -> int:
+    """The beam itself; raises ValueError, by the name of what was set, for one that the network cannot have."""
+    if beam < 1:
+        raise ValueError(f"{name} is {beam}, but one beginning or more has to be kept: set it to 1 or more.")
+    if beam > 1 and network.transduces:
+        raise ValueError(f"{name} is {beam}, but a transducer is decoded greedily: leave it out.")
+    return beam
 
 
 def loss_a_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:

@@ -16,6 +16,13 @@ def test_the_figure_and_the_table_hold_what_was_measured(tmp_path, monkeypatch, 
     assert "images a second, 50 steps" in figure.read_text() or figure.stat().st_size > 5000
 
 
+def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sampling", "figure.xyz"])
+    with pytest.raises(SystemExit):
+        sampling.main()
+    assert "another ending than .svg or .png" in capsys.readouterr().err
+
+
 def test_dit_small_has_the_macs_that_its_paper_prints():
     rows = {(row["variant"], row["mixer"]): row for row in describe_generators()}
 

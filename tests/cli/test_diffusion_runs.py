@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from tiny_diffusion import write_diffusion_recipe
@@ -135,12 +136,20 @@ def test_a_comparison_reads_the_measure_of_the_network_that_draws(run):
         (["generate", "RUN", "--output", "a.png", "--classes", "ten"], "'ten' is unknown: name one of 0, 1"),
         (["generate", "RUN", "--output", "a.png", "--steps", "1"], "expected 2 to 1000"),
         (["generate", "RUN", "--output", "a.png", "--count", "0"], "--count is 0"),
+        (["generate", "RUN", "--output", "a.png", "--guidance", "-1"], "--guidance is -1"),
+        (["generate", "RUN", "--output", "a.png", "--guidance", "nan"], "--guidance is nan"),
+        (["generate", "RUN", "--output", "a.png", "--seed", "-1"], "--seed is -1"),
+        (["generate", "RUN", "--output", "a.png", "--vae", "vae"], "this run draws pixels, not latents"),
+        (["generate", "RUN", "--output", "a_file/a.png"], "The folder a_file cannot be written"),
+        (["generate", "RUN", "--output", "folder.png"], "folder.png is a folder"),
         (["predict", "RUN", "a.png"], "it names none: `linvit generate RUN"),
         (["eval", "RUN", "--data", "digits"], "leave it out"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_sentence(run, asked, sentence, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_file").touch()
+    (tmp_path / "folder.png").mkdir()
     assert main([str(run) if part == "RUN" else part for part in asked]) == 2
     said = capsys.readouterr().err
     assert sentence in said
@@ -155,6 +164,8 @@ def test_what_cannot_be_drawn_is_one_sentence(run, asked, sentence, capsys, tmp_
         ({"model": {"widht": 3}}, r"did you mean 'model\.width'"),
         ({"task": {"sampler": "euler"}}, "expected one of ddim, ddpm"),
         ({"task": {"class_dropout": 1.5}}, "expected a share"),
+        ({"model": {"mlp_ratio": "four"}}, "An argument of dit_nano_patch2 is of the wrong kind"),
+        ({"data": {"size": 0}}, "data.size is 0"),
         ({"data": {"size": 16}}, "this DiT reads 1×8×8: set model.channels and model.input_size"),
     ],
 )
@@ -170,3 +181,27 @@ def test_without_drawing_the_loss_chooses(tmp_path):
     measured = evaluate(restore(run / "checkpoints" / "last.ckpt"), enable_progress_bar=False)
     assert measured["ema"]["loss"] == pytest.approx(float(curve(run)[-1]["ema_loss"]), rel=1e-5)
     shutil.rmtree(run)
+
+
+def test_a_damaged_judge_is_named(run, tmp_path, capsys):
+    folder = shutil.copytree(run, tmp_path / "copy")
+    (folder / drawn.JUDGE).write_bytes(b"damaged")
+    assert main(["eval", str(folder)]) == 2
+    assert "judge.safetensors is damaged or belongs to other data: delete the file" in capsys.readouterr().err
+
+
+def test_a_network_that_draws_no_numbers_says_so(run, tmp_path):
+    restored = restore(run)
+    for network in restored.task.networks().values():
+        torch.nn.init.constant_(network.head.bias, math.nan)
+    with pytest.raises(ValueError, match="draws no finite numbers here"):
+        draw(restored, tmp_path / "a.png", ["3"], 1, steps=2)
+
+
+def test_what_a_network_without_finite_numbers_draws_has_no_distance(run):
+    restored = restore(run)
+    for network in restored.task.networks().values():
+        torch.nn.init.constant_(network.head.bias, math.nan)
+    measured = evaluate(restored, enable_progress_bar=False)["ema"]
+    assert math.isnan(measured["fid"])
+    assert math.isfinite(measured["floor_fid"])

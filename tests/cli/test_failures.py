@@ -119,7 +119,7 @@ def test_a_reading_process_that_dies_stops_with_one_sentence(tmp_path, monkeypat
     capsys.readouterr()
     assert main(["train", recipe, "--resume", "data.num_workers=1"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("linvit: A process that reads images died (DataLoader worker")
+    assert said.startswith("linvit: A process that reads data died (DataLoader worker")
     assert said.rstrip().endswith("a run goes on with --resume.")
     assert len(said.strip().splitlines()) == 1
     assert content(tmp_path / "run")["global_step"] == before

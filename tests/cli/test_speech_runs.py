@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from tiny_speech import say, write_speech_recipe
 from linvit.cli import main
 from linvit.cli.compare import compare
 from linvit.cli.evaluate import evaluate
+from linvit.cli.judge_speech import _speaker, write_report
 from linvit.cli.listen import listen
 from linvit.cli.restore import restore, source_for
 from linvit.cli.train import train
@@ -114,7 +117,11 @@ def test_what_is_no_sound_is_named_and_the_rest_is_told(learned, tmp_path, capsy
     said = capsys.readouterr()
     assert str(good.name) in said.out.replace("\n", "")
     assert "bad.wav cannot be read as sound" in said.err
-    assert "0.006 s long, shorter than one window" in said.err
+    assert "0.006 s long, shorter than one frame" in said.err
+    assert main(["predict", str(learned), str(tmp_path / "nowhere.wav"), str(good)]) == 1
+    said = capsys.readouterr()
+    assert "good.wav" in said.out.replace("\n", "")
+    assert "There is no sound file or folder at" in said.err
 
 
 @pytest.mark.parametrize(
@@ -127,6 +134,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_told(learned, tmp_path, capsy
         (["predict", "RUN", "SOUND", "--lm", "a.arpa"], "--lm needs a beam"),
         (["eval", "RUN", "--beam", "0"], "--beam is 0"),
         (["predict", "RUN", "SOUND", "--output", "a.txt"], "unknown ending"),
+        (["predict", "RUN", "SOUND", "--output", "FILE/a.csv"], "cannot be written"),
         (["generate", "RUN"], "reads no text"),
         (["eval", "RUN", "--data", "nowhere"], "There is no folder of speech at nowhere"),
         (["eval", "RUN", "--data", "EMPTY"], "holds no transcripts"),
@@ -134,7 +142,9 @@ def test_what_is_no_sound_is_named_and_the_rest_is_told(learned, tmp_path, capsy
 )
 def test_wrong_use_ends_in_a_sentence(run, command, message, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
     places = {"RUN": str(run), "EMPTY": str(tmp_path / "empty"), "SOUND": str(run.parent / "speech" / "val")}
+    places["FILE/a.csv"] = str(tmp_path / "file" / "a.csv")
     assert main([places.get(part, part) for part in command]) == 2
     said = capsys.readouterr().err
     assert message in said
@@ -148,6 +158,58 @@ def test_eval_of_another_folder_and_its_page(learned, tmp_path, capsys):
     measured = json.loads(capsys.readouterr().out)["raw"]
     assert measured["utterances"] == 16
     assert "By speaker" in page.read_text()
+
+
+def test_eval_of_several_parts_names_them(learned, capsys):
+    assert main(["eval", str(learned), "--data", str(learned.parent / "speech"), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["raw"]["utterances"] == 22
+    assert "holds the parts train, val, which are measured together" in said.err
+
+
+def test_the_page_names_each_utterance_beside_one_that_is_left_out(learned, tmp_path):
+    speech = shutil.copytree(learned.parent / "speech", tmp_path / "speech")
+    (speech / "val" / "7" / "3" / "7-3-0001.wav").write_bytes(b"no sound")
+    restored = restore(learned)
+    restored.data |= {"root": str(speech), "max_corrupt": 1}
+    write_report(restored, {"raw": {}}, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "7-3-0005.wav" in page
+    assert "7-3-0001.wav" not in page
+
+
+def test_the_page_of_a_part_seen_from_within_and_of_a_data_set_of_the_hub(learned, tmp_path, monkeypatch):
+    monkeypatch.chdir(learned.parent / "speech" / "val" / "7" / "3")
+    assert main(["eval", str(learned), "--data", ".", "--report", str(tmp_path / "page.html")]) == 0
+    assert [_speaker(Path(name)) for name in ("a.wav", "train/3", "7/3/7-3-0001.wav")] == ["–", "train", "7"]
+
+
+def test_eval_of_a_run_without_data_to_measure_on_says_so(learned):
+    restored = restore(learned)
+    restored.data |= {"val": []}
+    with pytest.raises(ValueError, match="has nothing to measure on: name some with --data"):
+        evaluate(restored, enable_progress_bar=False)
+
+
+def test_eval_decodes_as_the_recipe_says(run, tmp_path):
+    groups = {"data": {"root": str(run.parent / "speech")}, "trainer": {"max_epochs": 1}, "task": {"beam": 3}}
+    assert restore(train(write_speech_recipe(tmp_path, **groups), prints=False)).task.beam == 3
+
+
+@pytest.mark.parametrize(
+    ("package", "more", "sentence"),
+    [
+        ("soundfile", [], "pip install 'linvit[train,speech]'"),
+        ("kenlm", ["--beam", "2", "--lm", "a.arpa"], "pip install kenlm"),
+    ],
+)
+def test_what_is_not_installed_is_one_sentence(learned, package, more, sentence, tmp_path, capsys, monkeypatch):
+    sound = say(tmp_path / "a.wav", "MID")
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["predict", str(learned), str(sound), *more]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -246,6 +308,7 @@ def test_what_is_heard_in_pieces_is_what_is_heard_at_once(learned, seconds, tmp_
     ("more", "message"),
     [
         (["--stream", "0"], "--stream is 0.0"),
+        (["--stream", "inf"], "--stream is inf"),
         (["--stream", "1", "--beam", "2"], "leave --beam and --output out"),
         (["another.wav", "--stream", "1"], "--stream hears one sound file"),
     ],

@@ -86,7 +86,34 @@ def test_what_is_no_sound_is_named(tmp_path):
     with pytest.raises(CorruptAudioError, match="cannot be read as sound"):
         read_audio(tmp_path / "a.wav", RATE)
     soundfile.write(tmp_path / "a.wav", np.zeros(511, np.float32), RATE)
-    with pytest.raises(CorruptAudioError, match="shorter than one window"):
+    with pytest.raises(CorruptAudioError, match=r"0\.032 s long, shorter than one frame of 0\.032 s"):
+        read_audio(tmp_path / "a.wav", RATE)
+
+
+@pytest.mark.parametrize("rate", [RATE, 44_100])
+def test_a_file_without_samples_is_named(rate, tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.zeros(0, np.float32), rate)
+    with pytest.raises(CorruptAudioError, match=r"0\.000 s long"):
+        read_audio(tmp_path / "a.wav", RATE)
+
+
+def test_samples_that_are_no_numbers_are_named(tmp_path):
+    samples = sine(440)
+    samples[7] = np.nan
+    soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
+    with pytest.raises(CorruptAudioError, match="no finite numbers"):
+        read_audio(tmp_path / "a.wav", RATE)
+
+
+def test_a_header_that_cannot_be_true_is_named(tmp_path):
+    (tmp_path / "a.raw").write_bytes(bytes(4000))
+    with pytest.raises(CorruptAudioError, match="cannot be read as sound"):
+        read_audio(tmp_path / "a.raw", RATE)
+    soundfile.write(tmp_path / "a.wav", sine(440), RATE)
+    held = bytearray((tmp_path / "a.wav").read_bytes())
+    held[24:28] = (2**31 - 1).to_bytes(4, "little")
+    (tmp_path / "a.wav").write_bytes(held)
+    with pytest.raises(CorruptAudioError, match="2,147,483,647 samples a second: it is damaged"):
         read_audio(tmp_path / "a.wav", RATE)
 
 

@@ -1,8 +1,10 @@
 import datasets
 import pytest
 import torch
+import yaml
 from tiny_speech import write_speech
 
+from linvit.cli import main
 from linvit.data.hub_speech import HuggingFaceSpeech
 from linvit.data.speech import LibriSpeech
 
@@ -46,6 +48,26 @@ def test_what_is_wrong_is_named(files, settings, message):
         hub(files, **settings).train_set()
 
 
+def test_an_utterance_without_text_or_sound_is_named(files, speech, tmp_path):
+    sound = {"bytes": LibriSpeech(str(speech)).utterances("val")[0].path.read_bytes(), "path": "a.wav"}
+    for text, kept in ((None, sound), ("LOW", None)):
+        rows = datasets.Dataset.from_dict({"audio": [sound, kept], "text": ["LOW", text]})
+        rows.to_parquet(str(tmp_path / f"{text}.parquet"))
+    with pytest.raises(ValueError, match=r"Utterance 1 of split val has None in the column 'text'"):
+        hub({"train": files["train"], "val": str(tmp_path / "None.parquet")}).val_set()
+    assert "holds no sound" in hub({"train": files["train"], "val": str(tmp_path / "LOW.parquet")}).val_set()[1]
+
+
 def test_a_recipe_without_a_data_set_says_so():
     with pytest.raises(ValueError, match="names no data set"):
         HuggingFaceSpeech()
+
+
+def test_a_recipe_sets_the_arguments_of_librispeech_but_for_its_files(tmp_path, capsys):
+    recipe = tmp_path / "mine.yaml"
+    data = "{name: huggingface_speech, path: mine, units: words, max_corrupt: 3}"
+    recipe.write_text(f"model: {{name: conformer_nano}}\ntask: {{name: speech}}\ndata: {data}\n")
+    assert main(["train", str(recipe), "--print_config"]) == 0
+    read = yaml.safe_load(capsys.readouterr().out)["data"]
+    assert (read["units"], read["max_corrupt"], read["batch_size"]) == ("words", 3, 16)
+    assert not {"groups", "root", "kwargs"} & set(read)

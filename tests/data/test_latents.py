@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -92,3 +94,33 @@ def test_what_is_missing_is_one_sentence(tmp_path, latents, capsys):
     said = capsys.readouterr().err
     assert "cannot be read" in said
     assert len(said.splitlines()) == 1
+
+
+def test_images_are_looked_for_before_an_autoencoder_is_downloaded(tmp_path, capsys):
+    asked = ["data", "make-latents", str(tmp_path / "nowhere"), str(tmp_path / "out"), "--vae", str(tmp_path / "none")]
+    assert main(asked) == 2
+    assert "nowhere does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_latents_of_another_size_or_other_images_are_not_mixed(latents, vae, tmp_path, capsys):
+    images, folder = latents
+    asked = ["data", "make-latents", str(images), str(folder), "--vae", vae, "--size"]
+    for size, message in (("15", "needs a multiple of 2"), ("0", "--size is 0"), ("32", "of other images, another")):
+        assert main([*asked, size]) == 2
+        assert message in capsys.readouterr().err
+    shutil.copytree(images, tmp_path / "fewer")
+    (tmp_path / "fewer" / "train" / "cat" / "0.png").unlink()
+    assert main(["data", "make-latents", str(tmp_path / "fewer"), str(folder), "--vae", vae, "--size", "16"]) == 2
+    assert "of other images, another" in capsys.readouterr().err
+
+
+def test_damaged_files_are_named(latents, tmp_path):
+    folder = shutil.copytree(latents[1], tmp_path / "damaged")
+    shard = next((folder / "train").glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"safetensors is damaged: delete it and run"):
+        Latents(str(folder)).train_set()
+    (folder / "latents.json").write_text("{")
+    with pytest.raises(ValueError, match=r"latents\.json is damaged"):
+        Latents(str(folder))

@@ -120,3 +120,36 @@ def test_statistics_are_those_of_evenly_spread_utterances(speech, monkeypatch):
     few = source(speech).preprocessing
     monkeypatch.undo()
     assert not np.allclose(few.mean, source(speech).preprocessing.mean)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rate": 0}, "data.rate is 0"),
+        ({"mels": 0}, "data.mels is 0"),
+        ({"groups": 0}, "data.groups is 0"),
+        ({"time_share": 1.5}, "data.time_share is 1.5, expected a share"),
+        ({"band_width": -1}, "data.band_width is -1, expected 0 or more"),
+    ],
+)
+def test_wrong_sizes_end_in_a_sentence(speech, settings, message):
+    with pytest.raises(ValueError, match=message):
+        source(speech, **settings)
+
+
+def test_transcripts_are_read_however_they_are_spaced_and_in_utf8_alone(speech, tmp_path):
+    shutil.copytree(speech / "val", tmp_path / "val")
+    listed = tmp_path / "val" / "7" / "3" / "7-3.trans.txt"
+    expected = find_utterances(tmp_path)
+    text = listed.read_text()
+    listed.write_text("\ufeff" + text.replace(" ", "\t", 1), encoding="utf-8")
+    assert find_utterances(tmp_path) == expected
+    listed.write_bytes(text.encode() + b"7-3-0000 CAF\xc9")
+    with pytest.raises(ValueError, match=r"7-3\.trans\.txt is no text in UTF-8"):
+        find_utterances(tmp_path)
+
+
+def test_a_folder_names_its_parts(speech):
+    names, preprocessing = source(speech).class_names, source(speech).preprocessing
+    assert SpeechFolder(str(speech), names, preprocessing).parts_within() == ["train", "val"]
+    assert SpeechFolder(str(speech / "val"), names, preprocessing).parts_within() == []

@@ -43,7 +43,12 @@ def test_without_the_program_it_says_how_to_install_it(tmp_path, monkeypatch, ca
 
 @needs_espeak
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["--train", "0"], "0 training and 120 validation"), ([], "is not an empty folder")]
+    ("arguments", "message"),
+    [
+        (["--train", "0"], "0 training and 120 validation"),
+        (["--seed", "-1"], "The seed is -1"),
+        ([], "is not an empty folder"),
+    ],
 )
 def test_wrong_numbers_and_folders_end_in_a_sentence(arguments, message, tmp_path, capsys):
     folder = tmp_path / "a"
@@ -52,3 +57,31 @@ def test_wrong_numbers_and_folders_end_in_a_sentence(arguments, message, tmp_pat
         (folder / "mine.txt").write_text("mine")
     assert main(["data", "make-speech", str(folder), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("says", ["echo no such voice >&2; exit 1", "exit 0"])
+def test_a_program_that_does_not_speak_is_named(says, tmp_path, monkeypatch, capsys):
+    mute = tmp_path / "mute"
+    mute.write_text(f"#!/bin/sh\n{says}\n")
+    mute.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: str(mute))
+    assert main(["data", "make-speech", str(tmp_path / "a"), "--train", "1", "--val", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "did not speak with the voice en-us+m1" in said
+    assert len(said.splitlines()) == 1
+    assert not any((tmp_path / "a").iterdir())
+
+
+@needs_espeak
+def test_a_stopped_command_leaves_no_half_filled_folder(tmp_path):
+    made = make_speech(str(tmp_path / "a"), 18, 4)
+    assert next(made).is_file()
+    made.close()
+    assert not any((tmp_path / "a").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/true")
+    (tmp_path / "file").touch()
+    assert main(["data", "make-speech", str(tmp_path / "file" / "a")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -159,6 +159,11 @@ def test_a_transducer_gives_logits_of_every_frame_and_place():
         ({"conv_norm": "group"}, "conv_norm is 'group', expected one of batch, layer"),
         ({"head": "lm"}, "head is 'lm', expected one of ctc, transducer"),
         ({"heads": 5}, "width is 64 and heads 5"),
+        ({"width": 33, "heads": 3}, "width is 33, but relative positions need an even one"),
+        ({"heads": 0}, "model.heads is 0, expected a whole number of 1 or more"),
+        ({"kernel": 0}, "model.kernel is 0, expected a whole number of 1 or more"),
+        ({"depth": 1.5}, "model.depth is 1.5, expected a whole number of 1 or more"),
+        ({"pieces": 5}, "no argument 'pieces'"),
         ({"hedas": 5}, "did you mean 'model.heads'"),
     ],
 )

@@ -106,6 +106,12 @@ def test_every_mixer_has_the_same_number_of_parameters(mixer):
         ({"patch_size": 3}, "input_size 8 is no multiple of patch_size 3"),
         ({"width": 66}, "need a multiple of 4"),
         ({"heads": 5}, "64 is not a multiple of the 5 heads"),
+        ({"heads": 0}, "model.heads is 0, expected a whole number of 1 or more"),
+        ({"patch_size": 0}, "model.patch_size is 0, expected a whole number of 1 or more"),
+        ({"width": "wide"}, "model.width is 'wide', expected a whole number of 1 or more"),
+        ({"label_std": -1.0}, "label_std is -1.0, but a deviation is 0 or more"),
+        ({"mlp_ratio": 0.0}, "mlp_ratio is 0.0, which leaves the feed-forward no channels"),
+        ({"num_classes": 5}, "no argument 'num_classes'"),
         ({"depht": 5}, r"did you mean 'model\.depth'"),
     ],
 )
