@@ -48,7 +48,7 @@ language: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/memory/recall_$(m).yaml) \
 		--folder runs/language/recall --seeds 3 --workers 2 --over data.pairs=4,8,16,32
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/memory/copy_$(m).yaml) \
-		--folder runs/language/copy --seeds 3 --workers 2 --over data.symbols=8,16,32,64
+		--folder runs/language/copy --seeds 3 --workers 2 --over data.symbols=8,16,32
 	$(BIN)/python -m linvit.analysis.decoding runs/language/decoding.svg
 
 # Needs espeak-ng, which your system's packages have; says so where it is absent.
