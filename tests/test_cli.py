@@ -215,5 +215,5 @@ def test_a_missing_extra_is_named():
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert said.returncode == 2
     assert said.stderr.endswith(
-        "this command needs lightning: pip install 'linvit[train,dense,report,language]' brings it.\n"
+        "this command needs lightning: pip install 'linvit[train,dense,report,language,speech,generation]' brings it.\n"
     )
