@@ -8,12 +8,11 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
 
-from linvit.files import replacing
+from linvit.analysis.figures import figure_path, save_figure
 from linvit.layers.causal import CAUSAL_MIXERS, KeyValues
 from linvit.models.sequence import Decoder, Memory, create_sequence
 
@@ -119,15 +118,14 @@ def markdown(points: Sequence[Point]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("figure", type=Path)
+    parser.add_argument("figure", type=figure_path)
     parser.add_argument("--model", default="sequence_nano", help="a name that `linvit models --sequence` lists")
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     points = measure(options.model, options.contexts)
     print("\n".join(markdown(points)))
-    with replacing(options.figure) as temporary:
-        decoding_figure(points).savefig(temporary, format=options.figure.suffix[1:] or "svg", dpi=130)
+    save_figure(decoding_figure(points), options.figure)
 
 
 if __name__ == "__main__":

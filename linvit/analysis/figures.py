@@ -1,6 +1,7 @@
 """Figures of trained classifiers, each a matplotlib figure that a report embeds."""
 
 import io
+from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from linvit.analysis.probe import Probe, probe
 from linvit.files import replacing
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#555555", "#CC79A7", "#E69F00")
+SUFFIXES = (".svg", ".png")
 
 CURVE_PANELS = (
     (
@@ -201,9 +203,22 @@ def write_figure(figure: Figure, stem: Path) -> None:
     """Writes stem.png and stem.svg, each whole or not at all."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once, not for every file
-    for kind in ("png", "svg"):
-        with replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary:
-            figure.savefig(temporary, format=kind, dpi=130)
+    for kind in SUFFIXES:
+        save_figure(figure, stem.with_name(f"{stem.name}{kind}"))
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes the kind of file that the ending says, whole or not at all."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=130)
+
+
+def figure_path(given: str) -> Path:
+    """The argument of a command line that names a figure; raises ArgumentTypeError for an ending not in SUFFIXES."""
+    path = Path(given)
+    if path.suffix not in SUFFIXES:
+        raise ArgumentTypeError(f"the figure {path} has another ending than {' or '.join(SUFFIXES)}: name one of them")
+    return path
 
 
 def _draw_scores(axes: Axes, shown: Tensor, first: Probe, index: int, point: tuple[int, int]) -> None:

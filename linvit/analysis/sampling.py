@@ -8,20 +8,18 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from linvit.files import replacing
+from linvit.analysis.figures import figure_path, save_figure
 from linvit.models.dit import DiT, create_dit
 
 MIXERS = ("softmax", "mala")
 COLOURS = {"softmax": "#D55E00", "mala": "#0072B2"}
 SIDES = (16, 32, 64, 128, 256)  # pixels; patches of 2
 STEPS = 50
-SUFFIXES = (".svg", ".png")
 
 
 @dataclass(frozen=True)
@@ -94,17 +92,14 @@ def markdown(points: Sequence[Point]) -> list[str]:
 def main() -> None:
     """The command line of this module."""
     parser = argparse.ArgumentParser(prog="python -m linvit.analysis.sampling", description=__doc__.split("\n")[0])
-    parser.add_argument("figure", type=Path, help="where the figure goes, .svg or .png")
+    parser.add_argument("figure", type=figure_path, help="where the figure goes, .svg or .png")
     parser.add_argument("--sides", type=int, nargs="+", default=SIDES, help="sides in pixels")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is timed; the best counts (5)")
     options = parser.parse_args()
-    if options.figure.suffix not in SUFFIXES:
-        parser.error(f"the figure {options.figure} has another ending than {' or '.join(SUFFIXES)}: name one of them")
     torch.set_num_threads(1)
     points = measure(options.sides, options.rounds)
     print("\n".join(markdown(points)))
-    with replacing(options.figure) as temporary:
-        sampling_figure(points).savefig(temporary, format=options.figure.suffix[1:])
+    save_figure(sampling_figure(points), options.figure)
 
 
 if __name__ == "__main__":

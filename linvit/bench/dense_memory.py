@@ -9,15 +9,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from linvit.analysis.figures import figure_path, save_figure
 from linvit.bench.clock import clock_for
 from linvit.bench.memory import MEBIBYTE, in_new_process, peak_above
-from linvit.files import replacing
 from linvit.models.frameworks import build_dense
 
 BACKBONES = {"LLSS": "ravlt_tiny", "LLLL": "ravlt_tiny_linear"}
@@ -104,13 +103,12 @@ def markdown(points: Sequence[Point]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("figure", nargs="?", type=Path)
+    parser.add_argument("figure", nargs="?", type=figure_path)
     options = parser.parse_args()
     points = [measure(pattern, size) for size, pattern in itertools.product(SIZES, BACKBONES)]
     print("\n".join(markdown(points)))
     if options.figure:
-        with replacing(options.figure) as temporary:
-            memory_figure(points).savefig(temporary, format=options.figure.suffix[1:], dpi=130)
+        save_figure(memory_figure(points), options.figure)
 
 
 if __name__ == "__main__":

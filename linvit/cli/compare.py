@@ -95,9 +95,18 @@ def heading(measure: str) -> str:
     return words if measure in NUMBERS else f"{words}, %"
 
 
+def _factor(measure: str) -> int:
+    """Shares are shown in percent."""
+    return 1 if measure in NUMBERS else 100
+
+
+def _digits(measure: str) -> int:
+    return 3 if measure in NUMBERS else 2
+
+
 def table(rows: Sequence[Row], key: str | None, measure: str) -> str:
     """The rows in Markdown."""
-    digits = 3 if measure in NUMBERS else 2
+    digits = _digits(measure)
     first = rows[0].recipe
     others = [heading(other) for other in rows[0].also]
     head = [
@@ -120,7 +129,7 @@ def table(rows: Sequence[Row], key: str | None, measure: str) -> str:
                 p = "< 0.001" if row.difference.p < 0.001 else f"{row.difference.p:.3f}"
         value = [str(row.value)] if key else []
         own = [plus_minus(row.mean, digits), difference, p]
-        own += [plus_minus(mean, 3 if other in NUMBERS else 2) for other, mean in row.also.items()]
+        own += [plus_minus(mean, _digits(other)) for other, mean in row.also.items()]
         lines.append([f"`{row.recipe}`", *value, f"{row.parameters:,}", *own, f"{row.seconds:.0f}"])
     return markdown_table(head, lines, left=1)
 
@@ -199,7 +208,7 @@ def _rows(
     results: Sequence[Sequence[dict[str, Any]]],
     measure: str,
 ) -> list[Row]:
-    factor = 1 if measure in NUMBERS else 100
+    factor = _factor(measure)
     found = {
         cell: tuple(math.nan if one[measure] is None else factor * one[measure] for one in own)
         for cell, own in zip(cells, results, strict=True)
@@ -224,7 +233,7 @@ def _rows(
 
 def _over_seeds(runs: Sequence[Run], measure: str) -> Estimate:
     """A measure of the runs that stayed finite."""
-    factor = 1 if measure in NUMBERS else 100
+    factor = _factor(measure)
     finite = [run for run in runs if (run.result() or {}).get("reason") is None]
     return estimate([factor * last(run.folder, measure) for run in finite])
 

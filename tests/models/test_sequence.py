@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from linvit.layers.causal import CAUSAL_MIXERS
-from linvit.models.sequence import Memory, create_sequence, generate
+from linvit.models.sequence import Memory, _drawn, create_sequence, generate
 
 MIXERS = list(CAUSAL_MIXERS)
 AROUND = {"plain": {}, "everything": {"lepe": 5, "modulation": "silu", "rope": True}}
@@ -121,8 +121,6 @@ def test_a_seed_writes_the_same_again_and_little_of_top_p_is_greedy():
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_drawn_tokens_are_those_of_the_parallel_form(mixer):
-    from linvit.models.sequence import _drawn
-
     network, prompt = small(mixer), tokens(1, 5)[0]
     written = list(generate(network, prompt, 70, 0.8, 0.9, torch.Generator().manual_seed(3)))
     generator = torch.Generator().manual_seed(3)
