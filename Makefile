@@ -49,7 +49,7 @@ language: $(STAMP)
 		--folder runs/language/recall --seeds 3 --workers 2 --over data.pairs=4,8,16,32
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/memory/copy_$(m).yaml) \
 		--folder runs/language/copy --seeds 3 --workers 2 --over data.symbols=8,16,32
-	$(BIN)/python -m linvit.analysis.decoding runs/language/decoding.svg
+	$(BIN)/python -m linvit.bench.decoding runs/language/decoding.svg
 
 # Needs espeak-ng, which your system's packages have; says so where it is absent.
 data/speech/.made: | $(STAMP)
@@ -68,7 +68,7 @@ speech: data/speech/.made
 generation: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/generation/digits_$(m).yaml) \
 		--folder runs/generation --seeds 3 --workers 2 --also drawn_accuracy guided_fid guided_accuracy
-	$(BIN)/python -m linvit.analysis.sampling runs/generation/sampling.svg
+	$(BIN)/python -m linvit.bench.sampling runs/generation/sampling.svg
 
 scenes: $(STAMP)
 	test -d data/scenes || $(BIN)/linvit data make-scenes data/scenes

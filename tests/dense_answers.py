@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from linvit.cli.restore import Restored
-from linvit.cli.tasks import TASKS
 from linvit.data import Ade20k, Coco
-from linvit.data.scenes import make_scenes
+from linvit.data.dense.scenes import make_scenes
+from linvit.runs.build import TASKS
+from linvit.runs.restore import Restored
 from linvit.tasks import Detection, Segmentation
 
 SIDE, SEEN = 100, 200  # pixels of the scenes, no multiple of 32, and of what the networks see

@@ -7,8 +7,8 @@ import pytest
 import timm
 
 from linvit.cli import main
-from linvit.cli.models import describe_recipes
-from linvit.cli.recipe import base_of, read_recipe
+from linvit.runs.listing import describe_recipes
+from linvit.runs.recipe import base_of, read_recipe
 from linvit.tasks.classification import build_network
 
 ROOT = Path(__file__).parents[1]

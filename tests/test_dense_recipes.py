@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from test_papers_recipes import PUBLISHED
 
-from linvit.cli.recipe import RecipeCLI, read_recipe
+from linvit.runs.recipe import RecipeCLI, read_recipe
 
 DENSE = Path(__file__).parents[1] / "recipes" / "dense"
 ALL, LONG = ("tiny", "small", "base", "large"), ("small", "base", "large")

@@ -8,8 +8,8 @@ import timm
 import torch
 
 from linvit.analysis.cost import count_cost
-from linvit.cli.published import PUBLISHED
 from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
+from linvit.models.published import PUBLISHED
 from linvit.models.swapped import NAMES
 from linvit.ops import PRESETS
 

@@ -8,9 +8,9 @@ import torch
 from imagenet_folder import write_imagenet
 from torch import nn
 
-from linvit.cli.recipe import RecipeCLI, read_recipe
 from linvit.data import ImageFolder
 from linvit.models.backbone import Backbone
+from linvit.runs.recipe import RecipeCLI, read_recipe
 from linvit.tasks.classification import build_network
 from linvit.tasks.optimization import Optimizer, Schedule
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from linvit.cli import COMMANDS
-from linvit.cli.models import describe
+from linvit.runs.listing import describe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -6,9 +6,9 @@ import pytest
 import torch
 import yaml
 
-from linvit.cli.recipe import RecipeCLI, base_of, merge, read_recipe
-from linvit.cli.tasks import TASKS
-from linvit.cli.train import train
+from linvit.runs.build import TASKS
+from linvit.runs.recipe import RecipeCLI, base_of, merge, read_recipe
+from linvit.runs.train import train
 
 ROOT = Path(__file__).parents[1]
 EVERY = sorted((ROOT / "recipes").rglob("*.yaml"))

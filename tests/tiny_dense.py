@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from linvit.data.scenes import make_scenes
+from linvit.data.dense.scenes import make_scenes
 
 SIZE = 64
 HEADS = {

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.cost import Cost, count_pass
-from linvit.models.dense import DenseBackbone
-from linvit.models.frameworks import DETECTORS, FRAMEWORKS
-from linvit.models.retinanet import RetinaNet
+from linvit.models.dense.backbone import DenseBackbone
+from linvit.models.dense.frameworks import DETECTORS, FRAMEWORKS
+from linvit.models.dense.retinanet import RetinaNet
 
 DETECTION_SIZE = (800, 1280)
 SEGMENTATION_SIZE = (512, 2048)

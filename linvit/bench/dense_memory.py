@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator
 from linvit.analysis.figures import figure_path, save_figure
 from linvit.bench.clock import clock_for
 from linvit.bench.memory import MEBIBYTE, in_new_process, peak_above
-from linvit.models.frameworks import build_dense
+from linvit.models.dense.frameworks import build_dense
 
 BACKBONES = {"LLSS": "ravlt_tiny", "LLLL": "ravlt_tiny_linear"}
 SIZES = ((256, 1024), (384, 1536), (512, 2048), (768, 3072))

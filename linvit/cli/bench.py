@@ -15,9 +15,9 @@ from linvit.bench.checks import WrongResultError
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report
 from linvit.cli.bench_page import check_page, show, write_page
-from linvit.cli.environment import commit
-from linvit.cli.published import PUBLISHED
+from linvit.environment import commit
 from linvit.files import check_writable, replacing, write_json
+from linvit.models.published import PUBLISHED
 
 WRONG, STOPPED = 1, 130
 CLEARED, WIDEST = "\r\x1b[K", 79

@@ -8,9 +8,9 @@ from rich.table import Table
 
 from linvit.bench import machine
 from linvit.bench.rows import Report, Row, measured
-from linvit.cli.screen import show as show_table
-from linvit.cli.study_page import check_marks, markdown_table, replace_between_marks
 from linvit.files import replacing
+from linvit.runs.screen import show as show_table
+from linvit.studies.page import check_marks, markdown_table, replace_between_marks
 
 CLOCKS = {"cpu": "CPU time", "wall": "time on the wall", "gpu": "GPU time"}
 

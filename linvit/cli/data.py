@@ -10,14 +10,14 @@ from rich.progress import track
 from rich.table import Table
 from torch.utils.data import Dataset
 
-from linvit.cli.screen import show as show_table
-from linvit.data import ade20k
-from linvit.data.annotations import read_annotations
-from linvit.data.coco import PARTS, CocoImages, find_file, find_images
-from linvit.data.dense_transforms import IGNORED
-from linvit.data.latents import make_latents
-from linvit.data.scenes import make_scenes
-from linvit.data.spoken_digits import make_speech
+from linvit.data.dense import ade20k
+from linvit.data.dense.annotations import read_annotations
+from linvit.data.dense.coco import PARTS, CocoImages, find_file, find_images
+from linvit.data.dense.scenes import make_scenes
+from linvit.data.dense.transforms import IGNORED
+from linvit.data.generation.latents import make_latents
+from linvit.data.speech.spoken_digits import make_speech
+from linvit.runs.screen import show as show_table
 
 UNLIMITED = 2**63
 DETECTION, SEGMENTATION = "detection", "segmentation"

@@ -24,12 +24,12 @@ def run_train(options: argparse.Namespace) -> int:
     if options.print_config:
         import yaml
 
-        from linvit.cli.recipe import RecipeCLI, read_recipe
+        from linvit.runs.recipe import RecipeCLI, read_recipe
 
         resolved = RecipeCLI(read_recipe(options.recipe, overrides), builds=False).resolved()
         print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="")
         return 0
-    from linvit.cli.train import train
+    from linvit.runs.train import train
 
     folder = train(options.recipe, overrides, options.resume)
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -89,7 +89,7 @@ def decode_as_asked(options: argparse.Namespace, restored: Any) -> None:
         return
     if not restored.hearing:
         raise ValueError("--beam and --lm are for speech, which this run does not hear: leave them out.")
-    from linvit.cli.transcribe import set_decoding
+    from linvit.runs.transcribe import set_decoding
 
     set_decoding(restored, options.beam, options.lm, options.lm_weight, options.word_bonus)
 
@@ -115,8 +115,8 @@ def eval_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_eval(options: argparse.Namespace) -> int:
-    from linvit.cli.evaluate import evaluate, show
-    from linvit.cli.restore import restore
+    from linvit.runs.evaluate import evaluate, show
+    from linvit.runs.restore import restore
 
     if not options.tasks and (options.include or options.limit is not None):
         raise ValueError("--include and --limit are of --tasks, which is not given: add it, or leave them out.")
@@ -129,7 +129,7 @@ def run_eval(options: argparse.Namespace) -> int:
     measured = evaluate(restored, options.data, options.workers)
     show(measured, restored.path, as_json=options.json)
     if options.report is not None:
-        from linvit.cli.judge import report_path
+        from linvit.runs.report import report_path
 
         page = report_path(restored, options.report)
         _judge_of(restored).write_report(restored, measured, page, options.data, options.workers)
@@ -139,7 +139,11 @@ def run_eval(options: argparse.Namespace) -> int:
 
 def _judge_of(restored: Any) -> Any:
     """The module that writes the page of such a network."""
-    from linvit.cli import judge, judge_dense, judge_drawn, judge_speech, judge_text
+    from linvit.runs import report as judge
+    from linvit.runs import report_dense as judge_dense
+    from linvit.runs import report_generation as judge_drawn
+    from linvit.runs import report_language as judge_text
+    from linvit.runs import report_speech as judge_speech
 
     if restored.drawing:
         return judge_drawn
@@ -151,7 +155,7 @@ def _judge_of(restored: Any) -> Any:
 
 
 def _ask(options: argparse.Namespace, restored: Any) -> int:
-    from linvit.cli.harness import ask, show
+    from linvit.runs.harness import ask, show
 
     found = ask(restored, options.tasks, options.include, options.limit)
     if options.json:
@@ -189,7 +193,7 @@ def predict_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_predict(options: argparse.Namespace) -> int:
-    from linvit.cli.restore import restore
+    from linvit.runs.restore import restore
 
     run, *images = options.paths if options.model is None else [None, *options.paths]
     if not images:
@@ -213,7 +217,7 @@ def run_predict(options: argparse.Namespace) -> int:
 
 
 def _predict_classes(options: argparse.Namespace, restored: Any, images: Sequence[str]) -> list[str]:
-    from linvit.cli.predict import check_output, predict, show, write
+    from linvit.runs.predict import check_output, predict, show, write
 
     if options.threshold is not None:
         raise ValueError("--threshold is for detectors, but this is a classifier: leave it out.")
@@ -230,7 +234,7 @@ def _predict_classes(options: argparse.Namespace, restored: Any, images: Sequenc
 
 
 def _transcribe(options: argparse.Namespace, restored: Any, sounds: Sequence[str]) -> list[str]:
-    from linvit.cli.transcribe import check_output, show, transcribe, write
+    from linvit.runs.transcribe import check_output, show, transcribe, write
 
     if options.topk is not None or options.threshold is not None:
         raise ValueError("--topk and --threshold are for images, but this run hears speech: leave them out.")
@@ -246,8 +250,8 @@ def _transcribe(options: argparse.Namespace, restored: Any, sounds: Sequence[str
 
 
 def _listen(options: argparse.Namespace, restored: Any, sounds: Sequence[str]) -> int:
-    from linvit.cli.listen import listen
-    from linvit.cli.screen import show_pieces
+    from linvit.runs.screen import show_pieces
+    from linvit.runs.stream import listen
 
     if not restored.hearing or len(sounds) > 1:
         raise ValueError("--stream hears one sound file, with the run of a network that hears speech.")
@@ -266,7 +270,7 @@ def _added(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _predict_dense(options: argparse.Namespace, restored: Any, images: Sequence[str]) -> list[str]:
-    from linvit.cli.predict_dense import predict_dense, show
+    from linvit.runs.predict_dense import predict_dense, show
 
     if options.topk is not None:
         raise ValueError("--topk is for classifiers, but this is a detector or segmentor: leave it out.")
@@ -300,9 +304,9 @@ def generate_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    from linvit.cli.generate import write_text
-    from linvit.cli.restore import restore
-    from linvit.cli.screen import show_pieces
+    from linvit.runs.generate import write_text
+    from linvit.runs.restore import restore
+    from linvit.runs.screen import show_pieces
 
     restored = restore(options.path)
     if restored.drawing:
@@ -317,7 +321,7 @@ def run_generate(options: argparse.Namespace) -> int:
 
 
 def _draw(options: argparse.Namespace, restored: Any) -> int:
-    from linvit.cli.draw import draw
+    from linvit.runs.draw import draw
 
     if options.output is None:
         raise ValueError("This run draws images: say where they go with --output FILE.png or FILE.npz.")

@@ -19,26 +19,26 @@ def models_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_models(options: argparse.Namespace) -> int:
-    from linvit.cli.models import describe_all, describe_recipes, model_names, recipe_files, show, show_recipes
+    from linvit.runs.listing import describe_all, describe_recipes, model_names, recipe_files, show, show_recipes
 
     if options.recipes and options.family:
         raise ValueError("--family and --recipes exclude each other: give one of them.")
     if options.recipes:
         rows, show = describe_recipes(recipe_files(options.recipes)), show_recipes
     elif options.sequence:
-        from linvit.cli.sequence_models import describe_sequences, show_sequences
+        from linvit.runs.listing_sequence import describe_sequences, show_sequences
 
         rows, show = describe_sequences(), show_sequences
     elif options.generation:
-        from linvit.cli.generation_models import describe_generators, show_generators
+        from linvit.runs.listing_generation import describe_generators, show_generators
 
         rows, show = describe_generators(), show_generators
     elif options.speech:
-        from linvit.cli.speech_models import describe_conformers, show_conformers
+        from linvit.runs.listing_speech import describe_conformers, show_conformers
 
         rows, show = describe_conformers(), show_conformers
     elif options.dense:
-        from linvit.cli.dense_models import describe_dense, show_dense
+        from linvit.runs.listing_dense import describe_dense, show_dense
 
         rows, show = describe_dense(options.family), show_dense
     else:
@@ -58,7 +58,7 @@ def demo_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    from linvit.cli.demo import demo
+    from linvit.studies.demo import demo
 
     demo(options.recipes, options.folder)
     return 0
@@ -81,7 +81,7 @@ def analyze_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_analyze(options: argparse.Namespace) -> int:
-    from linvit.cli.analyze import ANALYSES, analyze
+    from linvit.runs.analyze import ANALYSES, analyze
 
     known = (*ANALYSES, "all")
     names_analysis = bool(options.paths) and options.paths[0] in known
@@ -118,7 +118,7 @@ def study_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_study(options: argparse.Namespace) -> int:
-    from linvit.cli.study import study
+    from linvit.studies.study import study
 
     study(options.recipes, options.folder, options.seeds, options.workers, options.write)
     return 0
@@ -139,7 +139,7 @@ def compare_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    from linvit.cli.compare import compare
+    from linvit.studies.compare import compare
 
     chosen = (options.seeds, options.workers, options.over, options.set, options.also)
     page = compare(options.recipes, options.folder, *chosen)

@@ -2,29 +2,29 @@
 
 from typing import Any
 
-from linvit.data.ade20k import Ade20k as Ade20k
-from linvit.data.coco import Coco as Coco
-from linvit.data.dense import DensePreprocessing as DensePreprocessing
-from linvit.data.digits import Digits as Digits
-from linvit.data.hub_speech import HuggingFaceSpeech as HuggingFaceSpeech
-from linvit.data.hub_text import HuggingFaceText as HuggingFaceText
-from linvit.data.imagefolder import ImageFolder as ImageFolder
-from linvit.data.images import Preprocessing as Preprocessing
-from linvit.data.images import open_image as open_image
-from linvit.data.latents import Latents as Latents
-from linvit.data.pictures import Canvas as Canvas
-from linvit.data.pictures import DigitPictures as DigitPictures
-from linvit.data.readers import TimmImages as TimmImages
-from linvit.data.recall import Copy as Copy
-from linvit.data.recall import Recall as Recall
-from linvit.data.recall import RecallPreprocessing as RecallPreprocessing
+from linvit.data.dense.ade20k import Ade20k as Ade20k
+from linvit.data.dense.coco import Coco as Coco
+from linvit.data.dense.source import DensePreprocessing as DensePreprocessing
+from linvit.data.generation.canvas import Canvas as Canvas
+from linvit.data.generation.canvas import DigitPictures as DigitPictures
+from linvit.data.generation.latents import Latents as Latents
+from linvit.data.images.digits import Digits as Digits
+from linvit.data.images.folder import ImageFolder as ImageFolder
+from linvit.data.images.image import Preprocessing as Preprocessing
+from linvit.data.images.image import open_image as open_image
+from linvit.data.images.readers import TimmImages as TimmImages
 from linvit.data.source import Source as Source
-from linvit.data.speech import LibriSpeech as LibriSpeech
-from linvit.data.speech import SpeechFolder as SpeechFolder
-from linvit.data.speech import SpeechPreprocessing as SpeechPreprocessing
-from linvit.data.text import Stdlib as Stdlib
-from linvit.data.text import TextFolder as TextFolder
-from linvit.data.text import TextPreprocessing as TextPreprocessing
+from linvit.data.speech.hub import HuggingFaceSpeech as HuggingFaceSpeech
+from linvit.data.speech.librispeech import LibriSpeech as LibriSpeech
+from linvit.data.speech.librispeech import SpeechFolder as SpeechFolder
+from linvit.data.speech.librispeech import SpeechPreprocessing as SpeechPreprocessing
+from linvit.data.text.files import Stdlib as Stdlib
+from linvit.data.text.files import TextFolder as TextFolder
+from linvit.data.text.files import TextPreprocessing as TextPreprocessing
+from linvit.data.text.hub import HuggingFaceText as HuggingFaceText
+from linvit.data.text.recall import Copy as Copy
+from linvit.data.text.recall import Recall as Recall
+from linvit.data.text.recall import RecallPreprocessing as RecallPreprocessing
 
 SOURCES: dict[str, type[Source]] = {
     "digits": Digits,

@@ -6,7 +6,7 @@ import lightning
 import torch
 from torch.utils.data import Dataset
 
-from linvit.data.images import Preprocessing
+from linvit.data.images.image import Preprocessing
 from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
 
 

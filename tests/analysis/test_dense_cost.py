@@ -3,7 +3,7 @@
 import pytest
 
 from linvit.analysis.dense_cost import _backbone, _backbone_cost, count_dense_cost
-from linvit.cli.dense_models import PUBLISHED
+from linvit.runs.listing_dense import PUBLISHED
 
 # Millions of parameters and billions of MACs, counted apart from this package (modules of the released code).
 COUNTED = {

@@ -14,7 +14,7 @@ from torch.export import Dim, export
 
 import linvit
 from linvit.layers import AttentionBlock, CareBlock
-from linvit.models.dense import DenseBackbone
+from linvit.models.dense.backbone import DenseBackbone
 
 NAMES = timm.list_models(["ravlt_*", "mavit_*", "care_*"])
 NANOS = ["ravlt_nano", "mavit_nano", "care_nano"]

@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 import pytest
 import timm
 
-from linvit.cli.models import model_names
+from linvit.runs.listing import model_names
 
 NAMES = pytest.StashKey[set[str]]()
 

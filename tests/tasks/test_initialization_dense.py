@@ -2,7 +2,7 @@ import pytest
 import timm
 import torch
 
-from linvit.models.frameworks import build_dense
+from linvit.models.dense.frameworks import build_dense
 from linvit.tasks.initialization import initialize
 
 HEADS = {"width": 16}

@@ -1,0 +1,106 @@
+"""Speed of drawing images as they grow: a small DiT with softmax attention against the same one with MALA.
+
+`python -m linvit.bench.sampling FIGURE.svg` measures one sampling step of one image of 64 to 16,384 tokens, one
+thread, the mixers taking turns; it prints a table and draws it.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from linvit.analysis.figures import figure_path, save_figure
+from linvit.models.dit import DiT, create_dit
+
+MIXERS = ("softmax", "mala")
+COLOURS = {"softmax": "#D55E00", "mala": "#0072B2"}
+SIDES = (16, 32, 64, 128, 256)  # pixels; patches of 2
+STEPS = 50
+
+
+@dataclass(frozen=True)
+class Point:
+    """One pass of one image: its side in pixels, tokens, and best seconds over the rounds."""
+
+    mixer: str
+    side: int
+    tokens: int
+    seconds: float
+
+
+@torch.inference_mode()
+def measure(sides: Sequence[int] = SIDES, rounds: int = 5, name: str = "dit_nano_patch2") -> list[Point]:
+    """Points of both mixers at every side; each round times each mixer once, after one pass that is not timed."""
+    torch.manual_seed(0)
+    points = []
+    for side in sides:
+        networks = {mixer: create_dit(name, 10, input_size=side, mixer=mixer).eval() for mixer in MIXERS}
+        channels = networks[MIXERS[0]].channels
+        inputs = torch.randn(1, channels, side, side), torch.tensor([500]), torch.tensor([1])
+        best = dict.fromkeys(MIXERS, float("inf"))
+        for network in networks.values():
+            network(*inputs)
+        for _ in range(rounds):
+            for mixer, network in networks.items():
+                best[mixer] = min(best[mixer], _seconds(network, inputs))
+        tokens = (side // networks[MIXERS[0]].patch_size) ** 2
+        points += [Point(mixer, side, tokens, best[mixer]) for mixer in MIXERS]
+    return points
+
+
+def _seconds(network: DiT, inputs: tuple[Tensor, Tensor, Tensor]) -> float:
+    started = time.perf_counter()
+    network(*inputs)
+    return time.perf_counter() - started
+
+
+def sampling_figure(points: Sequence[Point]) -> Figure:
+    """Images a second at 50 steps over the number of tokens, both logarithmic."""
+    figure = Figure(figsize=(6.5, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for mixer in MIXERS:
+        own = [point for point in points if point.mixer == mixer]
+        rates = [1 / (STEPS * point.seconds) for point in own]
+        axes.plot([point.tokens for point in own], rates, marker="o", markersize=4, color=COLOURS[mixer], label=mixer)
+    tokens = sorted({point.tokens for point in points})
+    axes.set(xscale="log", yscale="log", xlabel="tokens of an image", ylabel=f"images a second, {STEPS} steps")
+    axes.set_xticks(tokens, [f"{number:,}" for number in tokens])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return figure
+
+
+def markdown(points: Sequence[Point]) -> list[str]:
+    """The lines of a table."""
+    lines = ["| side, px | tokens | softmax, ms a pass | MALA, ms a pass | ratio |", "|---:|---:|---:|---:|---:|"]
+    for side in dict.fromkeys(point.side for point in points):
+        softmax, mala = (
+            next(point for point in points if (point.side, point.mixer) == (side, mixer)) for mixer in MIXERS
+        )
+        lines.append(
+            f"| {side} | {softmax.tokens:,} | {1e3 * softmax.seconds:.2f} | {1e3 * mala.seconds:.2f}"
+            f" | {softmax.seconds / mala.seconds:.2f} |"
+        )
+    return lines
+
+
+def main() -> None:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(prog="python -m linvit.bench.sampling", description=__doc__.split("\n")[0])
+    parser.add_argument("figure", type=figure_path, help="where the figure goes, .svg or .png")
+    parser.add_argument("--sides", type=int, nargs="+", default=SIDES, help="sides in pixels")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is timed; the best counts (5)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    points = measure(options.sides, options.rounds)
+    print("\n".join(markdown(points)))
+    save_figure(sampling_figure(points), options.figure)
+
+
+if __name__ == "__main__":
+    main()

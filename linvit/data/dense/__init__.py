@@ -1,0 +1,1 @@
+"""Images with boxes and masks, or with a map of labels."""

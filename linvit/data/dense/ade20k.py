@@ -1,0 +1,218 @@
+"""Images with a map of labels, in ADE20K's layout: images/training/X.jpg and annotations/training/X.png."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from linvit.data.dense.annotations import allow
+from linvit.data.dense.source import DenseSource, read_image
+from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
+from linvit.data.images.image import CorruptImageError
+
+PARTS = {"train": "training", "val": "validation"}
+CLASSES = 150
+NAMES_FILE = "objectInfo*.txt"
+
+
+class Ade20k(DenseSource):
+    """Batches (images, maps): float32 (batch, 3, height, width) and int64 (batch, height, width), 255 where ignored.
+
+    Training images are scaled by a factor from ratio, cut to a window of crop (height, width) in which no label has
+    more than cat_max_ratio of the pixels, flipped with probability flip, distorted in colour where distorts_colors, and
+    filled up to the window. Evaluation scales the image alone; its map keeps the size of the file, and images of
+    different sizes need val_batch_size 1.
+
+    root: folder with images/{training,validation} and annotations/{training,validation}. reduces_zero_label: 0 in the
+    files means ignored and 1 is the first class; else 0 is the first class. num_labels: number of classes, by default
+    those named in the root's objectInfo*.txt, else 150. class_names: in the order of the labels, in place of that file.
+    max_corrupt: how many images or maps that cannot be used are left out, named, before the run stops. Raises
+    ValueError for a folder without images.
+    """
+
+    task = "segmentation"
+
+    def __init__(
+        self,
+        root: str,
+        long_side: int = 2048,
+        short_side: int = 512,
+        ratio: tuple[float, float] = (0.5, 2.0),
+        crop: tuple[int, int] = (512, 512),
+        cat_max_ratio: float = 0.75,
+        flip: float = 0.5,
+        distorts_colors: bool = True,
+        reduces_zero_label: bool = True,
+        num_labels: int | None = None,
+        class_names: list[str] | None = None,
+        batch_size: int = 2,
+        val_batch_size: int = 1,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        max_corrupt: int = 0,
+        seed: int = 0,
+        num_workers: int = 4,
+    ) -> None:
+        super().__init__(batch_size, val_batch_size, long_side, short_side, mean, std, max_corrupt, seed, num_workers)
+        self.assemble = stack_maps
+        self.root = Path(root)
+        self.reduces_zero_label = reduces_zero_label
+        self.class_names = class_names or _class_names(self.root, num_labels)
+        if num_labels not in (None, self.num_classes):
+            raise ValueError(
+                f"data.num_labels is {num_labels}, but {self.num_classes} classes are named: leave one of them out."
+            )
+        if self.num_classes >= IGNORED:
+            raise ValueError(f"There are {self.num_classes} classes, but maps of 8 bits hold at most {IGNORED - 1}.")
+        self.transform = v2.Compose(
+            [
+                Resize(long_side, [short_side], tuple(ratio)),
+                VariedCrop(tuple(crop), cat_max_ratio),
+                v2.RandomHorizontalFlip(flip),
+                *([PhotometricDistortion()] if distorts_colors else []),
+                *normalize(self.mean, self.std),
+                PadTo(tuple(crop)),
+                v2.ToPureTensor(),
+            ]
+        )
+
+    def train_set(self) -> Dataset[Any]:
+        return self._maps("train", self.transform)
+
+    def val_set(self) -> Dataset[Any]:
+        return self._maps("val", ImageAlone(self.preprocessing.transform()))
+
+    def maps_as_they_are(self, part: str) -> tuple["LabelledMaps", list[str]]:
+        """Untransformed images and maps of "train" or "val", and a sentence for each file without its partner."""
+        pairs, lonely = find_pairs(self.root, part)
+        return LabelledMaps(
+            pairs, lambda image, labels: (image, labels), self.num_classes, self.reduces_zero_label
+        ), lonely
+
+    def _maps(self, part: str, transform: Callable[..., Any]) -> Dataset[Any]:
+        pairs, lonely = find_pairs(self.root, part)
+        allow(lonely, self.max_corrupt, "data.max_corrupt")
+        return LabelledMaps(pairs, transform, self.num_classes, self.reduces_zero_label)
+
+
+class LabelledMaps(Dataset[Any]):
+    """(image, map) of pairs of files; a pair that cannot be used gives a sentence instead."""
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Path, Path]],
+        transform: Callable[..., Any],
+        num_classes: int,
+        reduces_zero_label: bool,
+    ) -> None:
+        self.pairs = pairs
+        self.transform = transform
+        self.num_classes = num_classes
+        self.reduces_zero_label = reduces_zero_label
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | str:
+        image_path, map_path = self.pairs[index]
+        try:
+            image = read_image(image_path)
+            labels = read_map(map_path, self.num_classes, self.reduces_zero_label)
+        except CorruptImageError as error:
+            return str(error)
+        if labels.shape != image.shape[-2:]:
+            sizes = ["×".join(map(str, size)) for size in (labels.shape, image.shape[-2:])]
+            return f"{map_path} has {sizes[0]} px, but its image {sizes[1]} px (height × width): use a map that fits."
+        image, labels = self.transform(image, tv_tensors.Mask(labels))
+        return image, labels.long()
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+class ImageAlone:
+    """Transforms the image and leaves its map as it is."""
+
+    def __init__(self, transform: Callable[[Any], Tensor]) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return self.transform(image), labels.as_subclass(Tensor)
+
+
+def read_map(path: Path, num_classes: int, reduces_zero_label: bool = True) -> Tensor:
+    """uint8 (height, width) of a map's file: classes from 0, and 255 where the file has 255 or, reduced, 0.
+
+    Raises CorruptImageError, naming the file, for what is no image of one channel of 8 bits, or has another label.
+    """
+    try:
+        with Image.open(path) as image:
+            image.load()
+            mode, values = image.mode, np.asarray(image)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CorruptImageError(f"{path} is not a readable map of labels ({reason}): replace the file.") from error
+    if mode not in ("L", "P"):
+        raise CorruptImageError(f"{path} has the mode {mode}, expected one channel of 8 bits: save labels as they are.")
+    first, last = (1, num_classes) if reduces_zero_label else (0, num_classes - 1)
+    strange = (values != IGNORED) & (values > last)
+    if strange.any():
+        row, column = np.argwhere(strange)[0].tolist()
+        ignored = "0 and 255 for ignored pixels" if reduces_zero_label else "255 for ignored pixels"
+        raise CorruptImageError(
+            f"{path} has the label {values[row, column]} at row {row}, column {column}, expected {first} to {last}, and"
+            f" {ignored}: correct the map, or set data.num_labels."
+        )
+    labels = values.astype(np.int16) - first
+    return torch.from_numpy(np.where((values == IGNORED) | (labels < 0), IGNORED, labels).astype(np.uint8))
+
+
+def find_pairs(root: Path, part: str) -> tuple[list[tuple[Path, Path]], list[str]]:
+    """The pairs (image, map) of a part, sorted by name, and a sentence for each file without its partner.
+
+    Raises ValueError for a missing folder and for one without pairs.
+    """
+    folders = [root / kind / PARTS[part] for kind in ("images", "annotations")]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"The folder {folder} does not exist: set data.root to a folder in ADE20K's layout.")
+    images = {
+        path.stem: path for path in sorted(folders[0].iterdir()) if path.suffix.lower() in (".jpg", ".jpeg", ".png")
+    }
+    maps = {path.stem: path for path in sorted(folders[1].iterdir()) if path.suffix.lower() == ".png"}
+    both = [(images[name], maps[name]) for name in images if name in maps]
+    if not both:
+        raise ValueError(f"{folders[0]} and {folders[1]} have no X.jpg and X.png in common: expected pairs of files.")
+    lonely = [
+        f"{path} has no map {folders[1] / name}.png: add or remove one."
+        for name, path in images.items()
+        if name not in maps
+    ]
+    lonely += [
+        f"{path} has no image in {folders[0]}: add or remove one." for name, path in maps.items() if name not in images
+    ]
+    return both, lonely
+
+
+def stack_maps(samples: list[tuple[Tensor, Tensor]]) -> Any:
+    """Stacks images and maps; raises ValueError where their sizes differ."""
+    sizes = {(image.shape[-2:], labels.shape) for image, labels in samples}
+    if len(sizes) > 1:
+        shown = sorted("×".join(map(str, image)) for image, _ in sizes)
+        raise ValueError(
+            f"Images of {' and '.join(shown[:2])} px do not fit into one batch: set data.val_batch_size to 1."
+        )
+    return default_collate(samples)
+
+
+def _class_names(root: Path, num_labels: int | None) -> list[str]:
+    """The last column of the table that comes with ADE20K, else numbers from 1."""
+    tables = sorted(root.glob(NAMES_FILE))
+    if num_labels is None and tables:
+        rows = [line.split("\t") for line in tables[0].read_text().splitlines()[1:] if line.strip()]
+        return [row[-1].strip() for row in rows]
+    return [str(number) for number in range(1, (num_labels or CLASSES) + 1)]

@@ -1,0 +1,260 @@
+"""Objects with boxes and masks, in COCO's layout: image folders and annotations/instances_*.json."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.ops import box_convert
+
+from linvit.data.dense.annotations import Annotations, allow, read_annotations
+from linvit.data.dense.masks import to_mask, to_runs
+from linvit.data.dense.source import DenseSource, as_lists, read_image
+from linvit.data.dense.transforms import (
+    CROP_RANGE,
+    CROP_SHORT_SIDES,
+    RESIZINGS,
+    SHORT_SIDES,
+    detection_transform,
+)
+from linvit.data.images.image import CorruptImageError
+from linvit.data.order import GroupedOrder, ShuffledOrder
+
+PARTS = {"train": ("train2017", "train"), "val": ("val2017", "val")}
+
+
+class Coco(DenseSource):
+    """Batches (images, targets): lists of float32 (3, height, width) and of dictionaries.
+
+    A target has boxes (n, 4) float32 xyxy in pixels of the network's image, labels (n,) int64 from 0, masks
+    (n, height, width) uint8 where needs_masks, iscrowd (n,) int64, area (n,) float32 in pixels of the file's image,
+    image_id, and original_size (height, width). Crowds and, unless keeps_empty, images without other objects are left
+    out of training; evaluation has every image once, with its crowds.
+
+    root: folder with annotations/instances_train2017.json (or …_train.json) and the images in train2017, train,
+    images/train2017 or images/train; for val likewise. resizing: how training images are scaled: single, multiscale
+    (short side from short_sides), detr (that, or shrunk to one of crop_short_sides, cropped to crop_range, then that),
+    jitter (large-scale, to a square of jitter_size). flip: probability. groups_shapes: wide and tall images come in
+    different batches, as far as they fill them. max_corrupt, max_bad_annotations: how many images and annotations that
+    cannot be used are left out, named, before the run stops. class_names: fixes the order of the classes, else it is
+    that of the category ids. Raises ValueError for files that are missing or cannot be used.
+    """
+
+    task = "detection"
+
+    def __init__(
+        self,
+        root: str,
+        long_side: int = 1333,
+        short_side: int = 800,
+        resizing: str = "single",
+        short_sides: Sequence[int] = SHORT_SIDES,
+        crop_short_sides: Sequence[int] = CROP_SHORT_SIDES,
+        crop_range: tuple[int, int] = CROP_RANGE,
+        jitter_size: int = 1024,
+        flip: float = 0.5,
+        needs_masks: bool = True,
+        keeps_empty: bool = False,
+        groups_shapes: bool = True,
+        batch_size: int = 2,
+        val_batch_size: int = 1,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        max_corrupt: int = 0,
+        max_bad_annotations: int = 0,
+        class_names: list[str] | None = None,
+        seed: int = 0,
+        num_workers: int = 4,
+    ) -> None:
+        super().__init__(batch_size, val_batch_size, long_side, short_side, mean, std, max_corrupt, seed, num_workers)
+        self.assemble = as_lists
+        if resizing not in RESIZINGS:
+            raise ValueError(f"data.resizing is {resizing!r}, expected one of {', '.join(RESIZINGS)}.")
+        resize = RESIZINGS[resizing](
+            long_side,
+            short_side,
+            short_sides=short_sides,
+            crop_short_sides=crop_short_sides,
+            crop_range=tuple(crop_range),
+            jitter_size=jitter_size,
+            mean=self.mean,
+        )
+        self.transform = detection_transform(resize, flip, self.mean, self.std)
+        self.root = Path(root)
+        self.needs_masks = needs_masks
+        self.keeps_empty = keeps_empty
+        self.groups_shapes = groups_shapes
+        self.max_bad_annotations = max_bad_annotations
+        self._read: dict[str, Annotations] = {}
+        known = self.annotations("val" if find_file(self.root, "val").is_file() else "train", class_names)
+        self.class_names = known.class_names
+
+    def annotations(self, part: str, class_names: list[str] | None = None) -> Annotations:
+        """The checked annotations of "train" or "val"; read once."""
+        if part not in self._read:
+            path = find_file(self.root, part)
+            names = class_names or getattr(self, "class_names", None)
+            known = read_annotations(path, self.needs_masks, names)
+            allow(known.complaints, self.max_bad_annotations, "data.max_bad_annotations")
+            if known.clipped:
+                print(f"{path}: {known.clipped} boxes reached out of their images and were cut at the border.")
+            self._read[part] = known
+        return self._read[part]
+
+    def train_set(self) -> Dataset[Any]:
+        known = self.annotations("train")
+        indices = [index for index, count in enumerate(known.num_objects) if count or self.keeps_empty]
+        if not indices:
+            raise ValueError(f"{known.path} has no image with an object in it: set data.root to other data.")
+        if len(indices) < len(known.images):
+            print(f"{known.path}: {len(known.images) - len(indices)} images without objects are not trained on.")
+        return CocoImages(find_images(self.root, "train"), known, self.transform, indices, self.needs_masks, False)
+
+    def val_set(self) -> Dataset[Any]:
+        known = self.annotations("val")
+        about = self.preprocessing
+        resizing = RESIZINGS["single"](about.long_side, about.short_side)
+        transform = detection_transform(resizing, 0.0, about.mean, about.std)
+        indices = range(len(known.images))
+        return CocoImages(find_images(self.root, "val"), known, transform, indices, self.needs_masks, True)
+
+    def ground_truth(self) -> dict[str, Any]:
+        """The content of the validation file as the COCO tools take it."""
+        return self.annotations("val").ground_truth()
+
+    def results(
+        self,
+        images: Sequence[Tensor],
+        targets: Sequence[Mapping[str, Any]],
+        predictions: Sequence[Mapping[str, Tensor]],
+    ) -> list[dict[str, Any]]:
+        """The entries of a COCO results file for a batch of validation, in pixels of the files' images."""
+        category_ids = self.annotations("val").category_ids
+        return [
+            row
+            for image, target, found in zip(images, targets, predictions, strict=True)
+            for row in to_results(
+                target["image_id"], to_original(found, image.shape[-2:], target["original_size"]), category_ids
+            )
+        ]
+
+    def train_order(self, dataset: Dataset[Any]) -> ShuffledOrder:
+        if not self.groups_shapes:
+            return super().train_order(dataset)
+        shapes = [image["width"] > image["height"] for image in dataset.chosen_images()]  # type: ignore[attr-defined]
+        return GroupedOrder(shapes, self.batch_size, self.seed)
+
+
+class CocoImages(Dataset[Any]):
+    """(image, target) of the images at some indices of a file; one that cannot be used gives a sentence instead."""
+
+    def __init__(
+        self,
+        folder: Path,
+        annotations: Annotations,
+        transform: Callable[..., Any],
+        indices: Sequence[int],
+        needs_masks: bool,
+        keeps_crowds: bool,
+    ) -> None:
+        self.folder = folder
+        self.annotations = annotations
+        self.transform = transform
+        self.indices = indices
+        self.needs_masks = needs_masks
+        self.keeps_crowds = keeps_crowds
+
+    def chosen_images(self) -> list[dict[str, Any]]:
+        return [self.annotations.images[index] for index in self.indices]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]] | str:
+        about = self.annotations.images[self.indices[index]]
+        entries = self.annotations.of_image(self.indices[index])
+        path = self.folder / about["file_name"]
+        try:
+            image = read_image(path)
+        except CorruptImageError as error:
+            return str(error)
+        size = about["height"], about["width"]
+        if tuple(image.shape[-2:]) != size:
+            height, width = image.shape[-2:]
+            return (
+                f"{path} has {height}×{width} px, but {self.annotations.path} says {size[0]}×{size[1]} px (height ×"
+                f" width) of image {about['id']}: use images and annotations that belong together."
+            )
+        kept = [entry for entry in entries if self.keeps_crowds or not entry["iscrowd"]]
+        return self.transform(image, self._target(kept, about))
+
+    def _target(self, entries: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
+        size = about["height"], about["width"]
+        boxes = torch.tensor([entry["box"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
+        target = {
+            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),  # type: ignore[call-overload]
+            "labels": torch.tensor([entry["label"] for entry in entries], dtype=torch.int64),
+            "iscrowd": torch.tensor([entry["iscrowd"] for entry in entries], dtype=torch.int64),
+            "area": torch.tensor([entry["area"] for entry in entries], dtype=torch.float32),
+            "image_id": about["id"],
+            "original_size": size,
+        }
+        if self.needs_masks:
+            masks = [to_mask(entry["segmentation"], size) for entry in entries]
+            stacked = np.stack(masks) if masks else np.zeros((0, *size), np.uint8)
+            target["masks"] = tv_tensors.Mask(torch.from_numpy(stacked))
+        return target
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def find_file(root: Path, part: str) -> Path:
+    """annotations/instances_*.json of a part; where there is none, the name of the first that was looked for."""
+    if not root.is_dir():
+        raise ValueError(f"The data folder {root} does not exist: set data.root to a folder in COCO's layout.")
+    paths = [root / "annotations" / f"instances_{name}.json" for name in PARTS[part]]
+    return next((path for path in paths if path.is_file()), paths[0])
+
+
+def find_images(root: Path, part: str) -> Path:
+    """The folder of a part's images; raises ValueError where there is none."""
+    folders = [folder / name for name in PARTS[part] for folder in (root, root / "images")]
+    found = next((folder for folder in folders if folder.is_dir()), None)
+    if found is None:
+        names = ", ".join(str(folder.relative_to(root)) for folder in folders)
+        raise ValueError(f"The data folder {root} has no {part} images: expected one of the folders {names}.")
+    return found
+
+
+def to_original(prediction: Mapping[str, Tensor], size: tuple[int, int], original: tuple[int, int]) -> dict[str, Any]:
+    """A network's boxes and masks in pixels of the file's image.
+
+    prediction: boxes (n, 4) xyxy, labels, scores, masks (n, height, width) or (n, 1, height, width), of truths or of
+    probabilities, which are cut at 0.5 after scaling. size, original: (height, width) of the network's and the file's
+    image.
+    """
+    factor = torch.tensor([original[1] / size[1], original[0] / size[0]] * 2, device=prediction["boxes"].device)
+    moved = {**prediction, "boxes": prediction["boxes"] * factor}
+    if "masks" in prediction:
+        masks = prediction["masks"].float().reshape(-1, 1, *size)
+        if tuple(size) != tuple(original) and len(masks):
+            masks = interpolate(masks, original, mode="bilinear", align_corners=False)
+        moved["masks"] = masks.reshape(-1, *original) >= 0.5
+    return moved
+
+
+def to_results(image_id: int, prediction: Mapping[str, Tensor], category_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """The entries of a COCO results file for one image, whose prediction is in pixels of the file's image."""
+    boxes = box_convert(prediction["boxes"].float(), "xyxy", "xywh").tolist()
+    rows = zip(boxes, prediction["labels"].tolist(), prediction["scores"].tolist(), strict=True)
+    results = [
+        {"image_id": image_id, "category_id": category_ids[label], "bbox": box, "score": score}
+        for box, label, score in rows
+    ]
+    if "masks" in prediction:
+        for result, mask in zip(results, prediction["masks"].cpu().numpy(), strict=True):
+            result["segmentation"] = to_runs(mask)
+    return results

@@ -1,0 +1,205 @@
+"""Scenes of real handwritten digits for dense tasks, in COCO's and in ADE20K's format; nothing to download.
+
+The digits are those that ship with scikit-learn. Their choice is split once, stratified by class: training scenes show
+1,400 of them, validation scenes the 397 others.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from scipy.ndimage import binary_dilation, zoom
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from linvit.data.dense.ade20k import PARTS
+from linvit.data.dense.masks import box_around, to_counts, to_runs
+from linvit.files import replacing, write_json
+
+VERSION = 1  # of what a seed gives
+CLASSES = 10
+HELD_OUT = 397
+FEWEST, MOST = 3, 7
+SMALLEST, LARGEST = 1 / 8, 3 / 8  # side of a digit, as a share of the scene's
+INK = 0.5  # share of a pixel from which on it belongs to the digit
+TRIES, COVERED_SHARE = 10, 0.3
+VISIBLE_PIXELS, VISIBLE_SHARE = 20, 0.25  # less of a digit is a fragment: in COCO's words a crowd, which is not scored
+QUALITY = 95
+ASKED = "scenes.json"
+CANVAS_LABEL, FIRST_DIGIT_LABEL = 1, 2
+
+
+@dataclass(frozen=True)
+class Scene:
+    """image uint8 (height, width, 3); owners int16 (height, width): number of the digit on top, −1 for the canvas;
+    digits: class of each; areas: pixels of each before others covered it.
+    """
+
+    image: np.ndarray
+    owners: np.ndarray
+    digits: list[int]
+    areas: list[int]
+
+
+def source_digits(part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Ink 0..1 float64 (n, 8, 8) and classes (n,) of the digits that a part's scenes are made of."""
+    pixels, classes = load_digits(return_X_y=True)
+    train, val = train_test_split(np.arange(len(classes)), test_size=HELD_OUT, random_state=0, stratify=classes)
+    chosen = {"train": train, "val": val}[part]
+    return pixels[chosen].reshape(-1, 8, 8) / 16, classes[chosen]
+
+
+def draw_scene(sources: tuple[np.ndarray, np.ndarray], size: int, generator: np.random.Generator) -> Scene:
+    """Three to seven digits of different sizes and colours on a noisy canvas of size × size px; later ones cover."""
+    inks, classes = sources
+    canvas = _canvas(size, generator)
+    owners = np.full((size, size), -1, np.int16)
+    digits: list[int] = []
+    areas: list[int] = []
+    for number in range(generator.integers(FEWEST, MOST + 1)):
+        chosen = generator.integers(len(classes))
+        side = int(generator.integers(round(size * SMALLEST), round(size * LARGEST) + 1))
+        ink = np.clip(zoom(inks[chosen], side / 8, order=1, grid_mode=True, mode="nearest"), 0, 1)
+        inside = ink >= INK
+        window = _place(inside, owners, areas, generator)
+        color = generator.uniform(0.2, 1.0, 3)
+        canvas[window] += ink[..., None] * (color * generator.uniform(0.75, 1.0) / color.max() - canvas[window])
+        owners[window][inside] = number
+        digits.append(int(classes[chosen]))
+        areas.append(int(inside.sum()))
+    canvas += generator.normal(0, 0.03, canvas.shape)
+    return Scene((canvas.clip(0, 1) * 255).round().astype(np.uint8), owners, digits, areas)
+
+
+def coco_annotations(scene: Scene, image_id: int, first_id: int) -> list[dict[str, Any]]:
+    """One annotation for each digit that shows: box, area and run lengths of what is visible; fragments are crowds."""
+    annotations = []
+    for number, (digit, whole) in enumerate(zip(scene.digits, scene.areas, strict=True)):
+        mask = scene.owners == number
+        area = int(mask.sum())
+        if not area:
+            continue
+        fragment = area < max(VISIBLE_PIXELS, VISIBLE_SHARE * whole)
+        annotations.append(
+            {
+                "id": first_id + len(annotations),
+                "image_id": image_id,
+                "category_id": digit + 1,
+                "bbox": list(box_around(mask)),
+                "area": area,
+                "iscrowd": int(fragment),
+                "segmentation": to_counts(mask) if fragment else to_runs(mask),
+            }
+        )
+    return annotations
+
+
+def label_map(scene: Scene) -> np.ndarray:
+    """uint8 (height, width) as in ADE20K's files: 1 canvas, 2 to 11 the digits, 0 in a thin band where digits touch."""
+    labels = np.array([CANVAS_LABEL, *(FIRST_DIGIT_LABEL + digit for digit in scene.digits)], np.uint8)[
+        scene.owners + 1
+    ]
+    near = [binary_dilation(scene.owners == number, np.ones((3, 3))) for number in range(len(scene.digits))]
+    labels[(scene.owners >= 0) & (np.sum(near, 0) > 1)] = 0
+    return labels
+
+
+def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) -> Iterator[str]:
+    """Writes a detection set into folder/detection and a segmentation set into folder/segmentation.
+
+    Yields the name of each scene as soon as it is there, train + val in all. The same arguments give the same bytes;
+    files that a stopped call left are kept. Raises ValueError for a folder that holds anything else, and for sizes and
+    counts that make no scenes.
+    """
+    folder = Path(folder)
+    asked = {"version": VERSION, "train": train, "val": val, "size": size, "seed": seed}
+    _check(folder, asked)
+    write_json(folder / ASKED, asked)
+    for number, (part, count) in enumerate((("train", train), ("val", val))):
+        sources = source_digits(part)
+        content = _coco_header(asked, part)
+        for index in range(1, count + 1):
+            scene = draw_scene(sources, size, np.random.default_rng([seed, number, index]))
+            about = {"id": index, "file_name": f"{index:06d}.jpg", "width": size, "height": size, "license": 1}
+            content["images"].append(about)
+            content["annotations"] += coco_annotations(scene, index, len(content["annotations"]) + 1)
+            _write_images(folder, part, scene, about["file_name"])
+            yield f"{part} {index}"
+        write_json(folder / "detection" / "annotations" / f"instances_{part}.json", content)
+    with replacing(folder / "segmentation" / "objectInfo11.txt") as temporary:
+        temporary.write_text(_names_table())
+
+
+def _canvas(size: int, generator: np.random.Generator) -> np.ndarray:
+    """Dark, lightly coloured, with a smooth change of light; float64 (size, size, 3) in 0..1."""
+    corners = generator.uniform(0.05, 0.35, (2, 2))
+    steps = np.linspace(0, 1, size)
+    light = np.stack([1 - steps, steps], 1) @ corners @ np.stack([1 - steps, steps])
+    return light[..., None] * generator.uniform(0.7, 1.3, 3)
+
+
+def _place(
+    inside: np.ndarray, owners: np.ndarray, areas: list[int], generator: np.random.Generator
+) -> tuple[slice, slice]:
+    """A window for a digit; drawn again, a few times, while it would cover too much of another one."""
+    for _ in range(TRIES):
+        top, left = generator.integers(0, np.array(owners.shape) - inside.shape + 1)
+        window = slice(top, top + inside.shape[0]), slice(left, left + inside.shape[1])
+        covered = np.bincount(owners[window][inside] + 1, minlength=len(areas) + 1)[1:]
+        if (covered <= COVERED_SHARE * np.array(areas)).all():
+            break
+    return window
+
+
+def _check(folder: Path, asked: dict[str, int]) -> None:
+    if asked["size"] < 64 or min(asked["train"], asked["val"]) < 1:
+        raise ValueError(
+            f"There are {asked['train']} training and {asked['val']} validation scenes of {asked['size']} px, expected"
+            " one of each or more, and 64 px or more."
+        )
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        before = json.loads((folder / ASKED).read_text())
+    except (OSError, ValueError):
+        raise ValueError(f"{folder} is no empty folder and no folder of scenes: choose another one.") from None
+    if before != asked:
+        shown = ", ".join(f"{key} {value}" for key, value in before.items())
+        raise ValueError(f"{folder} holds scenes made otherwise ({shown}): choose another folder, or delete it.")
+
+
+def _coco_header(asked: dict[str, int], part: str) -> dict[str, Any]:
+    about = f"Scenes of scikit-learn's handwritten digits, {part}, seed {asked['seed']}"
+    return {
+        "info": {"description": about, "version": str(VERSION), "year": 2026, "contributor": "", "date_created": ""},
+        "licenses": [{"id": 1, "name": "that of scikit-learn's digits", "url": ""}],
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": digit + 1, "name": str(digit), "supercategory": "digit"} for digit in range(CLASSES)],
+    }
+
+
+def _write_images(folder: Path, part: str, scene: Scene, name: str) -> None:
+    segmentation = folder / "segmentation"
+    jpeg = {"format": "JPEG", "quality": QUALITY, "subsampling": 0}
+    _save(scene.image, folder / "detection" / "images" / part / name, jpeg)
+    _save(scene.image, segmentation / "images" / PARTS[part] / name, jpeg)
+    path = (segmentation / "annotations" / PARTS[part] / name).with_suffix(".png")
+    _save(label_map(scene), path, {"format": "PNG"})
+
+
+def _save(pixels: np.ndarray, path: Path, options: dict[str, Any]) -> None:
+    if not path.is_file():
+        with replacing(path) as temporary:
+            Image.fromarray(pixels).save(temporary, **options)
+
+
+def _names_table() -> str:
+    """The table of classes in the columns of ADE20K's."""
+    names = ["canvas", *map(str, range(CLASSES))]
+    rows = [f"{number}\t0\t0\t0\t{int(number == 1)}\t{name}" for number, name in enumerate(names, start=1)]
+    return "\n".join(["Idx\tRatio\tTrain\tVal\tStuff\tName", *rows]) + "\n"

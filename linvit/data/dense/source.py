@@ -1,0 +1,84 @@
+"""What the sources of dense tasks share: images of any size with boxes and masks, or with a map of labels."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from linvit.data.dense.transforms import Resize, normalize
+from linvit.data.images.image import SMALLEST, open_image
+from linvit.data.order import Batches, PlainOrder
+from linvit.data.source import Source
+
+
+@dataclass(frozen=True)
+class DensePreprocessing:
+    """What evaluation and prediction do to a picture: long_side, short_side in pixels; mean, std a channel, in 0..1."""
+
+    long_side: int
+    short_side: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channels: int = 3
+
+    def transform(self) -> v2.Transform:
+        """Scaled to fit both sides, float32 (3, height, width), normalized."""
+        resize = Resize(self.long_side, [self.short_side])
+        return v2.Compose([v2.ToImage(), resize, *normalize(self.mean, self.std), v2.ToPureTensor()])
+
+
+class DenseSource(Source):
+    """RGB images scaled to fit long_side and short_side (pixels), keeping their ratio; trained on in batches.
+
+    mean, std: per channel, in 0..1, ImageNet's by default. Raises ValueError for sides that the networks cannot take.
+    """
+
+    preprocessing: DensePreprocessing  # type: ignore[assignment]
+    assemble: Callable[[list[Any]], Any]
+
+    def __init__(
+        self,
+        batch_size: int,
+        val_batch_size: int,
+        long_side: int,
+        short_side: int,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        max_corrupt: int,
+        seed: int,
+        num_workers: int,
+    ) -> None:
+        super().__init__(batch_size, seed, num_workers, max_corrupt)
+        if not SMALLEST <= short_side <= long_side:
+            raise ValueError(
+                f"data.short_side is {short_side} px and data.long_side {long_side} px, expected"
+                f" {SMALLEST} ≤ short ≤ long."
+            )
+        self.val_batch_size = val_batch_size
+        self.mean = tuple(mean or IMAGENET_DEFAULT_MEAN)
+        self.std = tuple(std or IMAGENET_DEFAULT_STD)
+        self.preprocessing = DensePreprocessing(long_side, short_side, self.mean, self.std)
+
+    def val_dataloader(self) -> Batches:
+        dataset = self.val_set()
+        loading = {**self._loading(False), "batch_size": self.val_batch_size}
+        return Batches(dataset, sampler=PlainOrder(len(dataset)), **loading)  # type: ignore[arg-type]
+
+    def _loading(self, keeps_workers: bool) -> dict[str, Any]:
+        return {**super()._loading(keeps_workers), "assemble": self.assemble}
+
+
+def read_image(path: Any) -> tv_tensors.Image:
+    """uint8 (3, height, width) of an image file; raises CorruptImageError, naming it."""
+    return tv_tensors.Image(F.pil_to_tensor(open_image(path)))
+
+
+def as_lists(samples: list[Any]) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    """Images of different sizes and their targets, side by side."""
+    images, targets = zip(*samples, strict=True)
+    return list(images), list(targets)

@@ -1,0 +1,1 @@
+"""Images and latents that a generator learns."""

@@ -1,0 +1,62 @@
+"""Images to generate: those that a network learns to draw, in −1 … 1."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linvit.data.images.digits import Digits
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What a generated image is: its size in pixels (or of the latents), and how its values become an image's.
+
+    mean, std: of each channel; values × std + mean are pixels in 0..1, or what an autoencoder's decoder reads.
+    decoder: the autoencoder of latents, a folder or a name on the Hugging Face hub; None where these are pixels.
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    decoder: str | None = None
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    def values(self, images: Tensor) -> Tensor:
+        """Images (batch, channels, height, width) × std + mean; pixels are kept in 0..1."""
+        mean, std = (
+            torch.tensor(v, dtype=images.dtype, device=images.device)[:, None, None] for v in (self.mean, self.std)
+        )
+        values = images * std + mean
+        return values if self.decoder else values.clamp(0, 1)
+
+
+class DigitPictures(Digits):
+    """The real digits as they are, 8×8 grey pixels, to be drawn; the held-out ones say how near drawn ones can come.
+
+    Args:
+        size: Side in pixels; other than 8, they are scaled bilinearly.
+        batch_size, held_out, split, seed, num_workers: See Digits.
+
+    Raises ValueError for no pixels, and as Digits.
+    """
+
+    task = "diffusion"
+    preprocessing: Canvas  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        size: int = 8,
+        batch_size: int = 128,
+        held_out: float = 0.2,
+        split: int = 0,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"data.size is {size}, but an image has a pixel or more: set it to 1 or more.")
+        super().__init__(32, 1, batch_size, 0, held_out, split, seed, num_workers)
+        self.preprocessing = Canvas((size, size), (0.5,), (0.5,))

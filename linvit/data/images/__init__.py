@@ -1,0 +1,1 @@
+"""Labelled images: readers, augmentation, preprocessing."""

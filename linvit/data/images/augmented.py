@@ -1,0 +1,83 @@
+"""Pictures of any size, cropped and augmented by timm's transforms: what the sources that read image files share."""
+
+from collections.abc import Callable
+from typing import Any
+
+from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
+from timm.data.auto_augment import posterize
+from torch import Tensor
+
+from linvit.data.images.image import Preprocessing
+from linvit.data.source import Source
+
+
+class AugmentedSource(Source):
+    """Size, normalisation and augmentation of a source; defaults are those of the papers' training.
+
+    size: pixels, one number or (height, width). auto_augment, color_jitter, random_erasing, horizontal_flip,
+    crop_scale: timm's; color_jitter is without effect where auto_augment is set. interpolation: of the validation
+    images, and of the training images where train_interpolation is null; "random" there draws bilinear or bicubic.
+    crop_pct: share of the resized validation image that the centre crop keeps. mean, std: per channel, in 0..1,
+    ImageNet's by default. repeats: repeated augmentation, how many differently augmented copies of an image come in a
+    row. max_corrupt: how many unreadable images are left out, named, before the run stops.
+    """
+
+    def __init__(
+        self,
+        size: int | tuple[int, int] = 224,
+        channels: int = 3,
+        batch_size: int = 128,
+        auto_augment: str | None = "rand-m9-mstd0.5-inc1",
+        color_jitter: float = 0.4,
+        random_erasing: float = 0.25,
+        horizontal_flip: float = 0.5,
+        crop_scale: tuple[float, float] = (0.08, 1.0),
+        interpolation: str = "bicubic",
+        train_interpolation: str | None = None,
+        crop_pct: float = 0.875,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        repeats: int = 1,
+        max_corrupt: int = 0,
+        seed: int = 0,
+        num_workers: int = 4,
+    ) -> None:
+        super().__init__(batch_size, seed, num_workers, max_corrupt, repeats)
+        self.preprocessing = Preprocessing(
+            (size, size) if isinstance(size, int) else tuple(size),
+            tuple(mean) if mean else _per_channel(IMAGENET_DEFAULT_MEAN, channels),
+            tuple(std) if std else _per_channel(IMAGENET_DEFAULT_STD, channels),
+            interpolation,
+            crop_pct,
+        )
+        self.augmentation = {
+            "auto_augment": auto_augment,
+            "color_jitter": color_jitter,
+            "re_prob": random_erasing,
+            "re_mode": "pixel",
+            "hflip": horizontal_flip,
+            "scale": tuple(crop_scale),
+            "interpolation": train_interpolation or interpolation,
+        }
+
+    def train_transform(self) -> Callable[[Any], Tensor]:
+        """The random transform from a picture to a float32 tensor (channels, height, width)."""
+        pre = self.preprocessing
+        transform = create_transform(
+            (pre.channels, *pre.size), is_training=True, mean=pre.mean, std=pre.std, **self.augmentation
+        )
+        for step in transform.transforms:
+            for op in (*getattr(step, "ops", ()), *(op for policy in getattr(step, "policy", ()) for op in policy)):
+                if op.aug_fn is posterize:
+                    op.aug_fn = _posterize
+        return transform
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    return tuple(values) if channels == len(values) else (sum(values) / len(values),) * channels
+
+
+def _posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
+    """Black for no bits at all, as the papers' training drew it; newer Pillows refuse to."""
+    return posterize(image, bits, **options) if bits else Image.new(image.mode, image.size)

@@ -1,0 +1,101 @@
+"""The 1,797 real handwritten digits that ship with scikit-learn: nothing to download."""
+
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+from torch.nn.functional import interpolate, pad
+from torch.utils.data import Dataset
+
+from linvit.data.images.image import Preprocessing
+from linvit.data.source import Source
+
+IMAGES, CLASSES = 1797, 10
+MEAN, STD = 0.305, 0.376  # of the 8×8 originals in 0..1
+
+
+class Digits(Source):
+    """8×8 digits of 43 people's hands, upscaled bilinearly; a share is never trained on, stratified by class.
+
+    Args:
+        size: Side in pixels, 32 or more.
+        channels: 1, or 3 equal ones.
+        batch_size: Images a batch.
+        max_shift: Random shift in pixels while training.
+        held_out: Share of the images that is never trained on; at least ten images must stay on either side.
+        split: Seed of the choice of those images; the seed of the run has no part in it.
+        seed: Order and shifts of the training images are drawn from it.
+        num_workers: Processes that read images.
+
+    Raises ValueError for a share that leaves fewer than ten images on one side.
+    """
+
+    def __init__(
+        self,
+        size: int = 32,
+        channels: int = 3,
+        batch_size: int = 64,
+        max_shift: int = 0,
+        held_out: float = 0.2,
+        split: int = 0,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, seed, num_workers)
+        if not CLASSES <= held_out * IMAGES <= IMAGES - CLASSES:
+            raise ValueError(
+                f"data.held_out is {held_out}, but {CLASSES} of the {IMAGES} digits or more must be trained on, and as"
+                " many held out: set it between 0.01 and 0.99."
+            )
+        self.class_names = [str(digit) for digit in range(CLASSES)]
+        self.preprocessing = Preprocessing((size, size), (MEAN,) * channels, (STD,) * channels, "bilinear", 1.0)
+        self.max_shift = max_shift
+        self.held_out = held_out
+        self.split = split
+        self._parts: tuple[Tensor, ...] | None = None
+
+    def setup(self, stage: str | None = None) -> None:
+        if self._parts is None:
+            pixels, labels = load_digits(return_X_y=True)
+            indices = torch.arange(len(labels))
+            train, val = train_test_split(indices, test_size=self.held_out, random_state=self.split, stratify=labels)
+            images = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
+            images = interpolate(images, self.preprocessing.size, mode="bilinear", align_corners=False)
+            images = ((images - self.preprocessing.mean[0]) / self.preprocessing.std[0]).expand(
+                -1, self.channels, -1, -1
+            )
+            targets = torch.from_numpy(labels).long()
+            self._parts = images[train], targets[train], images[val], targets[val]
+
+    def train_set(self) -> Dataset[Any]:
+        self.setup()
+        images, targets, _, _ = self._parts
+        return Shifted(images, targets, self.max_shift)
+
+    def val_set(self) -> Dataset[Any]:
+        self.setup()
+        _, _, images, targets = self._parts
+        return Shifted(images, targets, 0)
+
+
+class Shifted(Dataset[Any]):
+    """Images and targets held in memory; each image is moved by up to max_shift pixels in both directions."""
+
+    def __init__(self, images: Tensor, targets: Tensor, max_shift: int) -> None:
+        self.images = images
+        self.targets = targets
+        self.max_shift = max_shift
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = self.images[index]
+        if self.max_shift:
+            height, width = image.shape[-2:]
+            top, left = torch.randint(2 * self.max_shift + 1, (2,)).tolist()
+            room = pad(image, (self.max_shift,) * 4, value=-MEAN / STD)
+            image = room[:, top : top + height, left : left + width]
+        return image, self.targets[index]
+
+    def __len__(self) -> int:
+        return len(self.targets)

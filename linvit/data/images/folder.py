@@ -1,0 +1,92 @@
+"""Folders of image files in ImageNet's layout: root/train/CLASS/*.jpg and root/val/CLASS/*.jpg."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from linvit.data.images.augmented import AugmentedSource
+from linvit.data.images.image import CorruptImageError, open_image
+
+
+class ImageFolder(AugmentedSource):
+    """Image files under one folder a class, augmented by timm's transforms while training.
+
+    root: folder that holds train/ and val/ (for evaluation, val/ or the class folders alone will do). class_names:
+    fixes the order of the classes, else it is that of the training folders. options: see AugmentedSource. Raises
+    ValueError for a missing folder, a class folder without images, and a class folder that is none of the classes.
+    """
+
+    def __init__(self, root: str, class_names: list[str] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.root = Path(root)
+        self.class_names = class_names or _class_names(self._folder("train" if self._has("train") else "val"))
+
+    def train_set(self) -> Dataset[Any]:
+        return ImageFiles(self._folder("train"), self.class_names, self.train_transform(), self.channels)
+
+    def val_set(self) -> Dataset[Any]:
+        pre = self.preprocessing
+        return ImageFiles(self._folder("val"), self.class_names, pre.transform(), pre.channels)
+
+    def _has(self, part: str) -> bool:
+        return (self.root / part).is_dir()
+
+    def _folder(self, part: str) -> Path:
+        if not self.root.is_dir():
+            raise ValueError(
+                f"The data folder {self.root} does not exist: set data.root to a folder with train/ and val/ in it."
+            )
+        if part == "val" and not (self._has("train") or self._has("val")):
+            return self.root
+        if not self._has(part):
+            raise ValueError(f"The data folder {self.root} has no {part}/ in it: expected {part}/CLASS/image files.")
+        return self.root / part
+
+
+class ImageFiles(Dataset[Any]):
+    """(image, target) for every image file; an unreadable one gives the sentence that names it instead of a pair."""
+
+    def __init__(self, folder: Path, class_names: list[str], transform: Callable[[Any], Tensor], channels: int) -> None:
+        self.files = _labelled_files(folder, class_names)
+        self.transform = transform
+        self.channels = channels
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
+        path, target = self.files[index]
+        try:
+            return self.transform(open_image(path, self.channels)), target
+        except CorruptImageError as error:
+            return str(error)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+def _class_names(folder: Path) -> list[str]:
+    """Sorted as ImageNet's class indices are; folders named by numbers (ImageNet-V2) are sorted as numbers."""
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if not names:
+        raise ValueError(f"{folder} has no class folders in it: expected one folder a class, with image files in it.")
+    return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+
+
+def _labelled_files(folder: Path, class_names: list[str]) -> list[tuple[str, int]]:
+    files = []
+    for name in _class_names(folder):
+        if name not in class_names:
+            raise ValueError(
+                f"{folder} has the class folder {name!r}, but the {len(class_names)} classes known here are"
+                f" {', '.join(class_names[:3])} …: remove or rename the folder."
+            )
+        paths = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+        if not paths:
+            raise ValueError(
+                f"The class folder {folder / name} has no image files in it: add images"
+                f" ({', '.join(IMG_EXTENSIONS[:3])} …) or remove the class."
+            )
+        files += [(str(path), class_names.index(name)) for path in paths]
+    return files

@@ -1,0 +1,213 @@
+"""timm's readers: folders and tar files, WebDataset shards, Hugging Face data sets."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from timm.data import create_dataset
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from linvit.data.images.augmented import AugmentedSource
+from linvit.data.images.image import MODES, CorruptImageError, open_image
+from linvit.data.order import Batches, Streamed, share
+
+STREAMS = ("wds", "tfds", "hfids")
+INDEXED = ("", "hfds")
+
+
+class TimmImages(AugmentedSource):
+    """What timm.data.create_dataset reads, augmented as an image folder is.
+
+    reader: timm's name of a data set: "" for a folder with train/ and val/ or for a tar file, "hfds/…" for a Hugging
+    Face data set, "wds/…", "tfds/…", "hfids/…" for streams. root: folder, tar file or cache folder; val_root: of the
+    validation images where that is another. train_split, val_split: timm's names of the splits. class_map: file of
+    class names in the order of their indices. num_labels: number of classes, for a reader that knows no names.
+    class_names: fixes the order of the classes. options: see AugmentedSource.
+
+    Indexed readers resume bit for bit. A stream goes on after --resume with newly shuffled images, is not repeated for
+    repeated augmentation, leaves corrupt images out uncounted, and is validated by one process only.
+
+    Raises ValueError for what the reader refuses, and for a class of the data that is none of the classes.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        reader: str = "",
+        val_root: str | None = None,
+        train_split: str = "train",
+        val_split: str = "validation",
+        class_map: str | None = None,
+        num_labels: int | None = None,
+        class_names: list[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        kind = reader.partition("/")[0].lower()
+        if kind not in (*INDEXED, *STREAMS):
+            known = ", ".join(f"{kind}/…" for kind in (*INDEXED[1:], *STREAMS))
+            raise ValueError(f"data.reader is {reader!r}, expected '' for a folder or tar file, or {known}.")
+        if kind in STREAMS and self.repeats > 1:
+            raise ValueError(
+                f"data.repeats is {self.repeats}, but the reader {reader} is a stream, whose images come once an epoch:"
+                " set data.repeats to 1."
+            )
+        self.streams = kind in STREAMS
+        self.reader = reader
+        self.roots = {"train": root, "val": val_root or root}
+        self.splits = {"train": train_split, "val": val_split}
+        self.separate = val_root is not None
+        self.class_map = class_map
+        self.class_names = class_names or self._read_class_names(num_labels)
+
+    def train_set(self) -> Dataset[Any]:
+        return self._images("train", self.train_transform())
+
+    def val_set(self) -> Dataset[Any]:
+        return self._images("val", self.preprocessing.transform())
+
+    def train_dataloader(self) -> Batches:
+        if not self.streams:
+            return super().train_dataloader()
+        return Streamed(self.train_set(), drop_last=True, epoch=self._epoch, **self._loading(self.num_workers > 0))
+
+    def val_dataloader(self) -> Batches:
+        if not self.streams:
+            return super().val_dataloader()
+        if share()[1] > 1:
+            raise ValueError(
+                f"The reader {self.reader} is a stream, which several processes cannot share so that every image counts"
+                " once: validate in one process (trainer.limit_val_batches=0 while training in several)."
+            )
+        return Batches(self.val_set(), **self._loading(False))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        if self.streams:
+            print(f"The reader {self.reader} is a stream: the run goes on, but not bit for bit.", flush=True)
+
+    def _epoch(self) -> int:
+        return self.trainer.current_epoch if self.trainer else 0
+
+    def _images(self, part: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
+        dataset = self._open(part)
+        index_of = self._table(names_of(dataset.reader), part)
+        if self.streams:
+            dataset.set_loader_cfg(num_workers=self.num_workers)
+            return (SizedStream if part == "train" else Stream)(dataset, transform, index_of)
+        return ReadImages(dataset.reader, transform, index_of, self.channels)
+
+    def _table(self, names: list[str] | None, part: str) -> list[int] | None:
+        """The class index of every index of the reader; null where they are the same."""
+        if names is None:
+            return None
+        strangers = [name for name in names if name not in self.class_names]
+        if strangers:
+            raise ValueError(
+                f"{self.roots[part]} has the class {strangers[0]!r}, but the {self.num_classes} classes known here are"
+                f" {', '.join(self.class_names[:3])} …: remove or rename it."
+            )
+        place = {name: number for number, name in enumerate(self.class_names)}
+        return [place[name] for name in names]
+
+    def _read_class_names(self, count: int | None) -> list[str]:
+        try:
+            names = names_of(self._open("train").reader)
+        except ValueError as error:
+            try:  # for evaluation the validation images alone will do
+                names = names_of(self._open("val").reader)
+            except ValueError:
+                raise error from None
+        if names is None and count is None:
+            raise ValueError(f"The reader {self.reader} knows no classes: set data.num_labels to their number.")
+        return names if names is not None else [str(index) for index in range(count)]  # type: ignore[arg-type]
+
+    def _open(self, part: str) -> Any:
+        root, split = Path(self.roots[part]), self.splits[part]
+        if not self.reader:
+            self._check_files(root, part)
+        arguments = {"batch_size": self.batch_size, "seed": self.seed} if self.streams else {}
+        try:
+            return create_dataset(
+                self.reader,
+                root=str(root),
+                split=split,
+                search_split=not (part == "val" and self.separate),
+                class_map=self.class_map,
+                is_training=part == "train",
+                input_img_mode=MODES[self.channels],
+                **arguments,
+            )
+        except Exception as error:  # of what kind depends on the reader
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
+            raise ValueError(
+                f"timm's reader {self.reader or 'of files'} cannot open the split {split!r} of {root} ({reason}): set"
+                " data.reader, data.root and data's splits to what is there."
+            ) from error
+
+    def _check_files(self, root: Path, part: str) -> None:
+        if not root.exists():
+            raise ValueError(f"The data {root} does not exist: set data.root to a folder or tar file.")
+        if part == "val" and self.separate:
+            return
+        if root.is_file() and part == "val":
+            raise ValueError(f"{root} holds the training images: set data.val_root to the file of the others.")
+        synonyms = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
+        if root.is_dir() and not any((root / name).is_dir() for name in (self.splits[part], *synonyms[part])):
+            raise ValueError(f"The data folder {root} has no {part}/ in it: expected {part}/CLASS/image files.")
+
+
+def names_of(reader: Any) -> list[str] | None:
+    """The names of a reader's classes in the order of their indices, null where it knows none."""
+    known: Mapping[Any, int] = getattr(reader, "class_to_idx", None) or getattr(reader, "class_name_to_idx", None) or {}
+    return [str(name) for name in sorted(known, key=known.__getitem__)] or None
+
+
+class ReadImages(Dataset[Any]):
+    """(image, target) of an indexed reader; an unreadable one gives the sentence that names it instead of a pair."""
+
+    def __init__(
+        self, reader: Any, transform: Callable[[Any], Tensor], index_of: list[int] | None, channels: int
+    ) -> None:
+        self.reader = reader
+        self.transform = transform
+        self.index_of = index_of
+        self.channels = channels
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
+        file, target = self.reader[index][:2]
+        try:
+            with file:
+                image = open_image(file, self.channels, name=self.reader.filename(index, absolute=True))
+        except CorruptImageError as error:
+            return str(error)
+        return self.transform(image), target if self.index_of is None else self.index_of[target]
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+
+class Stream(IterableDataset[Any]):
+    """(image, target) of a stream, once each; without a length, because readers only estimate that of a validation."""
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Tensor], index_of: list[int] | None) -> None:
+        self.dataset = dataset
+        self.dataset.transform = transform
+        self.dataset.target_transform = partial(_placed, index_of) if index_of else None
+        self.set_epoch = dataset.set_epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return iter(self.dataset)
+
+
+class SizedStream(Stream):
+    """A stream of training images, whose reader ends an epoch at exactly its length."""
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+def _placed(index_of: list[int], target: int) -> int:
+    return index_of[target]

@@ -1,0 +1,1 @@
+"""Speech with its transcripts."""

@@ -1,0 +1,102 @@
+"""Speech of Hugging Face data sets, downloaded when a recipe names one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from linvit.data.speech.audio import CorruptAudioError, read_audio
+from linvit.data.speech.librispeech import LibriSpeech, Utterance
+
+
+@dataclass(frozen=True)
+class HubReader:
+    """Samples of an utterance by its split and number, at this rate in hertz."""
+
+    splits: Mapping[str, Any]
+    sound: str
+    rate: int
+
+    def __call__(self, utterance: Utterance) -> Tensor:
+        """Raises as read_audio."""
+        split, number = utterance.path.parts
+        held = self.splits[split][int(number)][self.sound]
+        named = Path((held or {}).get("path") or f"utterance {number} of split {split}")
+        if held is None or (held["bytes"] is None and not named.is_file()):
+            raise CorruptAudioError(f"Utterance {number} of split {split} holds no sound: leave it out.")
+        return read_audio(named, self.rate, held["bytes"])
+
+
+class HuggingFaceSpeech(LibriSpeech):
+    """Utterances of a data set that `datasets.load_dataset` reads; sound is decoded by soundfile.
+
+    Args:
+        path: Name on the Hugging Face hub, from where it is downloaded, or a local folder or kind of file.
+        configuration: Which of its configurations.
+        train: Splits that are trained on.
+        val: Splits that are measured on.
+        sound: Column of the sound.
+        text: Column of the transcripts.
+        options: Further arguments of load_dataset, data_files for example.
+        kwargs: Those of LibriSpeech, but for its groups by size of file.
+
+    Raises ValueError where no data set is named, and for what the library refuses.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        configuration: str | None = None,
+        train: Sequence[str] = ("train",),
+        val: Sequence[str] = ("validation",),
+        sound: str = "audio",
+        text: str = "text",
+        options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if path is None:
+            raise ValueError("The recipe names no data set: set data.path to one of the hub, or to a folder.")
+        super().__init__(path, train, val, groups=1, **kwargs)
+        self.asked = {"path": path, "name": configuration, **(options or {})}
+        self.sound, self.text = sound, text
+        self._splits: dict[str, Any] = {}
+
+    def utterances(self, part: str) -> list[Utterance]:
+        """Those of "train" or "val"; their paths are split and number."""
+        if part not in self._found:
+            self._found[part] = [
+                Utterance(Path(split) / str(number), self._text(split, number, text))
+                for split in self.parts[part]
+                for number, text in enumerate(self._split(split)[self.text])
+            ]
+        return self._found[part]
+
+    def _text(self, split: str, number: int, text: Any) -> str:
+        if not isinstance(text, str):
+            raise ValueError(
+                f"Utterance {number} of split {split} has {text!r} in the column {self.text!r}, expected its text: set"
+                " data.text to another column, or leave the utterance out."
+            )
+        return " ".join(text.split())
+
+    def reader(self) -> Callable[[Utterance], Tensor]:
+        for split in (*self.parts["train"], *self.parts["val"]):
+            self._split(split)
+        return HubReader(dict(self._splits), self.sound, self.rate)
+
+    def _split(self, name: str) -> Any:
+        if name not in self._splits:
+            import datasets
+
+            try:
+                found = datasets.load_dataset(**self.asked, split=name)
+                self._splits[name] = found.cast_column(self.sound, datasets.Audio(decode=False))
+            except Exception as error:  # of what kind depends on what is wrong
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+                raise ValueError(f"The data set {self.asked['path']} cannot be read: {reason}.") from error
+            if self.text not in self._splits[name].column_names:
+                columns = ", ".join(self._splits[name].column_names)
+                raise ValueError(f"The data set has no column {self.text!r}, but {columns}: set data.text to one.")
+        return self._splits[name]

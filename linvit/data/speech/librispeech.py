@@ -1,0 +1,299 @@
+"""Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt beside the sound files that it names."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from linvit.data.order import GroupedOrder, ShuffledOrder
+from linvit.data.source import Source
+from linvit.data.speech.audio import CorruptAudioError, log_mel, read_audio, spec_augmented
+from linvit.data.speech.transcripts import Speller, pieces_of
+
+SUFFIXES = (".flac", ".wav")
+SLOWEST = 1000  # samples a second
+MEASURED = 200  # utterances from which mean and deviation of the features are taken
+Sample = tuple[Tensor, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class SpeechPreprocessing:
+    """How sound becomes features: `mels` log-mel bands at `rate` hertz, minus mean over deviation of each band.
+
+    tokenizer: that of pieces of words, as JSON. corpus: the data in words.
+    """
+
+    rate: int
+    mels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    tokenizer: str = ""
+    corpus: str = ""
+
+    def features(self, samples: Tensor) -> Tensor:
+        """Float32 (frames, mels) of float32 (samples,)."""
+        return (log_mel(samples, self.rate, self.mels) - torch.tensor(self.mean)) / torch.tensor(self.std)
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """A sound file and what is said in it."""
+
+    path: Path
+    text: str
+
+
+def find_utterances(folder: Path) -> list[Utterance]:
+    """All utterances beneath a folder, sorted by their transcripts' paths, then as these list them.
+
+    Raises:
+        ValueError: for a folder that is missing or holds no transcripts, transcripts that are no UTF-8, and an
+            utterance without a sound file.
+    """
+    if not folder.is_dir():
+        raise ValueError(
+            f"There is no folder of speech at {folder}: make one with `linvit data make-speech FOLDER`, or name one in"
+            " LibriSpeech's layout."
+        )
+    found = []
+    for listed in sorted(folder.rglob("*.trans.txt")):
+        files = {file.stem: file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES}
+        for line in filter(str.strip, _transcripts(listed).splitlines()):
+            name, *words = line.split()
+            if name not in files:
+                raise ValueError(
+                    f"{listed} names the utterance {name!r}, but {listed.parent} has no {name}.flac or {name}.wav:"
+                    " add the file or remove the line."
+                )
+            found.append(Utterance(files[name], " ".join(words)))
+    if not found:
+        raise ValueError(
+            f"{folder} holds no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as LibriSpeech has them."
+        )
+    return found
+
+
+def _transcripts(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text in UTF-8, which transcripts are: save it as that.") from error
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Samples of an utterance's file, at this rate in hertz."""
+
+    rate: int
+
+    def __call__(self, utterance: Utterance) -> Tensor:
+        """Raises as read_audio."""
+        return read_audio(utterance.path, self.rate)
+
+
+class Utterances(Dataset[Sample]):
+    """(features, {"pieces", "text", "path"}) of each utterance; the sentence about a file that cannot be read instead.
+
+    read: samples of an utterance. masks: arguments of spec_augmented, for training.
+    """
+
+    def __init__(
+        self,
+        utterances: Sequence[Utterance],
+        read: Callable[[Utterance], Tensor],
+        preprocessing: SpeechPreprocessing,
+        speller: Speller,
+        masks: dict[str, Any] | None = None,
+    ) -> None:
+        self.utterances, self.read = utterances, read
+        self.preprocessing, self.speller, self.masks = preprocessing, speller, masks
+
+    def __len__(self) -> int:
+        return len(self.utterances)
+
+    def __getitem__(self, index: int) -> Sample | str:
+        utterance = self.utterances[index]
+        try:
+            features = self.preprocessing.features(self.read(utterance))
+        except CorruptAudioError as error:
+            return str(error)
+        if self.masks:
+            features = spec_augmented(features, **self.masks)
+        pieces = torch.tensor(self.speller(utterance.text))
+        return features, {"pieces": pieces, "text": utterance.text, "path": utterance.path}
+
+
+def assembled(samples: list[Sample]) -> tuple[Tensor, dict[str, Any]]:
+    """Features padded to (batch, frames, mels); lengths, pieces padded to (batch, text), counts, texts and paths."""
+    features, targets = zip(*samples, strict=True)
+    pieces = [target["pieces"].long() for target in targets]
+    return pad_sequence(features, batch_first=True), {
+        "lengths": torch.tensor([len(one) for one in features]),
+        "pieces": pad_sequence(pieces, batch_first=True),
+        "counts": torch.tensor([len(one) for one in pieces]),
+        "texts": [target["text"] for target in targets],
+        "paths": [target["path"] for target in targets],
+    }
+
+
+class LibriSpeech(Source):
+    """Utterances in LibriSpeech's layout, flac or wav.
+
+    Args:
+        root: Folder that holds the parts.
+        train: Parts that are trained on; an utterance of another sampling rate is resampled.
+        val: Parts that are measured on.
+        units: What the network writes: words, characters, or pieces (byte pair encoding of the training transcripts).
+        num_pieces: How many, the blank included, for units pieces.
+        rate: Samples a second.
+        mels: Bands of the features.
+        batch_size: Utterances a batch.
+        groups: Utterances are batched with those of similar size of file, in this many groups; 1 mixes them all.
+        bands: Masks of neighbouring bands in training.
+        band_width: Their greatest width.
+        times: Masks of neighbouring frames in training.
+        time_share: Their greatest share of the utterance.
+        max_corrupt: Unreadable files that are left out, by name, before it is an error.
+        seed: Order and masks are drawn from it.
+        num_workers: Processes that read sound.
+
+    Raises ValueError for folders without transcripts, unknown units, a transcript without its sound file, and sizes
+    that cannot be.
+    """
+
+    task = "speech"
+    item = "utterance"
+
+    def __init__(
+        self,
+        root: str,
+        train: Sequence[str] = ("train",),
+        val: Sequence[str] = ("val",),
+        units: str = "characters",
+        num_pieces: int = 1024,
+        rate: int = 16_000,
+        mels: int = 80,
+        batch_size: int = 16,
+        groups: int = 1,
+        bands: int = 2,
+        band_width: int = 27,
+        times: int = 10,
+        time_share: float = 0.05,
+        max_corrupt: int = 0,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, seed, num_workers, max_corrupt)
+        self.root, self.parts = Path(root), {"train": tuple(train), "val": tuple(val)}
+        self.units, self.num_pieces, self.rate, self.mels, self.groups = units, num_pieces, rate, mels, groups
+        self.masks = {"bands": bands, "band_width": band_width, "times": times, "time_share": time_share}
+        _check_sizes(rate, mels, groups, self.masks)
+        self._found: dict[str, list[Utterance]] = {}
+        self._names: list[str] | None = None
+        self._tokenizer = ""
+        self._preprocessing: SpeechPreprocessing | None = None
+
+    @property
+    def class_names(self) -> list[str]:  # type: ignore[override]
+        """The pieces, the blank first: those of the training transcripts, unless others were set."""
+        if self._names is None:
+            texts = [utterance.text for utterance in self.utterances("train")]
+            self._names, self._tokenizer = pieces_of(texts, self.units, self.num_pieces)
+        return self._names
+
+    @class_names.setter
+    def class_names(self, names: list[str]) -> None:
+        self._names = names
+
+    @property
+    def preprocessing(self) -> SpeechPreprocessing:  # type: ignore[override]
+        """Features with the mean and deviation of up to MEASURED training utterances, unless others were set."""
+        if self._preprocessing is None:
+            names = self.class_names  # the tokenizer too
+            mean, std = self._measured()
+            corpus = f"{self.root.name}: {', '.join(self.parts['train'])}, {len(names) - 1} {self.units}"
+            self._preprocessing = SpeechPreprocessing(self.rate, self.mels, mean, std, self._tokenizer, corpus)
+        return self._preprocessing
+
+    @preprocessing.setter
+    def preprocessing(self, preprocessing: SpeechPreprocessing) -> None:
+        self._preprocessing = preprocessing
+
+    def utterances(self, part: str) -> list[Utterance]:
+        """Those of "train" or "val"."""
+        if part not in self._found:
+            self._found[part] = [one for name in self.parts[part] for one in find_utterances(self.root / name)]
+        return self._found[part]
+
+    def reader(self) -> Callable[[Utterance], Tensor]:
+        """What gives the samples of an utterance, in reading processes too; it raises as read_audio."""
+        return Reader(self.rate)
+
+    def train_set(self) -> Utterances:
+        return self._set("train", self.masks)
+
+    def val_set(self) -> Utterances:
+        return self._set("val")
+
+    def train_order(self, dataset: Dataset[Any]) -> ShuffledOrder:
+        if self.groups == 1:
+            return super().train_order(dataset)
+        sizes = np.array([utterance.path.stat().st_size for utterance in self.utterances("train")])
+        edges = np.quantile(sizes, np.linspace(0, 1, self.groups + 1)[1:-1])
+        return GroupedOrder(np.searchsorted(edges, sizes).tolist(), self.batch_size, self.seed)
+
+    def _set(self, part: str, masks: dict[str, Any] | None = None) -> Utterances:
+        speller = Speller(self.class_names, self.preprocessing.tokenizer)
+        return Utterances(self.utterances(part), self.reader(), self.preprocessing, speller, masks)
+
+    def _measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of each band over utterances evenly spread over the training parts."""
+        utterances, read = self.utterances("train"), self.reader()
+        picked = sorted({round(place) for place in np.linspace(0, len(utterances) - 1, MEASURED)})
+        frames = []
+        for place in picked:
+            try:
+                frames.append(log_mel(read(utterances[place]), self.rate, self.mels))
+            except CorruptAudioError:  # named when it is met in training
+                continue
+        if not frames:
+            raise ValueError(f"None of the sound files in {self.root} could be read: check that they are sound.")
+        together = torch.cat(frames).double()
+        std = together.std(0).clamp_min(1e-3)
+        return tuple(together.mean(0).tolist()), tuple(std.tolist())
+
+    def _loading(self, keeps_workers: bool) -> dict[str, Any]:
+        return super()._loading(keeps_workers) | {"assemble": assembled}
+
+
+def _check_sizes(rate: int, mels: int, groups: int, masks: dict[str, Any]) -> None:
+    if rate < SLOWEST:
+        raise ValueError(f"data.rate is {rate}, but speech needs {SLOWEST} samples a second or more: set it higher.")
+    for name, number in {"mels": mels, "groups": groups}.items():
+        if number < 1:
+            raise ValueError(f"data.{name} is {number}, but one is the least: set it to 1 or more.")
+    for name, number in masks.items():
+        if number < 0 or (name == "time_share" and not number <= 1):
+            wanted = "a share from 0 to 1" if name == "time_share" else "0 or more"
+            raise ValueError(f"data.{name} is {number}, expected {wanted}: change it.")
+
+
+class SpeechFolder(LibriSpeech):
+    """Every utterance beneath one folder, to measure a trained network on, with its pieces and features."""
+
+    def __init__(
+        self, root: str, names: list[str], preprocessing: SpeechPreprocessing, batch_size: int = 16, seed: int = 0
+    ) -> None:
+        super().__init__(root, (), (".",), rate=preprocessing.rate, batch_size=batch_size, seed=seed)
+        self.class_names, self.preprocessing = names, preprocessing
+
+    def parts_within(self) -> list[str]:
+        """The names of the folder's parts; none where it is a part itself, or of one."""
+        inside = (one.path.relative_to(self.root).parts for one in self.utterances("val"))
+        return sorted({parts[0] for parts in inside if len(parts) == 4})

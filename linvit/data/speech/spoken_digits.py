@@ -1,0 +1,127 @@
+"""Digits spoken by espeak-ng, in LibriSpeech's layout: a stand-in that is made, not downloaded.
+
+Each voice is an accent with a timbre; the timbres of the validation voices are in no training voice.
+"""
+
+import io
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from linvit.data.speech.audio import resampled
+from linvit.files import check_writable
+
+RATE = 16_000
+DIGITS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
+SHORTEST, LONGEST = 2, 5  # words
+VOICES = {
+    "train": [
+        f"{accent}+{timbre}"
+        for accent in ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp")
+        for timbre in ("m1", "m3", "f2", "f4")
+    ],
+    "val": ["en-us+m7", "en-gb+f1", "en-us+f3"],
+}
+PROGRAM = "espeak-ng"
+
+
+def espeak() -> str:
+    """The path of the program.
+
+    Raises:
+        ValueError: where it is not installed.
+    """
+    found = shutil.which(PROGRAM)
+    if found is None:
+        raise ValueError(
+            f"{PROGRAM} is not installed, which speaks the digits: install it with your system's packages, on Debian or"
+            f" Ubuntu `apt-get install {PROGRAM}`."
+        )
+    return found
+
+
+def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) -> Iterator[Path]:
+    """Writes FOLDER/train and FOLDER/val, 16 kHz wav of 16 bits, and gives each utterance's path when it is there.
+
+    Args:
+        folder: new or empty.
+        train, val: how many utterances of each part, its voices in turn.
+        seed: digits, speeds (130 to 190 words a minute) and pitches (30 to 70 of 99) are drawn from it.
+
+    The same arguments give the same files with the same version of espeak-ng. Where it stops, it
+    removes what it wrote.
+
+    Raises:
+        ValueError: where espeak-ng is not installed or cannot speak, the folder is not empty, or a number is wrong.
+        OSError: for a folder that cannot be written.
+    """
+    program = espeak()
+    target = Path(folder)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise ValueError(f"{target} is not an empty folder: name a new one.")
+    if train < 1 or val < 1:
+        raise ValueError(f"{train} training and {val} validation utterances were asked for: ask for 1 or more of each.")
+    if seed < 0:
+        raise ValueError(f"The seed is {seed}, expected 0 or more: choose another.")
+    check_writable(target)
+    spoken = [
+        _Spoken(target, part, number, seed)
+        for part, count in (("train", train), ("val", val))
+        for number in range(count)
+    ]
+    try:
+        with ThreadPoolExecutor() as pool:
+            yield from pool.map(lambda one: one.write(program), spoken)
+    except BaseException:  # Ctrl-C too: a half-filled folder would stand in the way of the next attempt
+        for part in VOICES:
+            shutil.rmtree(target / part, ignore_errors=True)
+        raise
+    for part in VOICES:
+        own = [one for one in spoken if one.part == part]
+        for chapter in sorted({one.path.parent for one in own}):
+            lines = [f"{one.path.stem} {one.text}\n" for one in own if one.path.parent == chapter]
+            speaker = chapter.parent.name
+            (chapter / f"{speaker}-{chapter.name}.trans.txt").write_text("".join(lines), encoding="utf-8")
+
+
+class _Spoken:
+    """One utterance: which voice says what, how fast and how high."""
+
+    def __init__(self, folder: Path, part: str, number: int, seed: int) -> None:
+        drawn = np.random.default_rng([seed, list(VOICES).index(part), number])
+        voices = VOICES[part]
+        self.part, self.voice = part, voices[number % len(voices)]
+        words = drawn.integers(len(DIGITS), size=drawn.integers(SHORTEST, LONGEST + 1))
+        self.text = " ".join(DIGITS[word] for word in words)
+        self.speed, self.pitch = drawn.integers(130, 191), drawn.integers(30, 71)
+        speaker = f"{list(VOICES).index(part) + 1}{number % len(voices):02d}"
+        self.path = folder / part / speaker / "1" / f"{speaker}-1-{number:04d}.wav"
+
+    def write(self, program: str) -> Path:
+        import soundfile
+
+        asked = ["-v", self.voice, "-s", str(self.speed), "-p", str(self.pitch), "--stdout", self.text.lower()]
+        done = subprocess.run([program, *asked], capture_output=True)
+        if done.returncode or not done.stdout:
+            reason = done.stderr.decode(errors="replace").strip().splitlines() or ["without a reason"]
+            raise ValueError(
+                f"{program} did not speak with the voice {self.voice} ({reason[0].rstrip('.')}): install it anew with"
+                " all of its voices."
+            )
+        # the header of what is written to a pipe does not know its length
+        samples, rate = soundfile.read(io.BytesIO(_with_length(done.stdout)), dtype="float32")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(self.path, resampled(samples, rate, RATE), RATE, subtype="PCM_16")
+        return self.path
+
+
+def _with_length(wav: bytes) -> bytes:
+    """The wav with the lengths that belong to its 44 bytes of header."""
+    held = bytearray(wav)
+    held[4:8] = (len(wav) - 8).to_bytes(4, "little")
+    held[40:44] = (len(wav) - 44).to_bytes(4, "little")
+    return bytes(held)

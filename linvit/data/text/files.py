@@ -1,0 +1,209 @@
+"""Text to read on: the source code of Python's standard library, which every machine has, or a folder of text files."""
+
+import hashlib
+import platform
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from linvit.data.order import share
+from linvit.data.source import Source
+from linvit.data.text.tokens import BYTES, Rows, Stream, Tokenizer, join, open_tokenizer
+
+# Tests, which some distributions leave out, and tables that are no program text.
+NOT_READ = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
+
+
+@dataclass(frozen=True)
+class TextPreprocessing:
+    """How text becomes a network's input, and which text it was.
+
+    tokenizer: "bytes" or the name of a Hugging Face tokenizer. separator: the name of its token between documents.
+    context: tokens in a row. corpus: the text in words.
+    """
+
+    tokenizer: str
+    separator: str | None
+    context: int
+    corpus: str
+
+    def open(self) -> Tokenizer:
+        """The tokenizer itself."""
+        return open_tokenizer(self.tokenizer, self.separator)
+
+
+class TextSource(Source):
+    """Rows of `context` tokens and each one's next token, see Rows.
+
+    tokenizer: "bytes", or a Hugging Face tokenizer's file or name. separator: its token between documents, where it is
+    not one of the usual. keeps_apart: whether a document sees nothing of another one in its row.
+    """
+
+    task = "language"
+    item = "row"
+    smaller = ("data.batch_size", "data.context")
+    preprocessing: TextPreprocessing  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        context: int,
+        batch_size: int,
+        tokenizer: str,
+        separator: str | None,
+        keeps_apart: bool,
+        seed: int,
+        num_workers: int,
+    ) -> None:
+        super().__init__(batch_size, seed, num_workers)
+        if context < 2:
+            raise ValueError(f"data.context is {context} tokens, but a row needs two or more: set it higher.")
+        self.context = context
+        self.keeps_apart = keeps_apart
+        self.tokenizer = open_tokenizer(tokenizer, separator)
+        self.names = {"tokenizer": tokenizer, "separator": separator, "context": context}
+        self.class_names: list[str] = []
+        self._streams: dict[str, Stream] = {}
+
+    @property
+    def num_classes(self) -> int:
+        return self.tokenizer.vocabulary
+
+    def stream(self, part: str) -> Stream:
+        """The tokens of part "train" or "val"."""
+        raise NotImplementedError
+
+    def train_set(self) -> Dataset[Any]:
+        return self._rows("train")
+
+    def val_set(self) -> Dataset[Any]:
+        return self._rows("val", share()[1])
+
+    def _rows(self, part: str, multiple: int = 1) -> Rows:
+        if part not in self._streams:
+            self._streams[part] = self.stream(part)
+        return Rows(self._streams[part], self.context, self.tokenizer.separator, self.keeps_apart, multiple)
+
+
+class FileText(TextSource):
+    """Text files, each a document; `files` lists those of each part."""
+
+    files: dict[str, list[Path]]
+
+    def stream(self, part: str) -> Stream:
+        return join((path.read_bytes() for path in self.files[part]), self.tokenizer, part == "val")
+
+    def describe(self) -> str:
+        """How many files and bytes each part has."""
+        sizes = {part: sum(path.stat().st_size for path in files) for part, files in self.files.items()}
+        return (
+            f"{len(self.files['train'])} files of {sizes['train']:,} bytes, {len(self.files['val'])} files of"
+            f" {sizes['val']:,} bytes held out"
+        )
+
+
+class Stdlib(FileText):
+    """The .py files of the running Python's standard library, without tests and tables.
+
+    Args:
+        context: Tokens in a row.
+        batch_size: Rows a batch.
+        held_out: Share of the files that is never trained on, chosen by a hash of their names: the same everywhere.
+        tokenizer: "bytes", or a Hugging Face tokenizer's file or name.
+        separator: Its token between documents, where it is not one of the usual.
+        keeps_apart: Whether a document sees nothing of another one in its row.
+        seed: The order of the rows is drawn from it.
+        num_workers: Processes that read.
+
+    Raises ValueError for a share that leaves no file on one side.
+    """
+
+    def __init__(
+        self,
+        context: int = 256,
+        batch_size: int = 16,
+        held_out: float = 0.03,
+        tokenizer: str = BYTES,
+        separator: str | None = None,
+        keeps_apart: bool = True,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
+        root = Path(sysconfig.get_paths()["stdlib"])
+        found = [path for path in root.rglob("*.py") if not NOT_READ & set(path.relative_to(root).parts)]
+        self.files = divided(root, found, held_out)
+        check_parts(root, self.files, [".py"], trains=held_out < 1)
+        corpus = f"the standard library of Python {platform.python_version()}: {self.describe()}"
+        self.preprocessing = TextPreprocessing(**self.names, corpus=corpus)
+
+
+class TextFolder(FileText):
+    """Every text file in a folder; those in its val/ are held out, or a share of all where there is no val/.
+
+    Args:
+        root: The folder.
+        suffixes: The endings of its text files.
+        held_out: Share of the files that is held out, chosen by a hash of their names, where the folder has no val/.
+        context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers: See Stdlib.
+
+    With held_out 1 there is nothing to train on, only to measure. Raises ValueError for a folder that is missing, has
+    no file on one side, or holds out no text.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        suffixes: Sequence[str] = (".txt",),
+        held_out: float = 0.03,
+        context: int = 256,
+        batch_size: int = 16,
+        tokenizer: str = BYTES,
+        separator: str | None = None,
+        keeps_apart: bool = True,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
+        folder = Path(root)
+        if not folder.is_dir():
+            wrong = "is a file" if folder.exists() else "does not exist"
+            raise ValueError(
+                f"The data folder {folder} {wrong}: set data.root (eval: --data) to a folder of text files."
+            )
+        found = [path for path in folder.rglob("*") if path.is_file() and path.suffix in suffixes]
+        if (folder / "val").is_dir():
+            held = [path for path in found if path.relative_to(folder).parts[0] == "val"]
+            self.files = {"train": sorted(set(found) - set(held)), "val": sorted(held)}
+        else:
+            self.files = divided(folder, found, held_out)
+        check_parts(folder, self.files, suffixes, trains=held_out < 1)
+        self.preprocessing = TextPreprocessing(**self.names, corpus=f"{folder}: {self.describe()}")
+
+
+def divided(root: Path, files: Sequence[Path], held_out: float) -> dict[str, list[Path]]:
+    """{"train": …, "val": …}: files by a hash of their path below root, whatever the machine."""
+    parts: dict[str, list[Path]] = {"train": [], "val": []}
+    for path in sorted(files):
+        digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
+        parts["val" if int.from_bytes(digest[:4], "big") < held_out * 2**32 else "train"].append(path)
+    return parts
+
+
+def check_parts(root: Path, files: dict[str, list[Path]], suffixes: Sequence[str], trains: bool) -> None:
+    """Raises ValueError where there is nothing to measure on, or to train on where that `trains`."""
+    count = sum(map(len, files.values()))
+    endings = " or ".join(suffixes)
+    if not count:
+        raise ValueError(f"{root} has no file that ends in {endings}: give another folder, or set data.suffixes.")
+    missing = "to train on" if trains and not files["train"] else "" if files["val"] else "held out"
+    if missing:
+        raise ValueError(
+            f"{root} has {count} files that end in {endings}, and none of them is {missing}: set data.held_out between"
+            " 0 and 1, or add files."
+        )
+    if not any(path.stat().st_size for path in files["val"]):
+        raise ValueError(f"All files of {root} that are to be measured on are empty: give it text.")

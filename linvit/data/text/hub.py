@@ -1,0 +1,253 @@
+"""Text of Hugging Face data sets: packed once into a file of tokens, or streamed; downloaded when a recipe names it."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from linvit.data.order import Batches, share
+from linvit.data.text.files import TextPreprocessing, TextSource
+from linvit.data.text.tokens import WIDTH, Rows, Stream, Tokenizer, dtype_for
+from linvit.files import replacing, write_json
+
+TOGETHER = 256  # documents that are tokenized at once
+SHUFFLED = 10_000  # documents among which a stream draws the next one
+
+
+class HuggingFaceText(TextSource):
+    """Documents of a data set that `datasets.load_dataset` reads, in a row of tokens.
+
+    Args:
+        path: Name on the Hugging Face hub, from where it is downloaded, or a local folder or kind of file.
+        configuration: Which of its configurations.
+        tokenizer: "bytes", or a Hugging Face tokenizer's file or name.
+        column: Where a document's text stands.
+        train_split: Split to train on.
+        val_split: Split to measure on; null for the first val_documents of the train split, which are not trained on.
+        val_documents: How many documents are measured on.
+        max_tokens: Packing ends with the document that reaches so many training tokens; null for all.
+        streaming: Reads while training, in place of packing first; a stopped run goes on after the documents read.
+        epoch_rows: Rows of all processes together that make an epoch of a stream.
+        cache: Folder of the packed files.
+        options: Further arguments of load_dataset, data_files for example.
+        separator: The tokenizer's token between documents, where it is not one of the usual.
+        context: Tokens in a row.
+        batch_size: Rows a batch.
+        keeps_apart: Whether a document sees nothing of another one in its row.
+        seed: The order is drawn from it.
+        num_workers: Processes that read packed rows.
+
+    A packed file stands for what was asked for, not for the data's content: delete it where that has changed.
+    Raises ValueError where no data set is named, for counts below 1, and for what the library refuses.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        configuration: str | None = None,
+        tokenizer: str | None = None,
+        column: str = "text",
+        train_split: str = "train",
+        val_split: str | None = None,
+        val_documents: int = 2000,
+        max_tokens: int | None = None,
+        streaming: bool = False,
+        epoch_rows: int = 262_144,
+        cache: str = "data/packed",
+        options: dict[str, Any] | None = None,
+        separator: str | None = None,
+        context: int = 2048,
+        batch_size: int = 8,
+        keeps_apart: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        if path is None:
+            raise ValueError("The recipe names no data set: set data.path to one of the hub, or to a folder.")
+        if tokenizer is None:
+            raise ValueError("The recipe names no tokenizer: set data.tokenizer to bytes, a tokenizer.json or a name.")
+        counts = {"val_documents": val_documents, "max_tokens": max_tokens, "epoch_rows": epoch_rows}
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise ValueError(f"data.{name} is {count}, expected 1 or more: set it higher.")
+        super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
+        if streaming and num_workers:
+            raise ValueError(f"data.num_workers is {num_workers}, but a stream is read by the training process: set 0.")
+        self.asked = {"path": path, "name": configuration, **(options or {})}
+        self.column, self.val_documents, self.max_tokens = column, val_documents, max_tokens
+        self.train_split, self.val_split = train_split, val_split
+        self.streaming, self.epoch_rows, self.cache = streaming, epoch_rows, Path(cache)
+        self.preprocessing = TextPreprocessing(**self.names, corpus=f"{path} {configuration or ''}".strip())
+        self._stream: TextStream | None = None
+        self._skipped = 0
+
+    def prepare_data(self) -> None:
+        """Packs what is not packed yet, in one process a machine."""
+        for part in ("val",) if self.streaming else ("train", "val"):
+            self._packed(part)
+
+    def stream(self, part: str) -> Stream:
+        path = self._packed(part)
+        about = json.loads(path.with_suffix(".json").read_text())
+        tokens = np.memmap(path, dtype_for(self.tokenizer.vocabulary), mode="r")
+        widths = np.memmap(path.with_suffix(".widths"), WIDTH, mode="r") if part == "val" else None
+        return Stream(tokens, widths, about["documents"])
+
+    def train_dataloader(self) -> Batches:  # type: ignore[override]
+        if not self.streaming:
+            return super().train_dataloader()
+        self._stream = TextStream(self, self._skipped)
+        if len(self._stream) < self.batch_size:
+            raise ValueError(
+                f"data.epoch_rows is {self.epoch_rows}, which gives a process {len(self._stream)} rows an epoch, fewer"
+                f" than one batch of {self.batch_size}: set it higher."
+            )
+        return Batches(self._stream, drop_last=True, **self._loading(False))
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"documents": self._stream.read if self._stream else self._skipped}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._skipped = state_dict["documents"]
+        if self._stream:
+            self._stream.skipped = self._stream.read = self._skipped
+
+    def documents(self, part: str, streaming: bool = False) -> Any:
+        """The data set of a part, rows with the text in `column`."""
+        import datasets
+
+        split = self.train_split if part == "train" or self.val_split is None else self.val_split
+        try:
+            found = datasets.load_dataset(**self.asked, split=split, streaming=streaming)
+        except Exception as error:  # of what kind depends on what is wrong
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise ValueError(
+                f"The data set {self.asked['path']} cannot be read ({reason}): set data.path, data.configuration and"
+                " data's splits to what is there."
+            ) from error
+        if found.column_names and self.column not in found.column_names:
+            raise ValueError(
+                f"The data set {self.asked['path']} has the columns {', '.join(found.column_names)}: set data.column to"
+                f" one of them, it is {self.column!r}."
+            )
+        if part == "train":
+            return found.skip(self.val_documents) if self.val_split is None else found
+        return found.take(self.val_documents) if streaming else found.select(range(min(len(found), self.val_documents)))
+
+    def text(self, row: Mapping[str, Any]) -> bytes:
+        """The document of a row of the data set; raises ValueError for what is no text."""
+        text = row.get(self.column)
+        if not isinstance(text, str):
+            raise ValueError(
+                f"The data set {self.asked['path']} has a row whose {self.column!r} is {text!r:.40}, expected text: set"
+                " data.column to a column of text, and leave such rows out of the data."
+            )
+        return text.encode("utf-8", "replace")
+
+    def _packed(self, part: str) -> Path:
+        """The file of a part's tokens, written if it is not there."""
+        asked = [part, self.asked, self.column, self.train_split, self.val_split, self.val_documents]
+        asked += [self.tokenizer.fingerprint(), WIDTH.__name__, self.max_tokens if part == "train" else None]
+        key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+        path = self.cache / f"{part}_{key}.tokens"
+        if not path.with_suffix(".json").is_file():
+            texts = map(self.text, self.documents(part, self.streaming))
+            pack(texts, self.tokenizer, path, part == "val", self.max_tokens if part == "train" else None)
+        return path
+
+
+def pack(
+    documents: Iterable[bytes], tokenizer: Tokenizer, path: Path, measures: bool, max_tokens: int | None = None
+) -> None:
+    """Writes a stream of documents as a file of tokens, one of their widths where it measures, and at last a .json.
+
+    Each is whole or not at all, and what has its .json is complete.
+    """
+    dtype, mark = dtype_for(tokenizer.vocabulary), tokenizer.separator
+    count = total = 0
+    with (
+        replacing(path) as temporary,
+        replacing(path.with_suffix(".widths")) as beside,
+        temporary.open("wb") as tokens,
+        beside.open("wb") as widths,
+    ):
+        for texts in _groups(documents):
+            for text, encoded in zip(texts, tokenizer.encode_batch(texts), strict=True):
+                np.asarray([mark, *encoded], dtype).tofile(tokens)
+                if measures:
+                    np.asarray([0, *tokenizer.widths(text)], WIDTH).tofile(widths)
+                count, total = count + 1, total + 1 + len(encoded)
+                if max_tokens is not None and total >= max_tokens:
+                    break
+            if max_tokens is not None and total >= max_tokens:
+                break
+        np.asarray([mark], dtype).tofile(tokens)
+        np.zeros(1, WIDTH).tofile(widths)
+    write_json(path.with_suffix(".json"), {"documents": count, "tokens": total + 1})
+
+
+class TextStream(IterableDataset[Any]):
+    """Rows of a stream of documents, `epoch_rows` an epoch; it goes on where it stopped.
+
+    read: documents of the whole stream that were begun. skipped: how many to pass over first.
+    """
+
+    def __init__(self, source: HuggingFaceText, skipped: int = 0) -> None:
+        self.source = source
+        self.skipped = skipped
+        self.read = skipped
+        self._rows: Iterator[tuple[Tensor, Mapping[str, Tensor]]] | None = None
+
+    def __len__(self) -> int:
+        return self.source.epoch_rows // share()[1]
+
+    def __iter__(self) -> Iterator[Any]:
+        self._rows = self._rows or self._all_rows()
+        return itertools.islice(self._rows, len(self))
+
+    def _all_rows(self) -> Iterator[Any]:
+        source, mark = self.source, self.source.tokenizer.separator
+        dtype = dtype_for(source.tokenizer.vocabulary)
+        held = np.zeros(0, dtype)
+        for texts in _groups(self._documents()):
+            encoded = source.tokenizer.encode_batch(texts)
+            held = np.concatenate((held, *(np.asarray([mark, *one], dtype) for one in encoded)))
+            whole = (len(held) - 1) // source.context
+            rows = Rows(Stream(held, None, len(texts)), source.context, mark, source.keeps_apart)
+            for index in range(whole):
+                yield rows[index]
+            held = held[whole * source.context :]
+
+    def _documents(self) -> Iterator[bytes]:
+        """This process's share of the documents, again and again, each time in another order."""
+        rank, world = share()
+        passed_over = 0
+        for number in itertools.count():
+            found = self.source.documents("train", streaming=True)
+            found = found.shuffle(seed=self.source.seed + number, buffer_size=SHUFFLED)
+            place = -1
+            for place, row in enumerate(found):
+                if passed_over < self.skipped:
+                    passed_over += 1
+                    continue
+                self.read += 1
+                if place % world == rank:
+                    yield self.source.text(row)
+            if place < 0:
+                raise ValueError(
+                    f"The data set {self.source.asked['path']} has no documents to train on but the"
+                    f" {self.source.val_documents} that are held out: set data.val_documents lower."
+                )
+
+
+def _groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
+    rest = iter(documents)
+    while texts := list(itertools.islice(rest, TOGETHER)):
+        yield texts

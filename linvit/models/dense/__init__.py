@@ -1,0 +1,1 @@
+"""Detectors and segmentors on any four-stage backbone."""

@@ -1,0 +1,48 @@
+"""The papers' five dense frameworks by name."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from linvit.models.dense.backbone import DenseBackbone
+from linvit.models.dense.mask_rcnn import CascadeMaskRCNN, MaskRCNN
+from linvit.models.dense.retinanet import RetinaNet
+from linvit.models.dense.segmentors import SemanticFPN, UperNet
+
+DETECTORS: dict[str, Callable[..., nn.Module]] = {
+    "retinanet": RetinaNet,
+    "mask_rcnn": MaskRCNN,
+    "cascade_mask_rcnn": CascadeMaskRCNN,
+}
+SEGMENTORS: dict[str, Callable[..., nn.Module]] = {"semantic_fpn": SemanticFPN, "upernet": UperNet}
+FRAMEWORKS = DETECTORS | SEGMENTORS
+
+
+def build_dense(
+    framework: str, backbone: str, num_classes: int, heads: dict[str, Any] | None = None, device=None, **kwargs: Any
+) -> nn.Module:
+    """A detector or segmentor on a backbone.
+
+    Args:
+        framework: a name of FRAMEWORKS.
+        backbone: a model that timm knows.
+        num_classes: classes without a background.
+        heads: further arguments of the framework: width, …
+        device: where the network is made.
+        kwargs: arguments of the backbone: pretrained, pattern, drop_path_rate, …
+
+    Raises:
+        ValueError: for an unknown framework, an argument that it does not take, or a backbone without four stages.
+    """
+    if framework not in FRAMEWORKS:
+        raise ValueError(f"framework is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them")
+    known = list(inspect.signature(FRAMEWORKS[framework]).parameters)[2:]
+    for name in heads or {}:
+        if name not in known:
+            raise ValueError(f"heads has {name!r}, but those of {framework} take {', '.join(known)}: correct it")
+    body = DenseBackbone(backbone, device=device, **kwargs) if device else DenseBackbone(backbone, **kwargs)
+    with torch.device(device or "cpu"):
+        return FRAMEWORKS[framework](body, num_classes, **heads or {})

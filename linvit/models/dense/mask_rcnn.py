@@ -1,0 +1,156 @@
+"""Mask R-CNN (https://arxiv.org/abs/1703.06870) and Cascade Mask R-CNN (https://arxiv.org/abs/1906.09756)."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+
+from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
+from linvit.models.dense.backbone import DenseBackbone
+from linvit.models.dense.images import ImageBatch, known_objects
+from linvit.models.dense.released_names import detector_state_dict
+from linvit.models.dense.retinanet import PyramidBackbone
+from linvit.models.dense.roi_heads import RegionHeads, Step
+
+
+class WideRPNHead(RPNHead):
+    """torchvision's head with its outputs in float32 or wider, since boxes are decoded from them."""
+
+    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        logits, codes = super().forward(x)
+        wide = torch.promote_types(logits[0].dtype, torch.float32)
+        return [level.to(wide) for level in logits], [level.to(wide) for level in codes]
+
+
+class Proposals(RegionProposalNetwork):
+    """Region proposals from 3 anchors a position on strides 4 to 64.
+
+    Args:
+        width: channels of the levels.
+        num_training: proposals of an image in training (1000 in testing).
+        beta: where the smooth L1 loss turns from square to linear, 0 for L1.
+        inside: whether anchors that reach over the image's border learn nothing.
+    """
+
+    def __init__(self, width: int, num_training: int, beta: float, inside: bool):
+        super().__init__(
+            Anchors((4, 8, 16, 32, 64), (8,)),
+            WideRPNHead(width, 3),
+            fg_iou_thresh=0.7,
+            bg_iou_thresh=0.3,
+            batch_size_per_image=256,
+            positive_fraction=0.5,
+            pre_nms_top_n={"training": 2000, "testing": 1000},
+            post_nms_top_n={"training": num_training, "testing": 1000},
+            nms_thresh=0.7,
+        )
+        self.proposal_matcher = QualityMatcher(0.7, 0.3, 0.3)
+        self.box_coder = BoxDeltas()
+        self.min_size = 0.0
+        self.beta, self.inside = beta, inside
+
+    def forward(self, images, features: dict[str, Tensor], targets: list[dict] | None = None):
+        self._sizes = images.image_sizes
+        return super().forward(images, features, targets)
+
+    def assign_targets_to_anchors(self, anchors: list[Tensor], targets: list[dict]):
+        """Labels (1 object, 0 background, -1 neither) and objects of the anchors of each image."""
+        if not self.inside:
+            return super().assign_targets_to_anchors(anchors, targets)
+        labels, objects = [], []
+        for boxes, target, (height, width) in zip(anchors, targets, self._sizes, strict=True):
+            within = (boxes[:, :2] >= 0).all(1) & (boxes[:, 2] < width) & (boxes[:, 3] < height)
+            found, matched = super().assign_targets_to_anchors([boxes[within]], [target])
+            label, box = boxes.new_full((len(boxes),), -1.0), boxes.clone()
+            label[within], box[within] = found[0], matched[0].to(boxes.dtype)
+            labels.append(label)
+            objects.append(box)
+        return labels, objects
+
+    def compute_loss(self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list, regression_targets: list):
+        """Binary cross entropy and smooth L1 over the sampled anchors of the batch."""
+        positive, negative = (torch.cat(part).bool() for part in self.fg_bg_sampler(labels))
+        sampled = positive | negative
+        wanted = torch.cat(regression_targets)[positive]
+        total = F.smooth_l1_loss(pred_bbox_deltas[positive], wanted, beta=self.beta, reduction="sum")
+        logits = objectness.flatten()[sampled]
+        score = F.binary_cross_entropy_with_logits(logits, torch.cat(labels)[sampled], reduction="sum")
+        count = max(int(sampled.sum()), 1)
+        return score / count, total / count
+
+
+class RegionDetector(GeneralizedRCNN):
+    """A detector of two or more stages; images, targets and detections as in RetinaNet, with masks.
+
+    Targets' masks are (n, height, width), bool or uint8; detected masks are bool (n, height, width).
+    """
+
+    framework: str
+    backbone_prefix = "backbone.body."
+    has_masks = True
+
+    def __init__(self, backbone: DenseBackbone, proposals: Proposals, heads: RegionHeads):
+        super().__init__(PyramidBackbone(backbone, 0, "pool", heads.width), proposals, heads, ImageBatch())
+
+    def forward(self, images: list[Tensor], targets: list[dict] | None = None):
+        return super().forward(images, None if targets is None else known_objects(targets))
+
+    def native_state_dict(self, state_dict: dict) -> dict:
+        """A whole released checkpoint, or one of ours, in our key names."""
+        return detector_state_dict(state_dict, self, self.framework)
+
+
+_DEVIATIONS = ((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1), (0.033, 0.033, 0.067, 0.067))
+
+
+class MaskRCNN(RegionDetector):
+    """Mask R-CNN of the released configuration: box head of two linear layers, L1 losses.
+
+    Args:
+        backbone: four maps.
+        num_classes: classes without a background.
+        width: channels of neck and heads.
+        hidden: channels of the box head's linear layers.
+        num_regions: regions of an image that the heads are trained on.
+    """
+
+    framework = "mask_rcnn"
+
+    def __init__(
+        self,
+        backbone: DenseBackbone,
+        num_classes: int,
+        width: int = 256,
+        hidden: int = 1024,
+        num_regions: int = 512,
+    ):
+        step = Step(0.5, 1.0, _DEVIATIONS[0], low_quality=True)
+        super().__init__(
+            backbone,
+            Proposals(width, 1000, beta=0.0, inside=False),
+            RegionHeads(num_classes, [step], 0, 2, "l1", width, hidden, num_regions),
+        )
+
+
+class CascadeMaskRCNN(RegionDetector):
+    """Cascade Mask R-CNN of the released configuration: three steps, box heads of four convolutions and one linear
+    layer, GIoU loss on decoded boxes. Arguments as in MaskRCNN."""
+
+    framework = "cascade_mask_rcnn"
+
+    def __init__(
+        self,
+        backbone: DenseBackbone,
+        num_classes: int,
+        width: int = 256,
+        hidden: int = 1024,
+        num_regions: int = 512,
+    ):
+        triples = zip((0.5, 0.6, 0.7), (1.0, 0.5, 0.25), _DEVIATIONS, strict=True)
+        steps = [Step(*triple, low_quality=False) for triple in triples]
+        super().__init__(
+            backbone,
+            Proposals(width, 2000, beta=1 / 9, inside=True),
+            RegionHeads(num_classes, steps, 4, 1, "giou", width, hidden, num_regions),
+        )

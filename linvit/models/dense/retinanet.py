@@ -1,0 +1,116 @@
+"""RetinaNet (Focal Loss for Dense Object Detection, https://arxiv.org/abs/1708.02002) as the papers train it."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.ops import box_iou, clip_boxes_to_image, sigmoid_focal_loss
+
+from linvit.layers.neck import Neck
+from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
+from linvit.models.dense.backbone import DenseBackbone
+from linvit.models.dense.images import ImageBatch, known_objects, suppressed
+from linvit.models.dense.released_names import detector_state_dict
+
+
+class PyramidBackbone(nn.Module):
+    """A dense backbone, of which the maps from `first` on feed a neck of levels of one width."""
+
+    def __init__(self, body: DenseBackbone, first: int, extra: str, width: int):
+        super().__init__()
+        self.body, self.first = body, first
+        self.neck = Neck(body.channels[first:], width, extra)
+        self.out_channels = width
+        # Maps that nobody reads have norms that get no gradient, which distributed training refuses.
+        for norm in body.norms[:first]:
+            norm.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return self.neck(self.body(x)[self.first :])
+
+
+class RetinaNet(TorchvisionRetinaNet):
+    """A detector of one stage on strides 8 to 128.
+
+    Follows the released configuration: 9 anchors a position, focal loss (γ 2, α 0.25) and L1 loss, both over the
+    number of positive anchors of the batch, 1000 candidates a level. The stage-1 map is not read: its norm is frozen.
+
+    Args:
+        backbone: four maps.
+        num_classes: classes without a background.
+        width: channels of neck and heads.
+
+    In training, images (a list of normalised (3, height, width)) and targets give a dict of losses; in evaluation a
+    list of dicts of boxes (n, 4) in pixels, labels 0 … num_classes - 1 and scores. Crowds among the targets
+    (`iscrowd`) are left out.
+    """
+
+    backbone_prefix = "backbone.body."
+    has_masks = False
+
+    def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 256):
+        anchors = Anchors((8, 16, 32, 64, 128), [4 * 2 ** (i / 3) for i in range(3)])
+        super().__init__(
+            PyramidBackbone(backbone, 1, "convolutions", width),
+            num_classes,
+            anchor_generator=anchors,
+            head=RetinaNetHead(width, 9, num_classes),
+            proposal_matcher=QualityMatcher(0.5, 0.4, 0.0),
+            score_thresh=0.05,
+            nms_thresh=0.5,
+            detections_per_img=100,
+            topk_candidates=1000,
+        )
+        self.transform = ImageBatch()
+        self.box_coder = BoxDeltas()
+
+    def forward(self, images: list[Tensor], targets: list[dict] | None = None):
+        return super().forward(images, None if targets is None else known_objects(targets))
+
+    def compute_loss(self, targets: list[dict], head_outputs: dict, anchors: list[Tensor]) -> dict[str, Tensor]:
+        """Focal loss of all anchors but those between the thresholds and L1 loss of the positive ones."""
+        logits, codes = head_outputs["cls_logits"].float(), head_outputs["bbox_regression"].float()
+        classification, regression, positives = [], [], 0
+        for target, scores, deltas, boxes in zip(targets, logits, codes, anchors, strict=True):
+            index = self._matches(target["boxes"], boxes)
+            positive = torch.where(index >= 0)[0]
+            truth = torch.zeros_like(scores)
+            truth[positive, target["labels"][index[positive]]] = 1
+            judged = index != self.proposal_matcher.BETWEEN_THRESHOLDS
+            classification.append(sigmoid_focal_loss(scores[judged], truth[judged], reduction="sum"))
+            wanted = self.box_coder.encode_single(target["boxes"][index[positive]], boxes[positive])
+            regression.append(F.l1_loss(deltas[positive], wanted, reduction="sum"))
+            positives += max(len(positive), 1)
+        return {
+            "loss_classifier": torch.stack(classification).sum() / positives,
+            "loss_box_reg": torch.stack(regression).sum() / positives,
+        }
+
+    def _matches(self, objects: Tensor, anchors: Tensor) -> Tensor:
+        if len(objects) == 0:
+            return torch.full((len(anchors),), -1, device=anchors.device)
+        return self.proposal_matcher(box_iou(objects, anchors))
+
+    def postprocess_detections(self, head_outputs: dict, anchors: list, image_shapes: list) -> list[dict[str, Tensor]]:
+        """The 1000 anchors of each level with the best class, then threshold and suppression within each class."""
+        found = []
+        for i, shape in enumerate(image_shapes):
+            boxes, scores = [], []
+            levels = zip(head_outputs["cls_logits"], head_outputs["bbox_regression"], anchors[i], strict=True)
+            for logits, codes, level in levels:
+                probabilities = logits[i].float().sigmoid()
+                best = probabilities.amax(1).topk(min(self.topk_candidates, len(level))).indices
+                decoded = self.box_coder.decode_single(codes[i].float()[best], level[best])
+                boxes.append(clip_boxes_to_image(decoded, shape))
+                scores.append(probabilities[best])
+            found.append(
+                suppressed(
+                    torch.cat(boxes), torch.cat(scores), self.score_thresh, self.nms_thresh, self.detections_per_img
+                )
+            )
+        return found
+
+    def native_state_dict(self, state_dict: dict) -> dict:
+        """A whole released checkpoint, or one of ours, in our key names."""
+        return detector_state_dict(state_dict, self, "retinanet")

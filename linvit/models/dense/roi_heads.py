@@ -1,0 +1,280 @@
+"""The second stage of Mask R-CNN and of its cascade: boxes and masks from regions of the pyramid.
+
+Labels are 0 … num_classes - 1 and the background is num_classes, as in the released heads: the classifier has a last
+row for it, boxes and masks have none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
+from torchvision.ops import box_iou, clip_boxes_to_image, generalized_box_iou_loss, roi_align
+
+from linvit.layers.neck import conv_norm_relu
+from linvit.models.dense.anchors import BoxDeltas, QualityMatcher
+from linvit.models.dense.images import suppressed
+
+STRIDES = (4, 8, 16, 32)
+
+
+class RegionPool(nn.Module):
+    """Cuts regions out of the level that fits their size: RoIAlign, aligned, as many samples as a cell has pixels.
+
+    Args:
+        side: cells of a region's side.
+    """
+
+    def __init__(self, side: int):
+        super().__init__()
+        self.side = side
+
+    def forward(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
+        """Boxes (n, 4) of every image to (sum of n, channels, side, side), in float32 or wider."""
+        maps = [level.to(torch.promote_types(level.dtype, torch.float32)) for level in maps[: len(STRIDES)]]
+        index = torch.cat([box.new_full((len(box), 1), i) for i, box in enumerate(boxes)])
+        regions = torch.cat((index, torch.cat(list(boxes))), dim=1).to(maps[0].dtype)
+        sizes = ((regions[:, 3] - regions[:, 1]) * (regions[:, 4] - regions[:, 2])).clamp(min=0).sqrt()
+        levels = torch.log2(sizes / 56 + 1e-6).floor().clamp(0, len(STRIDES) - 1).long()
+        out = maps[0].new_zeros(len(regions), maps[0].shape[1], self.side, self.side)
+        for i, (level, stride) in enumerate(zip(maps, STRIDES, strict=True)):
+            here = torch.where(levels == i)[0]
+            cut = roi_align(level, regions[here], self.side, 1 / stride, sampling_ratio=0, aligned=True)
+            out = out.index_copy(0, here, cut)
+        return out
+
+
+class BoxHead(nn.Module):
+    """Regions (n, width, 7, 7) to class logits (n, num_classes + 1) and box codes (n, 4·num_classes).
+
+    Args:
+        num_classes: classes without the background.
+        num_convs: 3×3 convolutions with batch norm before the linear layers.
+        num_linear: linear layers.
+        width: channels of the regions.
+        hidden: channels of the linear layers.
+    """
+
+    def __init__(self, num_classes: int, num_convs: int, num_linear: int, width: int = 256, hidden: int = 1024):
+        super().__init__()
+        self.convs = nn.Sequential(*(conv_norm_relu(width, width) for _ in range(num_convs)))
+        widths = (width * 7 * 7, *(hidden,) * num_linear)
+        self.linear = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.classifier = nn.Linear(hidden, num_classes + 1)
+        self.boxes = nn.Linear(hidden, 4 * num_classes)
+        for layer in self.linear:
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.normal_(self.classifier.weight, std=0.01)
+        nn.init.normal_(self.boxes.weight, std=0.001)
+        for layer in (*self.linear, self.classifier, self.boxes):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, regions: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.convs(regions).flatten(1)
+        for layer in self.linear:
+            x = F.relu(layer(x))
+        logits, codes = self.classifier(x), self.boxes(x)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return logits.to(wide), codes.to(wide)
+
+
+class MaskHead(nn.Module):
+    """Regions (n, width, 14, 14) to mask logits (n, num_classes, 28, 28)."""
+
+    def __init__(self, num_classes: int, width: int = 256):
+        super().__init__()
+        self.convs = nn.Sequential(*(nn.Conv2d(width, width, 3, 1, 1) for _ in range(4)))
+        self.upsample = nn.ConvTranspose2d(width, width, 2, 2)
+        self.logits = nn.Conv2d(width, num_classes, 1)
+        for layer in (*self.convs, self.upsample, self.logits):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, regions: Tensor) -> Tensor:
+        for layer in self.convs:
+            regions = F.relu(layer(regions))
+        logits = self.logits(F.relu(self.upsample(regions)))
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a cascade.
+
+    overlap: IoU from which a region is an object. weight: of the step's losses. deviations: of the box codes.
+    low_quality: whether an object also claims, of the regions over overlap, those that overlap it most.
+    """
+
+    overlap: float
+    weight: float
+    deviations: tuple[float, float, float, float]
+    low_quality: bool
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The regions of one image on which a step learns, with the boxes (n, 4) and indices (n,) of their objects."""
+
+    boxes: Tensor
+    labels: Tensor
+    objects: Tensor
+    index: Tensor
+
+
+class RegionHeads(nn.Module):
+    """One or more steps, each with a box head and a mask head; every step starts from the boxes of the one before.
+
+    Args:
+        num_classes: classes without a background.
+        steps: what each step learns.
+        num_convs, num_linear: layers of a box head.
+        box_loss: "l1" on codes, or "giou" (weight 10) on decoded boxes.
+        width: channels of the regions.
+        hidden: channels of the box heads' linear layers.
+        num_regions: regions of an image that each step is trained on, a quarter of them objects at most.
+
+    In evaluation the steps' class logits (raw, as released) and mask probabilities are averaged.
+
+    Raises:
+        ValueError: for an unknown box_loss.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        steps: Sequence[Step],
+        num_convs: int,
+        num_linear: int,
+        box_loss: str,
+        width: int = 256,
+        hidden: int = 1024,
+        num_regions: int = 512,
+    ):
+        super().__init__()
+        if box_loss not in _BOX_LOSSES:
+            raise ValueError(f"box_loss is {box_loss!r}, expected one of {', '.join(_BOX_LOSSES)}: choose one of them")
+        self.num_classes, self.steps, self.width = num_classes, tuple(steps), width
+        self.box_pool, self.mask_pool = RegionPool(7), RegionPool(14)
+        self.box_heads = nn.ModuleList(BoxHead(num_classes, num_convs, num_linear, width, hidden) for _ in steps)
+        self.mask_heads = nn.ModuleList(MaskHead(num_classes, width) for _ in steps)
+        self.coders = [BoxDeltas(step.deviations) for step in steps]
+        self.matchers = [
+            QualityMatcher(step.overlap, step.overlap, step.overlap if step.low_quality else None) for step in steps
+        ]
+        self.sampler = BalancedPositiveNegativeSampler(num_regions, 0.25)
+        self.box_loss = _BOX_LOSSES[box_loss]
+        self.score_thresh, self.nms_thresh, self.detections_per_img = 0.05, 0.5, 100
+
+    def forward(self, features: dict[str, Tensor], proposals: list, image_shapes: list, targets: list | None = None):
+        """Detections (empty in training) and losses (empty in evaluation)."""
+        maps = list(features.values())
+        if self.training:
+            return [], self._losses(maps, proposals, image_shapes, targets)
+        return self._detections(maps, proposals, image_shapes), {}
+
+    def _losses(self, maps: list[Tensor], boxes: list[Tensor], shapes: list, targets: list[dict]) -> dict[str, Tensor]:
+        losses = {}
+        for i, step in enumerate(self.steps):
+            samples = [self._sampled(i, *pair) for pair in zip(boxes, targets, strict=True)]
+            regions = [sample.boxes for sample in samples]
+            logits, codes = self.box_heads[i](self.box_pool(maps, regions))
+            labels = torch.cat([sample.labels for sample in samples])
+            suffix = f"_{i + 1}" if len(self.steps) > 1 else ""
+            losses[f"loss_classifier{suffix}"] = step.weight * F.cross_entropy(logits, labels)
+            losses[f"loss_box_reg{suffix}"] = step.weight * self._box_loss(i, codes, labels, samples)
+            losses[f"loss_mask{suffix}"] = step.weight * self._mask_loss(i, maps, samples, targets)
+            if i + 1 < len(self.steps):
+                foreground = torch.where(labels < self.num_classes, labels, logits[:, :-1].argmax(1))
+                boxes = self._refined(i, codes.detach(), foreground, regions, shapes)
+                # An object itself is no proposal for the next step, which adds the objects again.
+                boxes = [
+                    refined[(sample.boxes != sample.objects).any(1)]
+                    for refined, sample in zip(boxes, samples, strict=True)
+                ]
+        return losses
+
+    def _sampled(self, i: int, proposals: Tensor, target: dict) -> Samples:
+        objects = target["boxes"].to(proposals.dtype)
+        boxes = torch.cat((proposals, objects))
+        if len(objects) == 0:
+            matches = torch.full((len(boxes),), -1, device=boxes.device)
+            objects = boxes.new_zeros(1, 4)
+        else:
+            matches = self.matchers[i](box_iou(objects, boxes))
+        positive, negative = self.sampler([(matches >= 0).long()])
+        chosen = torch.where((positive[0] | negative[0]).bool())[0]
+        matches = matches[chosen]
+        index = matches.clamp(min=0)
+        labels = torch.full_like(matches, self.num_classes)
+        labels[matches >= 0] = target["labels"][matches[matches >= 0]]
+        return Samples(boxes[chosen], labels, objects[index], index)
+
+    def _box_loss(self, i: int, codes: Tensor, labels: Tensor, samples: list[Samples]) -> Tensor:
+        boxes = torch.cat([sample.boxes for sample in samples])
+        objects = torch.cat([sample.objects for sample in samples])
+        positive = torch.where(labels < self.num_classes)[0]
+        chosen = codes.unflatten(1, (-1, 4))[positive, labels[positive]]
+        return self.box_loss(chosen, boxes[positive], objects[positive], self.coders[i]) / max(len(labels), 1)
+
+    def _mask_loss(self, i: int, maps: list[Tensor], samples: list[Samples], targets: list[dict]) -> Tensor:
+        positive = [torch.where(sample.labels < self.num_classes)[0] for sample in samples]
+        boxes = [sample.boxes[kept] for sample, kept in zip(samples, positive, strict=True)]
+        logits = self.mask_heads[i](self.mask_pool(maps, boxes))
+        if len(logits) == 0:
+            return logits.sum()
+        labels = torch.cat([sample.labels[kept] for sample, kept in zip(samples, positive, strict=True)])
+        wanted = []
+        for target, box, sample, kept in zip(targets, boxes, samples, positive, strict=True):
+            masks = target["masks"].to(box.dtype)[:, None]
+            regions = torch.cat((sample.index[kept, None].to(box.dtype), box), dim=1)
+            wanted.append(roi_align(masks, regions, logits.shape[-1], 1.0, 0, aligned=True)[:, 0] >= 0.5)
+        chosen = logits[torch.arange(len(labels), device=labels.device), labels]
+        return F.binary_cross_entropy_with_logits(chosen, torch.cat(wanted).to(chosen.dtype))
+
+    def _refined(self, i: int, codes: Tensor, labels: Tensor, boxes: list[Tensor], shapes: list) -> list[Tensor]:
+        """Every region moved by its class's codes, clipped to its image."""
+        chosen = codes.unflatten(1, (-1, 4))[torch.arange(len(labels), device=labels.device), labels]
+        moved = self.coders[i].decode_single(chosen, torch.cat(boxes)).split([len(box) for box in boxes])
+        return [clip_boxes_to_image(box, shape) for box, shape in zip(moved, shapes, strict=True)]
+
+    def _detections(self, maps: list[Tensor], boxes: list[Tensor], shapes: list) -> list[dict[str, Tensor]]:
+        total = 0
+        for i, head in enumerate(self.box_heads):
+            logits, codes = head(self.box_pool(maps, boxes))
+            total = total + logits
+            if i + 1 < len(self.box_heads):
+                boxes = self._refined(i, codes, logits[:, :-1].argmax(1), boxes, shapes)
+        scores = (total / len(self.box_heads)).softmax(1)[:, :-1]
+        decoded = self.coders[-1].decode_single(codes, torch.cat(boxes)).unflatten(1, (-1, 4))
+        counts = [len(box) for box in boxes]
+        found = [
+            suppressed(
+                clip_boxes_to_image(box, shape), score, self.score_thresh, self.nms_thresh, self.detections_per_img
+            )
+            for box, score, shape in zip(decoded.split(counts), scores.split(counts), shapes, strict=True)
+        ]
+        masks = self._masks(maps, found)
+        for detections, mask in zip(found, masks.split([len(one["labels"]) for one in found]), strict=True):
+            detections["masks"] = mask
+        return found
+
+    def _masks(self, maps: list[Tensor], found: list[dict[str, Tensor]]) -> Tensor:
+        """Probabilities (all detections, 28, 28) of the detected classes."""
+        regions = self.mask_pool(maps, [one["boxes"] for one in found])
+        labels = torch.cat([one["labels"] for one in found])
+        probabilities = sum(head(regions).sigmoid() for head in self.mask_heads) / len(self.mask_heads)
+        return probabilities[torch.arange(len(labels), device=labels.device), labels]
+
+
+def _l1(codes: Tensor, boxes: Tensor, objects: Tensor, coder: BoxDeltas) -> Tensor:
+    return F.l1_loss(codes, coder.encode_single(objects, boxes), reduction="sum")
+
+
+def _giou(codes: Tensor, boxes: Tensor, objects: Tensor, coder: BoxDeltas) -> Tensor:
+    return 10 * generalized_box_iou_loss(coder.decode_single(codes, boxes), objects, reduction="sum")
+
+
+_BOX_LOSSES = {"l1": _l1, "giou": _giou}

@@ -1,0 +1,156 @@
+"""Semantic FPN (https://arxiv.org/abs/1901.02446) and UperNet (https://arxiv.org/abs/1807.10221)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.layers.neck import Neck, conv_norm_relu
+from linvit.models.dense.backbone import DenseBackbone
+from linvit.models.dense.released_names import segmentor_state_dict
+
+
+def resized(x: Tensor, like: Tensor) -> Tensor:
+    """A map at the height and width of another one, bilinearly."""
+    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
+
+
+class Classifier(nn.Sequential):
+    """Dropout of whole channels and a 1×1 convolution."""
+
+    def __init__(self, width: int, num_classes: int):
+        super().__init__(nn.Dropout2d(0.1), nn.Conv2d(width, num_classes, 1))
+        nn.init.normal_(self[1].weight, std=0.01)
+        nn.init.zeros_(self[1].bias)
+
+
+class SumHead(nn.Module):
+    """Each level brought to stride 4 by 3×3 convolutions, each with batch norm, ReLU and doubling; summed.
+
+    Args:
+        in_width: channels of the four levels.
+        width: channels of the sum.
+        num_classes: classes of the logits.
+    """
+
+    def __init__(self, in_width: int, width: int, num_classes: int):
+        super().__init__()
+        self.levels = nn.ModuleList(
+            nn.ModuleList(conv_norm_relu(width if i else in_width, width) for i in range(max(level, 1)))
+            for level in range(4)
+        )
+        self.classifier = Classifier(width, num_classes)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        total = 0
+        for level, (units, x) in enumerate(zip(self.levels, maps, strict=True)):
+            for unit in units:
+                x = unit(x)
+                if level:
+                    x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+            total = total + (resized(x, maps[0]) if level else x)
+        return self.classifier(total)
+
+
+class PyramidPooling(nn.Module):
+    """The coarsest map beside its means over grids of 1, 2, 3 and 6 cells a side, fused by a 3×3 convolution."""
+
+    def __init__(self, in_width: int, width: int):
+        super().__init__()
+        self.sides = (1, 2, 3, 6)
+        self.pooled = nn.ModuleList(conv_norm_relu(in_width, width, 1) for _ in self.sides)
+        self.fuse = conv_norm_relu(in_width + len(self.sides) * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = (unit(F.adaptive_avg_pool2d(x, side)) for unit, side in zip(self.pooled, self.sides, strict=True))
+        return self.fuse(torch.cat([x, *(resized(one, x) for one in pooled)], dim=1))
+
+
+class PerceptionHead(nn.Module):
+    """UperNet's head: pyramid pooling on the coarsest map, a feature pyramid, all levels fused at stride 4.
+
+    Args:
+        in_widths: channels of the four maps.
+        width: channels inside.
+        num_classes: classes of the logits.
+    """
+
+    def __init__(self, in_widths: tuple[int, ...], width: int, num_classes: int):
+        super().__init__()
+        self.pooling = PyramidPooling(in_widths[-1], width)
+        self.inner = nn.ModuleList(conv_norm_relu(channels, width, 1) for channels in in_widths[:-1])
+        self.outer = nn.ModuleList(conv_norm_relu(width, width) for _ in in_widths[:-1])
+        self.fuse = conv_norm_relu(len(in_widths) * width, width)
+        self.classifier = Classifier(width, num_classes)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        x = self.pooling(maps[-1])
+        levels = [x]
+        for inner, outer, finer in zip(reversed(self.inner), reversed(self.outer), reversed(maps[:-1]), strict=True):
+            lateral = inner(finer)
+            x = lateral + resized(x, lateral)
+            levels.insert(0, outer(x))
+        return self.classifier(self.fuse(torch.cat([resized(level, levels[0]) for level in levels], dim=1)))
+
+
+class SemanticFPN(nn.Module):
+    """Feature pyramid and a sum of its levels, brought to half its width.
+
+    Images (batch, 3, height, width) to logits (batch, num_classes, height, width).
+
+    Args:
+        backbone: four maps.
+        num_classes: classes of the logits.
+        width: channels of the pyramid.
+    """
+
+    backbone_prefix = "backbone."
+
+    def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 256):
+        super().__init__()
+        self.backbone = backbone
+        self.neck = Neck(backbone.channels, width)
+        self.head = SumHead(width, width // 2, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = list(self.neck(self.backbone(images)).values())
+        return resized(self.head(maps), images)
+
+    def native_state_dict(self, state_dict: dict) -> dict:
+        """A whole released checkpoint, or one of ours, in our key names."""
+        return segmentor_state_dict(state_dict, self, "semantic_fpn")
+
+
+class UperNet(nn.Module):
+    """Pyramid pooling and perception head, and an auxiliary head of half its width on the map at stride 16.
+
+    Images (batch, 3, height, width) to logits (batch, num_classes, height, width) in evaluation; in training to
+    {"out": those, "aux": the auxiliary head's}, for a batch of at least two (the pooled means pass a batch norm).
+
+    Args:
+        backbone: four maps.
+        num_classes: classes of the logits.
+        width: channels of the head.
+    """
+
+    backbone_prefix = "backbone."
+
+    def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 512):
+        super().__init__()
+        self.backbone = backbone
+        self.head = PerceptionHead(backbone.channels, width, num_classes)
+        unit = conv_norm_relu(backbone.channels[2], width // 2)
+        self.aux = nn.Sequential(unit, Classifier(width // 2, num_classes))
+
+    def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
+        if self.training and len(images) == 1:
+            raise ValueError(
+                "UperNet got one image to train on, expected two or more, since batch norms follow its pooled means: "
+                "raise the batch size"
+            )
+        maps = self.backbone(images)
+        out = resized(self.head(maps), images)
+        return {"out": out, "aux": resized(self.aux(maps[2]), images)} if self.training else out
+
+    def native_state_dict(self, state_dict: dict) -> dict:
+        """A whole released checkpoint, or one of ours, in our key names."""
+        return segmentor_state_dict(state_dict, self, "upernet")

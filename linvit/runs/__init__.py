@@ -1,0 +1,1 @@
+"""Where task, network and data meet: train, load, evaluate, predict, generate, analyze, report."""

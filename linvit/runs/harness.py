@@ -1,0 +1,164 @@
+"""`linvit eval RUN --tasks …`: a language model under EleutherAI's lm-evaluation-harness.
+
+The task's data come from the Hugging Face hub when they are named, unless they are local.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval import simple_evaluate
+from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_rolling_token_windows
+from rich.table import Table
+from torch import Tensor, nn
+
+from linvit.data import TextPreprocessing
+from linvit.models.sequence import generate
+from linvit.runs.predict import ready_network
+from linvit.runs.restore import Restored
+from linvit.runs.screen import show as show_table
+
+LONGEST_ANSWER = 256
+
+
+class Harness(TemplateLM):
+    """A decoder as the harness sees one: every text begins a document, and contexts are never cut.
+
+    Args:
+        restored: a run of the task language.
+        batch_size: how many texts are read at once, padded at their ends, which causal attention does not see.
+        weights: "raw" or "ema"; by default the moving average where there is one.
+
+    Rolling likelihoods are those of pieces of the training's context length, as for any other network.
+    """
+
+    def __init__(self, restored: Restored, batch_size: int = 16, weights: str | None = None) -> None:
+        super().__init__()
+        if not isinstance(restored.preprocessing, TextPreprocessing):
+            raise ValueError(f"{restored.path} reads no text: --tasks is for language models.")
+        self.network: nn.Module
+        self.network, self.place = ready_network(restored, weights)
+        self.text = restored.preprocessing.open()
+        self.context = restored.preprocessing.context
+        self.batch_size = batch_size
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.text.separator
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        return list(self.text.encode(string.encode()))
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        begun, rest = super()._encode_pair(context, continuation)
+        return self._from_start(begun), rest
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        totals = []
+        for request in requests:
+            tokens = self.tok_encode(request.args[0])
+            windows = get_rolling_token_windows(tokens, self.eot_token_id, self.context, 1)
+            pieces = [("", *_joined(*window)) for window in windows]
+            totals.append(sum(found for found, _ in self._loglikelihood_tokens(pieces)))
+        return totals
+
+    @torch.inference_mode()
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
+        """(log-likelihood of the continuation, whether it is the greedy one) of (_, context, continuation) tokens."""
+        answers: dict[int, tuple[float, bool]] = {}
+        for places in self._batches([len(context) + len(rest) for _, context, rest in requests]):
+            rows = [[*requests[place][1], *requests[place][2]] for place in places]
+            logits = self.network(self._padded(rows)).float().log_softmax(-1).cpu()
+            for place, row, likely in zip(places, rows, logits, strict=True):
+                count = len(requests[place][2])
+                wanted = torch.tensor(row[len(row) - count :])
+                given = likely[len(row) - count - 1 : len(row) - 1]
+                found = given.gather(-1, wanted[:, None]).double().sum().item()
+                answers[place] = found, bool((given.argmax(-1) == wanted).all())
+        return [answers[place] for place in range(len(requests))]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        return [self._written(*request.args) for request in requests]
+
+    def _written(self, context: str, settings: dict[str, Any]) -> str:
+        until = settings.get("until") or []
+        stops = [until] if isinstance(until, str) else list(until)
+        temperature = settings.get("temperature", 1.0) if settings.get("do_sample") else 0.0
+        prompt = torch.tensor(self._from_start(self.tok_encode(context)), device=self.place)
+        most = settings.get("max_gen_toks", LONGEST_ANSWER)
+        generator = torch.Generator().manual_seed(0)
+        top_p = settings.get("top_p", 1.0)
+        tokens: list[int] = []
+        text = ""
+        for token in generate(self.network, prompt, most, temperature, top_p, generator, self.eot_token_id):  # type: ignore[arg-type]
+            tokens.append(token)
+            text = self.text.decode(tokens)
+            if any(stop in text for stop in stops):
+                break
+        ends = [text.index(stop) for stop in stops if stop in text]
+        return text[: min(ends)] if ends else text
+
+    def _from_start(self, tokens: Sequence[int]) -> list[int]:
+        begun = bool(tokens) and tokens[0] == self.eot_token_id
+        return list(tokens) if begun else [self.eot_token_id, *tokens]
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        longest = max(map(len, rows))
+        padded = [[*row, *[self.eot_token_id] * (longest - len(row))] for row in rows]
+        return torch.tensor(padded, device=self.place)
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+        for start in range(0, len(order), self.batch_size):
+            yield order[start : start + self.batch_size]
+
+
+def _joined(context: Sequence[int], rest: Sequence[int]) -> tuple[list[int], list[int]]:
+    """A window of the harness, whose context may hold all but the last of the tokens to be given."""
+    together = [*context, rest[-1]]
+    return together[: len(together) - len(rest)], list(rest)
+
+
+def ask(
+    restored: Restored,
+    tasks: Sequence[str],
+    include: Path | None = None,
+    limit: int | None = None,
+    batch_size: int = 16,
+    weights: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Each task's measures, as the harness names them.
+
+    include: a folder of the user's own tasks, in place of the harness's. limit: items of each task. Of a tag or a group
+    there are those of its tasks.
+
+    Raises ValueError for an unknown task, a folder that is missing, no items, and a network that reads no text.
+    """
+    model = Harness(restored, batch_size, weights)
+    if include is not None and not include.is_dir():
+        raise ValueError(f"--include is {include}, expected a folder with .yaml files of your tasks: give one.")
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit is {limit}, but at least one item has to be asked: set it to 1 or more.")
+    manager = TaskManager(include_path=include, include_defaults=include is None)
+    unknown = [name for name in tasks if name not in manager.all_tasks]
+    if unknown:
+        raise ValueError(
+            f"The harness knows no task {unknown[0]!r}: `lm-eval ls tasks` lists its own, --include FOLDER takes yours."
+        )
+    found = simple_evaluate(model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
+    return dict(found["results"])
+
+
+def show(found: dict[str, dict[str, Any]]) -> None:
+    """Prints the measures as one table."""
+    table = Table("task", "measure")
+    table.add_column("value", justify="right")
+    for task, measures in found.items():
+        for name, value in measures.items():
+            measure, _, kind = name.partition(",")
+            if isinstance(value, float) and not measure.endswith("_stderr"):
+                table.add_row(task, measure if kind in ("", "none") else f"{measure} ({kind})", f"{value:.4f}")
+    show_table(table)

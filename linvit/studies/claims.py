@@ -1,0 +1,246 @@
+"""What the papers claim, each as comparisons that a study of small networks can make, and the rule that judges it.
+
+Statements are in our words. Published numbers are ImageNet-1k top-1 of DeiT-T, where we know them; those of MALA's
+tables were read second-hand.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from linvit.studies.statistics import (
+    Estimate,
+    estimate,
+    holm_levels,
+    judge_all,
+    judge_equal,
+    judge_higher,
+    judge_share,
+    paired,
+)
+
+MARGIN = 1.0  # percentage points within which two accuracies count as equal
+FAR = 10.0  # percentage points that "falls far" means
+ALPHA = 0.05
+ACCURACY = "accuracy"
+OTHERS = ("linear", "hydra", "efficient", "linear_angular", "enhanced", "focused", "inline", "mlla", "agent")
+
+Numbers = Mapping[str, Mapping[str, Sequence[float]]]
+
+COMPARED: dict[str, Callable[[Estimate], str]] = {"higher": judge_higher, "equal": partial(judge_equal, margin=MARGIN)}
+"""Rules on a pair, from the corrected estimate of its difference to a verdict."""
+
+COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
+    "diverges": (math.isnan, "{} did not stay finite in {} of {} runs"),
+    "zero": (lambda value: value == 0, "{} has none in {} of {} networks"),
+}
+"""Rules on one variant: what has to be so in every run, and how that is told."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim: each pair (one, other) is compared seed by seed in one quantity.
+
+    rule: "higher" (one − other > by), "equal" (within ±MARGIN), "diverges" (no run of `one` ends with a finite loss) or
+    "zero" (the quantity of `one` is exactly 0 in every run); the last two have no `other`.
+    """
+
+    statement: str
+    source: str
+    pairs: tuple[tuple[str, str], ...]
+    rule: str = "higher"
+    quantity: str = ACCURACY
+    by: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rule not in COMPARED | COUNTED:
+            known = ", ".join(COMPARED | COUNTED)
+            raise ValueError(f"The rule {self.rule!r} is unknown, expected one of {known}: choose one.")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdict and one line of measurement a pair."""
+
+    claim: Claim
+    verdict: str
+    measured: tuple[str, ...]
+
+
+def judge(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) -> list[Judged]:
+    """Judges every claim by rules that were fixed before there were data.
+
+    Args:
+        claims: the claims; all their comparisons together are one family, corrected by Holm's procedure ("higher") and
+            by Bonferroni's ("equal").
+        numbers: quantity → variant → one number a seed, seeds in the same order; NaN where a run diverged.
+        alpha: error rate of the family.
+
+    A comparison without numbers is "not measured" and leaves its claim undecided.
+    """
+    tested = [
+        (claim, pair)
+        for claim in claims
+        for pair in claim.pairs
+        if claim.rule in COMPARED and all(name in numbers.get(claim.quantity, {}) for name in pair)
+    ]
+    first = [_difference(claim, pair, numbers, 0.95) for claim, pair in tested]
+    levels = holm_levels([one.p for one in first], alpha)
+    corrected: dict[tuple[Claim, tuple[str, str]], Estimate] = {}
+    for (claim, pair), level in zip(tested, levels, strict=True):
+        level = level if claim.rule == "higher" else 1 - alpha / len(tested)
+        corrected[claim, pair] = _difference(claim, pair, numbers, level)
+    return [
+        _judge_pairs(claim, corrected) if claim.rule in COMPARED else _judge_runs(claim, numbers) for claim in claims
+    ]
+
+
+def _difference(claim: Claim, pair: tuple[str, str], numbers: Numbers, level: float) -> Estimate:
+    one, other = (numbers[claim.quantity][name] for name in pair)
+    return paired([value - claim.by for value in one], other, level)
+
+
+def _judge_pairs(claim: Claim, corrected: Mapping[tuple[Claim, tuple[str, str]], Estimate]) -> Judged:
+    rule = COMPARED[claim.rule]
+    verdicts, lines = [], []
+    for pair in claim.pairs:
+        found = corrected.get((claim, pair))
+        verdicts.append(rule(found) if found else "not measured")
+        lines.append(_line(claim, pair, found))
+    return Judged(claim, judge_all(verdicts), tuple(lines))
+
+
+def _judge_runs(claim: Claim, numbers: Numbers) -> Judged:
+    holds, text = COUNTED[claim.rule]
+    part = whole = 0
+    lines = []
+    for name, *_ in claim.pairs:
+        values = numbers.get(claim.quantity, {}).get(name, ())
+        count = sum(holds(value) for value in values)
+        part, whole = part + count, whole + len(values)
+        spread = "" if claim.rule == "diverges" or not values else f" (mean share {estimate(values).mean:.3g})"
+        lines.append(text.format(name, count, len(values)) + spread if values else f"{name}: not measured")
+    return Judged(claim, judge_share(part, whole), tuple(lines))
+
+
+def _line(claim: Claim, pair: tuple[str, str], found: Estimate | None) -> str:
+    label = " − ".join(pair)
+    if found is None:
+        return f"{label}: not measured"
+    low, mean, high = (f"{value + claim.by:+.2f}" for value in (found.low, found.mean, found.high))
+    return f"{label} = {mean} [{low}, {high}]"
+
+
+def _all(one: str, others: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((one, other) for other in others if other != one)
+
+
+CLAIMS = (
+    Claim(
+        "Vanilla linear attention is worse than softmax attention.",
+        "MALA, table 1 (69.8 against 72.2); RALA, introduction",
+        (("softmax", "linear"),),
+    ),
+    Claim(
+        "Softmax attention loses accuracy when its queries lose their length.",
+        "MALA, table 1 (72.2 to 70.0)",
+        (("softmax", "softmax_unit_query"),),
+    ),
+    Claim(
+        "Softmax attention with queries of unit length is no better than vanilla linear attention.",
+        "MALA, table 1 (70.0 against 69.8)",
+        (("softmax_unit_query", "linear"),),
+        "equal",
+    ),
+    Claim("RALA is better than vanilla linear attention.", "RALA, table 8", (("rala", "linear"),)),
+    Claim("RALA is better than softmax attention.", "RALA, table 8", (("rala", "softmax"),)),
+    Claim(
+        "RALA is better than softmax attention in the same surroundings (rotation, LePE, modulation).",
+        "our control, no paper has it",
+        (("rala", "softmax_gated"),),
+    ),
+    Claim(
+        "RALA is better than every earlier linear attention.",
+        "RALA, table 8",
+        _all("rala", OTHERS[1:]),
+    ),
+    Claim("Weighting the keys by the mean query helps.", "RALA, table 9", (("rala", "rala_uniform"),)),
+    Claim(
+        "Modulating the output helps more than as many parameters in the feed-forward network.",
+        "RALA, table 9",
+        (("rala", "rala_wide"),),
+    ),
+    Claim(
+        "A learned linear φ is better than the identity or tanh.",
+        "RALA, table 10 (the choice of the paper)",
+        (("rala", "rala_identity"), ("rala", "rala_tanh")),
+    ),
+    Claim(
+        "Which positive κ RALA has matters little.",
+        "RALA, table 10 (elu + 1 is the choice of the paper)",
+        (("rala", "rala_relu"), ("rala", "rala_softmax")),
+        "equal",
+    ),
+    Claim("Weights from the mean query are better than learned ones.", "RALA, table 10", (("rala", "rala_learned"),)),
+    Claim(
+        "MALA is better than vanilla linear attention.",
+        "MALA, table 9 (75.1 against 69.8)",
+        (("mala", "linear"),),
+    ),
+    Claim("MALA is better than softmax attention.", "MALA, table 9 (75.1 against 72.2)", (("mala", "softmax"),)),
+    Claim(
+        "MALA is better than softmax attention in the same surroundings (rotation, LePE, modulation).",
+        "our control, no paper has it",
+        (("mala", "softmax_gated"),),
+    ),
+    Claim(
+        "MALA is better than every earlier linear attention.",
+        "MALA, table 9 (Focused 74.1, InLine 74.5)",
+        _all("mala", OTHERS[1:]),
+    ),
+    Claim("MALA is better than RALA.", "MALA, table 9", (("mala", "rala"),)),
+    Claim(
+        "The magnitude normalizer is what helps: division in the same surroundings (rala_uniform) is worse.",
+        "MALA, section 3",
+        (("mala", "rala_uniform"),),
+    ),
+    Claim(
+        f"MALA without β falls far (by more than {FAR:g} points).",
+        "MALA, table 11 (52.3)",
+        (("mala", "mala_no_beta"),),
+        by=FAR,
+    ),
+    Claim(
+        "MALA without γ cannot be trained: the loss becomes NaN.",
+        "MALA, table 11 (NaN)",
+        (("mala_no_gamma", ""),),
+        "diverges",
+    ),
+    Claim("Learned β and γ are worse than computed ones.", "MALA, table 11 (71.7)", (("mala", "mala_learned"),)),
+    Claim(
+        "Which κ MALA has does not matter.",
+        "MALA, table 10 (82.9, 82.8, 82.9 for elu + 1, relu, exp)",
+        (("mala", "mala_relu"), ("mala", "mala_exp")),
+        "equal",
+    ),
+    Claim(
+        "The features that RALA puts out have a higher rank than those of vanilla linear attention.",
+        "RALA, figures 2 and 8",
+        (("rala", "linear"),),
+        quantity="output_rank",
+    ),
+    Claim(
+        "RALA's state (the KV buffer) has a higher rank than that of vanilla linear attention.",
+        "RALA, figure 4",
+        (("rala", "linear"),),
+        quantity="state_rank",
+    ),
+    Claim("MALA has no negative scores.", "MALA, section 3", (("mala", ""),), "zero", "negative_share"),
+    Claim(
+        "MALA's scores are less spread out than those of vanilla linear attention, more than those of softmax.",
+        "MALA, figures 4 and 7",
+        (("linear", "mala"), ("mala", "softmax")),
+        quantity="entropy",
+    ),
+)

@@ -1,0 +1,143 @@
+import json
+
+import pytest
+
+from linvit.data.dense.annotations import allow, read_annotations
+
+
+def written(folder, **changes):
+    """Two images and two categories with gaps between their ids; one object each, and changes to the first."""
+    square = [[2, 3, 8, 3, 8, 9, 2, 9]]
+    content = {
+        "images": [
+            {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30},
+            {"id": 4, "file_name": "b.jpg", "height": 30, "width": 20},
+        ],
+        "annotations": [
+            {"id": 1, "image_id": 9, "category_id": 90, "bbox": [2, 3, 6, 6], "segmentation": square, "area": 36.0},
+            {"id": 2, "image_id": 4, "category_id": 13, "bbox": [2, 3, 6, 6], "segmentation": square, "iscrowd": 1},
+        ],
+        "categories": [{"id": 90, "name": "toothbrush"}, {"id": 13, "name": "stop sign"}],
+    }
+    content["annotations"][0] |= changes
+    path = folder / "instances.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_categories_with_gaps_become_classes_from_0_and_back(tmp_path):
+    known = read_annotations(written(tmp_path))
+    assert (known.category_ids, known.class_names) == ([13, 90], ["stop sign", "toothbrush"])
+    assert [known.of_image(index)[0]["label"] for index in range(2)] == [1, 0]
+    assert known.num_objects == [1, 0]
+    assert known.of_image(0)[0]["box"] == [2, 3, 8, 9]
+    assert known.of_image(0)[0]["area"] == 36
+    assert known.complaints == []
+
+
+def test_class_names_fix_the_order(tmp_path):
+    known = read_annotations(written(tmp_path), class_names=["toothbrush", "stop sign"])
+    assert known.category_ids == [90, 13]
+    assert known.of_image(0)[0]["label"] == 0
+    with pytest.raises(ValueError, match=r"instances\.json has other categories .*'fork' is in one alone"):
+        read_annotations(written(tmp_path), class_names=["toothbrush", "stop sign", "fork"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"bbox": [2, 3, 0, 6]}, "has a box of 0×6 px"),
+        ({"bbox": [2, 3, 6, -6]}, "has a box of 6×-6 px"),
+        ({"bbox": [40, 3, 6, 6]}, r"has the box \[40, 3, 6, 6\] outside its image of 20×30 px"),
+        ({"bbox": [2, 3, 6]}, r"has the bbox \[2, 3, 6\], expected"),
+        ({"bbox": [2, 3, 6, float("nan")]}, "has the bbox"),
+        ({"bbox": None}, "has the bbox None"),
+        ({"category_id": 91}, "has the unknown category 91"),
+        ({"category_id": [1]}, "has the unknown category"),
+        ({"image_id": 5}, "belongs to no image of the file"),
+        ({"segmentation": {"size": [30, 20], "counts": [600]}}, "mask of 30×20 px, but its image has 20×30 px"),
+        ({"segmentation": {"size": [20, 30], "counts": [600]}}, "without a pixel"),
+        ({"segmentation": []}, "has no mask"),
+    ],
+)
+def test_what_is_wrong_with_an_annotation_is_said_with_file_and_id(tmp_path, changes, says):
+    known = read_annotations(written(tmp_path, **changes))
+    with pytest.raises(ValueError, match=rf"^\S*instances\.json: annotation 1 of image \d+ .*{says}[^\n]*$"):
+        allow(known.complaints, 0, "data.max_bad_annotations")
+    assert known.num_objects == [0, 0]
+    assert len(known.of_image(1)) == 1
+
+
+def test_ground_truth_for_the_tools_is_the_file_without_what_was_left_out(tmp_path):
+    known = read_annotations(written(tmp_path, category_id=91))
+    truth = known.ground_truth()
+    assert {"info", "licenses", "images", "categories"} < truth.keys()
+    (entry,) = truth["annotations"]
+    assert (entry["image_id"], entry["category_id"], entry["bbox"]) == (4, 13, [2, 3, 6, 6])
+    assert (entry["iscrowd"], entry["area"]) == (1, 36)
+    assert read_annotations(written(tmp_path)).ground_truth()["annotations"][0]["area"] == 36
+
+
+def test_an_id_given_twice_is_said(tmp_path):
+    known = read_annotations(written(tmp_path, id=2))
+    assert known.complaints == [
+        f"{known.path}: annotation 2 of image 4 has the id of another annotation: correct or remove it."
+    ]
+
+
+def test_masks_are_not_looked_at_where_nobody_needs_them(tmp_path):
+    known = read_annotations(written(tmp_path, segmentation=[]), needs_masks=False)
+    assert known.complaints == []
+    assert known.of_image(0)[0]["segmentation"] is None
+
+
+@pytest.mark.parametrize(
+    ("bbox", "box", "clipped"),
+    [
+        ([25, 15, 10, 10], [25, 15, 30, 20], 1),
+        ([-4, -5, 10, 10], [0, 0, 6, 5], 1),
+        ([20, 10, 10.05, 10.0], [20, 10, 30, 20], 0),
+    ],
+)
+def test_boxes_are_cut_at_the_border_and_counted_beyond_rounding(tmp_path, bbox, box, clipped):
+    known = read_annotations(written(tmp_path, bbox=bbox))
+    assert known.of_image(0)[0]["box"] == box
+    assert known.clipped == clipped
+
+
+def test_what_is_allowed_is_left_out_and_counted(capsys):
+    allow(["a.", "b."], 2, "data.max_bad_annotations")
+    assert capsys.readouterr().out.splitlines() == ["Left out (1 of at most 2): a.", "Left out (2 of at most 2): b."]
+    with pytest.raises(ValueError, match=r"^a\. More than data\.max_bad_annotations=1 \(2 in all\)\.\n  b\.$"):
+        allow(["a.", "b."], 1, "data.max_bad_annotations")
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    path = written(tmp_path)
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(ValueError, match=r"instances\.json is no complete JSON .* cut short"):
+        read_annotations(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere\.json does not exist"):
+        read_annotations(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("images", None, "has no list 'images'"),
+        ("images", [{"id": 1, "file_name": "a.jpg", "height": 0, "width": 9}], "image number 0 is"),
+        ("images", [{"id": 1, "file_name": "a.jpg", "height": 9, "width": 9}] * 2, "two images have the id 1"),
+        ("images", ["a.jpg"], "image number 0 is a.jpg"),
+        ("categories", [], "has 0 categories"),
+        ("categories", [{"id": 1}], "without id or name"),
+        ("categories", [{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}], "2 categories of 1 names"),
+    ],
+)
+def test_a_file_that_nothing_can_be_made_of_is_named(tmp_path, key, value, says):
+    path = written(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ValueError, match=rf"instances\.json.*{says}"):
+        read_annotations(path)

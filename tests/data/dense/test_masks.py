@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from pycocotools import mask as judge
+
+from linvit.data.dense.masks import box_around, check_mask, to_counts, to_mask, to_runs
+
+SIZES = [(7, 7), (14, 9), (1, 17), (17, 1), (1, 1)]
+
+
+def drawn(size, share):
+    return (np.random.default_rng(0).random(size) < share).astype(np.uint8)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_run_lengths_round_trip_and_are_those_of_pycocotools(size, share):
+    mask = drawn(size, share)
+    assert (to_mask(to_runs(mask), size) == mask).all()
+    assert (to_mask(to_counts(mask), size) == mask).all()
+    assert to_runs(mask)["counts"] == judge.encode(np.asfortranarray(mask))["counts"].decode()
+    assert judge.frPyObjects(to_counts(mask), *size)["counts"].decode() == to_runs(mask)["counts"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_box_is_that_of_pycocotools(size):
+    mask = drawn(size, 0.1)
+    mask[0, -1] = 1
+    assert list(box_around(mask)) == judge.toBbox(judge.encode(np.asfortranarray(mask))).tolist()
+    assert box_around(np.zeros(size)) == (0, 0, 0, 0)
+
+
+def test_polygons_are_united():
+    squares = [[1, 1, 4, 1, 4, 4, 1, 4], [6.0, 2.0, 9.0, 2.0, 9.0, 5.0, 6.0, 5.0]]
+    expected = np.zeros((8, 12), np.uint8)
+    expected[1:4, 1:4] = expected[2:5, 6:9] = 1
+    assert (to_mask(squares, (8, 12)) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "says"),
+    [
+        (None, "has no mask"),
+        ([], "has no mask"),
+        ([[1, 2, 3, 4]], "three pairs"),
+        ([[1, 2, 3, 4, 5, 6, 7]], "three pairs"),
+        ([[1, 2, 3, 4, 5, float("nan")]], "three pairs"),
+        ({"size": [9, 14], "counts": [126]}, "mask of 9×14 px, but its image has 14×9 px"),
+        ({"counts": [126]}, "mask of None px"),
+        ({"size": [14, 9], "counts": [100, 25]}, "do not fill its 14×9 px"),
+        ({"size": [14, 9], "counts": [-1, 127]}, "do not fill its 14×9 px"),
+        ({"size": [14, 9], "counts": "zz!"}, "do not fill its 14×9 px"),
+        ({"size": [14, 9]}, "do not fill its 14×9 px"),
+    ],
+)
+def test_what_is_no_mask_is_named(segmentation, says):
+    for reads in (to_mask, check_mask):
+        with pytest.raises(ValueError, match=says):
+            reads(segmentation, (14, 9))
+
+
+def test_an_empty_mask_is_named():
+    with pytest.raises(ValueError, match="without a pixel"):
+        check_mask({"size": [14, 9], "counts": [126]}, (14, 9))

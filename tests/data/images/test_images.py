@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linvit.data.images.image import CorruptImageError, Preprocessing, open_image
+
+GREY = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "1", "LA", "I", "I;16"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_mode_becomes_grey_or_rgb_with_the_same_brightness(tmp_path, mode, channels):
+    if mode.startswith("I"):
+        image = Image.fromarray(GREY.astype(np.uint16) * 257)
+    else:
+        image = Image.fromarray(GREY).convert(mode)
+    path = tmp_path / f"image.{'tiff' if mode == 'CMYK' else 'png'}"
+    image.save(path)
+    read = np.asarray(open_image(path, channels), dtype=float)
+    assert read.shape == ((30, 40) if channels == 1 else (30, 40, 3))
+    if mode != "1":
+        expected = GREY if channels == 1 else GREY[..., None]
+        assert np.abs(read - expected).max() <= 6  # a palette has 6 steps a colour at worst; others are within 1
+
+
+@pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
+def test_a_corrupt_file_is_named(tmp_path, damage):
+    path = tmp_path / "broken.png"
+    Image.fromarray(GREY).resize((300, 300)).save(path)
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[: len(whole) // 2], "text": b"no image", "empty": b""}[damage])
+    with pytest.raises(CorruptImageError, match=r"broken\.png is not a readable image"):
+        open_image(path)
+
+
+def test_transform_resizes_any_image_to_the_input():
+    preprocessing = Preprocessing((32, 64), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
+    tensor = preprocessing.transform()(Image.new("RGB", (500, 90), (255, 255, 255)))
+    assert tensor.shape == (3, 32, 64)
+    assert tensor.min() == tensor.max() == 2.0
+
+
+def test_too_small_and_odd_channels_are_refused():
+    with pytest.raises(ValueError, match=r"31×64 px.*at least 32×32"):
+        Preprocessing((31, 64), (0.5,) * 3, (0.5,) * 3)
+    with pytest.raises(ValueError, match=r"4 channels.*set data\.channels to 1 or 3"):
+        Preprocessing((32, 32), (0.5,) * 4, (0.5,) * 4)
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("L", (32, 64)), ("RGB", (32, 64, 3))])
+def test_a_normalized_image_is_displayed_as_it_was(mode, shape):
+    picture = Image.linear_gradient("L").resize((64, 32)).convert(mode)
+    channels = len(picture.getbands())
+    preprocessing = Preprocessing((32, 64), (0.3,) * channels, (0.2,) * channels, crop_pct=1.0)
+    found = preprocessing.displayed(preprocessing.transform()(picture))
+    assert found.shape == shape
+    torch.testing.assert_close(found, torch.from_numpy(np.array(picture)) / 255)

@@ -1,0 +1,181 @@
+import io
+import json
+import tarfile
+
+import pytest
+import torch
+from imagenet_folder import CLASSES, fill, write_imagenet
+
+from linvit.data import ImageFolder, TimmImages
+
+OPTIONS = {"size": 32, "batch_size": 4, "num_workers": 0}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_imagenet(tmp_path_factory.mktemp("data") / "imagenet")
+
+
+def pack(folder, path):
+    with tarfile.open(path, "w") as file:
+        for picture in sorted(folder.rglob("*.*")):
+            file.add(picture, picture.relative_to(folder))
+
+
+@pytest.fixture(scope="module")
+def tars(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tars")
+    for part in ("train", "val"):
+        pack(root / part, folder / f"{part}.tar")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shards(root, tmp_path_factory):
+    """The images as WebDataset shards of four samples: NUMBER.png or .jpg beside NUMBER.cls."""
+    folder = tmp_path_factory.mktemp("shards")
+    splits = {}
+    for split in ("train", "val"):
+        pictures = [(path, CLASSES.index(path.parent.name)) for path in sorted((root / split).rglob("*.*"))]
+        parts = [pictures[start : start + 4] for start in range(0, len(pictures), 4)]
+        names = [f"{split}-{number}.tar" for number in range(len(parts))]
+        for name, part in zip(names, parts, strict=True):
+            with tarfile.open(folder / name, "w") as file:
+                for number, (path, label) in enumerate(part):
+                    ending = "png" if path.suffix == ".png" else "jpg"
+                    for key, content in ((ending, path.read_bytes()), ("cls", str(label).encode())):
+                        entry = tarfile.TarInfo(f"{name}{number:03}".replace(".", "_") + f".{key}")
+                        entry.size = len(content)
+                        file.addfile(entry, io.BytesIO(content))
+        splits[split] = {
+            "name": split,
+            "num_samples": len(pictures),
+            "filenames": names,
+            "shard_lengths": [len(part) for part in parts],
+        }
+    (folder / "_info.json").write_text(json.dumps({"splits": splits}))
+    return folder
+
+
+def streamed(shards, **options):
+    more = {"train_split": "train", "val_split": "val", "num_labels": 3}
+    return TimmImages(str(shards), "wds/pictures", **OPTIONS | more | options)
+
+
+def read(loader):
+    images, targets = zip(*loader, strict=True)
+    return torch.cat(images), torch.cat(targets)
+
+
+def test_a_folder_reads_as_imagefolder_does(root):
+    ours, theirs = TimmImages(str(root), **OPTIONS), ImageFolder(str(root), **OPTIONS)
+    assert ours.class_names == theirs.class_names == list(CLASSES)
+    for loader in ("val_dataloader", "train_dataloader"):
+        for one, two in zip(read(getattr(ours, loader)()), read(getattr(theirs, loader)()), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_a_tar_file_reads_as_its_folder_does(root, tars):
+    data = TimmImages(str(tars / "train.tar"), val_root=str(tars / "val.tar"), **OPTIONS)
+    folder = ImageFolder(str(root), **OPTIONS)
+    for loader in ("val_dataloader", "train_dataloader"):
+        for one, two in zip(read(getattr(data, loader)()), read(getattr(folder, loader)()), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_indexed_readers_resume_in_the_middle_of_an_epoch(tars):
+    data = TimmImages(str(tars / "train.tar"), val_root=str(tars / "val.tar"), repeats=3, **OPTIONS)
+    images, _ = read(data.train_dataloader())
+    data.load_state_dict({"reached": (0, 1)})
+    assert torch.equal(read(data.train_dataloader())[0], images[4:])
+
+
+def test_one_tar_file_is_not_both_parts(tars):
+    with pytest.raises(ValueError, match=r"holds the training images: set data\.val_root"):
+        TimmImages(str(tars / "train.tar"), **OPTIONS).val_dataloader()
+
+
+def test_a_folder_is_not_read_as_its_own_part(root, tmp_path):
+    fill(tmp_path / "train" / "ant", 1)
+    with pytest.raises(ValueError, match="has no val/ in it"):
+        TimmImages(str(tmp_path), **OPTIONS).val_dataloader()
+    assert len(TimmImages(str(tmp_path), val_root=str(root / "val"), class_names=["ant", *CLASSES]).val_set()) == 7
+
+
+def test_classes_of_the_validation_images_follow_the_training(root, tmp_path):
+    for part, names in (("train", ("ant", "bee", "cat")), ("val", ("bee", "cat"))):
+        for name in names:
+            fill(tmp_path / part / name, 1)
+    assert read(TimmImages(str(tmp_path), **OPTIONS).val_dataloader())[1].tolist() == [1, 2]
+    fill(tmp_path / "val" / "dog", 1)
+    with pytest.raises(ValueError, match="'dog', but the 3 classes known here are ant, bee, cat"):
+        TimmImages(str(tmp_path), **OPTIONS).val_dataloader()
+
+
+def test_folders_named_by_numbers_are_class_indices(tmp_path):
+    for name in range(12):
+        fill(tmp_path / "val" / str(name), 1)
+    data = TimmImages(str(tmp_path), **OPTIONS)
+    assert read(data.val_dataloader())[1].tolist() == list(range(12))
+
+
+def test_a_corrupt_image_is_named(tmp_path):
+    fill(tmp_path / "val" / "ant", 3)
+    (tmp_path / "val" / "ant" / "1.png").write_bytes(b"broken")
+    with pytest.raises(ValueError, match=r"^\S*val/ant/1\.png is not a readable image"):
+        read(TimmImages(str(tmp_path), **OPTIONS).val_dataloader())
+    kept = TimmImages(str(tmp_path), max_corrupt=1, **OPTIONS)
+    assert len(read(kept.val_dataloader())[1]) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_a_stream_validates_every_image_once(shards, root, workers):
+    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
+    images, targets = read(streamed(shards, num_workers=workers).val_dataloader())
+    theirs, labels = read(ImageFolder(str(root), **OPTIONS).val_dataloader())
+    assert sorted(zip(images.sum((1, 2, 3)).tolist(), targets.tolist(), strict=True)) == sorted(
+        zip(theirs.sum((1, 2, 3)).tolist(), labels.tolist(), strict=True)
+    )
+
+
+def test_a_stream_trains_for_its_length(shards):
+    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
+    loader = streamed(shards).train_dataloader()
+    assert len(loader) == 3
+    assert read(loader)[0].shape == (12, 3, 32, 32)
+
+
+def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, capsys):
+    pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
+    with pytest.raises(ValueError, match=r"data\.repeats is 3, but the reader wds/pictures is a stream"):
+        streamed(shards, repeats=3)
+    streamed(shards).load_state_dict({"reached": (0, 1)})
+    assert "the run goes on, but not bit for bit" in capsys.readouterr().out
+    monkeypatch.setattr("linvit.data.images.readers.share", lambda: (0, 2))
+    with pytest.raises(ValueError, match="validate in one process"):
+        streamed(shards).val_dataloader()
+    with pytest.raises(ValueError, match=r"knows no classes: set data\.num_labels"):
+        streamed(shards, num_labels=None)
+
+
+def test_a_hugging_face_data_set(root, tmp_path):
+    pytest.importorskip("datasets", reason="timm reads Hugging Face data sets with the package datasets")
+    data = TimmImages(str(tmp_path), f"hfds/{root}", **OPTIONS)
+    assert data.class_names == list(CLASSES)
+    for one, two in zip(
+        read(data.val_dataloader()), read(ImageFolder(str(root), **OPTIONS).val_dataloader()), strict=True
+    ):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"root": "/nowhere"}, r"The data /nowhere does not exist: set data\.root"),
+        ({"root": "x", "reader": "torch/cifar10"}, r"data\.reader is 'torch/cifar10', expected '' for a folder"),
+        ({"root": "/nowhere", "reader": "wds/x"}, "timm's reader wds/x cannot open the split 'train' of /nowhere"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        TimmImages(**arguments, **OPTIONS)

@@ -1,0 +1,134 @@
+import math
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from linvit.data.speech.audio import (
+    FLOOR,
+    CorruptAudioError,
+    log_mel,
+    mel_bands,
+    read_audio,
+    resampled,
+    spec_augmented,
+    window_samples,
+)
+
+RATE = 16_000
+
+
+def sine(hertz, seconds=1.0, rate=RATE):
+    return np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate).astype(np.float32)
+
+
+def test_one_frame_is_the_formula():
+    samples = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    places = np.arange(512)
+    window = np.zeros(512)
+    window[56:456] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400)  # 25 ms in the middle of 512 samples
+    second = samples.numpy()[160 : 160 + 512] * window
+    power = [abs((second * np.exp(-2j * np.pi * bin * places / 512)).sum()) ** 2 for bin in range(257)]
+    bands = []
+    edges = [700 * (10 ** (m / 2595) - 1) for m in np.linspace(0, 2595 * math.log10(1 + 8000 / 700), 42)]
+    for low, middle, high in zip(edges, edges[1:], edges[2:], strict=False):
+        hertz = [bin * RATE / 512 for bin in range(257)]
+        weights = [max(0, min((f - low) / (middle - low), (high - f) / (high - middle))) for f in hertz]
+        bands.append(math.log(sum(w * p for w, p in zip(weights, power, strict=True)) + FLOOR))
+    found = log_mel(samples.float(), RATE, 40)
+    assert found.shape == (1 + (1000 - 512) // 160, 40)
+    assert found[1].tolist() == pytest.approx(bands, rel=1e-4, abs=1e-4)
+
+
+def test_librosa_says_the_same():
+    librosa = pytest.importorskip("librosa", reason="librosa is not installed")
+    settings = {"sr": RATE, "n_fft": 512, "n_mels": 80, "htk": True, "norm": None}
+    assert np.abs(librosa.filters.mel(**settings) - mel_bands(RATE, 512, 80).numpy()).max() < 1e-6
+    samples = np.random.default_rng(0).normal(size=RATE).astype(np.float32)
+    framed = {"win_length": 400, "hop_length": 160, "window": "hann", "center": False}
+    power = librosa.feature.melspectrogram(y=samples, **settings, **framed)
+    assert np.abs(np.log(power.T + FLOOR) - log_mel(torch.from_numpy(samples), RATE, 80).numpy()).max() < 1e-3
+
+
+def test_a_tone_is_loudest_in_its_own_band():
+    bands = mel_bands(RATE, 512, 80)
+    assert bands.shape == (80, 257)
+    for hertz in (500, 1000, 4000):
+        loudest = int(log_mel(torch.from_numpy(sine(hertz)), RATE, 80).mean(0).argmax())
+        assert bands[loudest, round(hertz / RATE * 512)] > 0.3
+
+
+def test_frames_of_a_part_are_those_of_the_whole():
+    samples = torch.from_numpy(sine(440))
+    whole = log_mel(samples, RATE, 40)
+    assert torch.allclose(log_mel(samples[1600:4000], RATE, 40), whole[10 : 10 + 12], atol=1e-4)
+    assert len(whole) == 1 + (RATE - window_samples(RATE)) // 160
+
+
+def test_resampling_keeps_a_tone():
+    found = resampled(sine(440, rate=22_050), 22_050, RATE)
+    assert len(found) == RATE
+    assert np.abs(found - sine(440))[200:-200].max() < 2e-3
+
+
+@pytest.mark.parametrize("ending", ["wav", "flac"])
+def test_files_are_read_as_the_mean_of_their_channels(ending, tmp_path):
+    path = tmp_path / f"a.{ending}"
+    soundfile.write(path, np.stack((sine(440), np.zeros(RATE, np.float32)), 1) * 0.5, RATE)
+    assert np.abs(read_audio(path, RATE).numpy() - sine(440) * 0.25).max() < 1e-4
+
+
+def test_what_is_no_sound_is_named(tmp_path):
+    with pytest.raises(CorruptAudioError, match=r"There is no sound file at .*a\.wav"):
+        read_audio(tmp_path / "a.wav", RATE)
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    with pytest.raises(CorruptAudioError, match="cannot be read as sound"):
+        read_audio(tmp_path / "a.wav", RATE)
+    soundfile.write(tmp_path / "a.wav", np.zeros(511, np.float32), RATE)
+    with pytest.raises(CorruptAudioError, match=r"0\.032 s long, shorter than one frame of 0\.032 s"):
+        read_audio(tmp_path / "a.wav", RATE)
+
+
+@pytest.mark.parametrize("rate", [RATE, 44_100])
+def test_a_file_without_samples_is_named(rate, tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.zeros(0, np.float32), rate)
+    with pytest.raises(CorruptAudioError, match=r"0\.000 s long"):
+        read_audio(tmp_path / "a.wav", RATE)
+
+
+def test_samples_that_are_no_numbers_are_named(tmp_path):
+    samples = sine(440)
+    samples[7] = np.nan
+    soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
+    with pytest.raises(CorruptAudioError, match="no finite numbers"):
+        read_audio(tmp_path / "a.wav", RATE)
+
+
+def test_a_header_that_cannot_be_true_is_named(tmp_path):
+    (tmp_path / "a.raw").write_bytes(bytes(4000))
+    with pytest.raises(CorruptAudioError, match="cannot be read as sound"):
+        read_audio(tmp_path / "a.raw", RATE)
+    soundfile.write(tmp_path / "a.wav", sine(440), RATE)
+    held = bytearray((tmp_path / "a.wav").read_bytes())
+    held[24:28] = (2**31 - 1).to_bytes(4, "little")
+    (tmp_path / "a.wav").write_bytes(held)
+    with pytest.raises(CorruptAudioError, match="2,147,483,647 samples a second: it is damaged"):
+        read_audio(tmp_path / "a.wav", RATE)
+
+
+def test_masks_are_bands_and_stretches_within_their_bounds():
+    features = torch.ones(100, 80)
+    widths, lengths = set(), set()
+    for seed in range(200):
+        torch.manual_seed(seed)
+        masked = spec_augmented(features, bands=1, band_width=5, times=1, time_share=0.07)
+        bands, frames = (masked == 0).all(0), (masked == 0).all(1)
+        assert torch.equal(masked == 0, bands[None] | frames[:, None])
+        for empty, found in ((bands, widths), (frames, lengths)):
+            where = empty.nonzero().flatten().tolist()
+            assert not where or where == list(range(where[0], where[-1] + 1))
+            found.add(len(where))
+    assert widths == set(range(6))
+    assert lengths == set(range(8))
+    assert torch.equal(features, torch.ones(100, 80))

@@ -1,0 +1,155 @@
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from tiny_speech import write_speech
+
+from linvit.data.speech.librispeech import LibriSpeech, SpeechFolder, find_utterances
+from linvit.data.speech.transcripts import Speller, pieces_of
+
+TEXTS = ["THE CAT SAT", "THE HAT", "A CAT'S HAT"]
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory):
+    return write_speech(tmp_path_factory.mktemp("speech"))
+
+
+def source(root, **settings):
+    return LibriSpeech(str(root), **{"units": "words", "mels": 16, "batch_size": 4, **settings})
+
+
+def test_librispeech_layout_is_read(speech):
+    utterances = find_utterances(speech / "train")
+    assert len(utterances) == 16
+    assert {one.path.suffix for one in utterances} == {".flac", ".wav"}
+    assert all(set(one.text.split()) <= {"LOW", "MID", "HIGH"} for one in utterances)
+
+
+def test_a_transcript_without_its_sound_is_named(speech, tmp_path):
+    shutil.copytree(speech / "val", tmp_path / "val")
+    (tmp_path / "val" / "7" / "3" / "7-3-0001.wav").unlink()
+    with pytest.raises(ValueError, match="names the utterance '7-3-0001', but"):
+        find_utterances(tmp_path)
+
+
+def test_features_have_mean_zero_and_deviation_one_over_the_training_part(speech):
+    data = source(speech, bands=0, times=0)
+    frames = torch.cat([data.train_set()[index][0] for index in range(16)])
+    assert frames.mean(0).abs().max() < 1e-4
+    assert (frames.std(0) - 1).abs().max() < 1e-4
+
+
+def test_a_batch_is_padded_and_says_what_is_whose(speech):
+    features, targets = next(iter(source(speech).train_dataloader()))
+    assert features.shape == (4, int(targets["lengths"].max()), 16)
+    for row, text in enumerate(targets["texts"]):
+        assert int(targets["counts"][row]) == len(text.split())
+        assert not features[row, targets["lengths"][row] :].any()
+
+
+def test_masks_are_drawn_from_seed_epoch_and_utterance(speech):
+    first, again, other = (
+        torch.cat([x.flatten() for x, _ in source(speech, seed=seed).train_dataloader()]) for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert first.shape != other.shape or not torch.equal(first, other)
+
+
+def test_groups_put_utterances_of_similar_length_together(speech):
+    def spread(groups):
+        lengths = [t["lengths"].float() for _, t in source(speech, groups=groups).train_dataloader()]
+        return float(torch.stack(lengths).std(1).mean())
+
+    assert spread(4) < spread(1)
+
+
+def test_an_unreadable_file_is_named_or_left_out(speech, tmp_path):
+    shutil.copytree(speech, tmp_path / "speech")
+    (tmp_path / "speech" / "train" / "7" / "3" / "7-3-0000.flac").write_bytes(b"no sound")
+    with pytest.raises(ValueError, match=r"7-3-0000.flac cannot be read as sound"):
+        list(source(tmp_path / "speech").train_dataloader())
+    batches = list(source(tmp_path / "speech", max_corrupt=1).train_dataloader())
+    assert sum(len(features) for features, _ in batches) == 15
+
+
+def test_a_folder_to_measure_on_takes_pieces_and_features_from_the_network(speech):
+    trained = source(speech)
+    folder = SpeechFolder(str(speech / "train"), trained.class_names, trained.preprocessing)
+    ours = [target["text"] for _, target in (folder.val_set()[index] for index in range(16))]
+    assert ours == [one.text for one in trained.utterances("train")]
+
+
+def test_units_spell_and_are_spelled_back():
+    from linvit.tasks.transcription import spelled
+
+    for units in ("words", "characters", "pieces"):
+        names, tokenizer = pieces_of(TEXTS, units, 20)
+        assert names[0] == "<blank>"
+        speller = Speller(names, tokenizer)
+        for text in TEXTS:
+            pieces = speller(text)
+            assert 0 not in pieces
+            assert spelled(pieces, names) == text
+    assert len(pieces_of(TEXTS, "pieces", 20)[0]) <= 20
+    assert pieces_of(TEXTS, "words", 0)[0] == ["<blank>", "▁A", "▁CAT", "▁CAT'S", "▁HAT", "▁SAT", "▁THE"]
+
+
+def test_what_no_piece_stands_for_is_left_out():
+    assert Speller(pieces_of(TEXTS, "words", 0)[0])("THE DOG SAT") == [6, 5]
+    characters = pieces_of(TEXTS, "characters", 0)[0]
+    assert len(Speller(characters)("DOT")) == 2
+
+
+@pytest.mark.parametrize(
+    ("texts", "units", "number", "message"),
+    [
+        (TEXTS, "phones", 9, "data.units is 'phones', expected one of words, characters, pieces"),
+        (TEXTS, "pieces", 5, "data.num_pieces is 5, but the texts have 8 characters"),
+        ([""], "words", 9, "hold no words"),
+    ],
+)
+def test_wrong_pieces_end_in_a_sentence(texts, units, number, message):
+    with pytest.raises(ValueError, match=message):
+        pieces_of(texts, units, number)
+
+
+def test_statistics_are_those_of_evenly_spread_utterances(speech, monkeypatch):
+    monkeypatch.setattr("linvit.data.speech.librispeech.MEASURED", 2)
+    few = source(speech).preprocessing
+    monkeypatch.undo()
+    assert not np.allclose(few.mean, source(speech).preprocessing.mean)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rate": 0}, "data.rate is 0"),
+        ({"mels": 0}, "data.mels is 0"),
+        ({"groups": 0}, "data.groups is 0"),
+        ({"time_share": 1.5}, "data.time_share is 1.5, expected a share"),
+        ({"band_width": -1}, "data.band_width is -1, expected 0 or more"),
+    ],
+)
+def test_wrong_sizes_end_in_a_sentence(speech, settings, message):
+    with pytest.raises(ValueError, match=message):
+        source(speech, **settings)
+
+
+def test_transcripts_are_read_however_they_are_spaced_and_in_utf8_alone(speech, tmp_path):
+    shutil.copytree(speech / "val", tmp_path / "val")
+    listed = tmp_path / "val" / "7" / "3" / "7-3.trans.txt"
+    expected = find_utterances(tmp_path)
+    text = listed.read_text()
+    listed.write_text("\ufeff" + text.replace(" ", "\t", 1), encoding="utf-8")
+    assert find_utterances(tmp_path) == expected
+    listed.write_bytes(text.encode() + b"7-3-0000 CAF\xc9")
+    with pytest.raises(ValueError, match=r"7-3\.trans\.txt is no text in UTF-8"):
+        find_utterances(tmp_path)
+
+
+def test_a_folder_names_its_parts(speech):
+    names, preprocessing = source(speech).class_names, source(speech).preprocessing
+    assert SpeechFolder(str(speech), names, preprocessing).parts_within() == ["train", "val"]
+    assert SpeechFolder(str(speech / "val"), names, preprocessing).parts_within() == []

@@ -1,0 +1,102 @@
+import re
+
+import pytest
+
+from linvit.data import Stdlib, TextFolder
+from linvit.data.text.files import NOT_READ
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(40):
+        (tmp_path / f"part{number % 3}").mkdir(exist_ok=True)
+        (tmp_path / f"part{number % 3}" / f"{number}.txt").write_text(f"text {number} " * 9)
+    (tmp_path / "notes.md").write_text("no text")
+    return tmp_path
+
+
+def test_the_standard_library_is_read_without_tests_and_never_on_both_sides():
+    source = Stdlib(held_out=0.03)
+    train, val = ({path.name for path in source.files[part]} for part in ("train", "val"))
+    paths = [path for files in source.files.values() for path in files]
+    assert len(paths) == len(set(paths)) > 400
+    assert {"argparse.py", "_pydecimal.py"} <= train | val
+    assert not any(NOT_READ & set(path.parts) for path in paths)
+    assert not set(source.files["train"]) & set(source.files["val"])
+    assert re.match(
+        r"the standard library of Python 3\.\d+\.\d+: \d+ files of [\d,]+ bytes", source.preprocessing.corpus
+    )
+    assert source.num_classes == 257
+
+
+def test_files_are_divided_by_their_names_wherever_they_are(folder, tmp_path_factory):
+    source = TextFolder(str(folder), held_out=0.3)
+    names = {part: [path.relative_to(folder) for path in files] for part, files in source.files.items()}
+    assert 4 <= len(names["val"]) <= 20
+    assert len(names["train"]) + len(names["val"]) == 40
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for path in [*names["train"], *names["val"]]:
+        (elsewhere / path).parent.mkdir(exist_ok=True)
+        (elsewhere / path).write_bytes((folder / path).read_bytes())
+    again = TextFolder(str(elsewhere), held_out=0.3)
+    assert [path.relative_to(elsewhere) for path in again.files["val"]] == names["val"]
+
+
+def test_a_val_folder_is_what_is_held_out(folder):
+    (folder / "val").mkdir()
+    (folder / "val" / "a.txt").write_text("held out")
+    source = TextFolder(str(folder), context=8)
+    assert [path.name for path in source.files["val"]] == ["a.txt"]
+    assert len(source.files["train"]) == 40
+    total = sum(int(source.val_set()[index][1]["bytes"]) for index in range(len(source.val_set())))
+    assert total == len("held out")
+
+
+def test_all_files_can_be_held_out_to_measure_on(folder):
+    source = TextFolder(str(folder), held_out=1.0)
+    assert (len(source.files["train"]), len(source.files["val"])) == (0, 40)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"held_out": 0.0}, "has 40 files that end in .txt, and none of them is held out: set data.held_out"),
+        ({"suffixes": [".rst"]}, "has no file that ends in .rst: give another folder, or set data.suffixes"),
+        ({"context": 1}, "data.context is 1 tokens"),
+        ({"batch_size": 0}, "data.batch_size is 0, but a batch needs at least one row"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(folder, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TextFolder(str(folder), **arguments)
+
+
+def test_a_folder_with_nothing_but_val_can_be_measured_on_but_not_trained_on(tmp_path):
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "a.txt").write_text("held out")
+    assert len(TextFolder(str(tmp_path), held_out=1.0).files["val"]) == 1
+    with pytest.raises(ValueError, match=r"has 1 files that end in \.txt, and none of them is to train on"):
+        TextFolder(str(tmp_path))
+
+
+def test_empty_files_are_nothing_to_measure_on(folder):
+    (folder / "val").mkdir()
+    (folder / "val" / "a.txt").write_text("")
+    with pytest.raises(ValueError, match="that are to be measured on are empty: give it text"):
+        TextFolder(str(folder))
+
+
+def test_more_context_than_text_is_told_from_a_large_batch(folder):
+    source = TextFolder(str(folder), held_out=0.5, context=100_000)
+    with pytest.raises(ValueError, match=r"1 training rows .* set data\.batch_size or data\.context lower"):
+        source.train_dataloader()
+
+
+def test_a_file_is_no_folder(folder):
+    with pytest.raises(ValueError, match=r"txt is a file: set data\.root \(eval: --data\) to a folder"):
+        TextFolder(str(next(folder.rglob("*.txt"))))
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere does not exist: set data.root"):
+        TextFolder(str(tmp_path / "nowhere"))

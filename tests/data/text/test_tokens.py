@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+import torch
+
+from linvit.data.text.tokens import IGNORED, Bytes, HuggingFaceTokenizer, Rows, join, open_tokenizer
+
+TEXTS = ["naïve  Rauch, 煙 and\n\ttabs".encode(), b"", b"one two one"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra `language` is not installed")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["</s>"], initial_alphabet=alphabet)
+    made.train_from_iterator(["one two one two Rauch and tabs"] * 9, trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def test_bytes_and_back():
+    for text in TEXTS:
+        assert Bytes().decode([256, *Bytes().encode(text), 256]) == text.decode()
+        assert sum(Bytes().widths(text)) == len(text)
+
+
+def test_a_tokenizer_s_tokens_add_up_to_the_text(trained):
+    tokenizer = open_tokenizer(str(trained))
+    assert (tokenizer.vocabulary, tokenizer.separator) == (tokenizer.tokenizer.get_vocab_size(), 0)
+    for text in TEXTS:
+        tokens = tokenizer.encode(text)
+        assert tokenizer.decode(tokens) == text.decode()
+        assert len(tokenizer.widths(text)) == len(tokens)
+        assert sum(tokenizer.widths(text)) == len(text)
+    assert [list(found) for found in tokenizer.encode_batch(TEXTS)] == [list(tokenizer.encode(t)) for t in TEXTS]
+    assert open_tokenizer(str(trained.parent)).encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
+
+
+def test_bytes_that_are_no_utf8_are_counted_as_they_are(trained):
+    tokenizer = open_tokenizer(str(trained))
+    for text in (b"caf\xe9 \xff\xfe", b"cut \xe7\x85", "a real \ufffd".encode()):
+        assert sum(tokenizer.widths(text)) == len(text)
+        assert len(tokenizer.widths(text)) == len(tokenizer.encode(text))
+    assert tokenizer.decode(tokenizer.encode(b"caf\xe9 \xff\xfe")) == "caf\ufffd \ufffd\ufffd"
+
+
+def word_level(path, known):
+    import tokenizers
+
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(path))
+    return open_tokenizer(str(path))
+
+
+def test_numbers_of_tokens_may_have_gaps_and_a_token_may_stand_for_much(trained, tmp_path):
+    tokenizer = word_level(tmp_path / "words.json", {"[UNK]": 0, "</s>": 1, "one": 900})
+    assert tokenizer.vocabulary == 901
+    stream = join([b"one " + b"x" * 70_000], tokenizer)
+    assert stream.tokens.tolist() == [1, 900, 0, 1]
+    assert int(stream.widths.sum()) == 70_004
+
+
+def test_a_tokenizer_is_told_apart_by_what_it_does(trained, tmp_path):
+    copied = tmp_path / "copied.json"
+    copied.write_bytes(trained.read_bytes())
+    other = word_level(tmp_path / "words.json", {"[UNK]": 0, "</s>": 1})
+    assert open_tokenizer(str(copied)).fingerprint() == open_tokenizer(str(trained)).fingerprint()
+    assert len({other.fingerprint(), open_tokenizer(str(trained)).fingerprint(), Bytes().fingerprint()}) == 3
+
+
+def test_what_is_no_tokenizer_is_refused_in_a_sentence(trained, tmp_path):
+    with pytest.raises(ValueError, match=r"data\.separator is '</s>', but between bytes stands a token of their own"):
+        open_tokenizer("bytes", "</s>")
+    with pytest.raises(ValueError, match=r"no token <pad>: name the one between documents with data\.separator"):
+        HuggingFaceTokenizer(str(trained), "<pad>")
+    with pytest.raises(ValueError, match=r"nowhere.json cannot be read \(there is no such file\)"):
+        HuggingFaceTokenizer(str(tmp_path / "nowhere.json"))
+
+
+def test_every_next_token_is_a_target_once_and_documents_stay_apart():
+    stream = join(TEXTS, Bytes())
+    rows = Rows(stream, 8, 256, keeps_apart=True)
+    read = [rows[index] for index in range(len(rows))]
+    targets = torch.cat([about["targets"] for _, about in read])
+    tokens = torch.cat([row for row, _ in read])
+    known = targets != IGNORED
+    assert targets[known].tolist() == stream.tokens[1:].tolist()
+    assert tokens[known].tolist() == stream.tokens[:-1].tolist()
+    assert sum(int(about["bytes"]) for _, about in read) == sum(map(len, TEXTS))
+    for row, about in read:
+        starts = about["documents"].diff() != 0
+        assert (row[1:][starts] == 256).all()
+        assert (about["targets"] != IGNORED).sum() == 8 or about["documents"][-1] == 8
+    together = Rows(stream, 8, 256, keeps_apart=False)
+    assert not any(together[index][1]["documents"].any() for index in range(len(together)))
+
+
+def test_tokens_are_as_narrow_as_they_can_be():
+    assert join(TEXTS, Bytes()).tokens.dtype == np.uint16
+    assert join(TEXTS, Bytes(), measures=False).widths is None

@@ -1,0 +1,121 @@
+import json
+
+import pytest
+import torch
+from tiny_language import write_language_recipe
+
+from linvit.cli import main
+from linvit.runs.restore import restore
+from linvit.runs.train import train
+
+pytest.importorskip("lm_eval", reason="the extra `language` is not installed")
+ITEMS = [
+    {"begin": "The number 3 comes before", "ends": [" 4;", " 9;"], "right": 0},
+    {"begin": "its square is ", "ends": ["of 5", "25.", "7"], "right": 1},
+    {"begin": "", "ends": ["The number", "number The"], "right": 0},
+]
+CHOICE = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}, cache_dir: {cache}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{begin}}}}"
+doc_to_choice: "{{{{ends}}}}"
+doc_to_target: right
+target_delimiter: ""
+metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
+tag: my_tag
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(write_language_recipe(tmp_path_factory.mktemp("harness"), trainer={"max_epochs": 1}), prints=False)
+
+
+@pytest.fixture(scope="module")
+def harness(run):
+    from linvit.runs.harness import Harness
+
+    return Harness(restore(run), batch_size=2)
+
+
+class Request:
+    def __init__(self, *args):
+        self.args = args
+
+
+def likelihood(harness, context, rest):
+    """Token by token, each from a row of its own; the harness moves a context's last spaces to what follows."""
+    context, rest = context.rstrip(), context[len(context.rstrip()) :] + rest
+    tokens = [256, *context.encode(), *rest.encode()]
+    total, greedy = 0.0, True
+    with torch.no_grad():
+        for place in range(len(tokens) - len(rest.encode()), len(tokens)):
+            given = harness.network(torch.tensor([tokens[:place]]))[0, -1].double().log_softmax(-1)
+            total += float(given[tokens[place]])
+            greedy &= int(given.argmax()) == tokens[place]
+    return total, greedy
+
+
+def test_likelihoods_are_those_by_brute_force(harness):
+    pairs = [(item["begin"], end) for item in ITEMS for end in item["ends"]]
+    found = harness.loglikelihood([Request(*pair) for pair in pairs], disable_tqdm=True)
+    for pair, (total, greedy) in zip(pairs, found, strict=True):
+        expected = likelihood(harness, *pair)
+        assert total == pytest.approx(expected[0], abs=1e-4)
+        assert greedy == expected[1]
+
+
+def test_rolling_likelihood_reads_pieces_of_the_training_s_context(harness):
+    text = "The number 3 comes before 4; its square is 9. And so on, beyond the context."
+    tokens = [256, *text.encode()]
+    expected = 0.0
+    with torch.no_grad():
+        for start in range(0, len(tokens) - 1, 40):
+            row = tokens[start : start + 41]
+            if len(row) < 41 and start:  # the last piece sees as much as the others
+                row = tokens[-41:]
+            given = harness.network(torch.tensor([row[:-1]]))
+            expected += _of_last(given[0].double(), row, len(tokens[start + 1 : start + 41]))
+    assert harness.loglikelihood_rolling([Request(text)]) == [pytest.approx(expected, abs=1e-3)]
+
+
+def _of_last(logits, row, count):
+    likely = logits.log_softmax(-1)[len(logits) - count :]
+    return float(likely.gather(-1, torch.tensor(row[-count:])[:, None]).sum())
+
+
+def test_a_whole_local_task_gives_the_accuracy_by_brute_force(run, harness, tmp_path, capsys):
+    file = tmp_path / "items.jsonl"
+    file.write_text("\n".join(json.dumps(item) for item in ITEMS))
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "items.yaml").write_text(CHOICE.format(name="three_items", file=file, cache=tmp_path / "cache"))
+    assert main(["eval", str(run), "--tasks", "three_items", "--include", str(tasks), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["three_items"]
+    right = normed = 0
+    for item in ITEMS:
+        totals = [likelihood(harness, item["begin"], end)[0] for end in item["ends"]]
+        right += max(range(len(totals)), key=totals.__getitem__) == item["right"]
+        shares = [total / len(end) for total, end in zip(totals, item["ends"], strict=True)]
+        normed += max(range(len(shares)), key=shares.__getitem__) == item["right"]
+    assert measured["acc,none"] == pytest.approx(right / 3)
+    assert measured["acc_norm,none"] == pytest.approx(normed / 3)
+    assert main(["eval", str(run), "--tasks", "my_tag", "--include", str(tasks), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["three_items"] == measured
+    assert main(["eval", str(run), "--tasks", "nowhere", "--include", str(tasks)]) == 2
+    assert "knows no task 'nowhere'" in capsys.readouterr().err
+    assert main(["eval", str(run), "--tasks", "three_items", "--include", str(tasks), "--limit", "0"]) == 2
+    assert "--limit is 0, but at least one item" in capsys.readouterr().err
+    assert main(["eval", str(run), "--tasks", "three_items", "--include", str(file)]) == 2
+    assert "expected a folder with .yaml files of your tasks" in capsys.readouterr().err
+
+
+def test_writing_stops_before_what_it_is_told(harness):
+    whole = harness.generate_until([Request("The number", {"until": [], "max_gen_toks": 12})])[0]
+    assert len(whole) <= 12
+    stop = whole[3:5]
+    cut = harness.generate_until([Request("The number", {"until": [stop], "max_gen_toks": 12})])[0]
+    assert cut == whole[: whole.index(stop)]

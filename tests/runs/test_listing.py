@@ -1,0 +1,63 @@
+import json
+
+import pytest
+import timm
+
+from linvit.cli import main
+from linvit.runs.listing import describe_recipes, recipe_files
+
+
+@pytest.fixture
+def recipes(tmp_path):
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "shared.yaml").write_text("data: {name: digits, size: 32}\n")
+    header = "# published: 99.5 % top-1     ours: not run yet\n"
+    (tmp_path / "nano.yaml").write_text(f"{header}base: shared.yaml\nmodel: {{name: ravlt_nano}}\n")
+    (tmp_path / "deeper" / "no_cpe.yaml").write_text("base: ../nano.yaml\nmodel: {cpe: false}\n")
+    return tmp_path
+
+
+def test_folders_are_searched_and_what_names_no_model_is_left_out(recipes):
+    assert recipe_files([recipes]) == [recipes / "deeper" / "no_cpe.yaml", recipes / "nano.yaml"]
+    assert recipe_files([recipes / "nano.yaml", recipes / "deeper"]) == [
+        recipes / "nano.yaml",
+        recipes / "deeper" / "no_cpe.yaml",
+    ]
+    with pytest.raises(ValueError, match=r"No recipe in .*shared.yaml names a model"):
+        recipe_files([recipes / "shared.yaml"])
+
+
+def test_recipes_are_counted_against_their_bases(recipes):
+    without, nano = describe_recipes(recipe_files([recipes]))
+    cpe = 10 * (32 + 48 + 2 * 64 + 96)
+    assert nano["parameters"] == sum(p.numel() for p in timm.create_model("ravlt_nano", device="meta").parameters())
+    assert (nano["base"], nano["more_parameters"], nano["more_macs"]) == (None, None, None)
+    assert (without["base"], without["more_parameters"]) == (str(recipes / "nano.yaml"), -cpe)
+    assert without["more_macs"] == -9 * (32 * 8 * 8 + 48 * 4 * 4 + 2 * 64 * 2 * 2 + 96)  # maps of a 32 px image
+    assert (nano["published"], without["published"]) == ("99.5 % top-1", None)
+
+
+def test_command_prints_markdown_or_json(recipes, capsys):
+    assert main(["models", "--recipes", str(recipes)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [line.count("|") for line in lines] == [8] * 4
+    assert "99.5 % top-1" in lines[3]
+    assert main(["models", "--recipes", str(recipes), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["recipe"] for row in rows] == [str(recipes / "deeper" / "no_cpe.yaml"), str(recipes / "nano.yaml")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {name: ravlt_nanoo}\n", "names the model 'ravlt_nanoo', which timm does not know"),
+        ("model: {name: ravlt_nano, attention: {kappa: relu}}\n", "attention has the key 'kappa', expected some of"),
+        ("model: {name: ravlt_nano, attentions: {}}\n", "has no argument 'attentions': did you mean 'model.attention'"),
+    ],
+)
+def test_wrong_models_end_in_one_sentence(text, message, tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(text)
+    assert main(["models", "--recipes", str(tmp_path / "mine.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.strip().splitlines()) == 1

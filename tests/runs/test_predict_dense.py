@@ -1,0 +1,214 @@
+import json
+import re
+
+import pytest
+import torch
+import yaml
+from dense_answers import IDS, SIDE, knows_maps, knows_objects, write_scenes, write_untrained
+from PIL import Image
+
+from linvit.cli import main
+from linvit.data.dense.ade20k import read_map
+from linvit.models.dense.frameworks import build_dense
+from linvit.runs import predict_dense
+from linvit.runs.predict_dense import label_map, unique_names
+from linvit.runs.restore import restore
+from linvit.runs.train import train
+from linvit.tasks.average_precision import average_precision
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return write_scenes(tmp_path_factory.mktemp("scenes"))
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory, scenes):
+    return write_untrained(tmp_path_factory.mktemp("weights") / "detector.ckpt", "retinanet", scenes)
+
+
+@pytest.fixture(scope="module")
+def segmentor(tmp_path_factory, scenes):
+    return write_untrained(tmp_path_factory.mktemp("weights") / "segmentor.ckpt", "semantic_fpn", scenes)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two files of one name, a thin one, one that is no image."""
+    (tmp_path / "photos" / "more").mkdir(parents=True)
+    noise = Image.effect_noise((37, 50), 60).convert("RGB")
+    noise.save(tmp_path / "photos" / "A.png")
+    noise.resize((130, 51)).save(tmp_path / "photos" / "more" / "a.jpg")
+    noise.resize((500, 3)).save(tmp_path / "photos" / "thin [1].png")
+    (tmp_path / "photos" / "broken.png").write_bytes(b"broken")
+    return tmp_path / "photos"
+
+
+def test_the_truth_written_as_detections_scores_one(scenes, tmp_path):
+    restored = knows_objects(scenes)
+    folder = scenes / "detection" / "images" / "val"
+    told, complaints = predict_dense.predict_dense(restored, [folder], output=tmp_path / "out")
+    assert complaints == []
+    written = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    truth = json.loads((scenes / "detection" / "annotations" / "instances_val.json").read_text())
+    ids = [image["id"] for image in truth["images"]]
+    for kind in ("bbox", "segm"):
+        rows = [
+            {key: row[key] for key in row if key not in ("id", "area", "iscrowd")} for row in written["annotations"]
+        ]
+        assert average_precision(truth, rows, ids, kind)["ap"] == 1.0
+    assert [image["file_name"] for image in written["images"]] == [str(path) for path, _ in told]
+    assert {(image["height"], image["width"]) for image in written["images"]} == {(SIDE, SIDE)}
+    assert written["categories"] == [{"id": IDS * (digit + 1), "name": str(digit)} for digit in range(10)]
+    areas = {tuple(entry["bbox"]): entry["area"] for entry in truth["annotations"]}
+    assert all(row["area"] == areas[tuple(row["bbox"])] for row in written["annotations"])
+    assert len({row["id"] for row in written["annotations"]}) == len(written["annotations"]) > 5
+
+
+def test_objects_below_the_threshold_are_written_but_not_counted(scenes, tmp_path):
+    folder = scenes / "detection" / "images" / "val"
+    counts = []
+    for threshold in (None, 0.9):
+        told, _ = predict_dense.predict_dense(knows_objects(scenes), [folder], threshold, output=tmp_path / "out")
+        counts.append(sum(int(count) for _, words in told for count in re.findall(r"(\d+) ×", words)))
+    assert counts[0] == len(json.loads((tmp_path / "out" / "predictions.json").read_text())["annotations"])
+    assert 0 < counts[1] < counts[0]
+
+
+@pytest.mark.parametrize("reduced", [True, False])
+def test_written_maps_are_the_truth(scenes, tmp_path, reduced):
+    restored = knows_maps(scenes, reduces_zero_label=reduced)
+    folder = scenes / "segmentation" / "images" / "validation"
+    told, _ = predict_dense.predict_dense(restored, [folder], output=tmp_path / "out")
+    for path, words in told:
+        truth = read_map(scenes / "segmentation" / "annotations" / "validation" / f"{path.stem}.png", 11)
+        written = read_map(tmp_path / "out" / "maps" / f"{path.stem}.png", 11, reduced)
+        assert torch.equal(written[truth != 255], truth[truth != 255])
+        assert (written != 255).all()
+        assert words.startswith("canvas ")
+    names = json.loads((tmp_path / "out" / "labels.json").read_text())
+    assert names[str(int(reduced))] == "canvas"
+
+
+@pytest.mark.parametrize("kind", ["detector", "segmentor"])
+def test_any_size_two_of_a_name_and_a_broken_file(kind, photos, tmp_path, request, capsys):
+    checkpoint = request.getfixturevalue(kind)
+    out = tmp_path / "out"
+    assert main(["predict", str(checkpoint), str(photos), "--output", str(out)]) == 1
+    assert "broken.png is not a readable image" in capsys.readouterr().err
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    names = {"A", "a_2", "thin [1]"}
+    expected = {f"pictures/{name}.jpg" for name in names}
+    if kind == "detector":
+        expected.add("predictions.json")
+        assert json.loads((out / "predictions.json").read_text())["annotations"] == []  # untrained: no score above 0.05
+    else:
+        expected |= {"labels.json", *(f"maps/{name}.png" for name in names)}
+        assert [Image.open(out / "maps" / f"{name}.png").size for name in sorted(names)] == [
+            (37, 50),
+            (130, 51),
+            (500, 3),
+        ]
+    assert files == expected
+    assert main(["predict", str(checkpoint), str(photos / "thin [1].png")]) == 0
+    shown = capsys.readouterr().out
+    assert "thin [1].png" in shown
+    assert ("nothing with a score of 50 % or more" in shown) == (kind == "detector")
+
+
+def test_pictures_of_an_earlier_call_are_not_looked_at(segmentor, photos):
+    (photos / "broken.png").unlink()
+    for _ in range(2):
+        assert main(["predict", str(segmentor), str(photos), "--output", str(photos / "out")]) == 0
+    assert len(list((photos / "out" / "pictures").iterdir())) == 3
+
+
+def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys):
+    image = str(photos / "A.png")
+    for arguments, reason in (
+        ([detector, image, "--weights", "ema"], "holds no 'ema' weights"),
+        ([detector, image, "--output", tmp_path / "x.csv"], "give a folder"),
+        ([detector, image, "--output", photos], "holds the images"),
+        ([detector, image, "--threshold", "2"], "--threshold is 2.0"),
+        ([detector, image, "--topk", "3"], "--topk is for classifiers"),
+        ([segmentor, image, "--threshold", "0.3"], "--threshold is for detectors"),
+        ([detector, image, "--framework", "upernet"], "--framework needs --model"),
+        (["--model", "ravlt_nano", "--framework", "yolo", "--checkpoint", detector, image], "framework is 'yolo'"),
+        (["--model", "ravlt", "--framework", "upernet", "--checkpoint", detector, image], "ravlt"),
+    ):
+        assert main(["predict", *map(str, arguments)]) == 2
+        said = capsys.readouterr().err
+        assert reason in said
+        assert said.count("\n") == 1
+
+
+def test_labels_chosen_piece_by_piece_are_those_of_all_logits(monkeypatch):
+    logits = torch.randn(1, 11, 24, 40)
+    whole = torch.nn.functional.interpolate(logits, (33, 57), mode="bilinear", align_corners=False).argmax(1)[0]
+    monkeypatch.setattr(predict_dense, "AT_ONCE", 3 * 33 * 57)
+    filled = torch.nn.functional.pad(logits, (0, 0, 0, 8), value=100.0)  # the image is filled up to 32 rows
+    found = label_map(lambda images: filled, torch.zeros(3, 24, 40), (33, 57))
+    assert torch.equal(found.long(), whole)
+
+
+def test_names_are_told_apart_on_every_file_system(tmp_path):
+    paths = [tmp_path / name for name in ("a/x.jpg", "b/X.png", "x_2.jpg", "x_2_2.png", "y.png")]
+    names = unique_names(paths)
+    assert names[0] == "x"
+    assert len({name.lower() for name in names}) == len(paths)
+
+
+def test_category_ids_travel_from_the_training_file_to_predictions(scenes, tmp_path):
+    recipe = {
+        "seed": 0,
+        "folder": str(tmp_path / "run"),
+        "model": {"framework": "mask_rcnn", "backbone": "mavit_nano", "heads": {"width": 16, "hidden": 16}},
+        "task": {"name": "detection", "ema_decay": 0.9},
+        "optimizer": {"lr": 1e-3},
+        "schedule": {"warmup_epochs": 0},
+        "data": {"name": "coco", "root": str(scenes / "detection"), "long_side": 64, "short_side": 64},
+        "trainer": {"max_epochs": 1, "accelerator": "cpu", "limit_val_batches": 0},
+    }
+    recipe["data"] |= {"batch_size": 1, "num_workers": 0}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    restored = restore(train(tmp_path / "recipe.yaml", prints=False))
+    assert restored.category_ids == [IDS * (digit + 1) for digit in range(10)]
+    assert list(restored.task.networks()) == ["raw", "ema"]
+    folder = scenes / "detection" / "images" / "val"
+    told, _ = predict_dense.predict_dense(restored, [folder], 0.0, "raw", tmp_path / "out")
+    assert len(told) == 3
+    written = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert {row["category_id"] % IDS for row in written["annotations"]} <= {0}
+
+
+def released_names(key):
+    """Semantic FPN's keys as mmsegmentation writes them."""
+    key = re.sub(r"^neck\.inner_blocks\.(\d)\.0\.", r"neck.lateral_convs.\1.conv.", key)
+    key = re.sub(r"^neck\.layer_blocks\.(\d)\.0\.", r"neck.fpn_convs.\1.conv.", key)
+    key = key.replace("head.classifier.1.", "decode_head.conv_seg.") if key.startswith("head.") else key
+    found = re.match(r"^head\.levels\.(\d)\.(\d)\.([01])\.(.*)", key)
+    if found is None:
+        return key
+    level, place, part, rest = found.groups()
+    return f"decode_head.scale_heads.{level}.{2 * int(place)}.{('conv', 'bn')[int(part)]}.{rest}"
+
+
+def test_released_segmentor_by_backbone_and_framework(tmp_path):
+    network = build_dense("semantic_fpn", "ravlt_nano", 150)
+    weights = {released_names(key): torch.rand_like(value.float()) for key, value in network.state_dict().items()}
+    assert "decode_head.scale_heads.3.4.bn.weight" in weights
+    weights |= {key: network.state_dict()[key] for key in weights if key.startswith("backbone.")}
+    torch.save({"state_dict": weights, "meta": {}}, tmp_path / "fpn.pth")
+    restored = restore(None, "ravlt_nano", tmp_path / "fpn.pth", "semantic_fpn")
+    assert torch.equal(restored.task.network.head.classifier[1].bias, weights["decode_head.conv_seg.bias"])
+    assert (restored.class_names[0], restored.class_names[-1]) == ("1", "150")
+    assert (restored.preprocessing.long_side, restored.preprocessing.short_side) == (2048, 512)
+
+
+def test_released_detector_knows_the_categories_of_coco(tmp_path):
+    torch.save(build_dense("retinanet", "ravlt_nano", 80).state_dict(), tmp_path / "retinanet.pth")
+    restored = restore(None, "ravlt_nano", tmp_path / "retinanet.pth", "retinanet")
+    named = dict(zip(restored.category_ids, restored.class_names, strict=True))
+    assert len(named) == 80
+    assert (named[1], named[13], named[90]) == ("person", "stop sign", "toothbrush")
+    assert (restored.preprocessing.long_side, restored.preprocessing.short_side) == (1333, 800)

@@ -1,0 +1,120 @@
+"""A run over two gloo processes, started as a user starts it, against the same run in one process."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_run import content, curve, differing, write_recipe
+
+from linvit.runs.train import train
+
+EPOCHS = 3
+# Without batch norm (SyncBatchNorm needs CUDA), drop path and mixing (drawn for each process) both see the same images.
+ALIKE = {
+    "model": {"name": "test_vit", "img_size": 32, "drop_path_rate": 0.0},
+    "task": {"mixup": 0.0, "cutmix": 0.0},
+    "trainer": {"max_epochs": EPOCHS, "limit_val_batches": 1.0},
+}
+PRECISE = "trainer.precision=64-true"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "linvit.cli"]
+LIGHTNING = [sys.executable, "-m", "linvit.cli"]
+TWO = ["data.batch_size=8", "trainer.devices=2", "trainer.strategy=ddp"]
+
+
+# tiny_run has to be found by the processes, where a recipe names a class of it
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def start(launcher, recipe, *more):
+    return subprocess.run(
+        [*launcher, "train", str(recipe), *TWO, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        env=ENVIRONMENT,
+    )
+
+
+def dying(rank):
+    """An override that kills one process in the middle of the second epoch."""
+    return f"trainer.callbacks=[{{class_path: tiny_run.Dies, init_args: {{step: 4, rank: {rank}}}}}]"
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    finished = start(LIGHTNING, write_recipe(folder, **ALIKE))
+    assert finished.returncode == 0, finished.stdout
+    assert finished.stdout.count("epoch 2/") == 1, "every process prints"
+    return folder / "run"
+
+
+def values(run, *columns):
+    with open(run / "metrics.csv") as file:
+        return torch.tensor([[float(row[name]) for name in columns] for row in csv.DictReader(file)])
+
+
+def single(folder, *overrides):
+    folder.mkdir()
+    return train(write_recipe(folder, **ALIKE), overrides, prints=False)
+
+
+def test_two_processes_learn_what_one_learns_to_float32_rounding(two, tmp_path):
+    one, exact = single(tmp_path / "one"), single(tmp_path / "exact", PRECISE)
+    losses = [values(run, "train_loss", "val_loss", "ema_loss") for run in (two, one, exact)]
+    assert losses[0].shape == (EPOCHS, 3)
+    error, rounding = ((part - losses[2]).abs().max() for part in losses[:2])
+    assert error <= 4 * rounding, "two processes err more than float32 does"
+    assert rounding < 1e-5
+    assert losses[0][-1, 0] < losses[0][0, 0]
+    for column in ("images", "lr", "step"):
+        assert values(two, column).equal(values(one, column))
+    assert values(two, "images").unique().tolist() == [360]
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns_in_float64(tmp_path):
+    finished = start(TORCHRUN, write_recipe(tmp_path, **ALIKE), PRECISE)
+    assert finished.returncode == 0, finished.stdout
+    one, two = single(tmp_path / "one", PRECISE), tmp_path / "run"
+    ours, theirs = content(one)["state_dict"], content(two)["state_dict"]
+    for key, value in ours.items():
+        if key.startswith(("network.", "ema.")):
+            torch.testing.assert_close(value, theirs[key], rtol=1e-9, atol=1e-12)
+    columns = [name for name in curve(one)[0] if name != "epoch"]
+    rounding = 4 * torch.finfo(torch.float32).eps  # the metrics are float32 sums
+    torch.testing.assert_close(values(two, *columns), values(one, *columns), rtol=rounding, atol=0)
+
+
+def check_lost_process(launcher, rank, two, folder):
+    recipe = write_recipe(folder, **ALIKE)
+    stopped = start(launcher, recipe, dying(rank))
+    assert stopped.returncode != 0
+    said = [line for line in stopped.stdout.splitlines() if line.startswith("linvit: ")]
+    assert len(said) == 1, stopped.stdout
+    assert f"so process {1 - rank} stopped too" in said[0]
+    assert f"--resume goes on from {folder / 'run' / 'checkpoints' / 'last.ckpt'}" in said[0]
+    assert "GLHF" not in stopped.stdout
+    assert len(curve(folder / "run")) == 1
+    resumed = start(LIGHTNING, recipe, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    assert differing(folder / "run", two, fewest=100) == []
+    assert curve(folder / "run") == curve(two)
+
+
+def test_a_process_killed_in_an_epoch_stops_the_run_and_resume_goes_on(two, tmp_path):
+    check_lost_process(TORCHRUN, 1, two, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "rank"), [(TORCHRUN, 0), (LIGHTNING, 0), (LIGHTNING, 1)])
+def test_whichever_process_is_killed_the_other_says_so(two, tmp_path, launcher, rank):
+    check_lost_process(launcher, rank, two, tmp_path)

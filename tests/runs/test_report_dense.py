@@ -1,0 +1,80 @@
+import re
+
+import pytest
+import torch
+from dense_answers import IDS, knows_maps, knows_objects, write_scenes
+
+from linvit.data import Coco
+from linvit.runs.evaluate import evaluate
+from linvit.runs.report_dense import write_report
+from linvit.tasks.average_precision import average_precision, average_precision_by_class
+from linvit.tasks.segmentation import overlaps, overlaps_by_class
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return write_scenes(tmp_path_factory.mktemp("scenes"))
+
+
+def page_of(restored, path):
+    restored.path = path / "checkpoints" / "best.ckpt"
+    (path / "metrics.csv").write_text("epoch,train_loss,lr,box_ap,miou\n1,2.0,0.1,,\n2,1.0,0.1,0.5,0.4\n")
+    measured = evaluate(restored, accelerator="cpu", devices=1)
+    write_report(restored, measured, path / "report.html")
+    page = (path / "report.html").read_text()
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", page), "nothing is read from elsewhere"
+    return re.findall(r"<h2>(.*?)</h2>", page), re.sub(r"data:image[^\"]*", "", page)
+
+
+def test_page_of_a_detector_that_is_always_right(scenes, tmp_path):
+    headings, page = page_of(knows_objects(scenes), tmp_path)
+    of_classes = [f"Average precision of {part} of each class" for part in ("boxes", "masks")]
+    assert headings == ["What was measured", "Training", *of_classes, "Pictures"]
+    assert page.count("truth and answer") == 3
+    rows = re.findall(r"<tr><td>\d</td><td>([\d.]+) %</td><td>([\d.]+) %</td><td>(\d+)</td></tr>", page)
+    assert len(rows) > 8
+    assert {row[:2] for row in rows} == {("100.00", "100.00")}
+    truth = Coco(str(scenes / "detection")).ground_truth()
+    single = sum(not entry["iscrowd"] for entry in truth["annotations"])
+    assert sum(int(row[2]) for row in rows) == 2 * single  # once for boxes, once for masks
+
+
+def test_page_of_a_segmentor_that_is_always_right(scenes, tmp_path):
+    headings, page = page_of(knows_maps(scenes), tmp_path)
+    expected = ["Intersection over union of each class", "Confused classes", "Pictures"]
+    assert headings == ["What was measured", "Training", *expected]
+    assert "<td>canvas</td><td>100.0 %</td><td>100.0 %</td>" in page
+    assert "No pixel is answered wrongly." in page
+    assert page.count("truth and answer") == 3
+
+
+def test_average_precision_of_classes_is_that_of_all():
+    boxes = {1: [10, 10, 30, 30], 2: [50, 50, 20, 40], 3: [5, 60, 30, 30]}
+    entries = [
+        {"id": key, "image_id": 1, "category_id": IDS * key, "bbox": box, "area": 900, "iscrowd": 0}
+        for key, box in boxes.items()
+    ]
+    categories = [{"id": IDS * key, "name": str(key)} for key in (*boxes, 4)]
+    size = {"id": 1, "file_name": "a.jpg", "height": 100, "width": 100}
+    truth = {"info": {}, "images": [size], "annotations": entries, "categories": categories}
+    shifted = [13, 10, 30, 30]  # IoU 0.818: right up to 0.8
+    rows = [
+        {"image_id": 1, "category_id": IDS * key, "bbox": box, "score": 0.9}
+        for key, box in ((1, shifted), (2, boxes[2]))
+    ]
+    found = average_precision_by_class(truth, rows, [1], "bbox")
+    assert found == {IDS: (pytest.approx(0.7), 1.0, 1), 2 * IDS: (1.0, 1.0, 1), 3 * IDS: (0.0, 0.0, 1)}
+    mean = sum(ap for ap, _, _ in found.values()) / 3
+    assert average_precision(truth, rows, [1], "bbox")["ap"] == pytest.approx(mean)
+    assert average_precision_by_class(truth, [], [1], "bbox") == {IDS * key: (0.0, 0.0, 1) for key in boxes}
+
+
+def test_overlaps_of_classes():
+    confusion = torch.tensor([[6, 2, 0], [0, 4, 0], [0, 0, 0]])
+    overlap, accuracy, pixels = overlaps_by_class(confusion)
+    assert overlap[:2].tolist() == pytest.approx([6 / 8, 4 / 6])
+    assert accuracy[:2].tolist() == [0.75, 1.0]
+    assert pixels.tolist() == [8, 4, 0]
+    assert overlap[2].isnan()
+    assert overlaps(confusion)["miou"].item() == pytest.approx((6 / 8 + 4 / 6) / 2)
+    assert overlaps(confusion)["pixel_accuracy"].item() == pytest.approx(10 / 12)

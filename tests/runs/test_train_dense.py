@@ -1,0 +1,224 @@
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from tiny_dense import tiny_scenes, write_dense_recipe
+from tiny_run import content, curve, differing
+
+from linvit.cli import main
+from linvit.runs.evaluate import evaluate
+from linvit.runs.restore import restore
+from linvit.runs.train import train
+from linvit.tasks.checkpoints import RunStoppedError
+
+COLUMNS = {
+    "retinanet": {"box_ap", "box_ap50", "box_ap75"},
+    "mask_rcnn": {"box_ap", "mask_ap", "mask_ap50"},
+    "cascade_mask_rcnn": {"box_ap", "mask_ap"},
+    "semantic_fpn": {"miou", "pixel_accuracy", "class_accuracy"},
+    "upernet": {"miou"},
+}
+
+
+class Interrupts(Callback):
+    """Presses Ctrl-C before the batch of one step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return tiny_scenes(tmp_path_factory.mktemp("data") / "scenes")
+
+
+@pytest.fixture(scope="module")
+def runs(scenes, tmp_path_factory):
+    held = {}
+
+    def run(framework):
+        if framework not in held:
+            folder = tmp_path_factory.mktemp(framework)
+            held[framework] = train(write_dense_recipe(folder, scenes, framework), prints=False)
+        return held[framework]
+
+    return run
+
+
+@pytest.mark.parametrize("framework", COLUMNS)
+def test_every_framework_trains_and_is_measured_again(framework, runs):
+    run = runs(framework)
+    rows = curve(run)
+    assert [int(row["step"]) for row in rows] == [3, 6]
+    assert COLUMNS[framework] <= set(rows[0])
+    assert all(math.isfinite(float(value)) for row in rows for value in row.values())
+    assert {float(row["images"]) for row in rows} == {4.0}
+    assert float(rows[1]["lr"]) == pytest.approx(float(rows[0]["lr"]) * 0.1)
+    restored = restore(run / "checkpoints" / "last.ckpt")
+    measured = evaluate(restored)["raw"]
+    assert measured["images"] == 4
+    for name in COLUMNS[framework]:
+        assert measured[name] == pytest.approx(float(rows[1][name]), abs=1e-6)
+
+
+@pytest.mark.parametrize("framework", ["mask_rcnn", "semantic_fpn"])
+def test_a_stopped_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
+    recipe = write_dense_recipe(tmp_path, scenes, framework)
+    with pytest.raises(RunStoppedError, match="--resume"):
+        train(recipe, callbacks=[Interrupts(4)], prints=False)
+    assert content(tmp_path / "run")["global_step"] == 5
+    run = train(recipe, resume=True, prints=False)
+    assert differing(run, runs(framework), fewest=100) == []
+    assert curve(run) == curve(runs(framework))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["mask_rcnn", "upernet"])
+def test_a_killed_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
+    killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 4}}
+    recipe = write_dense_recipe(tmp_path, scenes, framework, trainer={"callbacks": [killer]})
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "linvit.cli", "train", str(recipe)]
+    dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
+    assert dead.returncode == -signal.SIGKILL
+    assert content(tmp_path / "run")["global_step"] == 3
+    run = train(write_dense_recipe(tmp_path, scenes, framework), resume=True, prints=False)
+    assert differing(run, runs(framework), fewest=100) == []
+    assert curve(run) == curve(runs(framework))
+
+
+def test_a_bad_annotation_is_named_before_anything_trains(scenes, tmp_path, capsys):
+    copy = shutil.copytree(scenes / "detection", tmp_path / "copy")
+    path = copy / "annotations" / "instances_train.json"
+    path = path if path.is_file() else copy / "annotations" / "instances_train2017.json"
+    known = json.loads(path.read_text())
+    known["annotations"][2]["category_id"] = 77
+    path.write_text(json.dumps(known))
+    recipe = write_dense_recipe(tmp_path, scenes, "retinanet", data={"root": str(copy)})
+    assert main(["train", str(recipe)]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert path.name in said
+    assert f"{known['annotations'][2]['id']}" in said
+    assert "77" in said
+    mended = ["data.max_bad_annotations=1", "trainer.max_epochs=1"]
+    assert main(["train", str(recipe), *mended, "--resume"]) == 0
+    assert "1 of at most 1" in capsys.readouterr().out
+
+
+def test_the_moving_average_is_measured_too(scenes, tmp_path):
+    recipe = write_dense_recipe(tmp_path, scenes, "semantic_fpn", task={"ema_decay": 0.9}, trainer={"max_epochs": 1})
+    run = train(recipe, prints=False)
+    assert {"miou", "ema_miou"} <= set(curve(run)[0])
+    assert set(evaluate(restore(run))) == {"raw", "ema"}
+
+
+def test_epochs_without_validation_have_no_measures(scenes, tmp_path):
+    seldom = {"max_epochs": 3, "check_val_every_n_epoch": 2}
+    run = train(write_dense_recipe(tmp_path, scenes, "semantic_fpn", trainer=seldom), prints=False)
+    assert [bool(row["miou"]) for row in curve(run)] == [False, True, False]
+    assert all(row["train_loss"] for row in curve(run))
+    assert (run / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_half_precision_trains(scenes, tmp_path):
+    half = {"max_epochs": 1, "precision": "bf16-mixed"}
+    for framework in ("mask_rcnn", "upernet"):
+        (tmp_path / framework).mkdir()
+        run = train(write_dense_recipe(tmp_path / framework, scenes, framework, trainer=half), prints=False)
+        assert math.isfinite(float(curve(run)[0]["train_loss"]))
+
+
+def test_a_classifier_s_run_is_the_backbone_to_start_from(runs, scenes, tmp_path, capsys):
+    from tiny_run import write_recipe
+
+    (tmp_path / "digits").mkdir()
+    few = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
+    about = {"model": {"name": "mavit_nano", "in_chans": 3}, "data": {"channels": 3}, "trainer": few}
+    digits = train(write_recipe(tmp_path / "digits", **about), prints=False)
+    recipe = write_dense_recipe(
+        tmp_path, scenes, "mask_rcnn", init=str(digits), trainer={"max_epochs": 1, "limit_train_batches": 1}
+    )
+    train(recipe)
+    assert "best.ckpt: its backbone; neck and heads begin anew." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("root", ["detection", "segmentation"])
+def test_data_of_another_task_are_refused_in_one_sentence(root, scenes, tmp_path):
+    wrong = {"detection": "semantic_fpn", "segmentation": "mask_rcnn"}[root]
+    recipe = write_dense_recipe(tmp_path, scenes, wrong, data={"root": str(scenes / root)})
+    with pytest.raises(ValueError, match=r"(does not exist|has no)"):
+        train(recipe, prints=False)
+
+
+def test_masks_are_missed_before_anything_trains(scenes, tmp_path):
+    recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", data={"needs_masks": False})
+    with pytest.raises(ValueError, match=r"MaskRCNN learns masks, but data\.needs_masks is false: set it to true"):
+        train(recipe, prints=False)
+
+
+def test_a_source_of_another_task_is_refused(scenes, tmp_path):
+    recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", task={"name": "segmentation"})
+    with pytest.raises(ValueError, match=r"data\.name is 'coco', but the task segmentation learns from ade20k: choose"):
+        train(recipe, prints=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (
+            {"framework": "upernet"},
+            r"model\.framework is 'upernet', but this task trains retinanet, mask_rcnn, cascade",
+        ),
+        ({"backbone": None}, "names no backbone: add model.backbone"),
+        ({"backbone": "ravlt_nana"}, "Unknown model 'ravlt_nana': did you mean 'ravlt_nano'"),
+        ({"heads": {"widht": 16}}, "heads has 'widht', but those of mask_rcnn take width, hidden, num_regions"),
+        ({"drop_pth_rate": 0.1}, r"mavit_nano has no argument 'drop_pth_rate': did you mean 'model\.drop_path_rate'"),
+        ({"backbone": "vit_tiny_patch16_224"}, "choose a four-stage model"),
+    ],
+)
+def test_a_network_that_cannot_be_built_is_one_sentence(model, sentence, scenes, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        train(write_dense_recipe(tmp_path, scenes, "mask_rcnn", model=model), prints=False)
+
+
+def test_every_image_s_truth_is_what_the_scores_are_against(scenes, runs):
+    from linvit.runs.restore import source_for
+
+    restored = restore(runs("mask_rcnn"))
+    source = source_for(restored, None)
+    assert len(source.ground_truth()["images"]) == 4
+    images, targets = next(iter(source.val_dataloader()))
+    perfect = [
+        {"boxes": t["boxes"], "labels": t["labels"], "masks": t["masks"], "scores": torch.ones(len(t["labels"]))}
+        for t in targets
+    ]
+    rows = source.results(images, targets, perfect)
+    assert {row["image_id"] for row in rows} == {t["image_id"] for t in targets}
+    assert {row["category_id"] for row in rows} <= set(range(1, 11))
+
+
+@pytest.mark.parametrize("framework", [pytest.param("mask_rcnn", marks=pytest.mark.slow), "semantic_fpn"])
+def test_two_processes_measure_every_image_once_on_the_network_that_is_saved(framework, scenes, tmp_path):
+    recipe = write_dense_recipe(tmp_path, scenes, framework, optimizer={"lr": 1e-2})
+    command = [sys.executable, "-m", "linvit.cli", "train", str(recipe), "trainer.devices=2", "trainer.strategy=ddp"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = curve(tmp_path / "run")[-1]
+    assert float(row["images"]) == 4
+    assert int(row["step"]) == 2  # 7 images: one batch of 2 in each process, twice
+    measured = evaluate(restore(tmp_path / "run" / "checkpoints" / "last.ckpt"))["raw"]
+    for name in COLUMNS[framework]:
+        assert measured[name] == pytest.approx(float(row[name]), abs=1e-6)

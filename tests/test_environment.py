@@ -1,0 +1,45 @@
+import json
+import subprocess
+
+import torch
+
+from linvit import environment
+
+
+def test_description_is_plain_json_and_names_versions_and_command(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/linvit", "train", "a.yaml"])
+    told = json.loads(json.dumps(environment.describe(2, 4)))
+    assert told["command"] == ["linvit", "train", "a.yaml"]
+    assert told["packages"]["torch"] == torch.__version__.partition("+")[0]
+    assert (told["devices_used"], told["processes"]) == (2, 4)
+    assert told["devices"]
+
+
+def test_commit_is_that_of_the_checkout_alone(tmp_path, monkeypatch):
+    def git(*arguments):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        return subprocess.run(
+            ["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    module = tmp_path / "environment.py"
+    monkeypatch.setattr(environment, "__file__", str(module))
+    assert environment.commit() is None
+    git("init", "-q")
+    module.touch()
+    assert environment.commit() is None, "below a repository, but no part of it"
+    git("add", "."), git("commit", "-qm", "first")
+    head = git("rev-parse", "HEAD").strip()
+    assert environment.commit() == head
+    module.write_text("changed")
+    assert environment.commit() == f"{head}-dirty"
+
+
+def test_every_start_adds_an_entry(tmp_path):
+    path = tmp_path / "environment.json"
+    environment.append(path, {"started": 1})
+    environment.append(path, {"started": 2})
+    assert json.loads(path.read_text()) == [{"started": 1}, {"started": 2}]
+    path.write_text("[{")
+    environment.append(path, {"started": 3})
+    assert json.loads(path.read_text()) == [{"started": 3}]
