@@ -7,12 +7,12 @@ import yaml
 SIZES = {"width": 16, "depth": 2, "heads": 2}
 
 
-def write_diffusion_recipe(folder: Path, mixer: str = "mala", **groups) -> Path:
+def write_diffusion_recipe(folder: Path, mechanism: str = "mala", **groups) -> Path:
     """Three epochs of four batches, as folder/tiny.yaml; the run goes to folder/run."""
     values = {
         "folder": str(folder / "run"),
         "seed": 1,
-        "model": {"name": "dit_nano_patch2", "mixer": mixer, **SIZES},
+        "model": {"name": "dit_nano_patch2", "mechanism": mechanism, **SIZES},
         "task": {"name": "diffusion", "ema_decay": 0.5, "steps": 4},
         "optimizer": {"lr": 1e-2},
         "data": {"name": "digit_pictures", "batch_size": 16, "held_out": 0.02},

@@ -16,13 +16,13 @@ def write_texts(folder: Path) -> Path:
     return folder
 
 
-def write_language_recipe(folder: Path, mixer: str = "mala", **groups) -> Path:
+def write_language_recipe(folder: Path, mechanism: str = "mala", **groups) -> Path:
     """Three epochs of four batches on write_texts, as folder/tiny.yaml; the run goes to folder/run."""
     texts = folder / "texts"
     values = {
         "folder": str(folder / "run"),
         "seed": 1,
-        "model": {"name": "sequence_nano", "mixer": mixer, **SIZES},
+        "model": {"name": "sequence_nano", "mechanism": mechanism, **SIZES},
         "task": {"name": "language", "ema_decay": 0.5},
         "optimizer": {"lr": 1e-2},
         "data": {

@@ -40,13 +40,13 @@ def write_speech(folder: Path, train: int = 16, val: int = 6) -> Path:
     return folder
 
 
-def write_speech_recipe(folder: Path, mixer: str = "mala", **groups) -> Path:
+def write_speech_recipe(folder: Path, mechanism: str = "mala", **groups) -> Path:
     """Three epochs of four batches on write_speech, as folder/tiny.yaml; the run goes to folder/run."""
     speech = folder / "speech"
     values = {
         "folder": str(folder / "run"),
         "seed": 1,
-        "model": {"name": "conformer_nano", "mixer": mixer, **SIZES},
+        "model": {"name": "conformer_nano", "mechanism": mechanism, **SIZES},
         "task": {"name": "speech", "ema_decay": 0.5},
         "optimizer": {"lr": 1e-2},
         "data": {

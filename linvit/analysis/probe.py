@@ -162,14 +162,14 @@ def _take_attention2d(name: str, module: Attention2d, args: tuple[Tensor, ...], 
     features = {MIXED: operands.output()}
     features[LOCAL] = features[MIXED] + _tokens(module.lepe(maps[2]), module.mix)
     features[MODULATED] = features[LOCAL] * modulation
-    return Probe(name, module.mix.mixer, operands, features, tuple(x.shape[-2:]))
+    return Probe(name, module.mix.mechanism, operands, features, tuple(x.shape[-2:]))
 
 
 def _take_value_attention(name: str, module: ValueAttention, args: tuple[Tensor, ...], *_: Any) -> Probe:
     (x,) = args
     parts = (_tokens(part, module.mix) for part in (*module.qk(x).chunk(2, dim=1), x))
     operands = module.mix.operands(*parts, None)
-    return Probe(name, module.mix.mixer, operands, {MIXED: operands.output()}, tuple(x.shape[-2:]))
+    return Probe(name, module.mix.mechanism, operands, {MIXED: operands.output()}, tuple(x.shape[-2:]))
 
 
 def _take_token_attention(name: str, module: TokenAttention, args: tuple[Tensor, ...], *_: Any) -> Probe:
@@ -184,7 +184,7 @@ def _take_token_attention(name: str, module: TokenAttention, args: tuple[Tensor,
     if modulated is not local:
         features[MODULATED] = modulated
     features = {step: merged(y).unflatten(-1, (module.heads, -1)).transpose(1, 2) for step, y in features.items()}
-    return Probe(name, module.mix.mixer, operands, features, grid, module.num_prefix)
+    return Probe(name, module.mix.mechanism, operands, features, grid, module.num_prefix)
 
 
 def _take_timm_attention(

@@ -1,7 +1,7 @@
-"""Speed and memory of writing token by token, linear mixers against softmax with a cache of keys and values.
+"""Speed and memory of writing token by token, linear mechanisms against softmax with a cache of keys and values.
 
 `python -m linvit.bench.decoding FIGURE.svg` measures one decoder after contexts of 1,024, 8,192 and 65,536 tokens,
-one sequence, one thread, mixers in turn, each context in rounds; it prints a table and draws it.
+one sequence, one thread, mechanisms in turn, each context in rounds; it prints a table and draws it.
 """
 
 import argparse
@@ -13,10 +13,10 @@ import torch
 from matplotlib.figure import Figure
 
 from linvit.analysis.figures import figure_path, save_figure
-from linvit.layers.causal import CAUSAL_MIXERS, KeyValues
+from linvit.layers.causal import CAUSAL_MECHANISMS, KeyValues
 from linvit.models.sequence import Decoder, Memory, create_sequence
 
-MIXERS = ("softmax", "linear", "mala", "rala")
+MECHANISMS = ("softmax", "linear", "mala", "rala")
 CONTEXTS = (1024, 8192, 65_536)
 COLOURS = {"softmax": "#D55E00", "linear": "#555555", "mala": "#0072B2", "rala": "#009E73"}
 PIECE = 2048  # tokens of the context that are read at once
@@ -27,7 +27,7 @@ VOCABULARY = 257
 class Point:
     """Decoding after a context: best seconds a token over the rounds, and bytes that the decoder keeps."""
 
-    mixer: str
+    mechanism: str
     context: int
     seconds: float
     memory: int
@@ -37,18 +37,18 @@ class Point:
 def measure(
     name: str = "sequence_nano", contexts: Sequence[int] = CONTEXTS, tokens: int = 32, rounds: int = 5
 ) -> list[Point]:
-    """Points of every mixer; after each context `tokens` are written, `rounds` times, the mixers taking turns."""
+    """Points of every mechanism; after each context `tokens` are written, `rounds` times, in turn."""
     torch.manual_seed(0)
-    networks = {mixer: create_sequence(name, VOCABULARY, mixer=mixer).eval() for mixer in MIXERS}
+    networks = {mechanism: create_sequence(name, VOCABULARY, mechanism=mechanism).eval() for mechanism in MECHANISMS}
     points = []
     for context in contexts:
-        held = {mixer: filled(network, context) for mixer, network in networks.items()}
-        sizes = {mixer: memory.num_bytes() for mixer, memory in held.items()}
-        best = dict.fromkeys(MIXERS, float("inf"))
+        held = {mechanism: filled(network, context) for mechanism, network in networks.items()}
+        sizes = {mechanism: memory.num_bytes() for mechanism, memory in held.items()}
+        best = dict.fromkeys(MECHANISMS, float("inf"))
         for _ in range(rounds):
-            for mixer, network in networks.items():
-                best[mixer] = min(best[mixer], _seconds(network, held[mixer], tokens))
-        points += [Point(mixer, context, best[mixer], sizes[mixer]) for mixer in MIXERS]
+            for mechanism, network in networks.items():
+                best[mechanism] = min(best[mechanism], _seconds(network, held[mechanism], tokens))
+        points += [Point(mechanism, context, best[mechanism], sizes[mechanism]) for mechanism in MECHANISMS]
     return points
 
 
@@ -56,11 +56,11 @@ def measure(
 def filled(network: Decoder, context: int) -> Memory:
     """What a decoder keeps of that many tokens.
 
-    They are read by linear mixers; softmax attention's keys and values are drawn, because reading takes time quadratic
-    in them, and writing costs the same whatever they are.
+    They are read by linear mechanisms; softmax attention's keys and values are drawn, because reading takes time
+    quadratic in them, and writing costs the same whatever they are.
     """
     memory = Memory()
-    if CAUSAL_MIXERS[network.mixer] is not None:
+    if CAUSAL_MECHANISMS[network.mechanism] is not None:
         for piece in torch.randint(VOCABULARY, (1, context)).split(PIECE, dim=1):
             network.read(piece, memory)
         return memory
@@ -86,9 +86,9 @@ def decoding_figure(points: Sequence[Point]) -> Figure:
     """Tokens a second and memory over the context, whose axis is logarithmic, as is that of memory."""
     figure = Figure(figsize=(9.5, 3.8), layout="constrained")
     speed, memory = figure.subplots(1, 2)
-    for mixer in dict.fromkeys(point.mixer for point in points):
-        own = [point for point in points if point.mixer == mixer]
-        style = {"marker": "o", "color": COLOURS[mixer], "label": mixer, "alpha": 0.8}
+    for mechanism in dict.fromkeys(point.mechanism for point in points):
+        own = [point for point in points if point.mechanism == mechanism]
+        style = {"marker": "o", "color": COLOURS[mechanism], "label": mechanism, "alpha": 0.8}
         speed.plot([point.context for point in own], [1 / point.seconds for point in own], **style)
         memory.plot([point.context for point in own], [point.memory / 2**20 for point in own], **style)
     for axes, label in ((speed, "tokens a second"), (memory, "memory of what was read, MiB")):
@@ -105,12 +105,12 @@ def decoding_figure(points: Sequence[Point]) -> Figure:
 
 def markdown(points: Sequence[Point]) -> list[str]:
     """The table, line by line."""
-    rows = ["| context | mixer | tokens a second | against softmax | memory |", "|---:|---|---:|---:|---:|"]
-    softmax = {point.context: point.seconds for point in points if point.mixer == "softmax"}
+    rows = ["| context | mechanism | tokens a second | against softmax | memory |", "|---:|---|---:|---:|---:|"]
+    softmax = {point.context: point.seconds for point in points if point.mechanism == "softmax"}
     for point in points:
         ratio = softmax[point.context] / point.seconds
         rows.append(
-            f"| {point.context:,} | {point.mixer} | {1 / point.seconds:,.0f} | {ratio:.2f}× |"
+            f"| {point.context:,} | {point.mechanism} | {1 / point.seconds:,.0f} | {ratio:.2f}× |"
             f" {point.memory / 2**20:.2f} MiB |"
         )
     return rows

@@ -108,7 +108,7 @@ class ReferenceAxes(Axes):
         """What forward returns."""
         batch, channels, height, width = value.shape
         tokens = (x.reshape(batch, self.heads, x.shape[1] // self.heads, -1).mT for x in (query, key, value))
-        mixed = REFERENCES[self.mixer](*tokens, self._tables(cos, sin))
+        mixed = REFERENCES[self.mechanism](*tokens, self._tables(cos, sin))
         return mixed.mT.reshape(batch, channels, height, width)
 
     def _tables(self, cos: Tensor | None, sin: Tensor | None) -> Tables | None:
@@ -140,9 +140,9 @@ def reference_model(model: nn.Module) -> nn.Module:
             module.__class__ = nn.Conv2d
     shared: dict[str, tuple[Tensor, Tables]] = {}
     for axes in found:
-        if axes.mixer not in REFERENCES or (axes.options or {}) != PRESETS.get(axes.mixer, {}):
+        if axes.mechanism not in REFERENCES or (axes.options or {}) != PRESETS.get(axes.mechanism, {}):
             raise ValueError(
-                f"the released order of {axes.mixer!r} with {dict(axes.options or {})} is not written, expected one of "
+                f"the released order of {axes.mechanism!r} with {dict(axes.options or {})} is not written, expected "
                 f"{', '.join(REFERENCES)} with its own axes: leave the variant `reference` out"
             )
         axes.__class__ = ReferenceAxes

@@ -1,7 +1,7 @@
 """Speed of drawing images as they grow: a small DiT with softmax attention against the same one with MALA.
 
 `python -m linvit.bench.sampling FIGURE.svg` measures one sampling step of one image of 64 to 16,384 tokens, one
-thread, the mixers taking turns; it prints a table and draws it.
+thread, the mechanisms taking turns; it prints a table and draws it.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from torch import Tensor
 from linvit.analysis.figures import figure_path, save_figure
 from linvit.models.dit import DiT, create_dit
 
-MIXERS = ("softmax", "mala")
+MECHANISMS = ("softmax", "mala")
 COLOURS = {"softmax": "#D55E00", "mala": "#0072B2"}
 SIDES = (16, 32, 64, 128, 256)  # pixels; patches of 2
 STEPS = 50
@@ -26,7 +26,7 @@ STEPS = 50
 class Point:
     """One pass of one image: its side in pixels, tokens, and best seconds over the rounds."""
 
-    mixer: str
+    mechanism: str
     side: int
     tokens: int
     seconds: float
@@ -34,21 +34,23 @@ class Point:
 
 @torch.inference_mode()
 def measure(sides: Sequence[int] = SIDES, rounds: int = 5, name: str = "dit_nano_patch2") -> list[Point]:
-    """Points of both mixers at every side; each round times each mixer once, after one pass that is not timed."""
+    """Points of both mechanisms at every side; each round times each once, after one pass that is not timed."""
     torch.manual_seed(0)
     points = []
     for side in sides:
-        networks = {mixer: create_dit(name, 10, input_size=side, mixer=mixer).eval() for mixer in MIXERS}
-        channels = networks[MIXERS[0]].channels
+        networks = {
+            mechanism: create_dit(name, 10, input_size=side, mechanism=mechanism).eval() for mechanism in MECHANISMS
+        }
+        channels = networks[MECHANISMS[0]].channels
         inputs = torch.randn(1, channels, side, side), torch.tensor([500]), torch.tensor([1])
-        best = dict.fromkeys(MIXERS, float("inf"))
+        best = dict.fromkeys(MECHANISMS, float("inf"))
         for network in networks.values():
             network(*inputs)
         for _ in range(rounds):
-            for mixer, network in networks.items():
-                best[mixer] = min(best[mixer], _seconds(network, inputs))
-        tokens = (side // networks[MIXERS[0]].patch_size) ** 2
-        points += [Point(mixer, side, tokens, best[mixer]) for mixer in MIXERS]
+            for mechanism, network in networks.items():
+                best[mechanism] = min(best[mechanism], _seconds(network, inputs))
+        tokens = (side // networks[MECHANISMS[0]].patch_size) ** 2
+        points += [Point(mechanism, side, tokens, best[mechanism]) for mechanism in MECHANISMS]
     return points
 
 
@@ -62,10 +64,12 @@ def sampling_figure(points: Sequence[Point]) -> Figure:
     """Images a second at 50 steps over the number of tokens, both logarithmic."""
     figure = Figure(figsize=(6.5, 4.0), layout="constrained")
     axes = figure.subplots()
-    for mixer in MIXERS:
-        own = [point for point in points if point.mixer == mixer]
+    for mechanism in MECHANISMS:
+        own = [point for point in points if point.mechanism == mechanism]
         rates = [1 / (STEPS * point.seconds) for point in own]
-        axes.plot([point.tokens for point in own], rates, marker="o", markersize=4, color=COLOURS[mixer], label=mixer)
+        axes.plot(
+            [point.tokens for point in own], rates, marker="o", markersize=4, color=COLOURS[mechanism], label=mechanism
+        )
     tokens = sorted({point.tokens for point in points})
     axes.set(xscale="log", yscale="log", xlabel="tokens of an image", ylabel=f"images a second, {STEPS} steps")
     axes.set_xticks(tokens, [f"{number:,}" for number in tokens])
@@ -80,7 +84,8 @@ def markdown(points: Sequence[Point]) -> list[str]:
     lines = ["| side, px | tokens | softmax, ms a pass | MALA, ms a pass | ratio |", "|---:|---:|---:|---:|---:|"]
     for side in dict.fromkeys(point.side for point in points):
         softmax, mala = (
-            next(point for point in points if (point.side, point.mixer) == (side, mixer)) for mixer in MIXERS
+            next(point for point in points if (point.side, point.mechanism) == (side, mechanism))
+            for mechanism in MECHANISMS
         )
         lines.append(
             f"| {side} | {softmax.tokens:,} | {1e3 * softmax.seconds:.2f} | {1e3 * mala.seconds:.2f}"

@@ -7,7 +7,7 @@ import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
-from linvit.layers.axes import SOFTMAX, Axes, known_mixer
+from linvit.layers.axes import SOFTMAX, Axes, known_mechanism
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import rotary_2d
@@ -42,7 +42,7 @@ def known_modulation(name: str) -> tuple[bool, type[nn.Module] | None]:
     return MODULATIONS[name]
 
 
-def attention_options(attention: Mapping[str, Any] | None, mixer: str) -> dict[str, Any]:
+def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> dict[str, Any]:
     """The keyword arguments of one stage's Attention2d out of those of a network.
 
     Softmax attention has neither feature map nor weighting nor normalizer, so a softmax stage takes the others alone.
@@ -56,7 +56,7 @@ def attention_options(attention: Mapping[str, Any] | None, mixer: str) -> dict[s
         raise ValueError(
             f"attention has the key {unknown[0]!r}, expected some of {', '.join((*AXES, *AROUND))}: choose a known one"
         )
-    return {key: value for key, value in attention.items() if key in AROUND or mixer not in SOFTMAX}
+    return {key: value for key, value in attention.items() if key in AROUND or mechanism not in SOFTMAX}
 
 
 class Attention2d(nn.Module):
@@ -68,21 +68,21 @@ class Attention2d(nn.Module):
     Args:
         width: channels in and out.
         heads: number of heads; divides width.
-        mixer: a name in MIXERS, such as "rala", "mala", "linear" or "softmax".
+        mechanism: a name in MECHANISMS, such as "rala", "mala", "linear" or "softmax".
         modulation: φ: "linear", a projection of x as released; "tanh" of that projection; "identity", x itself; "none".
         lepe: whether the 5×5 depthwise convolution of the values is added.
         rope: whether queries and keys are rotated by their position.
-        axes: feature_map, weighting or normalizer other than the mixer's own, see Axes.
+        axes: feature_map, weighting or normalizer other than the mechanism's own, see Axes.
 
     Raises:
-        ValueError: if the mixer or the modulation is unknown or heads does not divide width.
+        ValueError: if the mechanism or the modulation is unknown or heads does not divide width.
     """
 
     def __init__(
         self,
         width: int,
         heads: int,
-        mixer: str,
+        mechanism: str,
         modulation: str = "linear",
         lepe: bool = True,
         rope: bool = True,
@@ -99,7 +99,7 @@ class Attention2d(nn.Module):
         self.heads, self.rope = heads, rope
         self.projected, phi = known_modulation(modulation)
         self.chunks = 4 if self.projected else 3
-        self.mix = Axes(known_mixer(mixer), heads, width // heads, **axes, **dd)
+        self.mix = Axes(known_mechanism(mechanism), heads, width // heads, **axes, **dd)
         self.qkvo = PointwiseConv(width, self.chunks * width, **dd)
         self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None
         self.modulate = phi() if phi is not None else None

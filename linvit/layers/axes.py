@@ -16,7 +16,7 @@ from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 
 SOFTMAX = ("softmax", "softmax_unit_query")
-MIXERS = (
+MECHANISMS = (
     *SOFTMAX,
     "linear",
     "linear_relu",
@@ -31,14 +31,14 @@ LEARNED = "learned"
 BIDIRECTIONAL = ("uniform", "query_mean")
 
 
-def known_mixer(name: str) -> str:
-    """The name itself if it is in the table of mixers.
+def known_mechanism(name: str) -> str:
+    """The name itself if it is in the table of mechanisms.
 
     Raises:
         ValueError: if it is not; the message lists the known ones.
     """
-    if name not in MIXERS:
-        raise ValueError(f"mixer is {name!r}, expected one of {', '.join(sorted(MIXERS))}: choose a known one")
+    if name not in MECHANISMS:
+        raise ValueError(f"mechanism is {name!r}, expected one of {', '.join(sorted(MECHANISMS))}: choose a known one")
     return name
 
 
@@ -101,13 +101,13 @@ class Axes(CalledBack):
     """The axis values of one attention, with the parameters of those that are learned; one opaque step for tracers.
 
     Args:
-        mixer: "softmax", "softmax_unit_query" (queries of norm √width: softmax attention that cannot see their
+        mechanism: "softmax", "softmax_unit_query" (queries of norm √width: softmax attention that cannot see their
             magnitude, MALA's Table 1), or a name in PRESETS.
         heads, head_width: heads and their width.
-        feature_map: other than the mixer's own.
-        weighting: other than the mixer's own; "learned" puts a learned vector a head in the place of the mean query.
-        normalizer: other than the mixer's own; "learned" reads β·s·num·v - γ·u with a learned β (at first 1) and γ (at
-            first 0) a head.
+        feature_map: other than the mechanism's own.
+        weighting: other than the mechanism's own; "learned" puts a learned vector a head in place of the mean query.
+        normalizer: other than the mechanism's own; "learned" reads β·s·num·v - γ·u with a learned β (at first 1) and γ
+            (at first 0) a head.
 
     What is learned is kept as vectors, which timm and so our recipes do not decay.
 
@@ -119,7 +119,7 @@ class Axes(CalledBack):
 
     def __init__(
         self,
-        mixer: str,
+        mechanism: str,
         heads: int,
         head_width: int,
         feature_map: str | tuple[str, str] | None = None,
@@ -131,13 +131,13 @@ class Axes(CalledBack):
         super().__init__()
         given = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
         changes = {axis: value for axis, value in given.items() if value is not None}
-        if mixer in SOFTMAX and changes:
-            raise ValueError(f"mixer {mixer!r} takes no {', '.join(changes)}: choose a linear one")
+        if mechanism in SOFTMAX and changes:
+            raise ValueError(f"mechanism {mechanism!r} takes no {', '.join(changes)}: choose a linear one")
         _check_axes(changes)
-        self.mixer = mixer
+        self.mechanism = mechanism
         self.heads = heads
         self.fused = use_fused_attn()
-        self.options = None if mixer in SOFTMAX else {**PRESETS[mixer], **changes}
+        self.options = None if mechanism in SOFTMAX else {**PRESETS[mechanism], **changes}
         self.mean_query = self.beta = self.gamma = None
         if changes.get("weighting") == LEARNED:
             self.mean_query = nn.Parameter(torch.empty(heads * head_width, device=device, dtype=dtype))
@@ -157,7 +157,7 @@ class Axes(CalledBack):
     ) -> Operands:
         """Operands of tokens (batch, heads, tokens, width); a feature map given here goes before the axis value."""
         if self.options is None:
-            if self.mixer == "softmax_unit_query":
+            if self.mechanism == "softmax_unit_query":
                 query = normalize(query, dim=-1) * query.shape[-1] ** 0.5
             return Operands(query, key, value, None, rotary)
         options = dict(self.options) if feature_map is None else {**self.options, "feature_map": feature_map}

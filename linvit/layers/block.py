@@ -22,7 +22,7 @@ class AttentionBlock(nn.Module):
     Args:
         width: channels.
         heads: number of heads.
-        mixer: the mechanism, see Attention2d.
+        mechanism: the mechanism, see Attention2d.
         attention: other arguments of Attention2d than its defaults; with softmax attention those around it alone.
         cpe: whether the block begins with its 3×3 depthwise convolution.
         ffn_ratio: hidden channels of the feed-forward over width.
@@ -34,7 +34,7 @@ class AttentionBlock(nn.Module):
         self,
         width: int,
         heads: int,
-        mixer: str,
+        mechanism: str,
         attention: Mapping[str, Any] | None = None,
         cpe: bool = True,
         ffn_ratio: float = 3.5,
@@ -48,7 +48,7 @@ class AttentionBlock(nn.Module):
         self.layer_scale = layer_scale
         self.cpe = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd) if cpe else None
         self.norm1 = LayerNorm2d(width, eps=1e-6, **dd)
-        self.attn = Attention2d(width, heads, mixer, **attention_options(attention, mixer), **dd)
+        self.attn = Attention2d(width, heads, mechanism, **attention_options(attention, mechanism), **dd)
         self.norm2 = LayerNorm2d(width, eps=1e-6, **dd)
         self.ffn = ConvFeedForward(width, ffn_ratio, **dd)
         self.gamma_1 = nn.Parameter(torch.empty(1, width, 1, 1, **dd))
@@ -76,7 +76,7 @@ class CareBlock(nn.Module):
 
     Args:
         width: channels, a multiple of 4.
-        head_width, mixer: see TokenMixer.
+        head_width, mechanism: see TokenMixer.
         ratios: hidden channels over width of the two interactions.
         layer_scale: initial value of gamma, shaped (width,).
         drop_path: rate of stochastic depth.
@@ -93,7 +93,7 @@ class CareBlock(nn.Module):
         self,
         width: int,
         head_width: int,
-        mixer: str,
+        mechanism: str,
         ratios: tuple[int, int],
         layer_scale: float = 1e-6,
         drop_path: float = 0.0,
@@ -111,7 +111,7 @@ class CareBlock(nn.Module):
         self.memory_width = width // 4 if memory else 0
         self.layer_scale = layer_scale
         features = width - self.memory_width
-        self.mixer = TokenMixer(features, head_width, mixer, split, local_sizes, **dd)
+        self.mixer = TokenMixer(features, head_width, mechanism, split, local_sizes, **dd)
         self.interact_features = Interaction(features, ratios[0], **dd) if first else None
         self.interact_memory = Interaction(width, ratios[1], project=not last, **dd) if second else None
         self.gamma = None if last and second else nn.Parameter(torch.empty(width, **dd))

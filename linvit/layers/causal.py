@@ -1,7 +1,7 @@
 """What a decoder is made of: attention over the tokens so far, with memory of what it has read.
 
-Every mixer has the same parameters. In training a row of tokens is read at once; in generation piece by piece, where a
-linear mixer keeps one State and softmax attention keeps every key and value.
+Every mechanism has the same parameters. In training a row of tokens is read at once; in generation piece by piece,
+where a linear mechanism keeps one State and softmax attention keeps every key and value.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from linvit.ops import PRESETS, Rotary, State, attention_scores, linear_attentio
 from linvit.ops.position import rotate
 
 # None stands for softmax; RALA's weights are the causal ones, of the queries so far.
-CAUSAL_MIXERS: Mapping[str, dict[str, Any] | None] = {
+CAUSAL_MECHANISMS: Mapping[str, dict[str, Any] | None] = {
     "softmax": None,
     "linear": PRESETS["linear"],
     "mala": PRESETS["mala"],
@@ -147,14 +147,14 @@ class CausalAttention(nn.Module):
     Args:
         width: channels in and out.
         heads: number of heads; divides width.
-        mixer: a name in CAUSAL_MIXERS.
+        mechanism: a name in CAUSAL_MECHANISMS.
         conv: tokens that the short convolution of q, k and v sees; 0 for none.
         lepe: tokens that the convolution of the values sees which is added to the output; 0 for none.
         modulation: φ, a name in CAUSAL_MODULATIONS: what happens to one more projection of x; "none" for no φ.
-        rope: whether queries and keys are rotated by their position: in the numerator alone for linear mixers.
+        rope: whether queries and keys are rotated by their position: in the numerator alone for linear mechanisms.
 
     Raises:
-        ValueError: for an unknown mixer or modulation, sizes that are no such numbers, where heads does not divide
+        ValueError: for an unknown mechanism or modulation, sizes that are no such numbers, where heads does not divide
             width, and an odd head width with rope.
     """
 
@@ -162,7 +162,7 @@ class CausalAttention(nn.Module):
         self,
         width: int,
         heads: int,
-        mixer: str,
+        mechanism: str,
         conv: int = 4,
         lepe: int = 0,
         modulation: str = "none",
@@ -172,7 +172,7 @@ class CausalAttention(nn.Module):
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        _check("mixer", mixer, CAUSAL_MIXERS)
+        _check("mechanism", mechanism, CAUSAL_MECHANISMS)
         _check("modulation", modulation, CAUSAL_MODULATIONS)
         for name, size, least in (("width", width, 1), ("heads", heads, 1), ("conv", conv, 0), ("lepe", lepe, 0)):
             check_size(name, size, least)
@@ -185,8 +185,8 @@ class CausalAttention(nn.Module):
                 f"width is {width} and heads {heads}, but rope turns pairs of channels, so a head needs an even number:"
                 " change one of the two, or leave rope out"
             )
-        self.heads, self.mixer, self.rope = heads, mixer, rope
-        self.options = CAUSAL_MIXERS[mixer]
+        self.heads, self.mechanism, self.rope = heads, mechanism, rope
+        self.options = CAUSAL_MECHANISMS[mechanism]
         phi = CAUSAL_MODULATIONS[modulation]
         self.qkvo = nn.Linear(width, (4 if phi else 3) * width, bias=False, **dd)
         self.conv = CausalConv(3 * width, conv, **dd) if conv else None
@@ -238,15 +238,15 @@ class DecoderBlock(nn.Module):
     """x + attention(norm(x)), then x + SwiGLU(norm(x)); the norms are root mean squares.
 
     Args:
-        width, heads, mixer, options: see CausalAttention.
+        width, heads, mechanism, options: see CausalAttention.
         hidden: channels of the feed-forward.
     """
 
-    def __init__(self, width: int, heads: int, mixer: str, hidden: int, device=None, dtype=None, **options):
+    def __init__(self, width: int, heads: int, mechanism: str, hidden: int, device=None, dtype=None, **options):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
         self.norm1 = nn.RMSNorm(width, eps=1e-6, **dd)
-        self.attn = CausalAttention(width, heads, mixer, **options, **dd)
+        self.attn = CausalAttention(width, heads, mechanism, **options, **dd)
         self.norm2 = nn.RMSNorm(width, eps=1e-6, **dd)
         self.ffn = SwiGLU(width, hidden, bias=False, **dd)
 

@@ -14,11 +14,11 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, glu, pad, relu, scaled_dot_product_attention, silu
 
-from linvit.layers.causal import CAUSAL_MIXERS, CAUSAL_MODULATIONS, AttentionMemory, KeyValues
+from linvit.layers.causal import CAUSAL_MECHANISMS, CAUSAL_MODULATIONS, AttentionMemory, KeyValues
 from linvit.ops import PRESETS, Rotary, State, linear_attention
 
 # None stands for softmax with relative positions.
-FRAME_MIXERS: Mapping[str, dict[str, Any] | None] = {
+FRAME_MECHANISMS: Mapping[str, dict[str, Any] | None] = {
     "softmax": None,
     **{name: PRESETS[name] for name in ("linear", "mala", "rala", "rala_mala")},
 }
@@ -108,22 +108,22 @@ class FrameAttention(nn.Module):
     Args:
         width: channels in and out.
         heads: number of heads; divides width.
-        mixer: "softmax", "linear", "mala", "rala" or "rala_mala".
+        mechanism: "softmax", "linear", "mala", "rala" or "rala_mala".
         causal: each frame sees itself and those before it; RALA's weights are then of the queries so far.
         modulation: φ, a name in CAUSAL_MODULATIONS: what a further projection of x goes through before it multiplies
-            what a linear mixer gives. Its projection stands where softmax has that of its positions, so that all
-            mixers are of one size.
-        rope: whether a linear mixer rotates queries and keys in the numerator.
+            what a linear mechanism gives. Its projection stands where softmax has that of its positions, so that all
+            mechanisms are of one size.
+        rope: whether a linear mechanism rotates queries and keys in the numerator.
 
     Raises:
-        ValueError: for an unknown mixer or modulation, and if heads does not divide width.
+        ValueError: for an unknown mechanism or modulation, and if heads does not divide width.
     """
 
     def __init__(
         self,
         width: int,
         heads: int,
-        mixer: str,
+        mechanism: str,
         causal: bool = False,
         modulation: str = "linear",
         rope: bool = False,
@@ -132,11 +132,11 @@ class FrameAttention(nn.Module):
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        self.options = known("mixer", mixer, CAUSAL_MIXERS if causal else FRAME_MIXERS)
+        self.options = known("mechanism", mechanism, CAUSAL_MECHANISMS if causal else FRAME_MECHANISMS)
         phi = known("modulation", modulation, CAUSAL_MODULATIONS) if self.options is not None else None
         if width % heads:
             raise ValueError(f"width is {width} and heads {heads}, expected a multiple: change one of the two")
-        self.heads, self.mixer, self.causal, self.rope = heads, mixer, causal, rope
+        self.heads, self.mechanism, self.causal, self.rope = heads, mechanism, causal, rope
         self.qkv = nn.Linear(width, 3 * width, **dd)
         self.gate = nn.Linear(width, width, **dd) if phi else None
         self.modulate = phi() if phi else None
@@ -155,9 +155,9 @@ class FrameAttention(nn.Module):
     ) -> Tensor:
         """Frames (batch, frames, width) to the same shape.
 
-        positions: of softmax, `relative_positions` from keys - 1 down to 1 - queries; of a linear mixer the table of
-        its rotation. valid: True where a frame is part of its utterance, (batch, frames). memory: what came before, of
-        causal attention; it takes these frames up.
+        positions: of softmax, `relative_positions` from keys - 1 down to 1 - queries; of a linear mechanism the table
+        of its rotation. valid: True where a frame is part of its utterance, (batch, frames). memory: what came before,
+        of causal attention; it takes these frames up.
         """
         query, key, value = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
         if self.options is None:
@@ -249,7 +249,7 @@ class ConformerBlock(nn.Module):
     """Half a feed-forward, attention, convolution, half a feed-forward, each added to its input; and a norm.
 
     Args:
-        width, heads, mixer, causal, modulation, rope: see FrameAttention.
+        width, heads, mechanism, causal, modulation, rope: see FrameAttention.
         kernel, conv_norm: see ConvModule.
         ratio: channels inside the feed-forwards over width.
         dropout: share of what each part adds, and of the feed-forwards' inside, that is dropped.
@@ -261,7 +261,7 @@ class ConformerBlock(nn.Module):
         self,
         width: int,
         heads: int,
-        mixer: str,
+        mechanism: str,
         kernel: int,
         causal: bool = False,
         modulation: str = "linear",
@@ -278,7 +278,7 @@ class ConformerBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width, **dd)
         self.ffn1 = Mlp(width, ratio * width, **feed)
         self.norm2 = nn.LayerNorm(width, **dd)
-        self.attn = FrameAttention(width, heads, mixer, causal, modulation, rope, **dd)
+        self.attn = FrameAttention(width, heads, mechanism, causal, modulation, rope, **dd)
         self.conv = ConvModule(width, kernel, causal, conv_norm, **dd)
         self.norm3 = nn.LayerNorm(width, **dd)
         self.ffn2 = Mlp(width, ratio * width, **feed)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from linvit.layers.axes import Axes, known_mixer
+from linvit.layers.axes import Axes, known_mechanism
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.pointwise import PointwiseConv
 
@@ -33,14 +33,14 @@ class ValueAttention(nn.Module):
     The paper calls the feature map an identity; the released code takes elu + 1 with a normaliser and is followed.
     """
 
-    def __init__(self, width: int, head_width: int, mixer: str = "linear", device=None, dtype=None):
+    def __init__(self, width: int, head_width: int, mechanism: str = "linear", device=None, dtype=None):
         super().__init__()
         if width % head_width:
             raise ValueError(
                 f"ValueAttention: width {width} is not a multiple of the head width {head_width}: change one"
             )
         self.heads = width // head_width
-        self.mix = Axes(known_mixer(mixer), self.heads, head_width, device=device, dtype=dtype)
+        self.mix = Axes(known_mechanism(mechanism), self.heads, head_width, device=device, dtype=dtype)
         self.qk = PointwiseConv(width, 2 * width, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class TokenMixer(nn.Module):
     Args:
         width: channels of the features, those of the memory left out.
         head_width: channels of a head of the attended part; unused for strips.
-        mixer: "strips", or a mechanism: "linear" in the paper.
+        mechanism: "strips", or a mechanism: "linear" in the paper.
         split: "asymmetric" attends to a third of the channels, as released, "symmetric" to half of them, "attended" to
             all of them, without local convolutions; "stacked" sends all channels through the local convolutions, the
             small one first, and then through the attention (our reading of the paper's baseline after MLLA).
@@ -68,7 +68,7 @@ class TokenMixer(nn.Module):
         self,
         width: int,
         head_width: int,
-        mixer: str,
+        mechanism: str,
         split: str = "asymmetric",
         local_sizes: tuple[int, ...] = LOCAL_SIZES,
         device=None,
@@ -80,7 +80,9 @@ class TokenMixer(nn.Module):
         self.stacked = split == "stacked"
         self.widths = _part_widths(width, split, len(sizes))
         attended, local = self.widths[0], self.widths[-1]
-        self.attended = Strips(attended, **dd) if mixer == STRIPS else ValueAttention(attended, head_width, mixer, **dd)
+        self.attended = (
+            Strips(attended, **dd) if mechanism == STRIPS else ValueAttention(attended, head_width, mechanism, **dd)
+        )
         self.local3 = nn.Conv2d(local, local, 3, padding=1, groups=local, **dd) if 3 in sizes else None
         self.local7 = DepthwiseConv(local, (7, 7), **dd) if 7 in sizes else None
 

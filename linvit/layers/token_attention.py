@@ -45,12 +45,12 @@ class TokenAttention(CalledBack):
     Args:
         width: channels in and out.
         heads: number of heads; divides width.
-        mixer: "softmax", "softmax_unit_query" or a name in PRESETS.
+        mechanism: "softmax", "softmax_unit_query" or a name in PRESETS.
         grid: (height, width) in tokens for which tables of positions are made; other sizes are interpolated.
         num_prefix: tokens before those of the grid, such as a class token; local terms and rotations leave them alone.
         source: where the grid of the images at hand is found when forward is not told.
         qkv_bias, proj_bias, proj_drop: as in timm.
-        axes: feature_map, weighting, normalizer other than the mixer's own, see Axes.
+        axes: feature_map, weighting, normalizer other than the mechanism's own, see Axes.
 
     Raises:
         ValueError: if heads does not divide width.
@@ -62,7 +62,7 @@ class TokenAttention(CalledBack):
         self,
         width: int,
         heads: int,
-        mixer: str,
+        mechanism: str,
         grid: tuple[int, int],
         num_prefix: int = 0,
         source: Grid | None = None,
@@ -82,7 +82,7 @@ class TokenAttention(CalledBack):
         self.heads, self.num_prefix, self.source = heads, num_prefix, source
         self.grid = tuple(grid)
         self.last_grid = Grid()
-        self.mix = Axes(mixer, heads, width // heads, **axes, **dd)
+        self.mix = Axes(mechanism, heads, width // heads, **axes, **dd)
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias, **dd)
         self.proj = nn.Linear(width, width, bias=proj_bias, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -186,8 +186,8 @@ class LinearAngular(TokenAttention):
     the token's own value. Its masked softmax branch exists in training only and is left out.
     """
 
-    def __init__(self, width: int, heads: int, mixer: str, *args, device=None, dtype=None, **kwargs):
-        super().__init__(width, heads, mixer, *args, device=device, dtype=dtype, **kwargs)
+    def __init__(self, width: int, heads: int, mechanism: str, *args, device=None, dtype=None, **kwargs):
+        super().__init__(width, heads, mechanism, *args, device=device, dtype=dtype, **kwargs)
         self.dconv = nn.Conv2d(
             heads, heads, (9, 1), padding=(4, 0), groups=heads, bias=False, device=device, dtype=dtype
         )
@@ -217,7 +217,7 @@ class GatedAttention(TokenAttention):
         self,
         width: int,
         heads: int,
-        mixer: str,
+        mechanism: str,
         *args,
         modulation: str = "linear",
         lepe: bool = True,
@@ -227,7 +227,7 @@ class GatedAttention(TokenAttention):
         **kwargs,
     ):
         dd = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mixer, *args, **kwargs, **dd)
+        super().__init__(width, heads, mechanism, *args, **kwargs, **dd)
         projected, phi = known_modulation(modulation)
         if rope and width // heads % 4:
             raise ValueError(

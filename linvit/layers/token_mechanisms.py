@@ -28,9 +28,11 @@ class FocusedAttention(TokenAttention):
     all heads share is added to the output. FLatten's DeiT is not released: here its class token has no position.
     """
 
-    def __init__(self, width: int, heads: int, mixer: str, grid: tuple[int, int], *args, device=None, dtype=None, **kw):
+    def __init__(
+        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], *args, device=None, dtype=None, **kw
+    ):
         dd = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mixer, grid, *args, **kw, **dd)
+        super().__init__(width, heads, mechanism, grid, *args, **kw, **dd)
         head_width = width // heads
         self.scale = nn.Parameter(torch.empty(1, 1, width, **dd))
         self.positional_encoding = nn.Parameter(torch.empty(1, grid[0] * grid[1], width, **dd))
@@ -121,7 +123,7 @@ class AgentAttention(TokenAttention):
         self,
         width: int,
         heads: int,
-        mixer: str,
+        mechanism: str,
         grid: tuple[int, int],
         *args,
         agents: tuple[int, int] = (7, 7),
@@ -130,7 +132,7 @@ class AgentAttention(TokenAttention):
         **kwargs,
     ):
         dd = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mixer, grid, *args, **kwargs, **dd)
+        super().__init__(width, heads, mechanism, grid, *args, **kwargs, **dd)
         self.agents = tuple(agents)
         number = agents[0] * agents[1]
         shapes = {

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from linvit.layers import CareBlock, PatchDownsample, PatchStem
 from linvit.models.backbone import Backbone
-from linvit.models.family import imagenet_cfg, renamed, stage_mixers, unwrapped, warn_of_pattern
+from linvit.models.family import imagenet_cfg, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
 
 LETTERS = {"C": "strips", "L": "linear", "S": "softmax"}
@@ -134,7 +134,7 @@ class CARE(Backbone):
         channels = (*widths[:-1], widths[-1] * ratios[-1][1] if interactions[1] else widths[-1])
         super().__init__(in_chans, num_classes, drop_rate, pattern, channels)
         dd = {"device": device, "dtype": dtype}
-        mixers = stage_mixers(pattern, LETTERS)
+        mechanisms = stage_mechanisms(pattern, LETTERS)
         self.global_pool = _known_pool(global_pool)
         self.distilled_training = False
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
@@ -147,7 +147,7 @@ class CARE(Backbone):
                     rates[i],
                     last=i == len(widths) - 1,
                     head_width=head_widths[i],
-                    mixer=mixers[i],
+                    mechanism=mechanisms[i],
                     ratios=ratios[i],
                     layer_scale=layer_scale,
                     split=split,

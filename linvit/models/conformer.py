@@ -28,7 +28,7 @@ CONFORMERS: Mapping[str, dict[str, int]] = {
     "conformer_nano": {"mels": 40, "width": 64, "depth": 3, "heads": 4, "kernel": 15},
     "conformer_small": {"mels": 80, "width": 144, "depth": 16, "heads": 4, "kernel": 32},
 }
-OPTIONS = ("mixer", "causal", "modulation", "rope", "conv_norm", "dropout", "head", "predictor_width")
+OPTIONS = ("mechanism", "causal", "modulation", "rope", "conv_norm", "dropout", "head", "predictor_width")
 HEADS = {"ctc": False, "transducer": True}
 
 
@@ -53,16 +53,16 @@ class Conformer(nn.Module):
         pieces: number of outputs; piece 0 is the blank.
         mels: bands of the features.
         width, depth, heads, kernel: channels, layers, heads, and frames that a layer's convolution sees.
-        mixer: "softmax" (with relative positions), "linear", "mala", "rala" or "rala_mala".
+        mechanism: "softmax" (with relative positions), "linear", "mala", "rala" or "rala_mala".
         causal: no frame sees a later one, so that a stream can be heard piece by piece.
-        modulation, rope: of linear mixers, see FrameAttention.
+        modulation, rope: of linear mechanisms, see FrameAttention.
         conv_norm: "batch" or "layer", see ConvModule.
         dropout: as in the paper.
         head: "ctc", one projection; or "transducer", predictor and joint network.
         predictor_width: channels of the transducer's predictor and joint network.
 
     Raises:
-        ValueError: for an unknown mixer, modulation, norm or head, and sizes that do not fit together.
+        ValueError: for an unknown mechanism, modulation, norm or head, and sizes that do not fit together.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Conformer(nn.Module):
         depth: int,
         heads: int,
         kernel: int,
-        mixer: str = "softmax",
+        mechanism: str = "softmax",
         causal: bool = False,
         modulation: str = "linear",
         rope: bool = False,
@@ -86,16 +86,16 @@ class Conformer(nn.Module):
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        if mixer == "softmax" and width % 2:
+        if mechanism == "softmax" and width % 2:
             raise ValueError(f"width is {width}, but relative positions need an even one: change it")
-        self.pieces, self.mels, self.width, self.mixer, self.causal = pieces, mels, width, mixer, causal
-        self.rotated = rope and mixer != "softmax"
+        self.pieces, self.mels, self.width, self.mechanism, self.causal = pieces, mels, width, mechanism, causal
+        self.rotated = rope and mechanism != "softmax"
         self.head_width = width // heads
         self.subsampling = Subsampling(mels, width, causal, **dd)
         self.dropout = nn.Dropout(dropout)
         options = {"modulation": modulation, "rope": rope, "conv_norm": conv_norm, "dropout": dropout}
         self.blocks = nn.ModuleList(
-            ConformerBlock(width, heads, mixer, kernel, causal, **options, **dd) for _ in range(depth)
+            ConformerBlock(width, heads, mechanism, kernel, causal, **options, **dd) for _ in range(depth)
         )
         self.transduces = known("head", head, HEADS)
         if self.transduces:
@@ -186,7 +186,7 @@ class Conformer(nn.Module):
 
     def _positions(self, x: Tensor, start: int) -> Tensor | Rotary | None:
         frames = x.shape[1]
-        if self.mixer == "softmax":
+        if self.mechanism == "softmax":
             return relative_positions(start + frames - 1, 1 - frames, self.width, x)
         if not self.rotated:
             return None

@@ -28,7 +28,7 @@ from linvit.layers.axes import Operands
 from linvit.layers.token_attention import TokenAttention, convolved
 from linvit.models.named import check_named
 
-DIT_MIXERS = ("softmax", "linear", "mala", "rala")
+DIT_MECHANISMS = ("softmax", "linear", "mala", "rala")
 FREQUENCIES = 256  # sine features of the time
 _LATENTS = {"input_size": 32, "channels": 4, "patch_size": 2}
 DITS: Mapping[str, dict[str, int]] = {
@@ -38,16 +38,16 @@ DITS: Mapping[str, dict[str, int]] = {
     "dit_large_patch2": {**_LATENTS, "width": 1024, "depth": 24, "heads": 16},
     "dit_xlarge_patch2": {**_LATENTS, "width": 1152, "depth": 28, "heads": 16},
 }
-OPTIONS = ("mixer", "mlp_ratio", "local", "learn_sigma", "label_std")
+OPTIONS = ("mechanism", "mlp_ratio", "local", "learn_sigma", "label_std")
 
 
 class DiTAttention(TokenAttention):
     """Attention over the patches of an image; `local` adds a depthwise 3×3 convolution of v to its output."""
 
     def __init__(
-        self, width: int, heads: int, mixer: str, grid: tuple[int, int], local: bool, device=None, dtype=None
+        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], local: bool, device=None, dtype=None
     ) -> None:
-        super().__init__(width, heads, mixer, grid, device=device, dtype=dtype)
+        super().__init__(width, heads, mechanism, grid, device=device, dtype=dtype)
         convolution = nn.Conv2d(width, width, 3, padding=1, groups=width, device=device, dtype=dtype)
         self.local = convolution if local else None
 
@@ -59,11 +59,11 @@ class DiTBlock(nn.Module):
     """Attention, then feed-forward, each between a norm and a gate that the condition sets; at first the identity."""
 
     def __init__(
-        self, width: int, heads: int, mixer: str, grid: tuple[int, int], mlp_ratio: float, local: bool, **dd: Any
+        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], mlp_ratio: float, local: bool, **dd: Any
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
-        self.attn = DiTAttention(width, heads, mixer, grid, local, **dd)
+        self.attn = DiTAttention(width, heads, mechanism, grid, local, **dd)
         self.norm2 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.mlp = Mlp(width, int(width * mlp_ratio), act_layer=lambda: nn.GELU(approximate="tanh"), **dd)
         self.modulation = nn.Linear(width, 6 * width, **dd)
@@ -83,14 +83,14 @@ class DiT(nn.Module):
         input_size, channels: side in pixels (or of the latents) and channels of the square images.
         patch_size: side of a patch; divides input_size.
         width, depth, heads: channels, blocks, heads.
-        mixer: "softmax", "linear", "mala" or "rala".
+        mechanism: "softmax", "linear", "mala" or "rala".
         mlp_ratio: channels inside the feed-forward over width.
         local: whether a depthwise 3×3 convolution of v is added to the attention.
         learn_sigma: whether as many channels again say where the variance lies between its bounds (−1 … 1).
         label_std: of the label embedding at first; 0.02 as released, which short trainings hardly hear.
 
     Raises:
-        ValueError: for an unknown mixer and sizes that do not fit together.
+        ValueError: for an unknown mechanism and sizes that do not fit together.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class DiT(nn.Module):
         width: int,
         depth: int,
         heads: int,
-        mixer: str = "softmax",
+        mechanism: str = "softmax",
         mlp_ratio: float = 4.0,
         local: bool = False,
         learn_sigma: bool = False,
@@ -112,9 +112,9 @@ class DiT(nn.Module):
     ) -> None:
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        _check(input_size, patch_size, width, mixer, mlp_ratio, label_std)
+        _check(input_size, patch_size, width, mechanism, mlp_ratio, label_std)
         self.num_classes, self.input_size, self.channels = num_classes, input_size, channels
-        self.mixer, self.learn_sigma, self.label_std = mixer, learn_sigma, label_std
+        self.mechanism, self.learn_sigma, self.label_std = mechanism, learn_sigma, label_std
         self.out_channels = channels * (2 if learn_sigma else 1)
         self.patch_size = patch_size
         self.patch_embed = PatchEmbed(input_size, patch_size, channels, width, **dd)
@@ -124,7 +124,7 @@ class DiT(nn.Module):
         self.time_embed = Mlp(FREQUENCIES, width, width, act_layer=nn.SiLU, **dd)
         self.label_embed = nn.Embedding(num_classes + 1, width, **dd)
         self.blocks = nn.ModuleList(
-            DiTBlock(width, heads, mixer, (side, side), mlp_ratio, local, **dd) for _ in range(depth)
+            DiTBlock(width, heads, mechanism, (side, side), mlp_ratio, local, **dd) for _ in range(depth)
         )
         self.norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.modulation = nn.Linear(width, 2 * width, **dd)
@@ -192,9 +192,9 @@ def create_dit(name: str, num_classes: int, /, **arguments: Any) -> DiT:
     return DiT(num_classes, **{**DITS[name], **arguments})
 
 
-def _check(input_size: int, patch_size: int, width: int, mixer: str, mlp_ratio: float, label_std: float) -> None:
-    if mixer not in DIT_MIXERS:
-        raise ValueError(f"mixer is {mixer!r}, expected one of {', '.join(DIT_MIXERS)}: choose a known one")
+def _check(input_size: int, patch_size: int, width: int, mechanism: str, mlp_ratio: float, label_std: float) -> None:
+    if mechanism not in DIT_MECHANISMS:
+        raise ValueError(f"mechanism is {mechanism!r}, expected one of {', '.join(DIT_MECHANISMS)}: choose a known one")
     if input_size % patch_size:
         raise ValueError(f"input_size {input_size} is no multiple of patch_size {patch_size}: change one of the two")
     if width * mlp_ratio < 1:

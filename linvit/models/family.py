@@ -11,8 +11,8 @@ from torch import Tensor, nn
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
-def stage_mixers(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...]:
-    """The mixer's name for every stage.
+def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...]:
+    """The mechanism's name for every stage.
 
     Args:
         pattern: one letter a stage, such as "LLSS".
@@ -22,7 +22,7 @@ def stage_mixers(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...]:
         ValueError: if the pattern is not four known letters.
     """
     if len(pattern) != 4 or not set(pattern) <= set(letters):
-        known = ", ".join(f"{letter} = {mixer}" for letter, mixer in letters.items())
+        known = ", ".join(f"{letter} = {mechanism}" for letter, mechanism in letters.items())
         raise ValueError(f"pattern is {pattern!r}, expected four letters out of ({known}): give one for each stage")
     return tuple(letters[letter] for letter in pattern)
 

@@ -11,7 +11,7 @@ from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_table
 from linvit.layers.attention import AXES
 from linvit.layers.pointwise import PointwiseConv
 from linvit.models.backbone import Backbone
-from linvit.models.family import renamed, stage_mixers, unwrapped, warn_of_pattern
+from linvit.models.family import renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
 from linvit.ops import rotary_1d
 
@@ -122,7 +122,7 @@ class Pyramid(Backbone):
     ):
         super().__init__(in_chans, num_classes, drop_rate, pattern, widths)
         dd = {"device": device, "dtype": dtype}
-        mixers = stage_mixers(pattern, {"L": self.linear, "S": "softmax"})
+        mechanisms = stage_mechanisms(pattern, {"L": self.linear, "S": "softmax"})
         unheeded = [key for key in attention or {} if key in AXES]
         if unheeded and "L" not in pattern:
             raise ValueError(
@@ -137,7 +137,7 @@ class Pyramid(Backbone):
                     widths[i],
                     heads[i],
                     rates[i],
-                    mixer=mixers[i],
+                    mechanism=mechanisms[i],
                     attention=attention,
                     cpe=cpe,
                     ffn_ratio=ffn_ratio,

@@ -4,7 +4,7 @@ Paper: *Rectifying Magnitude Neglect in Linear Attention* (MALA, ICCV 2025, arXi
 0.3 B models in the setting of gated linear attention (arXiv 2312.06635): 24 layers of 1,024 channels, SwiGLU, tied
 embeddings of 32,000 tokens, 15 B tokens of text in contexts of 2,048. The paper says neither where positions come from
 nor whether the gate φ(x) stays, and its released code has no language model. Here: a short convolution of q, k and v,
-no rotation and no gate, so that every mixer has 341 M parameters. In MALA the similarity of token i is divided by
+no rotation and no gate, so that every mechanism has 341 M parameters. In MALA the similarity of token i is divided by
 i·√width, the causal form of the released code's N·√width; RALA's weights are those of the queries so far, frozen when a
 token is read (weighting "prefix_query_mean").
 
@@ -31,7 +31,7 @@ SEQUENCES: Mapping[str, dict[str, int]] = {
     "sequence_nano": {"width": 128, "depth": 4, "heads": 4, "hidden": 352},
     "sequence_340m": {"width": 1024, "depth": 24, "heads": 16, "hidden": 2816},
 }
-OPTIONS = ("mixer", "conv", "lepe", "modulation", "rope")
+OPTIONS = ("mechanism", "conv", "lepe", "modulation", "rope")
 
 
 @dataclass
@@ -52,11 +52,11 @@ class Decoder(nn.Module):
     Args:
         vocabulary: number of different tokens.
         width, depth, heads, hidden: channels, layers, heads and channels of the feed-forward.
-        mixer: "softmax", "linear", "mala", "rala" or "rala_mala".
+        mechanism: "softmax", "linear", "mala", "rala" or "rala_mala".
         options: conv, lepe, modulation and rope of every layer, see CausalAttention.
 
     Raises:
-        ValueError: for an unknown mixer or modulation, and sizes that do not fit together.
+        ValueError: for an unknown mechanism or modulation, and sizes that do not fit together.
     """
 
     def __init__(
@@ -66,16 +66,18 @@ class Decoder(nn.Module):
         depth: int,
         heads: int,
         hidden: int,
-        mixer: str = "mala",
+        mechanism: str = "mala",
         device=None,
         dtype=None,
         **options,
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        self.vocabulary, self.width, self.mixer = vocabulary, width, mixer
+        self.vocabulary, self.width, self.mechanism = vocabulary, width, mechanism
         self.embed = nn.Embedding(vocabulary, width, **dd)
-        self.blocks = nn.ModuleList(DecoderBlock(width, heads, mixer, hidden, **options, **dd) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            DecoderBlock(width, heads, mechanism, hidden, **options, **dd) for _ in range(depth)
+        )
         self.norm = nn.RMSNorm(width, eps=1e-6, **dd)
         self.head_width = width // heads
         self.reset_parameters()
@@ -100,7 +102,7 @@ class Decoder(nn.Module):
             tokens: int64 (batch, tokens).
             documents: number of each token's document, (batch, tokens), where a row holds several: none sees another.
                 Padding is a document of its own.
-            form: "chunked", in time linear in the tokens for linear mixers, or "matrix", by the explicit scores.
+            form: "chunked", in time linear in the tokens for linear mechanisms, or "matrix", by the explicit scores.
 
         Raises:
             ValueError: for an unknown form.

@@ -35,7 +35,7 @@ def swap_attention(
         mechanism: a name in TOKEN_ATTENTIONS, such as "rala".
         pattern: one letter a stage, L for the mechanism and S for what is there, such as "LLSS"; in a ViT one letter a
             block, or fewer for equal runs of blocks. Everywhere by default.
-        attention: arguments of the mechanism, such as {"weighting": "uniform"}; {"mixer": "softmax"} puts another
+        attention: arguments of the mechanism, such as {"weighting": "uniform"}; {"mechanism": "softmax"} puts another
             operator into the mechanism's surroundings.
 
     Returns:
@@ -131,7 +131,7 @@ def _attention(old: nn.Module, mechanism: str, grid: tuple[int, int], agents: tu
         raise ValueError(f"the attention maps {width} channels to heads of another width in all: it cannot be swapped")
     if mechanism == "agent":
         options = {"agents": agents, **options}
-    arguments = {"mixer": mechanism, "grid": grid, "device": weight.device, "dtype": weight.dtype, **options}
+    arguments = {"mechanism": mechanism, "grid": grid, "device": weight.device, "dtype": weight.dtype, **options}
     new = TOKEN_ATTENTIONS[mechanism](width, old.num_heads, **arguments)
     new.qkv, new.proj, new.proj_drop = qkv, old.proj, old.proj_drop
     return new.train(old.training)

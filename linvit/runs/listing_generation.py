@@ -6,7 +6,7 @@ import torch
 from rich.table import Table
 
 from linvit.analysis.cost import count_batch
-from linvit.models.dit import DIT_MIXERS, create_dit
+from linvit.models.dit import DIT_MECHANISMS, create_dit
 from linvit.runs.screen import show as show_table
 
 # Further arguments of dit_small_patch2, and billions of MACs a pass as MALA's Table 8 prints them.
@@ -24,35 +24,35 @@ CAPTION = (
 
 
 def describe_generators() -> list[dict[str, Any]]:
-    """variant, mixer, parameters, macs (layers), macs_attention (on top of them), published_macs (billions or None)."""
-    return [_describe(variant, mixer) for variant in VARIANTS for mixer in DIT_MIXERS]
+    """variant, mechanism, parameters, macs (layers), macs_attention (on top), published_macs (billions or None)."""
+    return [_describe(variant, mechanism) for variant in VARIANTS for mechanism in DIT_MECHANISMS]
 
 
-def _describe(variant: str, mixer: str) -> dict[str, Any]:
+def _describe(variant: str, mechanism: str) -> dict[str, Any]:
     with torch.device("meta"):
-        network = create_dit("dit_small_patch2", 1000, mixer=mixer, learn_sigma=True, **VARIANTS[variant])
+        network = create_dit("dit_small_patch2", 1000, mechanism=mechanism, learn_sigma=True, **VARIANTS[variant])
     one = torch.zeros(1, dtype=torch.long)
     side = network.input_size
     cost = count_batch(network, torch.zeros(1, network.channels, side, side), one, one)
     return {
         "variant": variant,
-        "mixer": mixer,
+        "mechanism": mechanism,
         "parameters": cost.parameters,
         "macs": cost.macs,
         "macs_attention": cost.macs_attention,
-        "published_macs": PUBLISHED.get((variant, mixer)),
+        "published_macs": PUBLISHED.get((variant, mechanism)),
     }
 
 
 def show_generators(rows: list[dict[str, Any]]) -> None:
     """Prints the rows as one table."""
     table = Table(caption=CAPTION)
-    for heading in ("model", "mixer"):
+    for heading in ("model", "mechanism"):
         table.add_column(heading)
     for heading in ("parameters", "G of layers", "G of all", "published G"):
         table.add_column(heading, justify="right")
     for row in rows:
         layers, every = row["macs"] / 1e9, (row["macs"] + row["macs_attention"]) / 1e9
         counted = (f"{row['parameters']:,}", f"{layers:.3f}", f"{every:.3f}", row["published_macs"] or "–")
-        table.add_row(row["variant"], row["mixer"], *counted)
+        table.add_row(row["variant"], row["mechanism"], *counted)
     show_table(table)

@@ -1,11 +1,11 @@
-"""`linvit models --sequence`: the decoders, with what each mixer keeps of the tokens it has read."""
+"""`linvit models --sequence`: the decoders, with what each mechanism keeps of the tokens it has read."""
 
 from typing import Any
 
 import torch
 from rich.table import Table
 
-from linvit.layers.causal import CAUSAL_MIXERS
+from linvit.layers.causal import CAUSAL_MECHANISMS
 from linvit.models.sequence import SEQUENCES, Memory, create_sequence
 from linvit.runs.screen import show as show_table
 
@@ -14,34 +14,34 @@ CONTEXT = 2048
 
 
 def describe_sequences() -> list[dict[str, Any]]:
-    """name, mixer, vocabulary, parameters, memory (bytes after CONTEXT tokens, float32) and grows, for each mixer."""
-    return [_describe(name, mixer) for name in SEQUENCES for mixer in CAUSAL_MIXERS]
+    """name, mechanism, vocabulary, parameters, memory (bytes after CONTEXT tokens, float32) and grows, for each."""
+    return [_describe(name, mechanism) for name in SEQUENCES for mechanism in CAUSAL_MECHANISMS]
 
 
-def _describe(name: str, mixer: str) -> dict[str, Any]:
+def _describe(name: str, mechanism: str) -> dict[str, Any]:
     vocabulary = VOCABULARIES[name]
     with torch.device("meta"):
-        network = create_sequence(name, vocabulary, mixer=mixer)
+        network = create_sequence(name, vocabulary, mechanism=mechanism)
         memory = Memory()
         network.read(torch.zeros(1, CONTEXT, dtype=torch.long), memory)
     return {
         "name": name,
-        "mixer": mixer,
+        "mechanism": mechanism,
         "vocabulary": vocabulary,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "memory": memory.num_bytes(),
-        "grows": CAUSAL_MIXERS[mixer] is None,
+        "grows": CAUSAL_MECHANISMS[mechanism] is None,
     }
 
 
 def show_sequences(rows: list[dict[str, Any]]) -> None:
     """Prints the rows as one table."""
     table = Table(caption=f"memory: of one sequence after {CONTEXT:,} tokens, float32; that of softmax grows with them")
-    for heading in ("model", "mixer"):
+    for heading in ("model", "mechanism"):
         table.add_column(heading)
     for heading in ("tokens known", "parameters", "memory"):
         table.add_column(heading, justify="right")
     for row in rows:
         memory = f"{row['memory'] / 2**20:.2f} MiB"
-        table.add_row(row["name"], row["mixer"], f"{row['vocabulary']:,}", f"{row['parameters']:,}", memory)
+        table.add_row(row["name"], row["mechanism"], f"{row['vocabulary']:,}", f"{row['parameters']:,}", memory)
     show_table(table)

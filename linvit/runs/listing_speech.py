@@ -1,4 +1,4 @@
-"""`linvit models --speech`: the Conformers with each mixer, their sizes beside the published one."""
+"""`linvit models --speech`: the Conformers with each mechanism, their sizes beside the published one."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from rich.table import Table
 from linvit.models.conformer import CONFORMERS, create_conformer
 from linvit.runs.screen import show as show_table
 
-MIXERS = ("softmax", "linear", "mala", "rala")
+MECHANISMS = ("softmax", "linear", "mala", "rala")
 PIECES = {"conformer_nano": 11, "conformer_small": 1024}
 PUBLISHED = "10.3"  # millions, of all three rows of MALA's Table 7 and of Conformer (S)
 CAPTION = (
@@ -18,29 +18,29 @@ CAPTION = (
 
 
 def describe_conformers() -> list[dict[str, Any]]:
-    """name, mixer, pieces, ctc and transducer (parameters), published (millions or None), for each mixer."""
-    return [_describe(name, mixer) for name in CONFORMERS for mixer in MIXERS]
+    """name, mechanism, pieces, ctc and transducer (parameters), published (millions or None), for each mechanism."""
+    return [_describe(name, mechanism) for name in CONFORMERS for mechanism in MECHANISMS]
 
 
-def _describe(name: str, mixer: str) -> dict[str, Any]:
+def _describe(name: str, mechanism: str) -> dict[str, Any]:
     pieces = PIECES[name]
     counted = {}
     for head in ("ctc", "transducer"):
         with torch.device("meta"):
-            network = create_conformer(name, pieces, mixer=mixer, head=head)
+            network = create_conformer(name, pieces, mechanism=mechanism, head=head)
         counted[head] = sum(parameter.numel() for parameter in network.parameters())
-    published = PUBLISHED if name == "conformer_small" and mixer != "rala" else None
-    return {"name": name, "mixer": mixer, "pieces": pieces, **counted, "published": published}
+    published = PUBLISHED if name == "conformer_small" and mechanism != "rala" else None
+    return {"name": name, "mechanism": mechanism, "pieces": pieces, **counted, "published": published}
 
 
 def show_conformers(rows: list[dict[str, Any]]) -> None:
     """Prints the rows as one table."""
     table = Table(caption=CAPTION)
-    for heading in ("model", "mixer"):
+    for heading in ("model", "mechanism"):
         table.add_column(heading)
     for heading in ("pieces", "with CTC", "as transducer", "published M"):
         table.add_column(heading, justify="right")
     for row in rows:
         counts = (f"{row[key]:,}" for key in ("pieces", "ctc", "transducer"))
-        table.add_row(row["name"], row["mixer"], *counts, row["published"] or "–")
+        table.add_row(row["name"], row["mechanism"], *counts, row["published"] or "–")
     show_table(table)

@@ -206,10 +206,10 @@ def _from_dense_weights(framework: str, backbone: str, path: Path) -> Restored:
 
 
 def _name(model: dict[str, Any], network: nn.Module) -> str:
-    """How a network is called: framework and backbone, or name and mixer."""
+    """How a network is called: framework and backbone, or name and mechanism."""
     if "framework" in model:
         return f"{model['framework']} on {model['backbone']}"
-    return f"{model['name']}, {network.mixer}"
+    return f"{model['name']}, {network.mechanism}"
 
 
 def _coco_categories() -> dict[int, str]:

@@ -10,20 +10,20 @@ from linvit.models.swap import swap_attention
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "mixers"),
+    ("name", "arguments", "mechanisms"),
     [
         ("ravlt_nano", {}, ["rala"] * 5),
         ("mavit_nano", {"pattern": "LLSS"}, ["mala", "mala", "softmax", "softmax", "softmax"]),
         ("care_nano", {"pattern": "CCLS"}, None),
     ],
 )
-def test_scores_times_values_are_the_outputs(name, arguments, mixers):
+def test_scores_times_values_are_the_outputs(name, arguments, mechanisms):
     network = timm.create_model(name, dtype=torch.float64, **arguments)
     network.train()
     probes = probe(network, torch.randn(2, 3, 64, 96, dtype=torch.float64))
     assert network.training
-    if mixers:
-        assert [p.mechanism for p in probes] == mixers
+    if mechanisms:
+        assert [p.mechanism for p in probes] == mechanisms
         assert [p.grid for p in probes][::4] == [(16, 24), (2, 3)]
     else:
         assert {p.mechanism for p in probes} == {"linear", "softmax"}

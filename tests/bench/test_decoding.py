@@ -12,17 +12,17 @@ def points():
     return decoding.measure(contexts=(64, 256), tokens=2, rounds=1)
 
 
-def test_memory_of_linear_mixers_is_that_of_any_context_and_softmax_s_grows_with_it(points):
-    memory = {(point.mixer, point.context): point.memory for point in points}
-    for mixer in ("linear", "mala", "rala"):
-        assert memory[mixer, 64] == memory[mixer, 256]
+def test_memory_of_linear_mechanisms_is_that_of_any_context_and_softmax_s_grows_with_it(points):
+    memory = {(point.mechanism, point.context): point.memory for point in points}
+    for mechanism in ("linear", "mala", "rala"):
+        assert memory[mechanism, 64] == memory[mechanism, 256]
     assert memory["softmax", 256] - memory["softmax", 64] == 4 * 2 * 128 * 4 * (256 - 64)  # layers, k and v, width
     assert all(point.seconds > 0 for point in points)
 
 
 @torch.inference_mode()
 def test_a_filled_cache_has_the_size_of_one_that_was_read():
-    network = create_sequence("sequence_nano", decoding.VOCABULARY, mixer="softmax")
+    network = create_sequence("sequence_nano", decoding.VOCABULARY, mechanism="softmax")
     memory = Memory()
     network.read(torch.zeros(1, 40, dtype=torch.long), memory)
     assert decoding.filled(network, 40).num_bytes() == memory.num_bytes()
@@ -39,4 +39,6 @@ def test_the_command_writes_table_and_figure(tmp_path, monkeypatch, capsys):
 
 def decoding_points(contexts):
     seconds = {"softmax": 0.004, "mala": 0.002}
-    return [decoding.Point(mixer, context, seconds[mixer], 2**20) for context in contexts for mixer in seconds]
+    return [
+        decoding.Point(mechanism, context, seconds[mechanism], 2**20) for context in contexts for mechanism in seconds
+    ]

@@ -24,10 +24,10 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_is_measured(mo
 
 
 def test_dit_small_has_the_macs_that_its_paper_prints():
-    rows = {(row["variant"], row["mixer"]): row for row in describe_generators()}
+    rows = {(row["variant"], row["mechanism"]): row for row in describe_generators()}
 
-    def every(variant, mixer):
-        row = rows[variant, mixer]
+    def every(variant, mechanism):
+        row = rows[variant, mechanism]
         return (row["macs"] + row["macs_attention"]) / 1e9
 
     assert every("DiT-S/2", "softmax") == pytest.approx(6.06, abs=0.005)
@@ -36,4 +36,4 @@ def test_dit_small_has_the_macs_that_its_paper_prints():
     assert every("DiT-S/2", "softmax") - rows["DiT-S/2", "softmax"]["macs"] / 1e9 == pytest.approx(matrices)
     states = 2 * tokens * width * head_width * layers / 1e9
     assert every("DiT-S/2", "linear") - every("DiT-S/2", "softmax") == pytest.approx(states - matrices, abs=2e-3)
-    assert len({rows["DiT-S/2", mixer]["parameters"] for mixer in ("softmax", "linear", "mala", "rala")}) == 1
+    assert len({rows["DiT-S/2", mechanism]["parameters"] for mechanism in ("softmax", "linear", "mala", "rala")}) == 1

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from linvit.layers import Attention2d, Axes, rotary_tables
 from linvit.layers.attention import AXES, MODULATIONS, attention_options
-from linvit.layers.axes import MIXERS
+from linvit.layers.axes import MECHANISMS
 from linvit.ops import rotary_2d
 from linvit.ops.position import rotate
 
@@ -27,8 +27,8 @@ def tokens(x):
     return torch.stack([torch.stack(row) for row in rows]).unflatten(0, (2, 2))
 
 
-def mixed(mixer, *inputs, fused=True):
-    axes = Axes(mixer, HEADS, CHANNELS // HEADS)
+def mixed(mechanism, *inputs, fused=True):
+    axes = Axes(mechanism, HEADS, CHANNELS // HEADS)
     axes.fused = fused
     return axes(*inputs)
 
@@ -36,52 +36,52 @@ def mixed(mixer, *inputs, fused=True):
 WRITTEN_OUT = ("linear", "mala", "rala", "softmax")
 
 
-def written_out(mixer, query, key, value, rotary):
+def written_out(mechanism, query, key, value, rotary):
     """The mechanisms from their matrix of scores, (batch, heads, tokens, tokens)."""
     scale = query.shape[-1] ** -0.5
-    if mixer == "softmax":
+    if mechanism == "softmax":
         return (scale * rotate(query, rotary) @ rotate(key, rotary).mT).softmax(-1) @ value
     query, key = torch.where(query > 0, query + 1, query.exp()), torch.where(key > 0, key + 1, key.exp())
     similar, turned = query @ key.mT, rotate(query, rotary) @ rotate(key, rotary).mT
-    if mixer == "rala":
+    if mechanism == "rala":
         weights = (scale * query.mean(-2, keepdim=True) @ key.mT).softmax(-1)
     else:
         weights = torch.full_like(similar[..., :1, :], 1 / key.shape[-2])
     total = (weights * similar).sum(-1, keepdim=True)
     scores = weights * turned / (total + 1e-6)
-    if mixer == "mala":
+    if mechanism == "mala":
         total = scale * total
         scores = weights * (scale * turned * (1 + 1 / (total + 1e-6)) - total)
     return scores @ value
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("mixer", WRITTEN_OUT)
-def test_axes_equal_the_matrix_written_out(mixer, fused):
+@pytest.mark.parametrize("mechanism", WRITTEN_OUT)
+def test_axes_equal_the_matrix_written_out(mechanism, fused):
     query, key, value = maps()
     rotary = rotary_2d((HEIGHT, WIDTH), 8, dtype=torch.float64)
-    actual = mixed(mixer, query, key, value, rotary.cos, rotary.sin, fused=fused)
+    actual = mixed(mechanism, query, key, value, rotary.cos, rotary.sin, fused=fused)
     assert actual.shape == value.shape
-    assert_close(tokens(actual), written_out(mixer, tokens(query), tokens(key), tokens(value), rotary))
+    assert_close(tokens(actual), written_out(mechanism, tokens(query), tokens(key), tokens(value), rotary))
 
 
-@pytest.mark.parametrize("mixer", sorted(MIXERS))
-def test_output_equals_scores_times_value(mixer):
+@pytest.mark.parametrize("mechanism", sorted(MECHANISMS))
+def test_output_equals_scores_times_value(mechanism):
     rotary = rotary_2d((HEIGHT, WIDTH), 8, dtype=torch.float64)
-    operands = Axes(mixer, HEADS, 8).operands(*(tokens(x) for x in maps()), rotary)
+    operands = Axes(mechanism, HEADS, 8).operands(*(tokens(x) for x in maps()), rotary)
     assert_close(operands.scores() @ operands.value, operands.output())
     own = replace(operands, share=0.3, own=0.5)
     assert_close(own.scores() @ own.value, own.output())
     assert_close(own.output(), 0.3 * operands.output() + 0.5 * operands.value)
 
 
-@pytest.mark.parametrize("mixer", sorted(MIXERS))
-def test_axes_do_not_depend_on_memory_format(mixer):
-    expected = mixed(mixer, *maps(), None, None)
+@pytest.mark.parametrize("mechanism", sorted(MECHANISMS))
+def test_axes_do_not_depend_on_memory_format(mechanism):
+    expected = mixed(mechanism, *maps(), None, None)
     last = [x.contiguous(memory_format=torch.channels_last) for x in maps()]
-    assert_close(mixed(mixer, *last, None, None), expected)
+    assert_close(mixed(mechanism, *last, None, None), expected)
     joined = torch.cat(last, dim=1).contiguous(memory_format=torch.channels_last).chunk(3, dim=1)
-    assert_close(mixed(mixer, *joined, None, None), expected)
+    assert_close(mixed(mechanism, *joined, None, None), expected)
 
 
 def test_rotary_tables_follow_the_grid():
@@ -92,14 +92,14 @@ def test_rotary_tables_follow_the_grid():
     assert cos.shape == (24, 4)
 
 
-@pytest.mark.parametrize("mixer", sorted(MIXERS))
-def test_attention_is_gate_times_mixed_plus_local(mixer):
+@pytest.mark.parametrize("mechanism", sorted(MECHANISMS))
+def test_attention_is_gate_times_mixed_plus_local(mechanism):
     torch.manual_seed(0)
-    layer = Attention2d(CHANNELS, HEADS, mixer, dtype=torch.float64)
+    layer = Attention2d(CHANNELS, HEADS, mechanism, dtype=torch.float64)
     (x,) = maps(count=1)
     cos, sin = rotary_tables(x, 8)
     query, key, value, modulation = layer.qkvo(x).split(CHANNELS, dim=1)
-    attended = mixed(mixer, query, key, value, cos, sin)
+    attended = mixed(mechanism, query, key, value, cos, sin)
     assert_close(layer(x, cos, sin), layer.proj((attended + layer.lepe(value)) * modulation))
 
 
@@ -138,10 +138,10 @@ def test_axes_go_to_linear_stages_alone():
     assert {key: layer.mix.options[key] for key in AXES} == {key: given[key] for key in AXES}
 
 
-@pytest.mark.parametrize("mixer", ["rala", "softmax"])
-def test_unknown_attention_key(mixer):
+@pytest.mark.parametrize("mechanism", ["rala", "softmax"])
+def test_unknown_attention_key(mechanism):
     with pytest.raises(ValueError, match=r"the key 'kappa', expected some of feature_map, .*modulation, lepe, rope"):
-        attention_options({"kappa": "relu"}, mixer)
+        attention_options({"kappa": "relu"}, mechanism)
 
 
 def test_unknown_modulation():
@@ -158,8 +158,8 @@ def test_attention_heeds_timms_switch():
         set_fused_attn(True)
 
 
-def test_unknown_mixer():
-    with pytest.raises(ValueError, match=r"mixer is 'performer', expected one of efficient, .*rala, .*softmax"):
+def test_unknown_mechanism():
+    with pytest.raises(ValueError, match=r"mechanism is 'performer', expected one of efficient, .*rala, .*softmax"):
         Attention2d(8, 1, "performer")
 
 

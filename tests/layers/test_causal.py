@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from linvit.layers.causal import (
-    CAUSAL_MIXERS,
+    CAUSAL_MECHANISMS,
     AttentionMemory,
     CausalAttention,
     CausalConv,
@@ -50,16 +50,16 @@ def test_the_short_convolution_passes_on_at_first_and_goes_on_from_its_history()
     assert torch.allclose(whole[:, 5], by_hand, atol=1e-6)
 
 
-def test_memory_of_a_linear_mixer_stays_and_that_of_softmax_grows():
+def test_memory_of_a_linear_mechanism_stays_and_that_of_softmax_grows():
     sizes = {}
-    for mixer in CAUSAL_MIXERS:
-        attention, memory = CausalAttention(8, 2, mixer), AttentionMemory()
+    for mechanism in CAUSAL_MECHANISMS:
+        attention, memory = CausalAttention(8, 2, mechanism), AttentionMemory()
         with torch.no_grad():
             found = []
             for tokens in (1, 3, 20):
                 attention(torch.randn(1, tokens, 8), memory=memory)
                 found.append(memory.num_bytes())
-        sizes[mixer] = found
+        sizes[mechanism] = found
     softmax = sizes.pop("softmax")
     assert softmax[2] - softmax[1] == 20 * 2 * 8 * 4
     for found in sizes.values():
@@ -69,15 +69,15 @@ def test_memory_of_a_linear_mixer_stays_and_that_of_softmax_grows():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mixer": "care"}, r"mixer is 'care', expected one of softmax, linear, mala, rala"),
-        ({"mixer": "mala", "modulation": "relu"}, r"modulation is 'relu', expected one of none"),
-        ({"mixer": "mala", "heads": 3}, r"width is 8 and heads 3"),
-        ({"mixer": "mala", "heads": 0}, r"heads is 0, expected a whole number of 1 or more"),
-        ({"mixer": "mala", "heads": 2.0}, r"heads is 2\.0, expected a whole number"),
-        ({"mixer": "mala", "conv": -1}, r"conv is -1, expected a whole number of 0 or more"),
-        ({"mixer": "mala", "lepe": 2.5}, r"lepe is 2\.5, expected a whole number"),
-        ({"mixer": "mala", "heads": 8, "rope": True}, r"heads 8, but rope turns pairs of channels"),
-        ({"mixer": "mala", "rope": "maybe"}, r"rope is 'maybe', expected true or false"),
+        ({"mechanism": "care"}, r"mechanism is 'care', expected one of softmax, linear, mala, rala"),
+        ({"mechanism": "mala", "modulation": "relu"}, r"modulation is 'relu', expected one of none"),
+        ({"mechanism": "mala", "heads": 3}, r"width is 8 and heads 3"),
+        ({"mechanism": "mala", "heads": 0}, r"heads is 0, expected a whole number of 1 or more"),
+        ({"mechanism": "mala", "heads": 2.0}, r"heads is 2\.0, expected a whole number"),
+        ({"mechanism": "mala", "conv": -1}, r"conv is -1, expected a whole number of 0 or more"),
+        ({"mechanism": "mala", "lepe": 2.5}, r"lepe is 2\.5, expected a whole number"),
+        ({"mechanism": "mala", "heads": 8, "rope": True}, r"heads 8, but rope turns pairs of channels"),
+        ({"mechanism": "mala", "rope": "maybe"}, r"rope is 'maybe', expected true or false"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):

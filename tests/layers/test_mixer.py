@@ -25,7 +25,7 @@ ALL, STRIPS, LOCAL3, LOCAL7 = (15, 15, 225), (11, 11, 21), (3, 3, 9), (7, 7, 49)
 
 
 @pytest.mark.parametrize(
-    ("mixer", "split", "local_sizes", "expected"),
+    ("mechanism", "split", "local_sizes", "expected"),
     [
         ("linear", "symmetric", (3, 7), [ALL] * 6 + [LOCAL3] * 3 + [LOCAL7] * 3),
         ("linear", "attended", (3, 7), [ALL] * 12),
@@ -36,9 +36,9 @@ ALL, STRIPS, LOCAL3, LOCAL7 = (15, 15, 225), (11, 11, 21), (3, 3, 9), (7, 7, 49)
         ("linear", "stacked", (3, 7), [ALL] * 12),
     ],
 )
-def test_other_splits_see_as_far_as_they_should(mixer, split, local_sizes, expected):
+def test_other_splits_see_as_far_as_they_should(mechanism, split, local_sizes, expected):
     torch.manual_seed(0)
-    assert reach(TokenMixer(12, 2, mixer, split, local_sizes, dtype=torch.float64), 12) == expected
+    assert reach(TokenMixer(12, 2, mechanism, split, local_sizes, dtype=torch.float64), 12) == expected
 
 
 def test_stacked_sends_all_channels_through_everything():
@@ -82,8 +82,8 @@ def test_head_width_that_does_not_divide():
     TokenMixer(24, 3, "strips")
 
 
-def test_unknown_mixer():
-    with pytest.raises(ValueError, match="mixer is 'pooling', expected one of efficient, inline, linear"):
+def test_unknown_mechanism():
+    with pytest.raises(ValueError, match="mechanism is 'pooling', expected one of efficient, inline, linear"):
         TokenMixer(24, 4, "pooling")
 
 
@@ -99,10 +99,10 @@ def test_interaction_adds_its_input_only_with_the_projection(training):
     assert Interaction(6, 2, project=False).train(training)(x).shape == (2, 12, 4, 5)
 
 
-@pytest.mark.parametrize("mixer", ["linear", "strips"])
-def test_autocast_reaches_forward_and_backward(mixer):
+@pytest.mark.parametrize("mechanism", ["linear", "strips"])
+def test_autocast_reaches_forward_and_backward(mechanism):
     torch.manual_seed(0)
-    layer = TokenMixer(12, 2, mixer)
+    layer = TokenMixer(12, 2, mechanism)
     x = torch.randn(2, 12, 9, 7, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x)

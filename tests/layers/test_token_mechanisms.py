@@ -67,7 +67,7 @@ def efficient(weights):
 
 
 def loaded(mechanism, weights, **options):
-    layer = TOKEN_ATTENTIONS[mechanism](weights["proj.weight"].shape[0], mixer=mechanism, grid=GRID, **options)
+    layer = TOKEN_ATTENTIONS[mechanism](weights["proj.weight"].shape[0], mechanism=mechanism, grid=GRID, **options)
     layer.load_state_dict(weights)
     return layer
 

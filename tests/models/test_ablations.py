@@ -63,7 +63,7 @@ def test_the_released_values_change_nothing():
 def test_softmax_stages_keep_their_attention_but_not_what_is_around_it():
     model = create("ravlt_nano", pattern="LLSS", attention={"feature_map": "relu", "modulation": "none"})
     blocks = [stage.blocks[0] for stage in model.stages]
-    assert [block.attn.mix.mixer for block in blocks] == ["rala", "rala", "softmax", "softmax"]
+    assert [block.attn.mix.mechanism for block in blocks] == ["rala", "rala", "softmax", "softmax"]
     assert all(block.attn.modulate is None for block in blocks)
     assert blocks[0].attn.mix.options["feature_map"] == "relu"
 

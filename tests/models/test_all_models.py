@@ -193,7 +193,7 @@ def test_unknown_pattern(name, pattern):
 def test_the_same_body_with_softmax_attention():
     linear, softmax = create("ravlt_nano"), create("ravlt_nano", pattern="SSSS")
     softmax.load_state_dict(linear.state_dict())
-    assert {block.attn.mix.mixer for stage in softmax.stages for block in stage.blocks} == {"softmax"}
+    assert {block.attn.mix.mechanism for stage in softmax.stages for block in stage.blocks} == {"softmax"}
     assert not torch.allclose(visible(linear)(image(64, 64)), visible(softmax)(image(64, 64)))
 
 

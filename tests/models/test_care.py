@@ -89,7 +89,7 @@ def test_released_file_through_timm(tmp_path):
 @pytest.mark.parametrize("pattern", ["CCLL", "LLLL", "CCSS", "LSLS"])
 def test_patterns_change_the_attended_part_only(pattern):
     model = create("care_nano", pattern=pattern)
-    mixers = ["strips" if "vertical" in dict(stage.blocks[0].mixer.attended.named_children()) else "attention"
+    mechanisms = ["strips" if "vertical" in dict(stage.blocks[0].mixer.attended.named_children()) else "attention"
               for stage in model.stages]  # fmt: skip
-    assert mixers == ["strips" if letter == "C" else "attention" for letter in pattern]
+    assert mechanisms == ["strips" if letter == "C" else "attention" for letter in pattern]
     assert model(image(64, 64)).isfinite().all()

@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from linvit.layers.conformer import FRAME_MIXERS, by_distance, relative_positions
+from linvit.layers.conformer import FRAME_MECHANISMS, by_distance, relative_positions
 from linvit.models.conformer import Conformer, StreamMemory, create_conformer
 
-MIXERS = tuple(FRAME_MIXERS)
+MECHANISMS = tuple(FRAME_MECHANISMS)
 SMALL = {"mels": 10, "width": 16, "depth": 2, "heads": 2, "kernel": 6}
 
 
-def conformer(mixer, **options):
+def conformer(mechanism, **options):
     torch.manual_seed(0)
-    network = Conformer(7, **{**SMALL, "mixer": mixer, "dropout": 0.0, **options}).double()
+    network = Conformer(7, **{**SMALL, "mechanism": mechanism, "dropout": 0.0, **options}).double()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -30,10 +30,10 @@ def features(*shape):
 
 
 @pytest.mark.parametrize(("causal", "norm"), [(False, "batch"), (True, "layer")])
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_padding_never_leaks(mixer, causal, norm):
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_padding_never_leaks(mechanism, causal, norm):
     lengths = (53, 40, 39, 38, 37, 5, 1)
-    network = conformer(mixer, causal=causal, conv_norm=norm, rope=True)
+    network = conformer(mechanism, causal=causal, conv_norm=norm, rope=True)
     x = features(len(lengths), max(lengths) + 3, 10)  # what is beyond the end is not even zero
     logits, counts = network(x, torch.tensor(lengths))
     for row, (length, count) in enumerate(zip(lengths, counts.tolist(), strict=True)):
@@ -42,9 +42,9 @@ def test_padding_never_leaks(mixer, causal, norm):
         assert (logits[row, :count] - alone[0]).abs().max() < 1e-11
 
 
-@pytest.mark.parametrize("mixer", ["softmax", "mala"])
-def test_float32_padding_stays_within_1e_5(mixer):
-    network = conformer(mixer).float()
+@pytest.mark.parametrize("mechanism", ["softmax", "mala"])
+def test_float32_padding_stays_within_1e_5(mechanism):
+    network = conformer(mechanism).float()
     x = features(3, 80, 10).float()
     lengths = torch.tensor([80, 61, 33])
     logits, counts = network(x, lengths)
@@ -53,12 +53,12 @@ def test_float32_padding_stays_within_1e_5(mixer):
         assert (logits[row, :count] - alone[0]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("mixer", ["softmax", "mala"])
-def test_padding_leaves_loss_gradients_and_batch_statistics_alone(mixer):
+@pytest.mark.parametrize("mechanism", ["softmax", "mala"])
+def test_padding_leaves_loss_gradients_and_batch_statistics_alone(mechanism):
     lengths = torch.tensor([40, 23])
     found = []
     for extra in (0, 17):
-        network = conformer(mixer).train()
+        network = conformer(mechanism).train()
         x = pad(features(2, 40, 10), (0, 0, 0, extra), value=3.0)
         logits, counts = network(x, lengths)
         sum(logits[row, :count].square().sum() for row, count in enumerate(counts.tolist())).backward()
@@ -70,9 +70,9 @@ def test_padding_leaves_loss_gradients_and_batch_statistics_alone(mixer):
 
 
 @pytest.mark.parametrize(("rope", "norm"), [(False, "batch"), (True, "layer")])
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_a_stream_in_pieces_is_the_whole_at_once(mixer, rope, norm):
-    network = conformer(mixer, causal=True, rope=rope, conv_norm=norm)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_stream_in_pieces_is_the_whole_at_once(mechanism, rope, norm):
+    network = conformer(mechanism, causal=True, rope=rope, conv_norm=norm)
     x = features(2, 91, 10)
     whole, _ = network(x, torch.tensor([91, 91]))
     for sizes in ((4,) * 22 + (3,), (40, 8, 43), (91,)):
@@ -82,9 +82,9 @@ def test_a_stream_in_pieces_is_the_whole_at_once(mixer, rope, norm):
         assert memory.heard == 91
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_a_causal_network_sees_nothing_later(mixer):
-    network = conformer(mixer, causal=True)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_causal_network_sees_nothing_later(mechanism):
+    network = conformer(mechanism, causal=True)
     x, lengths = features(1, 60, 10), torch.tensor([60])
     before, _ = network(x, lengths)
     changed = x.clone()
@@ -96,11 +96,11 @@ def test_a_causal_network_sees_nothing_later(mixer):
 
 def test_linear_memory_stays_while_that_of_softmax_grows():
     sizes = {}
-    for mixer in ("softmax", "mala"):
-        network, memory = conformer(mixer, causal=True), StreamMemory()
+    for mechanism in ("softmax", "mala"):
+        network, memory = conformer(mechanism, causal=True), StreamMemory()
         for piece in features(1, 80, 10).split(40, 1):
             network.read(piece, memory)
-            sizes.setdefault(mixer, []).append(memory.num_bytes())
+            sizes.setdefault(mechanism, []).append(memory.num_bytes())
     assert sizes["mala"][0] == sizes["mala"][1]
     assert sizes["softmax"][0] < sizes["softmax"][1]
 
@@ -130,13 +130,15 @@ def test_positions_are_sines_and_scores_fall_on_their_keys():
     assert placed.tolist() == [[3, 2, 1, 0, -1], [4, 3, 2, 1, 0]]
 
 
-@pytest.mark.parametrize(("mixer", "count"), [("softmax", 10_340_416), ("linear", 10_338_112), ("mala", 10_338_112)])
-def test_conformer_small_has_the_published_10_3_million_parameters(mixer, count):
+@pytest.mark.parametrize(
+    ("mechanism", "count"), [("softmax", 10_340_416), ("linear", 10_338_112), ("mala", 10_338_112)]
+)
+def test_conformer_small_has_the_published_10_3_million_parameters(mechanism, count):
     with torch.device("meta"):
-        network = create_conformer("conformer_small", 1024, mixer=mixer, head="transducer")
+        network = create_conformer("conformer_small", 1024, mechanism=mechanism, head="transducer")
     assert sum(parameter.numel() for parameter in network.parameters()) == count
     parts = {"blocks": 8_110_080, "subsampling": 603_072, "predictor": 1_149_440, "joint": 477_824}
-    if mixer == "softmax":
+    if mechanism == "softmax":
         assert {n: sum(p.numel() for p in getattr(network, n).parameters()) for n in parts} == parts
 
 
@@ -154,8 +156,8 @@ def test_a_transducer_gives_logits_of_every_frame_and_place():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mixer": "care"}, "mixer is 'care', expected one of softmax, linear, mala"),
-        ({"mixer": "mala", "modulation": "x"}, "modulation is 'x'"),
+        ({"mechanism": "care"}, "mechanism is 'care', expected one of softmax, linear, mala"),
+        ({"mechanism": "mala", "modulation": "x"}, "modulation is 'x'"),
         ({"conv_norm": "group"}, "conv_norm is 'group', expected one of batch, layer"),
         ({"head": "lm"}, "head is 'lm', expected one of ctc, transducer"),
         ({"heads": 5}, "width is 64 and heads 5"),
@@ -189,9 +191,9 @@ def test_what_cannot_be_streamed_says_so():
 
 
 @pytest.mark.parametrize("head", ["ctc", "transducer"])
-@pytest.mark.parametrize("mixer", ["softmax", "mala"])
-def test_it_trains_under_autocast(mixer, head):
-    network = conformer(mixer, head=head, predictor_width=12).float().train()
+@pytest.mark.parametrize("mechanism", ["softmax", "mala"])
+def test_it_trains_under_autocast(mechanism, head):
+    network = conformer(mechanism, head=head, predictor_width=12).float().train()
     x, lengths, text = features(2, 40, 10).float(), torch.tensor([40, 23]), torch.tensor([[1, 2], [3, 4]])
     with torch.autocast("cpu", torch.bfloat16):
         logits, counts = network(x, lengths, text)

@@ -3,7 +3,7 @@ import torch
 from diffusers import DiTTransformer2DModel
 
 from linvit.models import dit
-from linvit.models.dit import DIT_MIXERS, DITS, create_dit, time_features
+from linvit.models.dit import DIT_MECHANISMS, DITS, create_dit, time_features
 
 
 def varied(network):
@@ -19,10 +19,10 @@ def inputs(network, batch=3):
     return images, torch.tensor([0, 500, 999])[:batch], torch.tensor([1, 9, 10])[:batch]
 
 
-@pytest.mark.parametrize("mixer", DIT_MIXERS)
+@pytest.mark.parametrize("mechanism", DIT_MECHANISMS)
 @pytest.mark.parametrize("local", [False, True])
-def test_at_first_it_predicts_nothing_and_then_every_input_counts(mixer, local):
-    network = create_dit("dit_nano_patch2", 10, mixer=mixer, local=local)
+def test_at_first_it_predicts_nothing_and_then_every_input_counts(mechanism, local):
+    network = create_dit("dit_nano_patch2", 10, mechanism=mechanism, local=local)
     images, times, labels = inputs(network)
     assert (network(images, times, labels) == 0).all()
     varied(network)
@@ -89,20 +89,22 @@ def test_published_sizes(name, millions):
         assert parameters == 675_129_632  # as the released network counts, its fixed positions included
 
 
-@pytest.mark.parametrize("mixer", DIT_MIXERS)
-def test_every_mixer_has_the_same_number_of_parameters(mixer):
+@pytest.mark.parametrize("mechanism", DIT_MECHANISMS)
+def test_every_mechanism_has_the_same_number_of_parameters(mechanism):
     with torch.device("meta"):
         count = {
-            kind: sum(parameter.numel() for parameter in create_dit("dit_small_patch2", 1000, mixer=kind).parameters())
-            for kind in ("softmax", mixer)
+            kind: sum(
+                parameter.numel() for parameter in create_dit("dit_small_patch2", 1000, mechanism=kind).parameters()
+            )
+            for kind in ("softmax", mechanism)
         }
-    assert count[mixer] == count["softmax"]
+    assert count[mechanism] == count["softmax"]
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"mixer": "focused"}, "expected one of softmax, linear, mala, rala"),
+        ({"mechanism": "focused"}, "expected one of softmax, linear, mala, rala"),
         ({"patch_size": 3}, "input_size 8 is no multiple of patch_size 3"),
         ({"width": 66}, "need a multiple of 4"),
         ({"heads": 5}, "64 is not a multiple of the 5 heads"),

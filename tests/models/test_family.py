@@ -1,19 +1,19 @@
 import pytest
 import torch
 
-from linvit.models.family import WRAPPERS, imagenet_cfg, renamed, stage_mixers, unwrapped
+from linvit.models.family import WRAPPERS, imagenet_cfg, renamed, stage_mechanisms, unwrapped
 
 LETTERS = {"L": "rala", "S": "softmax"}
 
 
-def test_stage_mixers_reads_one_letter_a_stage():
-    assert stage_mixers("LSLS", LETTERS) == ("rala", "softmax", "rala", "softmax")
+def test_stage_mechanisms_reads_one_letter_a_stage():
+    assert stage_mechanisms("LSLS", LETTERS) == ("rala", "softmax", "rala", "softmax")
 
 
 @pytest.mark.parametrize("pattern", ["LLS", "LLSSS", "LLSC", "llss", ""])
-def test_stage_mixers_refuses(pattern):
+def test_stage_mechanisms_refuses(pattern):
     with pytest.raises(ValueError, match=r"expected four letters out of \(L = rala, S = softmax\)"):
-        stage_mixers(pattern, LETTERS)
+        stage_mechanisms(pattern, LETTERS)
 
 
 def test_unwrapped_prefers_averaged_weights():

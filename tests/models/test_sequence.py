@@ -1,16 +1,16 @@
 import pytest
 import torch
 
-from linvit.layers.causal import CAUSAL_MIXERS
+from linvit.layers.causal import CAUSAL_MECHANISMS
 from linvit.models.sequence import Memory, _drawn, create_sequence, generate
 
-MIXERS = list(CAUSAL_MIXERS)
+MECHANISMS = list(CAUSAL_MECHANISMS)
 AROUND = {"plain": {}, "everything": {"lepe": 5, "modulation": "silu", "rope": True}}
 
 
-def small(mixer, dtype=torch.float64, **options):
+def small(mechanism, dtype=torch.float64, **options):
     sizes = {"width": 16, "depth": 2, "heads": 2, "hidden": 24}
-    network = create_sequence("sequence_nano", 29, mixer=mixer, **sizes | options)
+    network = create_sequence("sequence_nano", 29, mechanism=mechanism, **sizes | options)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -27,21 +27,21 @@ def recurrent(network, row, pieces):
 
 
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 @torch.no_grad()
-def test_matrix_chunked_recurrent_and_piecewise_reading_agree(mixer, around):
-    network, row = small(mixer, **around), tokens()
+def test_matrix_chunked_recurrent_and_piecewise_reading_agree(mechanism, around):
+    network, row = small(mechanism, **around), tokens()
     chunked = network(row)
     assert chunked.std() > 0.1
     for other in (network(row, form="matrix"), recurrent(network, row, 1), recurrent(network, row, [50, 1, 26])):
         assert (other - chunked).abs().max() < 1e-11
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 @torch.no_grad()
-def test_float32_decodes_as_it_reads_up_to_rounding(mixer):
-    exact, row = small(mixer), tokens()
-    network = small(mixer, torch.float32)
+def test_float32_decodes_as_it_reads_up_to_rounding(mechanism):
+    exact, row = small(mechanism), tokens()
+    network = small(mechanism, torch.float32)
     network.load_state_dict(exact.state_dict())
     truth = exact(row)
     # a running mean over n tokens is rounded n times at most in each layer
@@ -51,10 +51,10 @@ def test_float32_decodes_as_it_reads_up_to_rounding(mixer):
 
 
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 @torch.no_grad()
-def test_a_changed_token_changes_nothing_before_it(mixer, around):
-    network, row = small(mixer, **around), tokens(1, 70)
+def test_a_changed_token_changes_nothing_before_it(mechanism, around):
+    network, row = small(mechanism, **around), tokens(1, 70)
     before = network(row)
     for place in (3, 40, 66):
         other = row.clone()
@@ -65,10 +65,10 @@ def test_a_changed_token_changes_nothing_before_it(mixer, around):
 
 
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 @torch.no_grad()
-def test_documents_in_a_row_read_as_if_alone_and_padding_is_one_of_them(mixer, around):
-    network, row = small(mixer, **around), tokens(2, 40)
+def test_documents_in_a_row_read_as_if_alone_and_padding_is_one_of_them(mechanism, around):
+    network, row = small(mechanism, **around), tokens(2, 40)
     documents = torch.tensor([[0] * 11 + [1] * 29, [4] * 3 + [5] * 30 + [9] * 7])
     packed = network(row, documents)
     for index, start, end in ((0, 0, 11), (0, 11, 40), (1, 0, 3), (1, 3, 33), (1, 33, 40)):
@@ -76,9 +76,9 @@ def test_documents_in_a_row_read_as_if_alone_and_padding_is_one_of_them(mixer, a
         assert (packed[index, start:end] - alone[0]).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_greedy_writing_equals_the_most_probable_token_of_the_parallel_form(mixer):
-    network, prompt = small(mixer), tokens(1, 5)[0]
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_greedy_writing_equals_the_most_probable_token_of_the_parallel_form(mechanism):
+    network, prompt = small(mechanism), tokens(1, 5)[0]
     written = list(generate(network, prompt, 70, temperature=0))
     with torch.no_grad():
         row = torch.cat((prompt, torch.tensor(written)))[None]
@@ -86,8 +86,8 @@ def test_greedy_writing_equals_the_most_probable_token_of_the_parallel_form(mixe
 
 
 def test_gradients_of_chunks_equal_those_of_the_matrix():
-    for mixer in MIXERS:
-        network, row = small(mixer), tokens(1, 70)
+    for mechanism in MECHANISMS:
+        network, row = small(mechanism), tokens(1, 70)
         found = []
         for form in ("chunked", "matrix"):
             network.zero_grad()
@@ -96,11 +96,13 @@ def test_gradients_of_chunks_equal_those_of_the_matrix():
         assert (found[0] - found[1]).abs().max() < 1e-10 * found[1].abs().max()
 
 
-def test_the_published_size_has_the_same_parameters_with_every_mixer():
+def test_the_published_size_has_the_same_parameters_with_every_mechanism():
     with torch.device("meta"):
         counts = {
-            mixer: sum(p.numel() for p in create_sequence("sequence_340m", 32_000, mixer=mixer).parameters())
-            for mixer in MIXERS
+            mechanism: sum(
+                p.numel() for p in create_sequence("sequence_340m", 32_000, mechanism=mechanism).parameters()
+            )
+            for mechanism in MECHANISMS
         }
         gated = create_sequence("sequence_340m", 32_000, modulation="linear")
     layer = 4 * 1024**2 + 3 * 1024 * 2816 + 3 * 1024 * 4 + 2 * 1024
@@ -119,9 +121,9 @@ def test_a_seed_writes_the_same_again_and_little_of_top_p_is_greedy():
     assert write(1, top_p=1e-9) == write(1, temperature=1e-42) == write(0, temperature=0)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_drawn_tokens_are_those_of_the_parallel_form(mixer):
-    network, prompt = small(mixer), tokens(1, 5)[0]
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_drawn_tokens_are_those_of_the_parallel_form(mechanism):
+    network, prompt = small(mechanism), tokens(1, 5)[0]
     written = list(generate(network, prompt, 70, 0.8, 0.9, torch.Generator().manual_seed(3)))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

@@ -160,7 +160,7 @@ def test_what_cannot_be_drawn_is_one_sentence(run, asked, sentence, capsys, tmp_
 @pytest.mark.parametrize(
     ("groups", "sentence"),
     [
-        ({"model": {"mixer": "mla"}}, "expected one of softmax, linear, mala, rala"),
+        ({"model": {"mechanism": "mla"}}, "expected one of softmax, linear, mala, rala"),
         ({"model": {"name": "dit_smal_patch2"}}, "did you mean 'dit_small_patch2'"),
         ({"model": {"widht": 3}}, r"did you mean 'model\.width'"),
         ({"task": {"sampler": "euler"}}, "expected one of ddim, ddpm"),

@@ -177,10 +177,12 @@ def test_a_byte_recipe_names_its_decoder(tmp_path):
 
 def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_again(tmp_path):
     recipes = []
-    for mixer in ("linear", "mala"):
-        (tmp_path / mixer).mkdir()
-        path = write_language_recipe(tmp_path / mixer, mixer, task={"ema_decay": None}, trainer={"max_epochs": 1})
-        recipes.append(path.rename(tmp_path / f"{mixer}.yaml"))
+    for mechanism in ("linear", "mala"):
+        (tmp_path / mechanism).mkdir()
+        path = write_language_recipe(
+            tmp_path / mechanism, mechanism, task={"ema_decay": None}, trainer={"max_epochs": 1}
+        )
+        recipes.append(path.rename(tmp_path / f"{mechanism}.yaml"))
     asked = {"seeds": 2, "over": "data.batch_size=2", "overrides": ["data.context=16", "trainer.limit_train_batches=1"]}
     text = compare(recipes, tmp_path / "out", **asked).read_text()
     assert text.count("| `linear` | 2 |") == text.count("| `mala` | 2 |") == 1
@@ -206,6 +208,6 @@ def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_aga
 
 def test_models_lists_decoders_with_what_they_keep(capsys):
     assert main(["models", "--sequence", "--json"]) == 0
-    rows = {(row["name"], row["mixer"]): row for row in json.loads(capsys.readouterr().out)}
+    rows = {(row["name"], row["mechanism"]): row for row in json.loads(capsys.readouterr().out)}
     assert rows["sequence_340m", "mala"]["parameters"] == rows["sequence_340m", "softmax"]["parameters"] == 341_394_432
     assert rows["sequence_340m", "mala"]["memory"] < rows["sequence_340m", "softmax"]["memory"] / 50

@@ -243,11 +243,11 @@ def test_other_pieces_are_learned_and_restored(run, units, tmp_path):
 @pytest.mark.slow
 def test_attentions_are_compared_over_seeds(run, tmp_path):
     recipes = []
-    for mixer in ("softmax", "mala"):
-        (tmp_path / mixer).mkdir()
+    for mechanism in ("softmax", "mala"):
+        (tmp_path / mechanism).mkdir()
         data = {"root": str(run.parent / "speech")}
-        path = write_speech_recipe(tmp_path / mixer, mixer, data=data, task={"ema_decay": None})
-        recipes.append(path.rename(tmp_path / f"{mixer}.yaml"))
+        path = write_speech_recipe(tmp_path / mechanism, mechanism, data=data, task={"ema_decay": None})
+        recipes.append(path.rename(tmp_path / f"{mechanism}.yaml"))
     text = compare(recipes, tmp_path / "out", seeds=2, overrides=["trainer.max_epochs=1"]).read_text()
     assert "word error rate, %" in text
     rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
@@ -284,7 +284,7 @@ def test_a_language_model_has_its_say(learned, tmp_path, capsys):
 
 def test_models_lists_conformers_beside_the_published_size(capsys):
     assert main(["models", "--speech", "--json"]) == 0
-    rows = {(row["name"], row["mixer"]): row for row in json.loads(capsys.readouterr().out)}
+    rows = {(row["name"], row["mechanism"]): row for row in json.loads(capsys.readouterr().out)}
     assert rows["conformer_small", "softmax"]["transducer"] == 10_340_416
     assert (
         rows["conformer_small", "mala"]["transducer"] == rows["conformer_small", "linear"]["transducer"] == 10_338_112
