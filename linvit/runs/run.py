@@ -1,0 +1,209 @@
+"""A run: a network with its weights, and all that is known of how it was trained."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo, resolve_data_config
+from torch import nn
+
+from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
+from linvit.data.dense.source import DensePreprocessing
+from linvit.data.images.image import Preprocessing
+from linvit.data.source import Source
+from linvit.files import read_checkpoint
+from linvit.models.dense.frameworks import SEGMENTORS
+from linvit.released import load_released
+from linvit.runs.evaluate import Measures, evaluate
+from linvit.runs.settings import as_tuple
+from linvit.runs.spec import TaskSpec
+from linvit.runs.tasks import TASKS
+from linvit.tasks.checkpoints import BEST, LAST
+from linvit.tasks.classification import check_model
+from linvit.tasks.task import Task
+
+IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
+
+
+@dataclass
+class Run:
+    """A network of a task with its weights, the names of its classes, its preprocessing, and the recipe it came from.
+
+    path: the checkpoint or file of weights; None for random weights. recipe: every value of the run's recipe; None for
+    weights without one. name: of the network, as tables and reports call it. stored: further facts about the data that
+    the checkpoint holds, such as the category ids of a detector.
+
+    What can be done with it depends on the task, see the files of `linvit.runs.tasks`.
+    """
+
+    spec: TaskSpec
+    task: Task
+    class_names: list[str]
+    preprocessing: Any
+    path: Path | None
+    name: str
+    recipe: dict[str, Any] | None = None
+    stored: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder; that of the weights where they stand elsewhere."""
+        if self.path is None:
+            return Path("runs") / "untrained" / self.name.replace("/", "_")
+        return self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
+
+    @property
+    def network(self) -> nn.Module:
+        """The network in evaluation mode, with its moving average where there is one."""
+        return list(self.task.networks().values())[-1].eval()
+
+    @property
+    def weights(self) -> str:
+        """Which weights `network` has, in words."""
+        if self.path is None:
+            return "random weights"
+        return WEIGHTS[list(self.task.networks())[-1]]
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """The training curves, a row for each epoch; empty where the folder holds none."""
+        path = self.folder / "metrics.csv"
+        if self.path is None or not path.is_file():
+            return []
+        with path.open(newline="") as file:
+            return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+
+    def placed_network(self, weights: str | None = None) -> tuple[nn.Module, torch.device]:
+        """The network with "raw" or "ema" weights (by default as `network`) on the best device, and that device.
+
+        Raises ValueError for weights that the checkpoint does not hold.
+        """
+        networks = self.task.networks()
+        if weights is not None and weights not in networks:
+            raise ValueError(f"`weights` is {weights!r}, but the checkpoint holds {' and '.join(networks)}: choose one.")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        network = self.network if weights is None else networks[weights]
+        return network.to(device).eval(), device
+
+    def source(self, data: str | Path | None = None, **overrides: Any) -> Source:
+        """The data to evaluate on: that of the run, with overrides over its settings.
+
+        Args:
+            data: a folder, or the name of a source such as "digits"; by default the data of the run.
+            overrides: settings of the source, those of the group `data` of a recipe: root, batch_size, num_workers, …
+
+        Raises ValueError where there is none, for an unknown setting, and for data that does not fit the network.
+        """
+        settings = dict((self.recipe or {}).get("data") or {})
+        if data is not None:
+            overrides = {("name" if str(data) in self.spec.sources else "root"): str(data), **overrides}
+        name = overrides.pop("name", None) or self._source_name(settings.pop("name", None), overrides)
+        if name is None:
+            raise ValueError("This network names no data: say on what to evaluate with `root`, a folder, or `name`.")
+        stored = settings if name == ((self.recipe or {}).get("data") or {}).get("name") else {}
+        stored.pop("name", None)
+        return self.spec.open_source(self, name, {**stored, **overrides})
+
+    def _source_name(self, stored: str | None, overrides: Mapping[str, Any]) -> str | None:
+        """The stored source, or the one that reads folders where a folder is given that the stored one cannot read."""
+        from linvit.runs.settings import parameters
+
+        if "root" in overrides and (stored is None or "root" not in parameters(self.spec.sources[stored])):
+            return self.spec.folder_source
+        return stored
+
+    def evaluate(self, data: str | Path | None = None, progress: bool = False, **overrides: Any) -> Measures:
+        """The measures of the task over every sample once, see `linvit.runs.evaluate.evaluate`.
+
+        Args:
+            data, overrides: see `source`; also the task's own options (speech: beam, language_model, …; language: tasks,
+                include, limit).
+            progress: whether a bar is shown on the terminal.
+        """
+        overrides = self.spec.configure(self, **overrides)
+        return evaluate(self, self.source(data, **overrides), progress)
+
+    def predict(self, inputs: Any, **options: Any) -> Any:
+        """Predictions for files, folders, or images and sounds in memory, with `to_csv`, `to_json` and `save`.
+
+        Args:
+            inputs: a path or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech recognition
+                paths or arrays of samples.
+            options: weights ("raw" or "ema"), progress, and those of the task: see `predict` in `linvit.runs.tasks`.
+
+        Raises ValueError for inputs that hold nothing to predict, and options that the task does not have. Files that
+        cannot be read are listed in the result's `unreadable`.
+        """
+        single = isinstance(inputs, str | Path) or not isinstance(inputs, Sequence | Iterable)
+        return self.spec.predict(self, [inputs] if single or hasattr(inputs, "shape") else list(inputs), **options)
+
+    def generate(self, **options: Any) -> Any:
+        """Text or images, where the task generates; options are those of `generate` in `linvit.runs.tasks`."""
+        return self.spec.generate(self, **options)
+
+    def analyze(self, what: str = "all", **options: Any) -> Any:
+        """Ranks, scores and magnitudes inside the attention, see `linvit.runs.analyze.analyze`."""
+        from linvit.runs.analyze import analyze
+
+        return analyze(self, what, **options)
+
+    def report(
+        self, path: str | Path | None = None, measures: Measures | None = None, data: str | Path | None = None, **overrides: Any
+    ) -> Path:
+        """Writes a self-contained HTML page on the run and returns its path, by default report.html in the run's folder.
+
+        measures: what `evaluate` returned for the same data; measured here where it is not given.
+        """
+        from linvit.runs.report import write_report
+
+        return write_report(self, path, measures, data, **overrides)
+
+
+def load_run(
+    path: str | Path | None = None,
+    *,
+    model: str | None = None,
+    checkpoint: str | Path | None = None,
+    framework: str | None = None,
+    untrained: bool = False,
+) -> Run:
+    """A run from its folder (best checkpoint) or a checkpoint, or a named model with a file of weights.
+
+    Args:
+        path: a run's folder or a checkpoint of it.
+        model: a model that timm knows, for weights that do not name theirs; with framework the backbone.
+        checkpoint: the weights of model: the authors' .pth, a converted .safetensors, or what timm reads.
+        framework: mask_rcnn, upernet …: a released detector of COCO's or segmentor of ADE20K's classes.
+        untrained: model with random weights of seed 0, to be analyzed.
+
+    Raises ValueError, one sentence, for a missing, damaged or foreign checkpoint and arguments that exclude each other.
+    """
+    if path is None and model is None:
+        raise ValueError("Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.")
+    if path is not None and model is not None:
+        raise ValueError("Give either a run or `model` with `checkpoint`, not both.")
+    if framework is not None and model is None:
+        raise ValueError("`framework` needs `model`, its backbone; a run knows its own framework: leave it out.")
+    if model is None:
+        return _from_checkpoint(_checkpoint_of(Path(path)))  # type: ignore[arg-type]
+    if untrained and checkpoint is None:
+        return _untrained(model)
+    if checkpoint is None:
+        raise ValueError("`model` needs `checkpoint`: the file of weights, released or converted.")
+    if framework is not None:
+        return _from_dense_weights(framework, model, Path(checkpoint))
+    return _from_weights(model, Path(checkpoint))
+
+
+def _checkpoint_of(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    for name in (BEST, LAST):
+        if (path / "checkpoints" / name).is_file():
+            return path / "checkpoints" / name
+    raise ValueError(f"The folder {path} holds no checkpoints/{BEST} or {LAST}: give the folder of a run that was trained.")

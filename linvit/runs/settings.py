@@ -1,0 +1,78 @@
+"""Settings by name: what a class takes, the nearest known name, and how a sentence names them to its reader."""
+
+import contextlib
+import difflib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+
+def parameters(kind: type) -> set[str]:
+    """The names of a class's keyword arguments, with those of its bases where it passes **kwargs on."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        declared = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+        names |= {p.name for p in declared if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        if not any(p.kind is p.VAR_KEYWORD for p in declared):
+            break
+    return names - {"self"}
+
+
+def as_tuple(value: Any) -> Any:
+    """A list of numbers as a tuple, anything else as it is."""
+    return tuple(value) if isinstance(value, list) and not any(isinstance(item, str) for item in value) else value
+
+
+def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError, offering the nearest known one, for a name that is not known."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"Unknown {what} {name!r}, expected one of {', '.join(sorted(known))}.{nearest(name, known)}")
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """` Did you mean …?` by the whole name, or by its last part where that stands in another group."""
+    known = list(known)
+    last_parts = {key.rpartition(".")[2]: key for key in known}
+    matches = difflib.get_close_matches(str(name), known, n=1)
+    last_part = str(name).rpartition(".")[2]
+    matches = matches or [last_parts[match] for match in difflib.get_close_matches(last_part, last_parts, n=1)]
+    return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def respelled(sentence: str, spellings: Mapping[str, str]) -> str:
+    """The sentence with each `name` or `name=value` in backticks as its reader writes it.
+
+    spellings: name → what stands for it, such as "data.size" or "--topk"; a value follows as `key=value`, or after a
+    flag as a word of its own (`resume=True` is then the flag alone).
+    """
+
+    def replacement(match: re.Match[str]) -> str:
+        spelling, value = spellings.get(match[1]), match[2]
+        if spelling is None:
+            return match[0]
+        if value is None or (spelling.startswith("--") and value == "True"):
+            return spelling
+        return f"{spelling} {value}" if spelling.startswith("--") else f"{spelling}={value}"
+
+    return re.sub(r"`(\w+)(?:=([^`\s]+))?`", replacement, sentence)
+
+
+@contextlib.contextmanager
+def group(name: str, kind: type | Any, **others: str) -> Iterator[None]:
+    """Makes ValueErrors raised inside name the settings of a class as keys of a group of a recipe, `size` as data.size.
+
+    others: names that are written in another way, such as seed="seed".
+    """
+    try:
+        yield
+    except ValueError as error:
+        spellings = {key: f"{name}.{key}" for key in parameters(kind)} | others
+        sentence = respelled(str(error), spellings)
+        if sentence == str(error):
+            raise
+        raise type(error)(sentence) from error

@@ -1,0 +1,91 @@
+"""What a task adds to a run: one subclass for each task, in a file of `linvit.runs.tasks`."""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
+
+from linvit.data.source import Source
+from linvit.runs.settings import as_tuple, check_names, parameters
+from linvit.tasks.task import Task
+
+if TYPE_CHECKING:
+    from linvit.runs.run import Run
+
+Section = tuple[str, Sequence[str]]
+"""A heading of a report and the HTML parts below it, see linvit.analysis.report."""
+
+
+class TaskSpec:
+    """A task as runs, recipes and the command line know it.
+
+    name: `task.name` of recipes. task: its LightningModule; the constructor takes the network first. sources: the data
+    that it learns from, by `data.name`. folder_source: which of them reads a folder. preprocessing: the dataclass that a
+    checkpoint stores. kept: settings of the task that its measures depend on, which a loaded run keeps.
+    """
+
+    name: ClassVar[str]
+    task: ClassVar[type[Task]]
+    sources: ClassVar[Mapping[str, type[Source]]]
+    folder_source: ClassVar[str]
+    preprocessing: ClassVar[type]
+    kept: ClassVar[tuple[str, ...]] = ()
+
+    def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
+        """The network that the group `model` of a recipe describes, for data with so many classes and channels.
+
+        Raises ValueError for a model or argument that is unknown.
+        """
+        raise NotImplementedError
+
+    def build(self, model: dict[str, Any], num_classes: int, channels: int = 3, **settings: Any) -> Task:
+        """The task around a new network; settings are keyword arguments of the task."""
+        facts = {"num_classes": num_classes, "channels": channels}
+        wanted = {name: value for name, value in facts.items() if name in parameters(self.task)}
+        return self.task(self.network(model, num_classes, channels), **wanted, **settings)
+
+    def title(self, model: dict[str, Any], network: nn.Module) -> str:
+        """What a network is called in tables and reports."""
+        return getattr(network, "pretrained_cfg", {}).get("architecture") or model["name"]
+
+    def stored(self, source: Source) -> dict[str, Any]:
+        """Facts about the data that a checkpoint stores beside class names and preprocessing."""
+        return {}
+
+    def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
+        """The data to evaluate a run on, with its classes and preprocessing; raises ValueError where they do not fit."""
+        return self.create_source(name, settings)
+
+    def create_source(self, name: str, settings: Mapping[str, Any]) -> Source:
+        """A source by its `data.name`; raises ValueError, offering the nearest, for an unknown name or setting."""
+        check_names("data", [name], self.sources)
+        check_names("setting of the data", settings, parameters(self.sources[name]))
+        return self.sources[name](**{key: as_tuple(value) for key, value in settings.items()})
+
+    def predict(self, run: "Run", inputs: Sequence[Any], **options: Any) -> Any:
+        """Predictions for inputs, see Run.predict."""
+        raise ValueError(f"A run of the task {self.name} predicts nothing: {self.instead_of_predict}.")
+
+    instead_of_predict: ClassVar[str] = "evaluate it instead"
+
+    def generate(self, run: "Run", **options: Any) -> Any:
+        """What the network generates, see Run.generate."""
+        raise ValueError(f"A run of the task {self.name} generates nothing: use `predict` instead.")
+
+    def configure(self, run: "Run", **options: Any) -> dict[str, Any]:
+        """Applies the options of `evaluate` that are the task's own to a run and returns the others."""
+        return options
+
+    def sections(self, run: "Run", source: Source) -> Iterable[Section]:
+        """What the report says of a run on a source, between its measures and the end."""
+        return ()
+
+    def listing(self) -> Iterator[dict[str, Any]]:
+        """Rows of `linvit models`: the networks that the task can train."""
+        return iter(())
+
+
+def takes(function: Any, name: str) -> bool:
+    """Whether a class or function has a parameter of that name."""
+    return name in inspect.signature(function).parameters
