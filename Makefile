@@ -67,7 +67,7 @@ speech: data/speech/.made
 
 generation: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/generation/digits_$(m).yaml) \
-		--folder runs/generation --seeds 3 --workers 2 --also drawn_accuracy guided_fid guided_accuracy
+		--folder runs/generation --seeds 3 --workers 2 --also generated_accuracy guided_fid guided_accuracy
 	$(BIN)/python -m linvit.bench.sampling runs/generation/sampling.svg
 
 scenes: $(STAMP)

@@ -9,7 +9,7 @@ import timm
 from linvit.cli import main
 from linvit.runs.listing import describe_recipes
 from linvit.runs.recipe import base_of, read_recipe
-from linvit.tasks.classification import build_network
+from linvit.models.by_name import create_classifier
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").rglob("ablations/*.yaml"))
@@ -31,7 +31,7 @@ def in_giga(macs):
 
 @pytest.mark.parametrize("path", RECIPES, **named)
 def test_header_has_the_parameters_of_the_network(path):
-    network = build_network({**read_recipe(path)["model"], "device": "meta"}, 1000, 3)
+    network = create_classifier({**read_recipe(path)["model"], "device": "meta"}, 1000, 3)
     assert counted(path)[0] == f"{sum(parameter.numel() for parameter in network.parameters()):,}"
 
 

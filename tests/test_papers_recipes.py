@@ -11,7 +11,7 @@ from torch import nn
 from linvit.data import ImageFolder
 from linvit.models.backbone import Backbone
 from linvit.runs.recipe import RecipeCLI, read_recipe
-from linvit.tasks.classification import build_network
+from linvit.models.by_name import create_classifier
 from linvit.tasks.optimization import Optimizer, Schedule
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -62,7 +62,7 @@ def test_model_and_stochastic_depth(recipe):
     family, size, values = recipe
     assert values["model"] == {"name": f"{family}_{size}", "drop_path_rate": PUBLISHED[family][size][1]}
     with torch.device("meta"):
-        network = build_network(values["model"], 1000, 3)
+        network = create_classifier(values["model"], 1000, 3)
     assert isinstance(network, Backbone)
     assert network.pattern == ("CCLL" if family == "care" else "LLSS")
     rates = [module.drop_prob for module in network.modules() if hasattr(module, "drop_prob")]

@@ -28,7 +28,7 @@ from linvit.files import check_writable, read_checkpoint, replacing, write_json
 from linvit.runs import analyze_words as words
 from linvit.runs.analyzed_images import Pictures, from_files, from_photos, from_source
 from linvit.runs.restore import restore, source_for
-from linvit.tasks.classification import check_model
+from linvit.models.by_name import check_model
 
 PAGE = "report.html"
 SEED = 0

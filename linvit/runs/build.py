@@ -10,7 +10,7 @@ from linvit.models.dense.frameworks import DETECTORS, SEGMENTORS, build_dense
 from linvit.models.dit import create_dit
 from linvit.models.sequence import create_sequence
 from linvit.tasks import Classification, Detection, Diffusion, Language, Recall, Segmentation, Speech, Task
-from linvit.tasks.classification import known_arguments
+from linvit.models.by_name import known_arguments
 
 
 class BuiltDetection(Detection):

@@ -16,7 +16,7 @@ from linvit.models.sequence import SEQUENCES
 from linvit.models.swapped import BASES
 from linvit.runs.recipe import base_of, read_recipe
 from linvit.runs.screen import show as show_table
-from linvit.tasks.classification import build_network
+from linvit.models.by_name import create_classifier
 
 
 def model_names(family: str | None = None) -> list[str]:
@@ -140,7 +140,7 @@ def _count_recipe(file: Path) -> Cost:
     if config is None:
         raise ValueError(f"{file} names the model {name!r}, which timm does not know: `linvit models` lists ours.")
     size = (values.get("data") or {}).get("size", config.input_size[-1])
-    network = build_network({**values["model"], "device": "meta"}, config.num_classes, 3)
+    network = create_classifier({**values["model"], "device": "meta"}, config.num_classes, 3)
     return count_cost(network, (3, size, size))
 
 

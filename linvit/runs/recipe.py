@@ -1,30 +1,32 @@
 """A recipe: YAML values, optionally on a `base` file and under overrides, checked against what the code accepts."""
 
-import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
 import yaml
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from linvit.data import SOURCES
-from linvit.runs.build import TASKS
+from linvit.data.source import Source
+from linvit.runs.settings import group, nearest, parameters
+from linvit.runs.tasks import SOURCES, TASKS
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
+from linvit.tasks.task import Task
 
-FREE = ("model", "optimizer.options")  # their keys are judged by the function that gets them
-NAMED = {"task": TASKS, "data": SOURCES}
+TRAINER = {"max_epochs": 10, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
+SET_ELSEWHERE = {"network", "num_classes", "channels", "optimizer", "schedule", "distillation", "seed"}
+Overrides = Mapping[str, Any] | Sequence[str]
 
 
-def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of a recipe, those of its `base` file under them and `key.key=value` overrides over them.
+def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
+    """The values of a recipe, those of its `base` file under them and overrides over them.
 
-    A base may have a base in turn, each path relative to the file that names it.
+    A base may have a base in turn, each path relative to the file that names it. overrides: `key.key=value` strings, or a
+    mapping from dotted keys to values.
 
     Raises ValueError with one sentence for a missing file, broken YAML, a malformed override and bases in a circle.
     """
@@ -33,8 +35,8 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     for layer in reversed(_layers(path)):
         values = merge(values, layer)
     values.pop("base", None)
-    for override in overrides:
-        values = merge(values, _nested(override))
+    for key, value in _pairs(overrides):
+        values = merge(values, _nested(key, value))
     values.setdefault("folder", str(Path("runs") / path.stem))
     return values
 
@@ -57,13 +59,13 @@ def _layers(path: Path) -> list[dict[str, Any]]:
     return layers
 
 
-def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """A new nested dictionary: above's values win, key by key; under another `name` a group keeps its other keys."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        both = isinstance(value, dict) and isinstance(under, dict)
-        merged[key] = merge(under, value) if both else value
+        both = isinstance(value, Mapping) and isinstance(under, dict)
+        merged[key] = merge(under, value) if both else value  # type: ignore[arg-type]
     return merged
 
 
@@ -79,17 +81,24 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _nested(override: str) -> dict[str, Any]:
-    """`trainer.max_epochs=3` → {"trainer": {"max_epochs": 3}}."""
+def _pairs(overrides: Overrides) -> Iterable[tuple[str, Any]]:
+    return overrides.items() if isinstance(overrides, Mapping) else map(parsed_override, overrides)
+
+
+def parsed_override(override: str) -> tuple[str, Any]:
+    """`trainer.max_epochs=3` → ("trainer.max_epochs", 3); raises ValueError for what is no key=value."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"The override {override!r} has no value: write key=value, trainer.max_epochs=3 for example.")
     try:
-        value = yaml.load(text, Loader=_Loader)
+        return key, yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"The value of the override {override!r} is not valid YAML.") from error
-    for part in reversed(key.split(".")):
-        value = {part: value}
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for name in reversed(key.split(".")):
+        value = {name: value}
     return value
 
 
@@ -102,144 +111,120 @@ _Loader.add_implicit_resolver(
 )
 
 
-class RecipeCLI(LightningCLI):
-    """LightningCLI whose groups are those of a recipe: seed, folder, init, model, task, optimizer, schedule,
-    distillation, data, trainer.
+class Recipe:
+    """The values of a recipe, each checked against task, data, optimizer, schedule and trainer; nothing is built yet.
 
-    `prepare(cli)` runs when task and data stand and returns further keyword arguments of the Trainer, whose `callbacks`
-    come on top of the recipe's own. Nothing is built where `builds` is false.
+    Raises ValueError, one sentence, for an unknown key (offering the nearest) and a value of the wrong kind.
     """
 
-    config: jsonargparse.Namespace
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.spec = TASKS[_chosen(values, "task", TASKS, "classification")]
+        self.source_name = _chosen(values, "data", SOURCES)
+        if self.source_name not in self.spec.sources:
+            raise ValueError(
+                f"data.name is {self.source_name!r}, but the task {self.spec.name} learns from"
+                f" {', '.join(self.spec.sources)}: choose one of them."
+            )
+        self._parser = self._new_parser()
+        values = _without_names(values)
+        _check_keys(values, set(self._parser.get_defaults().keys()))
+        try:
+            self.config = self._parser.parse_object(values)
+        except (jsonargparse.ArgumentError, ValueError, TypeError) as error:
+            raise ValueError(_reason(error)) from error
+        if self.config["seed"] < 0:
+            raise ValueError(f"seed is {self.config['seed']}, expected a whole number of 0 or more: choose another.")
 
-    def __init__(
-        self,
-        values: dict[str, Any],
-        prepare: Callable[["RecipeCLI"], dict[str, Any]] | None = None,
-        builds: bool = True,
-    ) -> None:
-        self.names = {group: _chosen(values, group, table) for group, table in NAMED.items()}
-        _check_pair(**self.names)
-        self.prepare = prepare
-        self.builds = builds
-        super().__init__(
-            TASKS[self.names["task"]],
-            SOURCES[self.names["data"]],
-            save_config_callback=None,
-            trainer_class=Trainer,
-            trainer_defaults={"max_epochs": 10, "num_sanity_val_steps": 0, "use_distributed_sampler": False},
-            parser_kwargs={"exit_on_error": False},
-            args=_without_names(values),
-            run=False,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-        )
-
-    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+    def _new_parser(self) -> jsonargparse.ArgumentParser:
+        parser = jsonargparse.ArgumentParser(exit_on_error=False)
         parser.add_argument("--seed", type=int, default=0, help="Everything random is drawn from it.")
         parser.add_argument("--folder", type=str, default="runs/run", help="The run's folder.")
         parser.add_argument("--init", type=str | None, default=None, help="Run or file of weights to start from.")
-
-    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_lightning_class_args(self.trainer_class, "trainer")
-        parser.set_defaults({f"trainer.{key}": value for key, value in self.trainer_defaults.items()})
-        parser.add_argument(
-            "--model", type=dict[str, Any], default={}, help="name, and arguments of timm.create_model."
-        )
+        parser.add_argument("--model", type=dict[str, Any], default={}, help="Name and arguments of the network.")
+        lenient = {"fail_untyped": False, "sub_configs": True, "instantiate": False}
+        parser.add_class_arguments(Trainer, "trainer", **lenient)
+        parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER.items()})
         parser.add_class_arguments(Optimizer, "optimizer")
         parser.add_class_arguments(Schedule, "schedule")
-        parser.add_lightning_class_args(self._model_class, "task")
-        parser.add_lightning_class_args(self._datamodule_class, "data")
-        parser.link_arguments("seed", "task.seed")
-        parser.link_arguments("seed", "data.seed")
-        parser.link_arguments("optimizer", "task.optimizer", apply_on="instantiate")
-        parser.link_arguments("schedule", "task.schedule", apply_on="instantiate")
-        parser.link_arguments("model", "task.model")
-        parser.link_arguments("data.num_classes", "task.num_classes", apply_on="instantiate")
-        if self.names["task"] == "classification":
+        if "distillation" in parameters(self.spec.task):
             parser.add_class_arguments(Distillation, "distillation")
-            parser.link_arguments("distillation", "task.distillation", apply_on="instantiate")
-            parser.link_arguments("data.channels", "task.channels", apply_on="instantiate")
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        check_keys(args, set(parser.get_defaults().keys()))
-        try:
-            self.config = parser.parse_object(args)
-        except (jsonargparse.ArgumentError, ValueError, TypeError) as error:
-            raise ValueError(_reason(error)) from error
-
-    def _set_seed(self) -> None:
-        seed_everything(self.config["seed"], workers=False, verbose=False)
-
-    def instantiate_classes(self) -> None:
-        if not self.builds:
-            return
-        self.config_init = self.parser.instantiate(self.config)
-        self.datamodule = self.config_init["data"]
-        self.model = self.config_init["task"]
-        more = self.prepare(self) if self.prepare else {}
-        self.trainer_defaults["callbacks"] = more.pop("callbacks", [])
-        self.trainer = self.instantiate_trainer(**more)
+        parser.add_class_arguments(self.spec.task, "task", skip=SET_ELSEWHERE, **lenient)
+        parser.add_class_arguments(self.spec.sources[self.source_name], "data", skip={"seed"}, **lenient)
+        return parser
 
     def resolved(self) -> dict[str, Any]:
         """Every value of the recipe, defaults included, as plain YAML values."""
-        values = yaml.safe_load(self.parser.dump(self.config, skip_unset=False, format="yaml"))
-        for group, name in self.names.items():
-            values[group] = {"name": name} | values.get(group, {})
+        values = yaml.safe_load(self._parser.dump(self.config, skip_unset=False, format="yaml"))
+        for key, name in {"task": self.spec.name, "data": self.source_name}.items():
+            values[key] = {"name": name} | values.get(key, {})
         return values
 
+    def build(self) -> tuple[Task, Source]:
+        """The task around a new network, and its data; seeds all generators first.
 
-def _chosen(values: dict[str, Any], group: str, table: dict[str, Any]) -> str:
-    given = values.get(group) or {}
-    name = given.get("name", "classification" if group == "task" else None) if isinstance(given, dict) else given
-    if name not in table:
-        raise ValueError(f"{group}.name is {name!r}, but the known ones are {', '.join(table)}.{_nearest(name, table)}")
+        Raises ValueError for data that is missing or cannot be used, and a network that does not fit it.
+        """
+        seed = self.config["seed"]
+        seed_everything(seed, workers=False, verbose=False)
+        built = self._parser.instantiate(self.config)
+        source_class, settings = self.spec.sources[self.source_name], dict(vars(built.data))
+        with group("data", source_class, seed="seed"):
+            source = source_class(**settings, seed=seed)
+            facts = {"num_classes": source.num_classes, "channels": getattr(source.preprocessing, "channels", 3)}
+        more = {"distillation": built.distillation} if "distillation" in built else {}
+        with group("task", self.spec.task), group("model", type(None), name="model.name"):
+            task = self.spec.build(
+                dict(self.config["model"]),
+                **facts,
+                **vars(built.task),
+                optimizer=built.optimizer,
+                schedule=built.schedule,
+                seed=seed,
+                **more,
+            )
+        return task, source
+
+    def trainer(self, callbacks: Sequence[Any] = (), **arguments: Any) -> Trainer:
+        """Lightning's trainer with the recipe's arguments; callbacks come on top of the recipe's own."""
+        given = dict(vars(self._parser.instantiate(self.config).trainer))
+        own_callbacks = given.pop("callbacks") or []
+        own_callbacks = own_callbacks if isinstance(own_callbacks, list) else [own_callbacks]
+        return Trainer(**{**given, **arguments, "callbacks": [*own_callbacks, *callbacks]})
+
+
+def _chosen(values: Mapping[str, Any], key: str, known: Mapping[str, Any], default: str | None = None) -> str:
+    given = values.get(key) or {}
+    name = given.get("name", default) if isinstance(given, Mapping) else given
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{key}.name is {name!r}, but the known ones are {', '.join(known)}.{nearest(name, known)}")
     return name
 
 
-def _check_pair(task: str, data: str) -> None:
-    fits = [name for name, source in SOURCES.items() if source.task == task]
-    if data not in fits:
-        raise ValueError(
-            f"data.name is {data!r}, but the task {task} learns from {', '.join(fits)}: choose one of them."
-        )
-
-
-def _without_names(values: dict[str, Any]) -> dict[str, Any]:
+def _without_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Drops task.name and data.name, which choose the class and are no arguments of it."""
     rest = dict(values)
-    for group in NAMED:
-        given = rest.pop(group, None)
-        if isinstance(given, dict):
-            rest[group] = {key: value for key, value in given.items() if key != "name"}
+    for key in ("task", "data"):
+        given = rest.pop(key, None)
+        if isinstance(given, Mapping):
+            rest[key] = {name: value for name, value in given.items() if name != "name"}
     return rest
 
 
-def check_keys(values: dict[str, Any], known: set[str], prefix: str = "") -> None:
+def _check_keys(values: Mapping[str, Any], known: set[str], prefix: str = "") -> None:
     """Raises ValueError, offering the nearest name, for a key that no part of the recipe knows."""
     for key, value in values.items():
         path = f"{prefix}{key}"
         if path in known:
             continue
         if any(name.startswith(f"{path}.") for name in known):
-            if not isinstance(value, dict):
+            if not isinstance(value, Mapping):
                 raise ValueError(
                     f"The recipe's {path!r} is {value!r}, but it is a group: write `{path}: {{key: value}}`."
                 )
-            check_keys(value, known, f"{path}.")
+            _check_keys(value, known, f"{path}.")
             continue
         groups = {name.partition(".")[0] for name in known} | {"base"}
-        raise ValueError(f"The recipe has an unknown key {path!r}.{_nearest(path, known | groups)}")
-
-
-def _nearest(name: object, known: Iterable[str]) -> str:
-    """` Did you mean …?` by the whole key, or by its last part where that stands in another group."""
-    known = list(known)
-    part = str(name).rpartition(".")[2]
-    last = {key.rpartition(".")[2]: key for key in known}
-    near = difflib.get_close_matches(str(name), known, n=1)
-    near = near or [last[found] for found in difflib.get_close_matches(part, last, n=1)]
-    return f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"The recipe has an unknown key {path!r}.{nearest(path, known | groups)}")
 
 
 def _reason(error: BaseException) -> str:

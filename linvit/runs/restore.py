@@ -30,7 +30,7 @@ from linvit.released import load_released
 from linvit.runs.build import TASKS
 from linvit.tasks import Classification, Detection, Diffusion, Language, Speech, Task
 from linvit.tasks.checkpoints import BEST, LAST
-from linvit.tasks.classification import check_model
+from linvit.models.by_name import check_model
 
 PREFERRED = (BEST, LAST)
 IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)

@@ -23,7 +23,7 @@ from linvit.runs.settings import as_tuple
 from linvit.runs.spec import TaskSpec
 from linvit.runs.tasks import TASKS
 from linvit.tasks.checkpoints import BEST, LAST
-from linvit.tasks.classification import check_model
+from linvit.models.by_name import check_model
 from linvit.tasks.task import Task
 
 IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)

@@ -1,6 +1,7 @@
-"""`linvit train`: a recipe and a folder in, checkpoints and curves out; a stopped run goes on exactly where it was."""
+"""Training: a recipe in, a run's folder with checkpoints and curves out; a stopped run resumes exactly where it was."""
 
 import errno
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,16 +14,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from linvit import environment
+from linvit.data.source import Source
 from linvit.files import check_writable, read_checkpoint, remove_leftovers, replacing
-from linvit.runs.recipe import RecipeCLI, read_recipe
-from linvit.runs.screen import bars, quiet_lightning
-from linvit.tasks.checkpoints import (
-    LAST,
-    AtomicCheckpointIO,
-    RunFolder,
-    RunStoppedError,
-    StopSafely,
-)
+from linvit.runs.progress import bars, quiet_lightning, say
+from linvit.runs.recipe import Overrides, Recipe, read_recipe
+from linvit.runs.run import Run, load_run
+from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
+from linvit.tasks.task import Task
 
 RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
 FORMAT = 1
@@ -33,83 +31,113 @@ UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES
 
 def train(
     recipe: str | Path,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
+    *,
+    folder: str | Path | None = None,
     resume: bool = False,
-    callbacks: Sequence[Callback] = (),
-    prints: bool = True,
-) -> Path:
-    """Runs a recipe with `key.key=value` overrides and returns its folder.
+    progress: bool = False,
+) -> Run:
+    """Trains what a recipe says, and returns the run.
 
-    With resume, goes on from the folder's last checkpoint, bit for bit on a CPU; a folder without one starts anew, and
-    one that reached the recipe's last epoch returns at once. Callbacks are Lightning's, beside our own.
+    Args:
+        recipe: a YAML file.
+        overrides: values over those of the recipe: {"trainer.max_epochs": 3}, or ["trainer.max_epochs=3"].
+        folder: of the run, in place of the recipe's; by default runs/NAME.
+        resume: continues from the folder's last checkpoint, bit for bit on a CPU; a folder without one starts from the
+            beginning, and one that reached the recipe's last epoch is complete.
+        progress: shows a bar on a terminal, else a line for each epoch.
 
     Raises ValueError with one sentence for whatever is wrong with recipe, data, model or folder, FloatingPointError
     for a loss that is no longer finite, OSError for a folder that cannot be written, ConnectionError where another
-    process of the run was lost, and RunStoppedError, saying how to go on, after Ctrl-C.
+    process of the run was lost, and RunStoppedError, saying how to continue, after Ctrl-C.
     """
+    return load_run(train_folder(recipe, overrides, folder=folder, resume=resume, progress=progress))
+
+
+def train_folder(
+    recipe: str | Path,
+    overrides: Overrides = (),
+    *,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Path:
+    """As `train`, but returns the run's folder alone; callbacks are Lightning's, beside our own."""
     values = read_recipe(recipe, overrides)
-    folder = Path(values["folder"])
-    last = folder / "checkpoints" / LAST
-    checkpoint = _start_point(folder, last, resume)
-
-    def prepare(cli: RecipeCLI) -> dict[str, Any]:
-        if checkpoint:
-            _check_same_run(checkpoint, cli.resolved(), folder)
-        elif cli.config["init"]:
-            line = cli.model.start_from(cli.config["init"])
-            if prints and rank_zero_only.rank == 0:
-                print(line, flush=True)
-        shown = bars() if prints else []
-        keeper = RunFolder(
-            folder, _about(cli), cli.model.monitor, prints and not shown, _draws(folder), cli.model.lowest
-        )
-        return {
-            "callbacks": [keeper, StopSafely(keeper.last), *shown, *callbacks],
-            "plugins": [AtomicCheckpointIO()],
-            "logger": TensorBoardLogger(folder, name=None, version="tensorboard"),
-            "default_root_dir": folder,
-            "enable_progress_bar": bool(shown),
-            "enable_model_summary": False,
-        }
-
+    if folder is not None:
+        values["folder"] = str(folder)
+    target = Path(values["folder"])
+    last = target / "checkpoints" / LAST
+    checkpoint = _start_point(target, last, resume)
+    checked = Recipe(values)
+    was_there = target.exists()
     with quiet_lightning():
-        cli = RecipeCLI(values, prepare)
-        if rank_zero_only.rank == 0:
-            check_writable(last.parent)
-            remove_leftovers(folder, last.parent)
-            with replacing(folder / RECIPE) as temporary:
-                temporary.write_text(yaml.safe_dump(cli.resolved(), sort_keys=False, allow_unicode=True))
-            environment.append(
-                folder / ENVIRONMENT, environment.describe(cli.trainer.num_devices, cli.trainer.world_size)
-            )
-        _fit(cli, last, last if checkpoint else None)
-    return folder
+        try:
+            task, source = checked.build()
+            if checkpoint:
+                _check_same_run(checkpoint, checked.resolved(), target)
+            elif checked.config["init"]:
+                line = task.start_from(checked.config["init"])
+                if progress and rank_zero_only.rank == 0:
+                    say(line)
+            trainer = _trainer(checked, source, target, progress, callbacks)
+            if rank_zero_only.rank == 0:
+                _prepare(target, checked, trainer.num_devices, trainer.world_size)
+            _fit(trainer, task, source, last, last if checkpoint else None)
+        except BaseException:
+            if rank_zero_only.rank == 0 and not was_there and not last.parent.exists():
+                shutil.rmtree(target, ignore_errors=True)  # nothing was trained: the corrected call finds no folder
+            raise
+    return target
 
 
-def _fit(cli: RecipeCLI, last: Path, start: Path | None) -> None:
+def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callbacks: Sequence[Callback]) -> Any:
+    shown = bars(progress)
+    keeper = RunFolder(folder, _about(recipe, source), say if progress and not shown else None, _curve_writer(folder))
+    return recipe.trainer(
+        [keeper, StopSafely(keeper.last), *shown, *callbacks],
+        plugins=[AtomicCheckpointIO()],
+        logger=TensorBoardLogger(folder, name=None, version="tensorboard"),
+        default_root_dir=folder,
+        enable_progress_bar=bool(shown),
+        enable_model_summary=False,
+    )
+
+
+def _prepare(folder: Path, recipe: Recipe, devices: int, processes: int) -> None:
+    check_writable(folder)
+    remove_leftovers(folder, folder / "checkpoints")
+    with replacing(folder / RECIPE) as temporary:
+        temporary.write_text(yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True))
+    environment.append(folder / ENVIRONMENT, environment.describe(devices, processes))
+
+
+def _fit(trainer: Any, task: Task, source: Source, last: Path, start: Path | None) -> None:
+    again = "train again with `resume=True`"
     try:
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=start)
+        trainer.fit(task, source, ckpt_path=start)
     except RunStoppedError:
         raise RunStoppedError(
-            f"Stopped and saved {last} at step {cli.trainer.global_step}: the same command with --resume goes on."
+            f"Stopped and saved {last} at step {trainer.global_step}: {again} to continue."
         ) from None
     except SystemExit:  # what Lightning makes of a second Ctrl-C
         raise RunStoppedError(
-            f"Stopped at once, without saving; the same command with --resume goes on from {last}, where that exists."
+            f"Stopped at once, without saving: {again} to continue from {last}, where that exists."
         ) from None
     except RuntimeError as error:
         if not _is_lost_process(error):
             raise
         raise ConnectionError(
             f"Another process of this run ended or cannot be reached, so process {rank_zero_only.rank} stopped too:"
-            f" the same command with --resume goes on from {last if last.exists() else 'the start'}."
+            f" {again} to continue from {last if last.exists() else 'the start'}."
         ) from error
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
         raise OSError(
-            f"The run's folder {last.parents[1]} could not be written ({error}); its checkpoints are whole:"
-            " make room or allow writing there, then go on with --resume."
+            f"The run's folder {last.parents[1]} could not be written ({error}); its checkpoints are whole: make room or"
+            f" allow writing there, then {again}."
         ) from error
 
 
@@ -121,21 +149,21 @@ def _is_lost_process(error: RuntimeError) -> bool:
 
 def _start_point(folder: Path, last: Path, resume: bool) -> dict[str, Any] | None:
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"The run's folder {folder} is a file: choose another with folder=…")
+        raise ValueError(f"The run's folder {folder} is a file: choose another `folder`.")
     if resume:
         return read_checkpoint(last) if last.exists() else None
     if rank_zero_only.rank == 0 and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
-            f"The run's folder {folder} is not empty: go on with --resume, or choose another folder with folder=…"
+            f"The run's folder {folder} is not empty: continue with `resume=True`, or choose another `folder`."
         )
     return None
 
 
 def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: Path) -> None:
-    """Network, task, data and seed of a run stay; trainer, optimizer and schedule may change when it goes on."""
+    """Network, task, data and seed of a run stay; trainer, optimizer and schedule may change when it resumes."""
     about = checkpoint.get("linvit")
     if about is None:
-        raise ValueError(f"{folder} was not written by `linvit train`: choose another folder with folder=…")
+        raise ValueError(f"{folder} was not written by `linvit train`: choose another `folder`.")
     for group in SAME:
         before, now = (
             {group: held} if group == "seed" else held or {} for held in (about["recipe"].get(group), recipe.get(group))
@@ -144,30 +172,27 @@ def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: 
             if before.get(key) != now.get(key):
                 path = group if group == "seed" else f"{group}.{key}"
                 raise ValueError(
-                    f"The run in {folder} has {path} {before.get(key)!r}, but the recipe says {now.get(key)!r}:"
-                    " change it back to go on, or choose another folder with folder=…"
+                    f"The run in {folder} has {path} {before.get(key)!r}, but the recipe says {now.get(key)!r}: change it"
+                    " back to resume, or choose another `folder`."
                 )
 
 
-def _about(cli: RecipeCLI) -> dict[str, Any]:
+def _about(recipe: Recipe, source: Source) -> dict[str, Any]:
     """What a checkpoint says of itself: enough to rebuild network, classes and preprocessing without the recipe."""
-    source = cli.datamodule
-    about = {
+    return {
         "format": FORMAT,
-        "recipe": cli.resolved(),
+        "recipe": recipe.resolved(),
         "class_names": list(source.class_names),
-        "preprocessing": asdict(source.preprocessing),
+        "preprocessing": asdict(source.preprocessing),  # type: ignore[call-overload]
+        **recipe.spec.stored(source),
     }
-    if hasattr(source, "annotations"):
-        about["category_ids"] = list(source.annotations("train").category_ids)
-    return about
 
 
-def _draws(folder: Path) -> Callable[[list[dict[str, float]]], None]:
-    def draw(rows: list[dict[str, float]]) -> None:
-        from linvit.analysis.figures import write_training_curve  # matplotlib, which most processes never need
+def _curve_writer(folder: Path) -> Callable[[list[dict[str, float]], Task], None]:
+    def write(rows: list[dict[str, float]], task: Task) -> None:
+        from linvit.analysis.curves import write_training_curve  # matplotlib, which most processes never need
 
         with replacing(folder / CURVES) as temporary:
-            write_training_curve(rows, temporary)
+            write_training_curve(rows, task.measures, temporary)
 
-    return draw
+    return write

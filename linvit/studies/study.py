@@ -23,7 +23,7 @@ from linvit.studies.figure import Dots, study_figure
 from linvit.studies.inside import measure_networks, section, write_figures
 from linvit.studies.pool import Run, run_all
 from linvit.studies.statistics import Estimate, estimate, holm, paired
-from linvit.tasks.classification import build_network
+from linvit.models.by_name import create_classifier
 
 BASELINES = ("softmax", "linear")
 PREFIX = "deit_tiny_"
@@ -118,7 +118,7 @@ def _read(path: Path) -> Variant:
     values = RecipeCLI(read_recipe(path), builds=False).resolved()
     source = create_source(**values["data"])
     with torch.device("meta"):
-        network = build_network(values["model"], source.num_classes, source.channels)
+        network = create_classifier(values["model"], source.num_classes, source.channels)
     cost = count_cost(network, (source.channels, *source.preprocessing.size))
     return Variant(path.stem, _group(path.stem, values["model"]["name"]), path, values, cost)
 

@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-MEASURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+HEADINGS = {
+    "ap": "AP",
+    "ap50": "AP50",
+    "ap75": "AP75",
+    "ap_small": "AP, small",
+    "ap_medium": "AP, medium",
+    "ap_large": "AP, large",
+}
 
 
 def average_precision(
@@ -23,10 +30,10 @@ def average_precision(
         image_ids: The images that were looked at.
         kind: "bbox" or "segm", whichever overlap counts.
     """
-    judge = _judge(ground_truth, results, image_ids, kind)
-    if judge is None:
+    evaluation = _evaluation(ground_truth, results, image_ids, kind)
+    if evaluation is None:
         return {"ap": 0.0, "ap50": 0.0, "ap75": 0.0}
-    return {name: float(value) for name, value in zip(MEASURES, judge.stats, strict=False) if value >= 0}
+    return {name: float(value) for name, value in zip(HEADINGS, evaluation.stats, strict=False) if value >= 0}
 
 
 def average_precision_by_class(
@@ -42,26 +49,28 @@ def average_precision_by_class(
         for entry in ground_truth["annotations"]
         if entry["image_id"] in image_ids and not entry.get("iscrowd")
     )
-    judge = _judge(ground_truth, results, image_ids, kind)
-    if judge is None:
+    evaluation = _evaluation(ground_truth, results, image_ids, kind)
+    if evaluation is None:
         return {category: (0.0, 0.0, count) for category, count in sorted(counts.items())}
-    precision = judge.eval["precision"][..., 0, -1]  # (IoUs, recalls, categories): objects of all areas
-    by_category = dict(zip(judge.params.catIds, precision.transpose(2, 0, 1), strict=True))
+    precision = evaluation.eval["precision"][..., 0, -1]  # (IoUs, recalls, categories): objects of all areas
+    by_category = dict(zip(evaluation.params.catIds, precision.transpose(2, 0, 1), strict=True))
     return {
         category: (float(by_category[category].mean()), float(by_category[category][0].mean()), count)
         for category, count in sorted(counts.items())
     }
 
 
-def _judge(ground_truth: dict[str, Any], results: Sequence[dict[str, Any]], image_ids: Iterable[int], kind: str) -> Any:
-    """faster-coco-eval's judge after its work, None where there is nothing to judge."""
+def _evaluation(
+    ground_truth: dict[str, Any], results: Sequence[dict[str, Any]], image_ids: Iterable[int], kind: str
+) -> Any:
+    """faster-coco-eval's evaluation after its run, None without detections."""
     from faster_coco_eval import COCO, COCOeval_faster  # part of the extra `dense`
 
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(ground_truth)
         if not results:
             return None
-        judge = COCOeval_faster(truth, truth.loadRes(list(results)), kind)
-        judge.params.imgIds = sorted(image_ids)
-        judge.run()
-    return judge
+        evaluation = COCOeval_faster(truth, truth.loadRes(list(results)), kind)
+        evaluation.params.imgIds = sorted(image_ids)
+        evaluation.run()
+    return evaluation

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 import signal
 import threading
 import time
@@ -15,11 +16,13 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from linvit.files import read_checkpoint, replacing
+from linvit.tasks.measures import column, line
+from linvit.tasks.task import Task
 
-LAST, BEST = "last.ckpt", "best.ckpt"
+logger = logging.getLogger(__name__)
+
+LAST, BEST, METRICS = "last.ckpt", "best.ckpt", "metrics.csv"
 REDRAWN = 30.0  # seconds
-SCORES = ("top1", "box_ap50", "mask_ap50", "box_ap", "mask_ap", "miou", "next_accuracy", "recall_accuracy")
-NUMBERS = ("bits_per_byte",)
 
 
 class RunStoppedError(Exception):
@@ -36,7 +39,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
             raise OSError(
                 f"The checkpoint {path} could not be written ({error}); the one before it is untouched:"
-                " make room or allow writing there, then go on with --resume."
+                " make room or allow writing there, then train again with `resume=True`."
             ) from error
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -44,31 +47,26 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class RunFolder(Checkpoint):
-    """Keeps folder/checkpoints/last.ckpt and best.ckpt and folder/metrics.csv, one row an epoch.
+    """Keeps folder/checkpoints/last.ckpt and best.ckpt and folder/metrics.csv, one row for each epoch.
 
     The rows are part of the checkpoint, so the curve of a resumed run has neither gaps nor double rows. `about` is what
-    `linvit eval` and `linvit predict` need to know of the run; it is saved in every checkpoint under "linvit". Best is
-    by `monitor`, a column of the metrics, the higher the better, or the lower with `lowest`; equal ones keep the
-    earlier. `draw` gets the rows to make a picture of them, at most twice a minute, after the last epoch and when the
-    run stops.
+    loading the run needs; every checkpoint holds it under "linvit". Best is by the task's score; equal ones keep the
+    earlier. `say` gets a line for each epoch. `draw` gets the rows and the task to make a figure of them, at most twice
+    a minute, after the last epoch and when the run stops.
     """
 
     def __init__(
         self,
         folder: Path,
         about: dict[str, Any],
-        monitor: str,
-        prints: bool = True,
-        draw: Callable[[list[dict[str, float]]], None] | None = None,
-        lowest: bool = False,
+        say: Callable[[str], None] | None = None,
+        draw: Callable[[list[dict[str, float]], Task], None] | None = None,
     ) -> None:
         self.folder = folder
         self.about = about
-        self.monitor = monitor
-        self.sign = -1 if lowest else 1
-        self.prints = prints
+        self.say = say
         self.draw = draw
-        self.drawn = time.monotonic(), 0
+        self.last_drawn = time.monotonic(), 0
         self.rows: list[dict[str, float]] = []
         self.started = time.monotonic()
         self.validated = False
@@ -96,7 +94,7 @@ class RunFolder(Checkpoint):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validated = True
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Task) -> None:  # type: ignore[override]
         row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
         # Lightning keeps a measure until it is measured again
         stale = ("train/loss_step",) if self.validated else ("train/loss_step", "val/")
@@ -105,30 +103,36 @@ class RunFolder(Checkpoint):
             _column(key): value.item() for key, value in trainer.callback_metrics.items() if not key.startswith(stale)
         }
         row["seconds"] = round(time.monotonic() - self.started, 3)
-        earlier = [self.sign * row[self.monitor] for row in self.rows if self.monitor in row]
+        is_best = self._is_best(row, pl_module)
         self.rows.append(row)
         trainer.save_checkpoint(self.last)
-        if self.monitor in row and self.sign * row[self.monitor] > max(earlier, default=float("-inf")):
+        if is_best:
             trainer.save_checkpoint(self.best)
         if trainer.is_global_zero:
             self._write()
-            if self.prints:
-                print(_line(row, trainer.max_epochs), flush=True)
-            if time.monotonic() - self.drawn[0] > REDRAWN:
-                self._draw()
+            if self.say:
+                self.say(line(row, trainer.max_epochs, pl_module.headline, pl_module.measures))
+            if time.monotonic() - self.last_drawn[0] > REDRAWN:
+                self._draw(pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _is_best(self, row: dict[str, float], task: Task) -> bool:
+        monitored = column(task.monitor)
+        sign = -1 if task.measures[task.score].lower_is_better else 1
+        earlier = [sign * before[monitored] for before in self.rows if monitored in before]
+        return monitored in row and sign * row[monitored] > max(earlier, default=float("-inf"))
+
+    def on_train_end(self, trainer: Trainer, pl_module: Task) -> None:  # type: ignore[override]
         if trainer.is_global_zero:
-            self._draw()
+            self._draw(pl_module)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Task, exception: BaseException) -> None:  # type: ignore[override]
         if trainer.is_global_zero and not isinstance(exception, OSError):
-            self._draw()
+            self._draw(pl_module)
 
-    def _draw(self) -> None:
-        if self.draw and len(self.rows) != self.drawn[1]:
-            self.draw(self.rows)
-            self.drawn = time.monotonic(), len(self.rows)
+    def _draw(self, task: Task) -> None:
+        if self.draw and len(self.rows) != self.last_drawn[1]:
+            self.draw(self.rows, task)
+            self.last_drawn = time.monotonic(), len(self.rows)
 
     def _write(self) -> None:
         columns = list(dict.fromkeys(column for row in self.rows for column in row))
@@ -136,7 +140,7 @@ class RunFolder(Checkpoint):
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        with replacing(self.folder / "metrics.csv") as temporary:
+        with replacing(self.folder / METRICS) as temporary:
             temporary.write_text(text.getvalue())
 
 
@@ -183,19 +187,10 @@ class StopSafely(Callback):
     def _request(self, signum: int, frame: Any) -> None:
         self.requested = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print("\nStopping after this batch; press Ctrl-C again to stop at once.", flush=True)
+        logger.warning("Stopping after this batch; press Ctrl-C again to stop at once.")
 
 
 def _column(key: str) -> str:
-    """val/top1 → top1, val/loss → val_loss, train/loss → train_loss, lr → lr."""
+    """val/top1 → top1, val/loss → val_loss, val/ema_loss → ema_loss, train/loss → train_loss, lr → lr."""
     kind, _, name = key.rpartition("/")
-    return f"{kind}_{name}" if name == "loss" else name
-
-
-def _line(row: dict[str, float], epochs: int | None) -> str:
-    shown = [f"epoch {row['epoch']}/{epochs}: loss {row['train_loss']:.4f}"]
-    for name in (f"{prefix}{name}" for name in (*NUMBERS, *SCORES) for prefix in ("", "ema_")):
-        if name in row:
-            number = name.removeprefix("ema_") in NUMBERS
-            shown.append(f"{name} {row[name]:.4f}" if number else f"{name} {100 * row[name]:.2f} %")
-    return ", ".join([*shown, f"{row['seconds']:.1f} s"])
+    return f"{kind}_loss" if name == "loss" else name

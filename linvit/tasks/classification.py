@@ -1,13 +1,7 @@
 """Image classification: one network, its moving average, the loss and top-1/top-5."""
 
-import difflib
-import inspect
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import timm
 from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
@@ -15,14 +9,15 @@ from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from linvit.tasks.distillation import Distillation
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task
 
 
 class Classification(Task):
-    """Trains timm.create_model(**model) on (images, targets), and measures the raw network and its moving average.
+    """Trains a network on (images, targets), and measures it and its moving average.
 
     Args:
-        model: `name` and further keyword arguments of timm.create_model; the data gives num_classes and in_chans.
+        network: Images (batch, channels, height, width) to logits (batch, classes).
         num_classes: Number of classes of the data.
         channels: Number of channels of the data's images.
         label_smoothing: Share of the target spread over all classes.
@@ -30,16 +25,22 @@ class Classification(Task):
         cutmix: Alpha of CutMix, 0 for none.
         mix_probability: Share of the batches that are mixed.
         mix_switch: Share of CutMix among the mixed batches where both are on.
+        distillation: The teacher, if any.
         kwargs: Those of Task.
-
-    Raises ValueError for a model that is unknown to timm or contradicts the data.
     """
 
+    measures = {
+        **LOSS,
+        "top1": Measure("top-1", panel="accuracy"),
+        "top5": Measure("top-5", panel="accuracy"),
+        **counted("images"),
+    }
     score = "top1"
+    headline = ("top1",)
 
     def __init__(
         self,
-        model: dict[str, Any],
+        network: nn.Module,
         num_classes: int,
         channels: int = 3,
         label_smoothing: float = 0.0,
@@ -50,14 +51,14 @@ class Classification(Task):
         distillation: Distillation | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(build_network(model, num_classes, channels), **kwargs)
+        super().__init__(network, **kwargs)
         self.mix = _mixing(mixup, cutmix, mix_probability, mix_switch, label_smoothing, num_classes)
         if self.mix:
             self.loss: nn.Module = SoftTargetCrossEntropy()
         else:
             self.loss = LabelSmoothingCrossEntropy(label_smoothing) if label_smoothing else nn.CrossEntropyLoss()
         self.teacher = distillation.build(self.network, num_classes, channels) if distillation else None
-        self.measures = nn.ModuleDict({kind: _measures(num_classes) for kind in self.networks()})
+        self.metrics = nn.ModuleDict({kind: _metrics(num_classes) for kind in self.networks()})
         self.images = SumMetric()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -82,55 +83,18 @@ class Classification(Task):
         images = images.contiguous(memory_format=self.memory_format)
         for kind, network in self.networks().items():
             logits = network(images)
-            measures = self.measures[kind]
-            measures["loss"].update(nn.functional.cross_entropy(logits.float(), targets, reduction="none"))
-            measures["top1"].update(logits, targets)
-            measures["top5"].update(logits, targets)
+            metrics = self.metrics[kind]
+            metrics["loss"].update(nn.functional.cross_entropy(logits.float(), targets, reduction="none"))
+            metrics["top1"].update(logits, targets)
+            metrics["top5"].update(logits, targets)
 
     def on_validation_epoch_end(self) -> None:
-        for kind, measures in self.measures.items():
-            self.log_measures(kind, {name: measure.compute() for name, measure in measures.items()})
-            for measure in measures.values():
-                measure.reset()
+        for kind, metrics in self.metrics.items():
+            self.log_measures(kind, {name: metric.compute() for name, metric in metrics.items()})
+            for metric in metrics.values():
+                metric.reset()
         self.log("val/images", self.images.compute())
         self.images.reset()
-
-
-def build_network(model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
-    """timm.create_model(**model) for the data's classes and channels; raises ValueError where they contradict."""
-    arguments = dict(model)
-    name = arguments.pop("name", None)
-    if not name:
-        raise ValueError("The recipe names no model: add `model: {name: …}` with a name that `linvit models` lists.")
-    for key, given in (("num_classes", num_classes), ("in_chans", channels)):
-        if arguments.setdefault(key, given) != given:
-            raise ValueError(
-                f"model.{key} is {arguments[key]} but the data has {given}: remove model.{key}, the data sets it."
-            )
-    with known_arguments(name):
-        return timm.create_model(name, **arguments)
-
-
-@contextmanager
-def known_arguments(name: str) -> Iterator[None]:
-    """Raises ValueError, offering the nearest, for a model that timm does not know and an argument that it lacks."""
-    check_model(name)
-    try:
-        yield
-    except TypeError as error:
-        unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-        owner = unknown and getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None)
-        if owner is None:
-            raise
-        near = difflib.get_close_matches(unknown[2], inspect.signature(owner).parameters, n=1, cutoff=0.0)
-        raise ValueError(f"{name} has no argument {unknown[2]!r}: did you mean 'model.{near[0]}'?") from error
-
-
-def check_model(name: str) -> None:
-    """Raises ValueError, offering the nearest name, for a model that timm does not know."""
-    if not timm.is_model(name) and ":" not in name:
-        near = difflib.get_close_matches(name, timm.list_models(), n=1, cutoff=0.0)
-        raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? `linvit models` lists ours.")
 
 
 def _mixing(
@@ -141,7 +105,7 @@ def _mixing(
     return Mixup(mixup, cutmix, None, probability, switch, "batch", True, smoothing, num_classes)
 
 
-def _measures(num_classes: int) -> nn.ModuleDict:
+def _metrics(num_classes: int) -> nn.ModuleDict:
     def accuracy(top_k: int) -> MulticlassAccuracy:
         return MulticlassAccuracy(num_classes, top_k=min(top_k, num_classes), average="micro")
 

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from linvit.tasks.average_precision import average_precision
+from linvit.tasks.average_precision import HEADINGS, average_precision
+from linvit.tasks.measures import Measure, counted
 from linvit.tasks.task import Task
 
 
@@ -21,10 +22,26 @@ class Detection(Task):
     batch in its numbers of images and categories.
     """
 
+    score = "box_ap"
+    headline = ("box_ap50", "box_ap", "mask_ap50", "mask_ap")
+    measures = {
+        **{
+            f"{shape}_{name}": Measure(f"{shape} {heading}", panel="average precision" if name == "ap" else None)
+            for shape in ("box", "mask")
+            for name, heading in HEADINGS.items()
+        },
+        **counted("images"),
+    }
+
     def __init__(self, network: nn.Module, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
-        self.kinds = {"box": "bbox", "mask": "segm"} if network.has_masks else {"box": "bbox"}
-        self.score = "mask_ap" if network.has_masks else "box_ap"
+        self.overlaps = {"box": "bbox", "mask": "segm"}
+        if network.has_masks:
+            self.score = "mask_ap"
+        else:
+            del self.overlaps["mask"]
+            self.measures = {name: measure for name, measure in self.measures.items() if not name.startswith("mask")}
+            self.headline = ("box_ap50", "box_ap")
         self.results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in self.networks()}
         self.image_ids: list[int] = []
 
@@ -32,7 +49,7 @@ class Detection(Task):
         source = self.trainer.datamodule
         if self.network.has_masks and not source.needs_masks:
             name = type(self.network).__name__
-            raise ValueError(f"{name} learns masks, but data.needs_masks is false: set it to true, or use retinanet.")
+            raise ValueError(f"{name} learns masks, but the data's `needs_masks` is false: set it, or use retinanet.")
 
     def training_step(self, batch: tuple[list[Tensor], list[dict[str, Any]]], batch_idx: int) -> Tensor:
         images, targets = batch
@@ -50,18 +67,18 @@ class Detection(Task):
         truth = self.trainer.datamodule.ground_truth()
         for kind, rows in self.results.items():
             rows = gathered(rows)
-            for part, overlap in self.kinds.items():
+            for shape, overlap in self.overlaps.items():
                 measured = average_precision(truth, rows, image_ids, overlap)
-                self.log_measures(kind, {f"{part}_{name}": value for name, value in measured.items()})
+                self.log_measures(kind, {f"{shape}_{name}": value for name, value in measured.items()})
         self.log("val/images", float(len(image_ids)))
         self.image_ids = []
         self.results = {kind: [] for kind in self.networks()}
 
 
-def gathered(own: list[Any]) -> list[Any]:
+def gathered(rows: list[Any]) -> list[Any]:
     """The lists of all processes, one after the other, in each of them."""
     if not (distributed.is_available() and distributed.is_initialized()):
-        return own
-    parts: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(parts, own)
-    return [row for part in parts for row in part]
+        return rows
+    of_each: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(of_each, rows)
+    return [row for rows_of_process in of_each for row in rows_of_process]

@@ -1,4 +1,4 @@
-"""Image generation: a network learns to predict the noise in images, and is measured by what it draws."""
+"""Image generation: a network learns to predict the noise in images, and is measured by what it generates."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, SumMetric
 
 from linvit.tasks.diffusion_loss import DiffusionLoss
-from linvit.tasks.drawn import distance_to, trained_judge
+from linvit.tasks.generated import distance_to, trained_classifier
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.sampling import TRAIN_STEPS, known_sampler, sample
 from linvit.tasks.task import Task
 
@@ -18,31 +19,42 @@ GUIDED = 2.0
 
 
 class Diffusion(Task):
-    """Trains a network on the noise of DDPM's 1,000 steps, and lets it draw an image for every held-out label.
+    """Trains a network on the noise of DDPM's 1,000 steps, and generates an image for every held-out label.
 
     Args:
         network: A DiT, or anything that `sample` can use.
         class_dropout: Share of the labels that are hidden while training, which guidance needs.
-        draws: Whether validation draws an image for each held-out one and measures them, see `measure_drawn`.
+        generates: Whether validation generates an image for each held-out one and measures them.
         sampler: ddim or ddpm.
         steps: Sampling steps while validating.
-        clips: Whether sampling keeps the image it foresees in −1 … 1: pixels yes, latents no.
+        clips: Whether sampling keeps its estimate of the image in −1 … 1: pixels yes, latents no.
         kwargs: Those of Task.
 
-    loss is the error of the noise on the held-out images, each at its own fixed time and noise. Of drawn images,
-    fid is the distance to the training images in the features of a classifier of our own, drawn_accuracy the share
-    that it reads as the class asked for; guided_fid and guided_accuracy are those at guidance 2. floor_fid is the
-    distance of the held-out images, noise_fid that of noise, judge_accuracy the share of held-out images read rightly.
+    loss is the error of the noise on the held-out images, each at its own fixed time and noise. Of generated images,
+    fid is the distance to the training images in the features of a classifier of our own, generated_accuracy the share
+    that it assigns to the class asked for; guided_fid and guided_accuracy are those at guidance 2. floor_fid is the
+    distance of the held-out images, noise_fid that of noise, classifier_accuracy its accuracy on held-out images.
     """
 
     score = "fid"
-    lowest = True
+    headline = ("fid", "generated_accuracy")
+    measures = {
+        **LOSS,
+        "fid": Measure("FID-like", "number", lower_is_better=True, panel="FID-like"),
+        "generated_accuracy": Measure("class accuracy", panel="accuracy"),
+        "guided_fid": Measure("FID-like, guided", "number", lower_is_better=True, panel="FID-like"),
+        "guided_accuracy": Measure("class accuracy, guided", panel="accuracy"),
+        "floor_fid": Measure("FID-like of held-out images", "number", lower_is_better=True),
+        "noise_fid": Measure("FID-like of noise", "number", lower_is_better=True),
+        "classifier_accuracy": Measure("accuracy of the classifier"),
+        **counted("images"),
+    }
 
     def __init__(
         self,
         network: nn.Module,
         class_dropout: float = 0.1,
-        draws: bool = True,
+        generates: bool = True,
         sampler: str = "ddim",
         steps: int = 50,
         clips: bool = True,
@@ -50,11 +62,11 @@ class Diffusion(Task):
     ) -> None:
         super().__init__(network, **kwargs)
         if not 0 <= class_dropout < 1:
-            raise ValueError(f"task.class_dropout is {class_dropout}, expected a share from 0 to below 1.")
+            raise ValueError(f"`class_dropout` is {class_dropout}, expected a share from 0 to below 1.")
         self.class_dropout = class_dropout
-        self.draws, self.sampler, self.steps, self.clips = draws, known_sampler(sampler), steps, clips
-        if not draws:
-            self.score = "loss"
+        self.generates, self.sampler, self.steps, self.clips = generates, known_sampler(sampler), steps, clips
+        if not generates:
+            self.score, self.headline, self.measures = "loss", (), {**LOSS, **counted("images")}
         self.noise_loss = DiffusionLoss()
         self.losses = nn.ModuleDict({kind: MeanMetric() for kind in self.networks()})
         self.images = SumMetric()
@@ -82,54 +94,54 @@ class Diffusion(Task):
             error = (predicted[:, : images.shape[1]].float() - noise).square().flatten(1).mean(1)
             self.losses[kind].update(error)
         self.images.update(len(images))
-        if self.draws:
+        if self.generates:
             self.held_out.append((images, labels))
 
     def on_validation_epoch_end(self) -> None:
-        drawn = self.measure_drawn() if self.draws else {}
+        generated = self.measure_generated() if self.generates else {}
         for kind, loss in self.losses.items():
-            self.log_measures(kind, {"loss": loss.compute()} | drawn.get(kind, {}))
+            self.log_measures(kind, {"loss": loss.compute()} | generated.get(kind, {}))
             loss.reset()
         self.log("val/images", self.images.compute())
         self.images.reset()
         self.held_out.clear()
 
-    def measure_drawn(self) -> dict[str, dict[str, float]]:
-        """The measures of drawn images by network; the moving average alone draws, where there is one."""
+    def measure_generated(self) -> dict[str, dict[str, float]]:
+        """The measures of generated images by network; those of the moving average alone, where there is one."""
         if self.trainer.world_size > 1:
-            raise ValueError("Drawn images are measured in one process: set task.draws=false, or trainer.devices=1.")
+            raise ValueError("Generated images are measured in one process: set `generates=false`, or one device.")
         source = self.trainer.datamodule
         training = source.train_set()
         folder = Path(self.trainer.default_root_dir)
-        judge = trained_judge(training, source.channels, source.num_classes, folder).to(self.device)
+        classifier = trained_classifier(training, source.channels, source.num_classes, folder).to(self.device)
         real = (images.to(self.device) for images, _ in DataLoader(training, 256))
-        distance = distance_to(judge, real).to(self.device)
+        distance = distance_to(classifier, real).to(self.device)
 
         def measured(batches: list[Tensor]) -> tuple[float, float]:
             right = total = 0
             finite = True
             distance.reset()
             for images, (_, labels) in zip(batches, self.held_out, strict=True):
-                finite = finite and bool(judge(images).isfinite().all())
+                finite = finite and bool(classifier(images).isfinite().all())
                 distance.update(images, real=False)
-                right += int((judge.read(images) == labels).sum())
+                right += int((classifier.predict(images) == labels).sum())
                 total += len(labels)
             # LAPACK may end the process on eigenvalues of what is not finite
             return distance.compute().item() if finite else math.nan, right / total
 
-        found: dict[str, float] = {}
+        measures: dict[str, float] = {}
         kind = "ema" if self.ema else "raw"
         for name, guidance in (("", 1.0), ("guided_", GUIDED)):
-            fid, accuracy = measured(self._draw(self.networks()[kind], guidance))
-            found |= {f"{name}fid": fid, f"{name or 'drawn_'}accuracy": accuracy}
-        floor, judged = measured([images for images, _ in self.held_out])
-        found |= {"floor_fid": floor, "judge_accuracy": judged}
+            fid, accuracy = measured(self._sample(self.networks()[kind], guidance))
+            measures |= {f"{name}fid": fid, f"{name or 'generated_'}accuracy": accuracy}
+        floor, accuracy = measured([images for images, _ in self.held_out])
+        measures |= {"floor_fid": floor, "classifier_accuracy": accuracy}
         generator = torch.Generator().manual_seed(0)
         noise = [torch.randn(images.shape, generator=generator).to(images) for images, _ in self.held_out]
-        found["noise_fid"] = measured(noise)[0]
-        return {kind: found}
+        measures["noise_fid"] = measured(noise)[0]
+        return {kind: measures}
 
-    def _draw(self, network: nn.Module, guidance: float) -> list[Tensor]:
+    def _sample(self, network: nn.Module, guidance: float) -> list[Tensor]:
         network.eval()
         return [
             sample(network, labels, self.steps, guidance, self.sampler, number, self.clips)

@@ -35,14 +35,14 @@ class Distillation:
         if self.teacher is None:
             return None
         if not 0 <= self.weight <= 1:
-            raise ValueError(f"distillation.weight is {self.weight}, but it is a share: set it between 0 and 1.")
+            raise ValueError(f"`weight` is {self.weight}, but it is a share: set it between 0 and 1.")
         if not hasattr(network, "set_distilled_training") or not isinstance(network.get_classifier(), tuple):
             raise ValueError(
-                f"distillation.teacher is set, but {type(network).__name__} has one head and distillation needs two:"
-                " set distillation.teacher to null, or choose a care_ model."
+                f"`teacher` is set, but {type(network).__name__} has one head and distillation needs two:"
+                " set it to null, or choose a care_ model."
             )
         if not timm.is_model(self.teacher):
-            raise ValueError(f"distillation.teacher {self.teacher!r} is no model that timm knows: correct its name.")
+            raise ValueError(f"The `teacher` {self.teacher!r} is no model that timm knows: correct its name.")
         network.set_distilled_training(True)
         return Teacher(self._create(num_classes, channels), self.weight)
 
@@ -54,13 +54,13 @@ class Distillation:
         config = timm.get_pretrained_cfg(self.teacher)
         if config is None or not config.has_weights:
             raise ValueError(
-                f"timm has no pretrained weights for the teacher {self.teacher}: set distillation.checkpoint to a file"
+                f"timm has no pretrained weights for the teacher {self.teacher}: set `checkpoint` to a file"
                 " of them."
             )
         if config.num_classes != num_classes:
             raise ValueError(
                 f"The pretrained weights of the teacher {self.teacher} know {config.num_classes} classes, but the data"
-                f" has {num_classes}: set distillation.checkpoint to a teacher of this data."
+                f" has {num_classes}: set `checkpoint` to a teacher of this data."
             )
         try:
             return timm.create_model(self.teacher, pretrained=True, in_chans=channels)
@@ -68,7 +68,7 @@ class Distillation:
             raise ValueError(
                 f"The pretrained weights of the teacher {self.teacher} could not be downloaded"
                 f" ({_first_line(error)}): fetch {config.hf_hub_id or config.url} by hand and set"
-                " distillation.checkpoint to the file."
+                " `checkpoint` to the file."
             ) from error
 
 

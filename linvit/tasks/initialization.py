@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linvit.files import read_checkpoint
 from linvit.tasks.checkpoints import BEST
 
-PARTS = ("ema.module.", "network.")
+PREFIXES = ("ema.module.", "network.")
 
 
 def initialize(network: nn.Module, source: str | Path, same_classes: bool = False) -> str:
@@ -31,25 +31,25 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
     path = Path(source)
     path = path / "checkpoints" / BEST if path.is_dir() else path
     weights = _weights(network, read_checkpoint(path))
-    own = network.state_dict()
-    left_out = [] if same_classes else _left_out(network, own, weights)
-    taken = {key: value for key, value in weights.items() if key not in left_out}
-    faults = [key for key, value in own.items() if key not in left_out and _misfits(key, value, taken)]
-    faults += [key for key in taken if key not in own]
+    target = network.state_dict()
+    left_out = [] if same_classes else _left_out(network, target, weights)
+    copied = {key: value for key, value in weights.items() if key not in left_out}
+    faults = [key for key, value in target.items() if key not in left_out and _misfits(key, value, copied)]
+    faults += [key for key in copied if key not in target]
     if faults:
         raise ValueError(
             f"The weights in {path} do not fit this {type(network).__name__} in {len(faults)} keys, {faults[0]} for"
             " example: give the weights of the same model."
         )
-    network.load_state_dict({**own, **taken})
-    return f"Starting from {path}{_beside(network, own, weights, left_out)}."
+    network.load_state_dict({**target, **copied})
+    return f"Starting from {path}{_beside(network, target, weights, left_out)}."
 
 
 def _weights(network: nn.Module, content: dict[str, Any]) -> dict[str, Tensor]:
     if "linvit" in content:
         held = content["state_dict"]
-        part = next(part for part in PARTS if any(key.startswith(part) for key in held))
-        content = {key.removeprefix(part): value for key, value in held.items() if key.startswith(part)}
+        prefix = next(prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in held))
+        content = {key.removeprefix(prefix): value for key, value in held.items() if key.startswith(prefix)}
         if not _is_dense(network):
             return content
     if hasattr(network, "native_state_dict"):
@@ -62,41 +62,41 @@ def _is_dense(network: nn.Module) -> bool:
     return hasattr(network, "backbone_prefix")
 
 
-def _left_out(network: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
-    """The keys that begin anew: the layers of other classes, and heads where the weights have none."""
+def _left_out(network: nn.Module, target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
+    """The keys that keep their initial values: the layers of other classes, and heads where the weights have none."""
     if not _is_dense(network):
-        shared = [key for key in _classifier_keys(network) if key in weights and key in own]
-        return [key for key in shared if weights[key].shape != own[key].shape]
-    heads = [key for key in own if not key.startswith(network.backbone_prefix)]
+        shared = [key for key in _classifier_keys(network) if key in weights and key in target]
+        return [key for key in shared if weights[key].shape != target[key].shape]
+    heads = [key for key in target if not key.startswith(network.backbone_prefix)]
     given = [key for key in heads if key in weights]
     # layers of classes differ in their outputs, and in nothing else
-    return [key for key in given if _outputs_alone_differ(own[key], weights[key])] if given else heads
+    return [key for key in given if _outputs_alone_differ(target[key], weights[key])] if given else heads
 
 
-def _outputs_alone_differ(one: Tensor, other: Tensor) -> bool:
-    return one.ndim > 0 and one.shape != other.shape and one.shape[1:] == other.shape[1:]
+def _outputs_alone_differ(target: Tensor, other: Tensor) -> bool:
+    return target.ndim > 0 and target.shape != other.shape and target.shape[1:] == other.shape[1:]
 
 
 def _beside(
-    network: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], left_out: Sequence[str]
+    network: nn.Module, target: Mapping[str, Tensor], weights: Mapping[str, Tensor], left_out: Sequence[str]
 ) -> str:
-    """How the line ends that says what was taken."""
+    """How the line ends that says what was copied."""
     if not left_out:
         return ", heads included" if _is_dense(network) else ", classifier included"
     if left_out[0] not in weights:
-        return ": its backbone; neck and heads begin anew"
+        return ": its backbone; neck and heads keep their initial weights"
     if _is_dense(network):
         return f" without the layers of other classes, {left_out[0]} for example"
-    before, after = len(weights[left_out[0]]), len(own[left_out[0]])
+    before, after = len(weights[left_out[0]]), len(target[left_out[0]])
     return f" without its classifier, which has {before} classes and not {after}"
 
 
 def _classifier_keys(network: nn.Module) -> list[str]:
     names = getattr(network, "pretrained_cfg", {}).get("classifier") or ()
-    return [f"{name}.{part}" for name in ([names] if isinstance(names, str) else names) for part in ("weight", "bias")]
+    return [f"{name}.{kind}" for name in ([names] if isinstance(names, str) else names) for kind in ("weight", "bias")]
 
 
-def _misfits(key: str, own: Tensor, weights: Mapping[str, Tensor]) -> bool:
+def _misfits(key: str, target: Tensor, weights: Mapping[str, Tensor]) -> bool:
     if key not in weights:
         return not key.endswith(".num_batches_tracked")
-    return weights[key].shape != own.shape
+    return weights[key].shape != target.shape

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
 from torchmetrics import SumMetric
 
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task
 
 IGNORED = -100
@@ -26,8 +27,15 @@ class Language(Task):
     perplexity is that of a token; next_accuracy the share of tokens that were the most probable one.
     """
 
+    measures = {
+        "bits_per_byte": Measure("bits per byte", "number", lower_is_better=True, panel="bits per byte"),
+        "perplexity": Measure("perplexity", "number", lower_is_better=True),
+        "next_accuracy": Measure("next-token accuracy", panel="accuracy"),
+        **LOSS,
+        **counted("bytes"),
+    }
     score = "bits_per_byte"
-    lowest = True
+    headline = ("bits_per_byte", "next_accuracy")
     counted = "bytes"
     sums = ("nats", "tokens", "right")
 
@@ -43,7 +51,7 @@ class Language(Task):
         if self.device_mesh is None or isinstance(self.network, FSDPModule):
             return
         if self.ema:
-            raise ValueError("task.ema_decay keeps a copy of the weights, which are sharded: leave it out.")
+            raise ValueError("`ema_decay` keeps a copy of the weights, which are sharded: leave it out.")
         mesh = self.device_mesh["data_parallel"]
         for block in getattr(self.network, "blocks", ()):
             fully_shard(block, mesh=mesh)
@@ -64,27 +72,32 @@ class Language(Task):
         wanted = targets["targets"][asked]
         for kind, network in self.networks().items():
             logits = network(tokens, targets["documents"])[asked].float()
-            found = self.sums_of[kind]
-            found["nats"].update(cross_entropy(logits, wanted, reduction="none").double().sum())
-            found["tokens"].update(len(wanted))
-            found["right"].update((logits.argmax(-1) == wanted).sum())
+            sums = self.sums_of[kind]
+            sums["nats"].update(cross_entropy(logits, wanted, reduction="none").double().sum())
+            sums["tokens"].update(len(wanted))
+            sums["right"].update((logits.argmax(-1) == wanted).sum())
 
     def counts(self, tokens: Tensor, targets: Targets) -> Tensor:
         """What `linvit eval` counts: bytes."""
         return targets["bytes"].sum()
 
-    def measures(self, nats: float, tokens: float, right: float, count: float) -> dict[str, float]:
+    def measured(self, nats: float, tokens: float, right: float, count: float) -> dict[str, float]:
         """What is logged, of sums over all validation tokens and the count."""
-        nats_a_token = nats / tokens
-        found = {"loss": nats_a_token, "perplexity": math.exp(min(nats_a_token, 700)), "next_accuracy": right / tokens}
-        return found | ({"bits_per_byte": nats / math.log(2) / count} if count else {})
+        nats_per_token = nats / tokens
+        per_token = {
+            "loss": nats_per_token,
+            "perplexity": math.exp(min(nats_per_token, 700)),
+            "next_accuracy": right / tokens,
+        }
+        return per_token | ({"bits_per_byte": nats / math.log(2) / count} if count else {})
 
     def on_validation_epoch_end(self) -> None:
         count = self.count.compute().item()
-        for kind, found in self.sums_of.items():
-            self.log_measures(kind, self.measures(**{k: s.compute().item() for k, s in found.items()}, count=count))
-            for one in found.values():
-                one.reset()
+        for kind, sums in self.sums_of.items():
+            totals = {name: total.compute().item() for name, total in sums.items()}
+            self.log_measures(kind, self.measured(**totals, count=count))
+            for total in sums.values():
+                total.reset()
         self.log(f"val/{self.counted}", self.count.compute())
         self.count.reset()
 
@@ -96,15 +109,16 @@ class Recall(Language):
         network, kwargs: See Language.
     """
 
+    measures = {"recall_accuracy": Measure("recall accuracy", panel="accuracy"), **LOSS, **counted("sequences")}
     score = "recall_accuracy"
-    lowest = False
+    headline = ("recall_accuracy",)
     counted = "sequences"
 
     def counts(self, tokens: Tensor, targets: Targets) -> Tensor:
         """What `linvit eval` counts: sequences."""
         return torch.tensor(len(tokens), device=tokens.device)
 
-    def measures(self, nats: float, tokens: float, right: float, count: float) -> dict[str, float]:
+    def measured(self, nats: float, tokens: float, right: float, count: float) -> dict[str, float]:
         """What is logged, of sums over all validation tokens and the count."""
         return {"loss": nats / tokens, "recall_accuracy": right / tokens}
 

@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule, shared by all tasks and set by the `optimizer` and `schedule` of a recipe."""
+"""Optimizer and learning-rate schedule, shared by all tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,9 +41,9 @@ class Optimizer:
         if self.name not in list_optimizers():
             raise ValueError(f"Unknown optimizer {self.name!r}: timm knows {', '.join(list_optimizers())}.")
         if self.not_decayed not in NOT_DECAYED:
-            raise ValueError(f"optimizer.not_decayed is {self.not_decayed!r}, expected {', '.join(NOT_DECAYED)}.")
+            raise ValueError(f"`not_decayed` is {self.not_decayed!r}, expected {', '.join(NOT_DECAYED)}.")
         if self.layer_decay is not None and self.not_decayed == "norms":
-            raise ValueError("optimizer.layer_decay and optimizer.not_decayed=norms exclude each other: leave one out.")
+            raise ValueError("`layer_decay` and `not_decayed=norms` exclude each other: leave one out.")
         return create_optimizer_v2(
             network,
             opt=self.name,
@@ -58,7 +58,10 @@ class Optimizer:
 def all_but_norms(network: nn.Module) -> list[dict[str, Any]]:
     """The trained parameters in two groups: those of norm layers, without weight decay, and all others."""
     norms = {
-        id(own) for module in network.modules() if isinstance(module, NORMS) for own in module.parameters(recurse=False)
+        id(parameter)
+        for module in network.modules()
+        if isinstance(module, NORMS)
+        for parameter in module.parameters(recurse=False)
     }
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     return [
@@ -115,7 +118,7 @@ class Schedule:
             "poly": (PolyLRScheduler, curve | {"power": self.power}),
         }
         if self.name not in schedulers:
-            raise ValueError(f"schedule.name is {self.name!r}, expected one of {', '.join(schedulers)}.")
+            raise ValueError(f"The schedule's `name` is {self.name!r}, expected one of {', '.join(schedulers)}.")
         scheduler, arguments = schedulers[self.name]
         return scheduler(
             optimizer,

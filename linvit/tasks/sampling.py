@@ -14,7 +14,7 @@ Network = Callable[[Tensor, Tensor, Tensor], Tensor]
 def known_sampler(name: str) -> str:
     """The name itself; raises ValueError, listing the known ones, for an unknown one."""
     if name not in SAMPLERS:
-        raise ValueError(f"The sampler is {name!r}, expected one of {', '.join(SAMPLERS)}: choose a known one.")
+        raise ValueError(f"`sampler` is {name!r}, expected one of {', '.join(SAMPLERS)}: choose a known one.")
     return name
 
 
@@ -34,7 +34,7 @@ def spaced(steps: int) -> tuple[Tensor, Tensor]:
     Improved DDPM (arXiv 2102.09672), section 4: the shorter process has the same ᾱ at the times that it visits.
     """
     if not 2 <= steps <= TRAIN_STEPS:
-        raise ValueError(f"There are {steps} sampling steps, expected 2 to {TRAIN_STEPS}: choose another number.")
+        raise ValueError(f"`steps` is {steps}, expected 2 to {TRAIN_STEPS} sampling steps: choose another number.")
     times = torch.linspace(0, TRAIN_STEPS - 1, steps, dtype=torch.float64).round().long()
     kept = kept_signal()[times]
     before = torch.cat((kept.new_ones(1), kept[:-1]))
@@ -60,7 +60,7 @@ def sample(
         guidance: 1 for the conditional noise; g for unconditional + g·(conditional − unconditional).
         sampler: "ddim" (arXiv 2010.02502, no noise on the way) or "ddpm", with learned variance where there is one.
         seed: what all noise is drawn from, on the CPU.
-        clips: whether the image that each step foresees is kept in −1 … 1; pixels are, latents are not.
+        clips: whether each step's estimate of the image is kept in −1 … 1; pixels are, latents are not.
 
     Raises:
         ValueError: for an unknown sampler, and less than 2 or more than 1,000 steps.

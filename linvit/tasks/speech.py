@@ -1,4 +1,4 @@
-"""Speech to text: connectionist temporal classification (CTC) or a transducer (RNN-T), word error rate."""
+"""Speech recognition: connectionist temporal classification (CTC) or a transducer (RNN-T), word error rate."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import ctc_loss
 from torchmetrics import SumMetric
 
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task
 from linvit.tasks.transcription import BLANK, greedy, prefix_beam, spelled, word_edits
 
@@ -14,13 +15,13 @@ Targets = dict[str, Any]
 
 
 class Speech(Task):
-    """Trains a network to write what is said.
+    """Trains a network to transcribe speech.
 
     Args:
         network: Takes features (batch, frames, mels), the frames of each utterance and the pieces of its text, gives
             logits (batch, frames, pieces), or (batch, frames, text + 1, pieces) where it `transduces`, piece 0 the
             blank, and how many frames of these each utterance has.
-        beam: Beginnings that decoding keeps; 1 takes the most probable piece of each frame. A transducer knows no more.
+        beam: Width of the beam of decoding; 1 is greedy, all that a transducer knows.
         kwargs: Those of Task.
 
     `decoding` holds the further arguments of prefix_beam, such as names and language_model, which no recipe sets.
@@ -29,14 +30,19 @@ class Speech(Task):
     utterance with more pieces than frames has no path and counts as loss 0.
     """
 
+    measures = {
+        "wer": Measure("word error rate", lower_is_better=True, panel="word error rate"),
+        **LOSS,
+        **counted("utterances"),
+    }
     score = "wer"
-    lowest = True
+    headline = ("wer",)
     counted = "utterances"
     sums = ("edits", "words", "loss")
 
     def __init__(self, network: nn.Module, beam: int = 1, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
-        self.beam = known_beam(beam, network, "task.beam")
+        self.beam = known_beam(beam, network)
         self.decoding: dict[str, Any] = {}
         self.sums_of = nn.ModuleDict(
             {kind: nn.ModuleDict({name: _exact_sum() for name in self.sums}) for kind in self.networks()}
@@ -46,7 +52,7 @@ class Speech(Task):
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         features, targets = batch
         logits, lengths = self.network(features, targets["lengths"], targets["pieces"])
-        return self.learn(loss_a_piece(logits, lengths, targets).mean(), len(features))
+        return self.learn(loss_per_piece(logits, lengths, targets).mean(), len(features))
 
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
         features, targets = batch
@@ -54,15 +60,15 @@ class Speech(Task):
         names = self.trainer.datamodule.class_names
         for kind, network in self.networks().items():
             logits, lengths = network(features, targets["lengths"], targets["pieces"])
-            found = self.sums_of[kind]
-            found["loss"].update(loss_a_piece(logits, lengths, targets).double().sum())
-            told = network.transduce(features, targets["lengths"]) if network.transduces else None
-            for pieces, text in zip(told or self.written(logits, lengths), targets["texts"], strict=True):
+            sums = self.sums_of[kind]
+            sums["loss"].update(loss_per_piece(logits, lengths, targets).double().sum())
+            transduced = network.transduce(features, targets["lengths"]) if network.transduces else None
+            for pieces, text in zip(transduced or self.decoded(logits, lengths), targets["texts"], strict=True):
                 edits, words = word_edits(text, spelled(pieces, names))
-                found["edits"].update(edits)
-                found["words"].update(words)
+                sums["edits"].update(edits)
+                sums["words"].update(words)
 
-    def written(self, logits: Tensor, lengths: Tensor) -> list[list[int]]:
+    def decoded(self, logits: Tensor, lengths: Tensor) -> list[list[int]]:
         """The pieces of each utterance, by greedy search or with a beam."""
         if self.beam == 1:
             return greedy(logits, lengths)
@@ -71,25 +77,25 @@ class Speech(Task):
 
     def on_validation_epoch_end(self) -> None:
         count = self.count.compute()
-        for kind, found in self.sums_of.items():
-            edits, words, loss = (found[name].compute() for name in self.sums)
+        for kind, sums in self.sums_of.items():
+            edits, words, loss = (sums[name].compute() for name in self.sums)
             self.log_measures(kind, {"wer": edits / words.clamp_min(1), "loss": loss / count})
-            for one in found.values():
-                one.reset()
+            for total in sums.values():
+                total.reset()
         self.log(f"val/{self.counted}", count)
         self.count.reset()
 
 
-def known_beam(beam: int, network: nn.Module, name: str) -> int:
-    """The beam itself; raises ValueError, by the name of what was set, for one that the network cannot have."""
+def known_beam(beam: int, network: nn.Module) -> int:
+    """The beam width itself; raises ValueError for one that the network cannot have."""
     if beam < 1:
-        raise ValueError(f"{name} is {beam}, but one beginning or more has to be kept: set it to 1 or more.")
+        raise ValueError(f"`beam` is {beam}, expected a beam width of 1 or more: set it higher.")
     if beam > 1 and network.transduces:
-        raise ValueError(f"{name} is {beam}, but a transducer is decoded greedily: leave it out.")
+        raise ValueError(f"`beam` is {beam}, but a transducer is decoded greedily: leave it out.")
     return beam
 
 
-def loss_a_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
+def loss_per_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
     """The loss of each utterance over its pieces, (batch,): CTC's, or a transducer's of logits in four dimensions."""
     if logits.dim() == 4:
         return transducer_loss(logits, lengths, targets["pieces"], targets["counts"]) / targets["counts"].clamp_min(1)

@@ -13,6 +13,7 @@ from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric
 
 from linvit.tasks.initialization import initialize
+from linvit.tasks.measures import AVERAGED, Measured
 from linvit.tasks.optimization import Optimizer, Schedule
 
 
@@ -28,13 +29,14 @@ class Task(lightning.LightningModule):
         compile: Trains and validates the raw network through torch.compile; the saved weights keep their names.
         seed: Stochastic depth, dropout and sampling of step n are drawn from (seed, n, process).
 
-    A subclass calls `learn` on its training loss, logs its measures as val/NAME, with the prefix ema_ for the moving
-    average, and names in `score` the one by which checkpoints are compared, the higher the better, or the lower where
-    it sets `lowest`. What validation counts it logs as val/ and `counted`.
+    A subclass calls `learn` on its training loss and logs its measures as val/NAME, with the prefix ema_ for the moving
+    average. It declares them in `measures` and names in `score` the one by which checkpoints are compared, in `headline`
+    those that the line of an epoch shows, and in `counted` the number of samples of a validation.
     """
 
+    measures: Measured
     score: str
-    lowest = False
+    headline: tuple[str, ...]
     counted = "images"
 
     def __init__(
@@ -72,7 +74,7 @@ class Task(lightning.LightningModule):
     @property
     def monitor(self) -> str:
         """The measure that chooses the best checkpoint: that of the moving average where there is one."""
-        return f"ema_{self.score}" if self.ema else self.score
+        return AVERAGED + self.score if self.ema else self.score
 
     def start_from(self, source: str | Path) -> str:
         """Takes weights and moving average from a run or file of weights, see initialize."""
@@ -110,9 +112,9 @@ class Task(lightning.LightningModule):
         """The loss itself, counted and shown; raises FloatingPointError where it is not finite."""
         if not torch.isfinite(loss):
             raise FloatingPointError(
-                f"The loss became {loss.item()} at step {self.global_step}, so training stopped and the checkpoints"
-                " before it stay: lower optimizer.lr, raise schedule.warmup_epochs or set trainer.gradient_clip_val,"
-                " then go on with --resume."
+                f"The loss became {loss.item()} at step {self.global_step}, so training stopped; the checkpoints before"
+                " it stay: lower the learning rate, warm up longer or clip gradients, then train again with"
+                " `resume=True`."
             )
         self.train_loss.update(loss.detach(), weight=num_images)
         self.log("train/loss_step", loss.detach(), prog_bar=True, batch_size=num_images)
@@ -145,5 +147,6 @@ class Task(lightning.LightningModule):
                 if not torch.isfinite(parameter).all():
                     raise FloatingPointError(
                         f"The parameter {name} of the {kind} network is no longer finite at step {self.global_step}, so"
-                        " nothing was saved and the checkpoints before it stay: lower optimizer.lr, then --resume."
+                        " nothing was saved; the checkpoints before it stay: lower the learning rate, then train again"
+                        " with `resume=True`."
                     )

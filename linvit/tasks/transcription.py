@@ -19,11 +19,11 @@ def greedy(logits: Tensor, lengths: Tensor) -> list[list[int]]:
         logits: (batch, frames, pieces).
         lengths: int64 (batch,), frames of each utterance.
     """
-    found = []
+    pieces = []
     for row, length in zip(logits.argmax(-1).cpu(), lengths.tolist(), strict=True):
         joined = torch.unique_consecutive(row[:length])
-        found.append(joined[joined != BLANK].tolist())
-    return found
+        pieces.append(joined[joined != BLANK].tolist())
+    return pieces
 
 
 def prefix_beam(
@@ -38,11 +38,11 @@ def prefix_beam(
 
     Args:
         logits: (frames, pieces).
-        beam: how many beginnings are kept after each frame.
+        beam: width of the beam: prefixes kept after each frame.
         names: of the pieces, for a language model.
         language_model: natural logarithm of a word's probability after the words so far; asked when a word ends.
-        weight: of the language model's logarithms.
-        bonus: added for each word that ends.
+        weight: of the language model's score.
+        bonus: added for each word.
 
     Source: prefix search of CTC (arXiv 1408.2873).
     """
@@ -85,8 +85,8 @@ class _Texts:
 
     def _of(self, words: tuple[str, ...]) -> float:
         if words not in self.known:
-            said = self.model(words[:-1], words[-1]) if self.model else 0.0
-            self.known[words] = self._of(words[:-1]) + self.weight * said + self.bonus
+            score = self.model(words[:-1], words[-1]) if self.model else 0.0
+            self.known[words] = self._of(words[:-1]) + self.weight * score + self.bonus
         return self.known[words]
 
 

@@ -106,7 +106,7 @@ def test_training_curve_takes_rows_without_a_moving_average():
     assert "<svg" in svg(figure)
 
 
-@pytest.mark.parametrize("column", ["top1", "miou", "next_accuracy", "wer", "ema_drawn_accuracy"])
+@pytest.mark.parametrize("column", ["top1", "miou", "next_accuracy", "wer", "ema_generated_accuracy"])
 def test_the_score_of_every_task_has_its_curve(column):
     scores = training_curve([{"epoch": 1, "lr": 0.1, column: 0.5}, {"epoch": 2, "lr": 0.1, column: 0.25}]).axes[1]
     assert scores.lines[0].get_ydata().tolist() == [50, 25]

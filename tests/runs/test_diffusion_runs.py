@@ -20,7 +20,7 @@ from linvit.runs.evaluate import evaluate
 from linvit.runs.restore import restore
 from linvit.runs.train import train
 from linvit.studies import pool as runs
-from linvit.tasks import drawn
+from linvit.tasks import generated
 from linvit.tasks.checkpoints import RunStoppedError
 
 
@@ -69,14 +69,14 @@ def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     alone = tmp_path / "alone"
     alone.mkdir()
-    train(write_diffusion_recipe(alone, task={"draws": False}), prints=False)
+    train(write_diffusion_recipe(alone, task={"generates": False}), prints=False)
     killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 6}}
-    recipe = write_diffusion_recipe(tmp_path, task={"draws": False}, trainer={"callbacks": [killer]})
+    recipe = write_diffusion_recipe(tmp_path, task={"generates": False}, trainer={"callbacks": [killer]})
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-m", "linvit.cli", "train", str(recipe)]
     dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
     assert dead.returncode == -signal.SIGKILL
-    train(write_diffusion_recipe(tmp_path, task={"draws": False}), resume=True, prints=False)
+    train(write_diffusion_recipe(tmp_path, task={"generates": False}), resume=True, prints=False)
     assert differing(tmp_path / "run", alone / "run", fewest=20) == []
 
 
@@ -176,7 +176,7 @@ def test_a_recipe_that_cannot_be_trained_is_one_sentence(groups, sentence, tmp_p
 
 
 def test_without_drawing_the_loss_chooses(tmp_path):
-    run = train(write_diffusion_recipe(tmp_path, task={"draws": False}, model={"learn_sigma": True}), prints=False)
+    run = train(write_diffusion_recipe(tmp_path, task={"generates": False}, model={"learn_sigma": True}), prints=False)
     assert all(math.isfinite(float(row["ema_loss"])) for row in curve(run))
     assert "ema_fid" not in curve(run)[0]
     measured = evaluate(restore(run / "checkpoints" / "last.ckpt"), enable_progress_bar=False)

@@ -78,7 +78,7 @@ def test_a_network_trains_on_them_and_draws_through_the_decoder(latents, tmp_pat
     recipe.write_text(
         "model: {name: dit_nano_patch2, channels: 4, mechanism: rala, width: 16, depth: 1,"
         " heads: 2, learn_sigma: true}\n"
-        "task: {name: diffusion, draws: false, clips: false}\n"
+        "task: {name: diffusion, generates: false, clips: false}\n"
         f"data: {{name: latents, root: {latents[1]}, batch_size: 4}}\n"
         f"trainer: {{max_epochs: 1, accelerator: cpu}}\nfolder: {tmp_path / 'run'}\n"
     )

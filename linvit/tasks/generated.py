@@ -1,4 +1,4 @@
-"""How good drawn images are, by a classifier of our own: a distance as FID's in its features, and what it reads."""
+"""Quality of generated images: a Fréchet distance in the features of a classifier of our own, and its accuracy."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,11 +13,11 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 
 from linvit.files import replacing
 
-JUDGE = "judge.safetensors"
+FILE = "classifier.safetensors"
 EPOCHS, BATCH, RATE, FEATURES = 20, 64, 2e-3, 32
 
 
-class Judge(nn.Module):
+class SmallClassifier(nn.Module):
     """A small convolutional classifier; called, it gives the 32 features before its last layer, of images of any size.
 
     Args:
@@ -47,55 +47,55 @@ class Judge(nn.Module):
         """Features (batch, 32)."""
         return self.body(images)
 
-    def read(self, images: Tensor) -> Tensor:
+    def predict(self, images: Tensor) -> Tensor:
         """The class that each image looks like, int64 (batch,)."""
         return self.head(self(images)).argmax(-1)
 
 
-def trained_judge(dataset: Dataset, channels: int, num_classes: int, folder: Path | None) -> Judge:
+def trained_classifier(dataset: Dataset, channels: int, num_classes: int, folder: Path | None) -> SmallClassifier:
     """The classifier of a data set of (image, label), the same for every run: seed 0, on the CPU.
 
     With a folder, it is kept there and read again. Training reads the images 20 times, seconds for small ones.
 
     Raises ValueError for a file in the folder that is damaged or the classifier of other data.
     """
-    judge_file = folder / JUDGE if folder else None
+    file = folder / FILE if folder else None
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.inference_mode(False):
         torch.manual_seed(0)
-        judge = Judge(channels, num_classes)
-        if judge_file and judge_file.is_file():
-            _load(judge, judge_file)
-            return judge.eval().requires_grad_(False)
-        optimizer = torch.optim.AdamW(judge.parameters(), RATE)
+        classifier = SmallClassifier(channels, num_classes)
+        if file and file.is_file():
+            _load(classifier, file)
+            return classifier.eval().requires_grad_(False)
+        optimizer = torch.optim.AdamW(classifier.parameters(), RATE)
         batches = DataLoader(dataset, BATCH, shuffle=True, generator=torch.Generator().manual_seed(0))
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, EPOCHS * len(batches))
         for _ in range(EPOCHS):
             for images, labels in batches:
                 optimizer.zero_grad()
-                cross_entropy(judge.head(judge(images)), labels).backward()
+                cross_entropy(classifier.head(classifier(images)), labels).backward()
                 optimizer.step()
                 schedule.step()
-    if judge_file:
-        with replacing(judge_file) as temporary:
-            save_file(judge.state_dict(), temporary)
-    return judge.eval().requires_grad_(False)
+    if file:
+        with replacing(file) as temporary:
+            save_file(classifier.state_dict(), temporary)
+    return classifier.eval().requires_grad_(False)
 
 
-def _load(judge: Judge, path: Path) -> None:
+def _load(classifier: SmallClassifier, path: Path) -> None:
     try:
-        judge.load_state_dict(load_file(path))
+        classifier.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(
-            f"The classifier in {path} is damaged or belongs to other data: delete the file, and it is trained anew."
+            f"The classifier in {path} is damaged or belongs to other data: delete the file, and it is trained again."
         ) from error
 
 
-def distance_to(judge: Judge, real: Iterable[Tensor]) -> FrechetInceptionDistance:
+def distance_to(classifier: SmallClassifier, real: Iterable[Tensor]) -> FrechetInceptionDistance:
     """A measure that has seen the real images, batch by batch: update it with others, then compute.
 
-    It is the Fréchet distance of FID (arXiv 1706.08500) in the judge's features: comparable with no published FID.
+    It is the Fréchet distance of FID (arXiv 1706.08500) in the classifier's features: comparable with no published FID.
     """
-    measure = FrechetInceptionDistance(judge, reset_real_features=False)
+    measure = FrechetInceptionDistance(classifier, reset_real_features=False)
     for images in real:
         measure.update(images, real=True)
     return measure

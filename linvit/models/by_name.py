@@ -1,0 +1,46 @@
+"""timm's models by name and arguments, with one sentence for what is unknown or contradicts the data."""
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import timm
+from torch import nn
+
+
+def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int) -> nn.Module:
+    """timm.create_model(**model) for the data's classes and channels; raises ValueError where they contradict."""
+    arguments = dict(model)
+    name = arguments.pop("name", None)
+    if not name:
+        raise ValueError("No model is named: set `name` to one that `linvit models` lists.")
+    for key, needed in (("num_classes", num_classes), ("in_chans", channels)):
+        if arguments.setdefault(key, needed) != needed:
+            raise ValueError(f"`{key}` is {arguments[key]} but the data has {needed}: remove it, the data sets it.")
+    with known_arguments(name):
+        return timm.create_model(name, **arguments)
+
+
+@contextmanager
+def known_arguments(name: str) -> Iterator[None]:
+    """Raises ValueError, offering the nearest, for a model that timm does not know and an argument that it lacks."""
+    check_model(name)
+    try:
+        yield
+    except TypeError as error:
+        unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+        owner = unknown and getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None)
+        if owner is None:
+            raise
+        near = difflib.get_close_matches(unknown[2], inspect.signature(owner).parameters, n=1, cutoff=0.0)
+        raise ValueError(f"{name} has no argument {unknown[2]!r}: did you mean `{near[0]}`?") from error
+
+
+def check_model(name: str) -> None:
+    """Raises ValueError, offering the nearest name, for a model that timm does not know."""
+    if not timm.is_model(name) and ":" not in name:
+        near = difflib.get_close_matches(name, timm.list_models(), n=1, cutoff=0.0)
+        raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? `linvit models` lists ours.")

@@ -1,0 +1,71 @@
+"""What a person who asked for progress sees: bars and lines on the terminal, and none of Lightning's small talk."""
+
+import contextlib
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+from rich.console import Console
+from rich.progress import track
+
+LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
+Item = TypeVar("Item")
+
+
+@contextlib.contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Drops Lightning's notes on devices and its guesses about worker counts and log intervals.
+
+    Also the traceback of TensorBoard's writer on a full disk: the next thing that is written there reports it.
+    """
+    before = {name: logging.getLogger(name).level for name in LOGGERS}
+    hook = threading.excepthook
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"lightning\..*")
+        warnings.filterwarnings("ignore", message="Grad strides do not match")  # costs DDP a copy, changes nothing
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        threading.excepthook = lambda thrown: None if issubclass(thrown.exc_type, OSError) else hook(thrown)
+        try:
+            yield
+        finally:
+            threading.excepthook = hook
+            for name, level in before.items():
+                logging.getLogger(name).setLevel(level)
+
+
+class Bar(RichProgressBar):
+    """Lightning's bar with the loss and the measure that checkpoints are chosen by, as its task calls it."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        shown = {}
+        for key, value in super().get_metrics(trainer, pl_module).items():
+            name = key.removeprefix("val/")
+            if key == "train/loss_step":
+                shown["loss"] = value
+            elif name in pl_module.measures:
+                shown[pl_module.measures[name].heading] = pl_module.measures[name].cell(float(value))
+        return shown
+
+
+def bars(progress: bool) -> list[Bar]:
+    """One bar on a terminal, where progress is wanted."""
+    return [Bar(leave=True)] if progress and sys.stdout.isatty() else []
+
+
+def say(line: str) -> None:
+    """A line for a person who asked for progress, at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def tracked(items: Iterable[Item], description: str, total: int | None = None, progress: bool = True) -> Iterable[Item]:
+    """The items, with a bar on stderr that goes with them where progress is wanted and stderr is a terminal."""
+    if not progress or not sys.stderr.isatty():
+        return items
+    return track(items, description, total, console=Console(stderr=True), transient=True)
