@@ -85,7 +85,9 @@ class Run:
         """
         networks = self.task.networks()
         if weights is not None and weights not in networks:
-            raise ValueError(f"`weights` is {weights!r}, but the checkpoint holds {' and '.join(networks)}: choose one.")
+            raise ValueError(
+                f"`weights` is {weights!r}, but the checkpoint holds {' and '.join(networks)}: choose one."
+            )
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         network = self.network if weights is None else networks[weights]
         return network.to(device).eval(), device
@@ -153,7 +155,11 @@ class Run:
         return analyze(self, what, **options)
 
     def report(
-        self, path: str | Path | None = None, measures: Measures | None = None, data: str | Path | None = None, **overrides: Any
+        self,
+        path: str | Path | None = None,
+        measures: Measures | None = None,
+        data: str | Path | None = None,
+        **overrides: Any,
     ) -> Path:
         """Writes a self-contained HTML page on the run and returns its path, by default report.html in the run's folder.
 
@@ -206,4 +212,6 @@ def _checkpoint_of(path: Path) -> Path:
     for name in (BEST, LAST):
         if (path / "checkpoints" / name).is_file():
             return path / "checkpoints" / name
-    raise ValueError(f"The folder {path} holds no checkpoints/{BEST} or {LAST}: give the folder of a run that was trained.")
+    raise ValueError(
+        f"The folder {path} holds no checkpoints/{BEST} or {LAST}: give the folder of a run that was trained."
+    )
