@@ -9,7 +9,9 @@ from typing import Any
 import timm
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo, resolve_data_config
+from timm.models import load_state_dict
 from torch import nn
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.data.dense.source import DensePreprocessing
@@ -26,7 +28,6 @@ from linvit.tasks.checkpoints import BEST, LAST
 from linvit.models.by_name import check_model
 from linvit.tasks.task import Task
 
-IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
 
 
@@ -85,7 +86,9 @@ class Run:
         """
         networks = self.task.networks()
         if weights is not None and weights not in networks:
-            raise ValueError(f"`weights` is {weights!r}, but the checkpoint holds {' and '.join(networks)}: choose one.")
+            raise ValueError(
+                f"`weights` is {weights!r}, but the checkpoint holds {' and '.join(networks)}: choose one."
+            )
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         network = self.network if weights is None else networks[weights]
         return network.to(device).eval(), device
@@ -153,7 +156,11 @@ class Run:
         return analyze(self, what, **options)
 
     def report(
-        self, path: str | Path | None = None, measures: Measures | None = None, data: str | Path | None = None, **overrides: Any
+        self,
+        path: str | Path | None = None,
+        measures: Measures | None = None,
+        data: str | Path | None = None,
+        **overrides: Any,
     ) -> Path:
         """Writes a self-contained HTML page on the run and returns its path, by default report.html in the run's folder.
 
@@ -187,11 +194,15 @@ def load_run(
         raise ValueError("Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.")
     if path is not None and model is not None:
         raise ValueError("Give either a run or `model` with `checkpoint`, not both.")
+    if untrained and (path is not None or checkpoint is not None or framework is not None):
+        raise ValueError(
+            "`untrained=True` gives `model` random weights: leave it out, or a run, `checkpoint` and `framework`."
+        )
     if framework is not None and model is None:
         raise ValueError("`framework` needs `model`, its backbone; a run knows its own framework: leave it out.")
     if model is None:
         return _from_checkpoint(_checkpoint_of(Path(path)))  # type: ignore[arg-type]
-    if untrained and checkpoint is None:
+    if untrained:
         return _untrained(model)
     if checkpoint is None:
         raise ValueError("`model` needs `checkpoint`: the file of weights, released or converted.")
@@ -206,4 +217,95 @@ def _checkpoint_of(path: Path) -> Path:
     for name in (BEST, LAST):
         if (path / "checkpoints" / name).is_file():
             return path / "checkpoints" / name
-    raise ValueError(f"The folder {path} holds no checkpoints/{BEST} or {LAST}: give the folder of a run that was trained.")
+    raise ValueError(
+        f"The folder {path} holds no checkpoints/{BEST} or {LAST}: give the folder of a run that was trained."
+    )
+
+
+def _from_checkpoint(path: Path) -> Run:
+    content = read_checkpoint(path)
+    if "linvit" not in content:
+        raise ValueError(
+            f"The checkpoint {path} does not say which model it belongs to, as those of `linvit train` do: load it with"
+            " `model` and `checkpoint`."
+        )
+    about = dict(content["linvit"])
+    recipe, class_names = about.pop("recipe"), about.pop("class_names")
+    spec = TASKS[recipe["task"]["name"]]
+    preprocessing = spec.preprocessing(**{key: as_tuple(value) for key, value in about.pop("preprocessing").items()})
+    model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
+    kept = {key: recipe["task"][key] for key in ("ema_decay", *spec.kept)}
+    count = len(class_names) or len(
+        content["state_dict"].get("network.embed.weight", ())
+    )  # the vocabulary of a decoder
+    task = spec.build(model, count, getattr(preprocessing, "channels", 3), **kept)
+    name = spec.title(model, task.network)
+    try:
+        task.load_state_dict(content["state_dict"])
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(
+            f"The weights in {path} do not fit the model {name!r} that it names: the file is damaged, or was written by"
+            " a version in which that model was another."
+        ) from error
+    return Run(spec, task, class_names, preprocessing, path, name, recipe, about)
+
+
+def _from_weights(model: str, path: Path) -> Run:
+    """Of our models the authors' or converted weights, of timm's others what timm reads."""
+    check_model(model)
+    shapes = timm.create_model(model, device="meta")
+    content = read_checkpoint(path)
+    ours = hasattr(shapes, "native_state_dict")
+    weights = shapes.native_state_dict(content) if ours else load_state_dict(str(path), weights_only=True)
+    classifier = shapes.pretrained_cfg.get("classifier")
+    key = f"{classifier if isinstance(classifier, str) else (classifier or ('head',))[0]}.weight"
+    network = timm.create_model(model, num_classes=len(weights[key]) if key in weights else shapes.num_classes)
+    if ours:
+        load_released(network, path)
+    else:
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"The weights in {path} do not fit the model {model!r}: {reason} …") from error
+    return _of_classifier(model, network, path)
+
+
+def _untrained(model: str) -> Run:
+    check_model(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _of_classifier(model, timm.create_model(model), None)
+
+
+def _of_classifier(model: str, network: nn.Module, path: Path | None) -> Run:
+    """A run of a network of timm, with the names and preprocessing that timm knows."""
+    count = network.num_classes
+    imagenet = ImageNetInfo("imagenet-1k")
+    names = [imagenet.index_to_description(index) if count == 1000 else str(index) for index in range(count)]
+    config = resolve_data_config(model=network)
+    preprocessing = Preprocessing(
+        tuple(config["input_size"][1:]), config["mean"], config["std"], config["interpolation"], config["crop_pct"]
+    )
+    spec = TASKS["classification"]
+    task = spec.task(network, num_classes=max(1, count), channels=preprocessing.channels)
+    return Run(spec, task, names, preprocessing, path, spec.title({"name": model}, network))
+
+
+def _from_dense_weights(framework: str, backbone: str, path: Path) -> Run:
+    check_model(backbone)
+    model = {"framework": framework, "backbone": backbone}
+    stored: dict[str, Any] = {}
+    if framework in SEGMENTORS:
+        spec, sides = TASKS["segmentation"], (2048, 512)
+        names = [str(number) for number in range(1, ADE20K_CLASSES + 1)]
+    else:
+        spec, sides = TASKS["detection"], (1333, 800)
+        # torchvision's weights name the 80 categories of COCO by their ids, among numbers without a category
+        coco = enumerate(MaskRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"])
+        categories = {number: name for number, name in coco if number and name != "N/A"}
+        names, stored = list(categories.values()), {"category_ids": list(categories)}
+    task = spec.build(model, len(names))
+    load_released(task.network, path)
+    preprocessing = DensePreprocessing(*sides, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    return Run(spec, task, names, preprocessing, path, spec.title(model, task.network), stored=stored)

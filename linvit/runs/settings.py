@@ -31,7 +31,9 @@ def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
     for name in names:
         if name not in known:
-            raise ValueError(f"Unknown {what} {name!r}, expected one of {', '.join(sorted(known))}.{nearest(name, known)}")
+            raise ValueError(
+                f"Unknown {what} {name!r}, expected one of {', '.join(sorted(known))}.{nearest(name, known)}"
+            )
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

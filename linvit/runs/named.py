@@ -1,0 +1,29 @@
+"""Tasks whose networks are made by name, with a mechanism: decoders, image generators, Conformers."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import nn
+
+from linvit.runs.spec import TaskSpec
+
+
+class NamedSpec(TaskSpec):
+    """A task whose networks come from `create(name, num_classes, **arguments)`."""
+
+    create: ClassVar[Callable[..., nn.Module]]
+
+    def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
+        arguments = dict(model)
+        name = arguments.pop("name", None)
+        if not name:
+            raise ValueError(
+                f"The model has no `name`: set it to one of those that `linvit models --task {self.name}` lists."
+            )
+        try:
+            return type(self).create(name, num_classes, **arguments)
+        except TypeError as error:
+            raise ValueError(f"An argument of the model {name} is of the wrong kind ({error}): change it.") from error
+
+    def title(self, model: dict[str, Any], network: nn.Module) -> str:
+        return f"{model['name']}, {network.mechanism}"

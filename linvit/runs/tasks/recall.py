@@ -1,0 +1,26 @@
+"""Runs that recall pairs or copy symbols."""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from linvit.data.source import Source
+from linvit.data.text.recall import Copy, Recall, RecallPreprocessing
+from linvit.runs.decoders import DecoderSpec
+from linvit.tasks.language import Recall as RecallTask
+
+if TYPE_CHECKING:
+    from linvit.runs.run import Run
+
+
+class RecallSpec(DecoderSpec):
+    """Decoders of generated sequences, of which some tokens alone are asked for."""
+
+    name = "recall"
+    task = RecallTask
+    sources: ClassVar = {"recall": Recall, "copy": Copy}
+    folder_source = "recall"
+    preprocessing = RecallPreprocessing
+
+    def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
+        if "root" in settings:
+            raise ValueError("`root` is a folder, but the sequences of this run are generated: leave it out.")
+        return self.create_source(name, settings)
