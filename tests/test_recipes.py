@@ -8,7 +8,7 @@ import yaml
 
 from linvit.runs.build import TASKS
 from linvit.runs.recipe import RecipeCLI, base_of, merge, read_recipe
-from linvit.runs.train import train
+from linvit.runs.training import train
 
 ROOT = Path(__file__).parents[1]
 EVERY = sorted((ROOT / "recipes").rglob("*.yaml"))

@@ -10,7 +10,7 @@ from linvit.data.source import Source
 from linvit.models.dense.frameworks import build_dense
 from linvit.runs.opening import changed_settings, prepared_for
 from linvit.runs.spec import TaskSpec
-from linvit.tasks.classification import known_arguments
+from linvit.models.by_name import known_arguments
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run

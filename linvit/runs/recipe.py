@@ -25,8 +25,8 @@ Overrides = Mapping[str, Any] | Sequence[str]
 def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     """The values of a recipe, those of its `base` file under them and overrides over them.
 
-    A base may have a base in turn, each path relative to the file that names it. overrides: `key.key=value` strings, or a
-    mapping from dotted keys to values.
+    A base may have a base in turn, each path relative to the file that names it. overrides: `key.key=value` strings, or
+    a mapping from dotted keys to values.
 
     Raises ValueError with one sentence for a missing file, broken YAML, a malformed override and bases in a circle.
     """
@@ -172,9 +172,11 @@ class Recipe:
             source = source_class(**settings, seed=seed)
             facts = {"num_classes": source.num_classes, "channels": getattr(source.preprocessing, "channels", 3)}
         more = {"distillation": built.distillation} if "distillation" in built else {}
-        with group("task", self.spec.task), group("model", type(None), name="model.name"):
-            task = self.spec.build(
-                dict(self.config["model"]),
+        with group("model", None):
+            network = self.spec.network(dict(self.config["model"]), **facts)
+        with group("task", self.spec.task):
+            task = self.spec.around(
+                network,
                 **facts,
                 **vars(built.task),
                 optimizer=built.optimizer,

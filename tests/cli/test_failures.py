@@ -15,7 +15,7 @@ from tiny_run import content, curve, differing, write_recipe
 from linvit.cli import main
 from linvit.data import Digits
 from linvit.data.images.digits import Shifted
-from linvit.runs.train import train
+from linvit.runs.training import train
 
 SOON = {"max_epochs": 3}
 
@@ -129,7 +129,7 @@ def test_killed_while_saving_keeps_the_checkpoint_before_and_resume_goes_on(stra
     recipe = write_recipe(tmp_path, trainer=SOON)
     code = f"""
 import os, signal, torch
-from linvit.runs.train import train
+from linvit.runs.training import train
 whole, saved = torch.save, []
 def save(content, file):
     saved.append(file)

@@ -9,7 +9,7 @@ from tiny_run import write_recipe
 
 from linvit.runs.evaluate import evaluate
 from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs.training import train
 
 IN_TWO_PROCESSES = """
 import json, sys

@@ -9,7 +9,7 @@ from tiny_run import content, curve
 
 from linvit.runs.evaluate import evaluate
 from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs.training import train
 
 SHARDED = {
     "class_path": "lightning.pytorch.strategies.ModelParallelStrategy",

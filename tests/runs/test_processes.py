@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_run import content, curve, differing, write_recipe
 
-from linvit.runs.train import train
+from linvit.runs.training import train
 
 EPOCHS = 3
 # Without batch norm (SyncBatchNorm needs CUDA), drop path and mixing (drawn for each process) both see the same images.

@@ -8,7 +8,7 @@ from tiny_speech import write_speech_recipe
 
 from linvit.runs.evaluate import evaluate
 from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs.training import train
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from tiny_run import content, curve, differing, write_recipe
 
-from linvit.runs.train import train
+from linvit.runs.training import train
 from linvit.tasks.checkpoints import RunStoppedError
 
 

@@ -16,7 +16,7 @@ from tiny_run import content, curve, differing
 from linvit.cli import main
 from linvit.runs.evaluate import evaluate
 from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs.training import train
 from linvit.tasks.checkpoints import RunStoppedError
 
 COLUMNS = {
