@@ -167,7 +167,7 @@ class Recipe:
         seed = self.config["seed"]
         seed_everything(seed, workers=False, verbose=False)
         built = self._parser.instantiate(self.config)
-        source_class, settings = self.spec.sources[self.source_name], dict(vars(built.data))
+        source_class, settings = self.spec.sources[self.source_name], built.data.as_dict()
         with group("data", source_class, seed="seed"):
             source = source_class(**settings, seed=seed)
             facts = {"num_classes": source.num_classes, "channels": getattr(source.preprocessing, "channels", 3)}
@@ -178,7 +178,7 @@ class Recipe:
             task = self.spec.around(
                 network,
                 **facts,
-                **vars(built.task),
+                **built.task.as_dict(),
                 optimizer=built.optimizer,
                 schedule=built.schedule,
                 seed=seed,
@@ -188,7 +188,7 @@ class Recipe:
 
     def trainer(self, callbacks: Sequence[Any] = (), **arguments: Any) -> Trainer:
         """Lightning's trainer with the recipe's arguments; callbacks come on top of the recipe's own."""
-        given = dict(vars(self._parser.instantiate(self.config).trainer))
+        given = self._parser.instantiate(self.config).trainer.as_dict()
         own_callbacks = given.pop("callbacks") or []
         own_callbacks = own_callbacks if isinstance(own_callbacks, list) else [own_callbacks]
         return Trainer(**{**given, **arguments, "callbacks": [*own_callbacks, *callbacks]})

@@ -118,7 +118,13 @@ class Run:
             return self.spec.folder_source
         return stored
 
-    def evaluate(self, data: str | Path | None = None, progress: bool = False, **overrides: Any) -> Measures:
+    def evaluate(
+        self,
+        data: str | Path | None = None,
+        progress: bool = False,
+        trainer: Mapping[str, Any] | None = None,
+        **overrides: Any,
+    ) -> Measures:
         """The measures of the task over every sample once, see `linvit.runs.evaluate.evaluate`.
 
         Args:
@@ -126,9 +132,10 @@ class Run:
                 tasks,
                 include, limit).
             progress: whether a bar is shown on the terminal.
+            trainer: arguments of Lightning's Trainer, such as devices and precision.
         """
         overrides = self.spec.configure(self, **overrides)
-        return evaluate(self, self.source(data, **overrides), progress)
+        return evaluate(self, self.source(data, **overrides), progress, **trainer or {})
 
     def predict(self, inputs: Any, **options: Any) -> Any:
         """Predictions for files, folders, or images and sounds in memory, with `to_csv`, `to_json` and `save`.

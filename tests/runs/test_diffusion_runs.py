@@ -20,7 +20,6 @@ from linvit.runs.evaluate import evaluate
 from linvit.runs.restore import restore
 from linvit.runs.training import train
 from linvit.studies import pool as runs
-from linvit.tasks import generated
 from linvit.tasks.checkpoints import RunStoppedError
 
 
