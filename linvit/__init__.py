@@ -1,9 +1,11 @@
 """Linear attention for vision: RALA/RAVLT, MALA/MAViT and CARE as one operator and timm models.
 
-Importing this package registers its models with timm. `linvit.ops` alone needs only torch.
+Importing this package registers its models with timm. `linvit.ops` alone needs only torch; `train` and `load_run` need
+the extra `train`.
 """
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -12,3 +14,23 @@ if find_spec("timm"):
     from linvit.fusion import fuse as fuse
     from linvit.models import swap_attention as swap_attention
     from linvit.released import load_released as load_released
+
+if TYPE_CHECKING:
+    from linvit.runs import Run as Run
+    from linvit.runs import load_run as load_run
+    from linvit.runs import train as train
+
+ON_DEMAND = ("Run", "load_run", "train")
+
+
+def __getattr__(name: str) -> Any:
+    """Lightning and what else training needs are imported when they are asked for."""
+    if name not in ON_DEMAND:
+        raise AttributeError(f"module 'linvit' has no attribute {name!r}")
+    from linvit import runs
+
+    return getattr(runs, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *ON_DEMAND})

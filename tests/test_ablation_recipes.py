@@ -7,9 +7,9 @@ import pytest
 import timm
 
 from linvit.cli import main
+from linvit.models.by_name import create_classifier
 from linvit.runs.listing import describe_recipes
 from linvit.runs.recipe import base_of, read_recipe
-from linvit.models.by_name import create_classifier
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").rglob("ablations/*.yaml"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from test_papers_recipes import PUBLISHED
 
-from linvit.runs.recipe import RecipeCLI, read_recipe
+from linvit.runs.recipe import Recipe, read_recipe
 
 DENSE = Path(__file__).parents[1] / "recipes" / "dense"
 ALL, LONG = ("tiny", "small", "base", "large"), ("small", "base", "large")
@@ -32,7 +32,7 @@ ROWS += [(folder, "care", size) for folder in CARE for size in ("s0", "s1", "s2"
 
 
 def values_of(folder, family, size):
-    return RecipeCLI(read_recipe(DENSE / folder / f"{family}_{size}.yaml"), builds=False).resolved()
+    return Recipe(read_recipe(DENSE / folder / f"{family}_{size}.yaml")).resolved()
 
 
 def test_every_row_of_the_papers_tables_has_a_recipe():

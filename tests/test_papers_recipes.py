@@ -10,8 +10,8 @@ from torch import nn
 
 from linvit.data import ImageFolder
 from linvit.models.backbone import Backbone
-from linvit.runs.recipe import RecipeCLI, read_recipe
 from linvit.models.by_name import create_classifier
+from linvit.runs.recipe import Recipe, read_recipe
 from linvit.tasks.optimization import Optimizer, Schedule
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -38,7 +38,7 @@ def path_of(family, size):
 @pytest.fixture(params=ALL, ids="-".join)
 def recipe(request):
     family, size = request.param
-    return family, size, RecipeCLI(read_recipe(path_of(family, size)), builds=False).resolved()
+    return family, size, Recipe(read_recipe(path_of(family, size))).resolved()
 
 
 def test_runs_of_several_recipes_have_folders_of_their_own():

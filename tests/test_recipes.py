@@ -6,9 +6,9 @@ import pytest
 import torch
 import yaml
 
-from linvit.runs.build import TASKS
-from linvit.runs.recipe import RecipeCLI, base_of, merge, read_recipe
-from linvit.runs.train import train
+from linvit.runs.recipe import Recipe, base_of, merge, read_recipe
+from linvit.runs.tasks import TASKS
+from linvit.runs.training import train_folder
 
 ROOT = Path(__file__).parents[1]
 EVERY = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -38,32 +38,32 @@ def test_header_says_what_it_reproduces_costs_and_how_to_run(path):
 
 @pytest.mark.parametrize("path", RECIPES, **named)
 def test_recipe_is_accepted_and_builds_its_network(path):
-    cli = RecipeCLI(read_recipe(path), builds=False)
+    cli = Recipe(read_recipe(path))
     values = cli.resolved()
     if LARGER.search(values["model"].get("backbone", "")):
         return
     with torch.device("meta"):
-        task = TASKS[values["task"]["name"]](values["model"], 10)
+        task = TASKS[values["task"]["name"]].build(values["model"], 10)
     assert sum(parameter.numel() for parameter in task.network.parameters()) > 10_000
 
 
 @pytest.mark.parametrize("path", RECIPES, **named)
 def test_resolved_recipe_is_a_recipe_that_says_the_same(path, tmp_path):
-    values = RecipeCLI(read_recipe(path), builds=False).resolved()
+    values = Recipe(read_recipe(path)).resolved()
     copy = tmp_path / "copy.yaml"
     copy.write_text(yaml.safe_dump(values))
-    assert RecipeCLI(read_recipe(copy), builds=False).resolved() == values
+    assert Recipe(read_recipe(copy)).resolved() == values
 
 
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name == "demo"], **named)
 def test_demo_recipe_takes_two_steps(path, tmp_path):
     few = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"]
-    run = train(path, [f"folder={tmp_path / 'run'}", *few], prints=False)
+    run = train_folder(path, [f"folder={tmp_path / 'run'}", *few])
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
 def test_demo_recipes_differ_in_the_model_and_its_learning_rate_alone():
-    demo = [RecipeCLI(read_recipe(path), builds=False).resolved() for path in RECIPES if path.parent.name == "demo"]
+    demo = [Recipe(read_recipe(path)).resolved() for path in RECIPES if path.parent.name == "demo"]
     models = [values.pop("model") for values in demo]
     rates = {model["name"]: values["optimizer"].pop("lr") for model, values in zip(models, demo, strict=True)}
     assert rates == {"ravlt_nano": 2e-3, "mavit_nano": 2e-3, "care_nano": 4e-3}
@@ -121,4 +121,4 @@ def test_another_name_keeps_the_other_keys_of_its_group(tmp_path):
     values = read_recipe(recipe, ["model.name=mavit_nano", "data.name=imagefolder"])
     assert values["model"] == {"name": "mavit_nano", "pattern": "SSSS"}
     with pytest.raises(ValueError, match=r"unknown key 'data\.max_shift'"):  # what the other source has not is named
-        RecipeCLI(values, builds=False)
+        Recipe(values)

@@ -20,7 +20,9 @@ def training_curve(rows: Sequence[Mapping[str, float]], measures: Measured) -> F
     figure = Figure(figsize=(4 * len(panels), 3.4), layout="constrained")
     for axes, (label, factor, columns) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for column, colour in zip(columns, COLOURS, strict=False):
-            points = [(row["epoch"], factor * row[column]) for row in rows if column in row]  # some epochs do not validate
+            points = [
+                (row["epoch"], factor * row[column]) for row in rows if column in row
+            ]  # some epochs do not validate
             if points:
                 marker = "." if len(points) < 40 else ""
                 axes.plot(*zip(*points, strict=True), color=colour, label=columns[column], marker=marker)

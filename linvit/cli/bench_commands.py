@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from linvit.cli.run_commands import allocator_argument, set_allocator
+from linvit.cli.run_arguments import add_keep_memory, set_allocator
 
 INFINITE = float("inf")
 
@@ -38,7 +38,7 @@ def _common_arguments(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--rounds", type=_positive, help="how often every variant is timed, in turn")
     kind.add_argument("--seconds", type=float, default=INFINITE, help="fewer rounds, but three, where they take longer")
     kind.add_argument("--memory", action="store_true", help="measure the peak memory of every variant too")
-    allocator_argument(kind)
+    add_keep_memory(kind)
     kind.add_argument("--seed", type=int, default=0, help="what inputs are drawn from (0)")
     kind.add_argument("--json", action="store_true", help="print everything as one JSON object in a last line")
     kind.add_argument("--output", type=Path, metavar="FOLDER", help="where bench.json and the plots go")

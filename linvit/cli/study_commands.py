@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from linvit.cli.failures import SOME_FAILED, say
-from linvit.cli.run_commands import network_arguments
 
 
 def models_arguments(command: argparse.ArgumentParser) -> None:
@@ -62,49 +61,6 @@ def run_demo(options: argparse.Namespace) -> int:
 
     demo(options.recipes, options.folder)
     return 0
-
-
-def analyze_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = (
-        "linvit analyze [rank | scores | magnitude | all] (RUN | CHECKPOINT | --model NAME [--checkpoint FILE])"
-        " [--images PATH ...] [--output FOLDER]"
-    )
-    command.add_argument("paths", metavar="WHAT", nargs="*", help="what to measure (all), then a run or a checkpoint")
-    network_arguments(command)
-    command.add_argument("--images", metavar="PATH", nargs="+", help="image files or folders (the run's held-out data)")
-    command.add_argument("--output", metavar="FOLDER", help="where figures, numbers and page go (RUN/analysis)")
-    command.add_argument("--layers", metavar="LAYER", nargs="+", help="names or numbers of attention layers (all)")
-    command.add_argument("--count", type=int, default=64, help="how many images ranks are averaged over (64)")
-    command.add_argument(
-        "--query", type=float, nargs=2, default=(0.5, 0.5), metavar=("Y", "X"), help="whose scores are drawn (0.5 0.5)"
-    )
-
-
-def run_analyze(options: argparse.Namespace) -> int:
-    from linvit.runs.analyze import ANALYSES, analyze
-
-    known = (*ANALYSES, "all")
-    names_analysis = bool(options.paths) and options.paths[0] in known
-    what, paths = (options.paths[0], options.paths[1:]) if names_analysis else ("all", options.paths)
-    if len(paths) > 1:
-        raise ValueError(
-            f"analyze got {' '.join(paths)}, expected one of {', '.join(known)} and one run or checkpoint."
-        )
-    page, complaints = analyze(
-        what,
-        paths[0] if paths else None,
-        options.model,
-        options.checkpoint,
-        options.images,
-        options.output,
-        options.layers,
-        options.count,
-        tuple(options.query),
-    )
-    for complaint in complaints:
-        say(f"linvit: {complaint}", SOME_FAILED)
-    print(f"{page} is the page to look at.")
-    return SOME_FAILED if complaints else 0
 
 
 def study_arguments(command: argparse.ArgumentParser) -> None:

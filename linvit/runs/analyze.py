@@ -25,10 +25,10 @@ from linvit.analysis.report import drawn, paragraph, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
 from linvit.data import Preprocessing, Source
 from linvit.files import check_writable, read_checkpoint, replacing, write_json
+from linvit.models.by_name import check_model
 from linvit.runs import analyze_words as words
 from linvit.runs.analyzed_images import Pictures, from_files, from_photos, from_source
 from linvit.runs.restore import restore, source_for
-from linvit.models.by_name import check_model
 
 PAGE = "report.html"
 SEED = 0

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
+from linvit.models.by_name import known_arguments
 from linvit.models.conformer import create_conformer
 from linvit.models.dense.frameworks import DETECTORS, SEGMENTORS, build_dense
 from linvit.models.dit import create_dit
 from linvit.models.sequence import create_sequence
 from linvit.tasks import Classification, Detection, Diffusion, Language, Recall, Segmentation, Speech, Task
-from linvit.models.by_name import known_arguments
 
 
 class BuiltDetection(Detection):

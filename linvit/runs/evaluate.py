@@ -40,7 +40,8 @@ class Measures(Mapping[str, float]):
         """A row for each kind of weights, as people read it."""
         words = {"raw": "raw", "ema": "moving average"}
         return [
-            {"weights": words[kind]} | {self.declared[name].heading: self.declared[name].cell(row[name]) for name in row}
+            {"weights": words[kind]}
+            | {self.declared[name].heading: self.declared[name].cell(row[name]) for name in row}
             for kind, row in self.by_weights.items()
         ]
 

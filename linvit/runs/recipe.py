@@ -25,8 +25,8 @@ Overrides = Mapping[str, Any] | Sequence[str]
 def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     """The values of a recipe, those of its `base` file under them and overrides over them.
 
-    A base may have a base in turn, each path relative to the file that names it. overrides: `key.key=value` strings, or a
-    mapping from dotted keys to values.
+    A base may have a base in turn, each path relative to the file that names it. overrides: `key.key=value` strings, or
+    a mapping from dotted keys to values.
 
     Raises ValueError with one sentence for a missing file, broken YAML, a malformed override and bases in a circle.
     """
@@ -167,16 +167,18 @@ class Recipe:
         seed = self.config["seed"]
         seed_everything(seed, workers=False, verbose=False)
         built = self._parser.instantiate(self.config)
-        source_class, settings = self.spec.sources[self.source_name], dict(vars(built.data))
+        source_class, settings = self.spec.sources[self.source_name], built.data.as_dict()
         with group("data", source_class, seed="seed"):
             source = source_class(**settings, seed=seed)
             facts = {"num_classes": source.num_classes, "channels": getattr(source.preprocessing, "channels", 3)}
         more = {"distillation": built.distillation} if "distillation" in built else {}
-        with group("task", self.spec.task), group("model", type(None), name="model.name"):
-            task = self.spec.build(
-                dict(self.config["model"]),
+        with group("model", None):
+            network = self.spec.network(dict(self.config["model"]), **facts)
+        with group("task", self.spec.task):
+            task = self.spec.around(
+                network,
                 **facts,
-                **vars(built.task),
+                **built.task.as_dict(),
                 optimizer=built.optimizer,
                 schedule=built.schedule,
                 seed=seed,
@@ -186,7 +188,7 @@ class Recipe:
 
     def trainer(self, callbacks: Sequence[Any] = (), **arguments: Any) -> Trainer:
         """Lightning's trainer with the recipe's arguments; callbacks come on top of the recipe's own."""
-        given = dict(vars(self._parser.instantiate(self.config).trainer))
+        given = self._parser.instantiate(self.config).trainer.as_dict()
         own_callbacks = given.pop("callbacks") or []
         own_callbacks = own_callbacks if isinstance(own_callbacks, list) else [own_callbacks]
         return Trainer(**{**given, **arguments, "callbacks": [*own_callbacks, *callbacks]})

@@ -25,12 +25,12 @@ from linvit.data import (
 )
 from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.files import read_checkpoint
+from linvit.models.by_name import check_model
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.released import load_released
 from linvit.runs.build import TASKS
 from linvit.tasks import Classification, Detection, Diffusion, Language, Speech, Task
 from linvit.tasks.checkpoints import BEST, LAST
-from linvit.models.by_name import check_model
 
 PREFERRED = (BEST, LAST)
 IMAGENET = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)

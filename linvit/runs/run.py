@@ -1,8 +1,8 @@
 """A run: a network with its weights, and all that is known of how it was trained."""
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import Preprocessing
 from linvit.data.source import Source
 from linvit.files import read_checkpoint
+from linvit.models.by_name import check_model
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.released import load_released
 from linvit.runs.evaluate import Measures, evaluate
-from linvit.runs.settings import as_tuple
+from linvit.runs.settings import as_tuple, check_names, parameters
 from linvit.runs.spec import TaskSpec
 from linvit.runs.tasks import TASKS
 from linvit.tasks.checkpoints import BEST, LAST
-from linvit.models.by_name import check_model
 from linvit.tasks.task import Task
 
 WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
@@ -114,29 +114,35 @@ class Run:
 
     def _source_name(self, stored: str | None, overrides: Mapping[str, Any]) -> str | None:
         """The stored source, or the one that reads folders where a folder is given that the stored one cannot read."""
-        from linvit.runs.settings import parameters
-
         if "root" in overrides and (stored is None or "root" not in parameters(self.spec.sources[stored])):
             return self.spec.folder_source
         return stored
 
-    def evaluate(self, data: str | Path | None = None, progress: bool = False, **overrides: Any) -> Measures:
+    def evaluate(
+        self,
+        data: str | Path | None = None,
+        progress: bool = False,
+        trainer: Mapping[str, Any] | None = None,
+        **overrides: Any,
+    ) -> Measures:
         """The measures of the task over every sample once, see `linvit.runs.evaluate.evaluate`.
 
         Args:
-            data, overrides: see `source`; also the task's own options (speech: beam, language_model, …; language: tasks,
+            data, overrides: see `source`; also the task's own options (speech: beam, language_model, …; language:
+                tasks,
                 include, limit).
             progress: whether a bar is shown on the terminal.
+            trainer: arguments of Lightning's Trainer, such as devices and precision.
         """
         overrides = self.spec.configure(self, **overrides)
-        return evaluate(self, self.source(data, **overrides), progress)
+        return evaluate(self, self.source(data, **overrides), progress, **trainer or {})
 
     def predict(self, inputs: Any, **options: Any) -> Any:
         """Predictions for files, folders, or images and sounds in memory, with `to_csv`, `to_json` and `save`.
 
         Args:
-            inputs: a path or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech recognition
-                paths or arrays of samples.
+            inputs: a path or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech
+                recognition paths or arrays of samples.
             options: weights ("raw" or "ema"), progress, and those of the task: see `predict` in `linvit.runs.tasks`.
 
         Raises ValueError for inputs that hold nothing to predict, and options that the task does not have. Files that
@@ -144,6 +150,21 @@ class Run:
         """
         single = isinstance(inputs, str | Path) or not isinstance(inputs, Sequence | Iterable)
         return self.spec.predict(self, [inputs] if single or hasattr(inputs, "shape") else list(inputs), **options)
+
+    def prepare(self, **settings: Any) -> None:
+        """Changes how inputs are prepared from here on: fields of the preprocessing, such as size, crop_pct or mean.
+
+        Raises ValueError for a field that the preprocessing does not have, and a value that it cannot have.
+        """
+        names = [field.name for field in fields(self.preprocessing)]
+        check_names("setting of the preprocessing", settings, names)
+        if isinstance(settings.get("size"), int):
+            settings["size"] = (settings["size"],) * 2
+        self.preprocessing = replace(self.preprocessing, **{key: as_tuple(value) for key, value in settings.items()})
+
+    def stream(self, inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
+        """What a causal speech recognizer transcribes of a sound file, piece by piece of so many seconds."""
+        return self.spec.stream(self, inputs, seconds, **options)
 
     def generate(self, **options: Any) -> Any:
         """Text or images, where the task generates; options are those of `generate` in `linvit.runs.tasks`."""
@@ -162,7 +183,7 @@ class Run:
         data: str | Path | None = None,
         **overrides: Any,
     ) -> Path:
-        """Writes a self-contained HTML page on the run and returns its path, by default report.html in the run's folder.
+        """Writes a self-contained HTML page on the run, by default report.html in its folder; returns the page's path.
 
         measures: what `evaluate` returned for the same data; measured here where it is not given.
         """
@@ -235,10 +256,7 @@ def _from_checkpoint(path: Path) -> Run:
     preprocessing = spec.preprocessing(**{key: as_tuple(value) for key, value in about.pop("preprocessing").items()})
     model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
     kept = {key: recipe["task"][key] for key in ("ema_decay", *spec.kept)}
-    count = len(class_names) or len(
-        content["state_dict"].get("network.embed.weight", ())
-    )  # the vocabulary of a decoder
-    task = spec.build(model, count, getattr(preprocessing, "channels", 3), **kept)
+    task = spec.build(model, about.pop("num_classes"), getattr(preprocessing, "channels", 3), **kept)
     name = spec.title(model, task.network)
     try:
         task.load_state_dict(content["state_dict"])

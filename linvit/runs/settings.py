@@ -65,15 +65,17 @@ def respelled(sentence: str, spellings: Mapping[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def group(name: str, kind: type | Any, **others: str) -> Iterator[None]:
+def group(group_name: str, kind: type | None, /, **others: str) -> Iterator[None]:
     """Makes ValueErrors raised inside name the settings of a class as keys of a group of a recipe, `size` as data.size.
 
-    others: names that are written in another way, such as seed="seed".
+    kind: the class; None where every name in backticks is such a key. others: names that are written in another way,
+    such as seed="seed".
     """
     try:
         yield
     except ValueError as error:
-        spellings = {key: f"{name}.{key}" for key in parameters(kind)} | others
+        names = re.findall(r"`(\w+)[=`]", str(error)) if kind is None else parameters(kind)
+        spellings = {name: f"{group_name}.{name}" for name in names} | others
         sentence = respelled(str(error), spellings)
         if sentence == str(error):
             raise

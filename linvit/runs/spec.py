@@ -21,8 +21,8 @@ class TaskSpec:
     """A task as runs, recipes and the command line know it.
 
     name: `task.name` of recipes. task: its LightningModule; the constructor takes the network first. sources: the data
-    that it learns from, by `data.name`. folder_source: which of them reads a folder. preprocessing: the dataclass that a
-    checkpoint stores. kept: settings of the task that its measures depend on, which a loaded run keeps.
+    that it learns from, by `data.name`. folder_source: which of them reads a folder. preprocessing: the dataclass that
+    a checkpoint stores. kept: settings of the task that its measures depend on, which a loaded run keeps.
     """
 
     name: ClassVar[str]
@@ -39,11 +39,15 @@ class TaskSpec:
         """
         raise NotImplementedError
 
-    def build(self, model: dict[str, Any], num_classes: int, channels: int = 3, **settings: Any) -> Task:
-        """The task around a new network; settings are keyword arguments of the task."""
+    def around(self, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
+        """The task around a network; settings are keyword arguments of the task."""
         facts = {"num_classes": num_classes, "channels": channels}
         wanted = {name: value for name, value in facts.items() if name in parameters(self.task)}
-        return self.task(self.network(model, num_classes, channels), **wanted, **settings)
+        return self.task(network, **wanted, **settings)
+
+    def build(self, model: dict[str, Any], num_classes: int, channels: int = 3, **settings: Any) -> Task:
+        """The task around a new network."""
+        return self.around(self.network(model, num_classes, channels), num_classes, channels, **settings)
 
     def title(self, model: dict[str, Any], network: nn.Module) -> str:
         """What a network is called in tables and reports."""
@@ -54,7 +58,7 @@ class TaskSpec:
         return {}
 
     def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
-        """The data to evaluate a run on, with its classes and preprocessing; raises ValueError where they do not fit."""
+        """The data to evaluate a run on, with its classes and preprocessing; ValueError where they do not fit."""
         return self.create_source(name, settings)
 
     def create_source(self, name: str, settings: Mapping[str, Any]) -> Source:
@@ -68,6 +72,12 @@ class TaskSpec:
         raise ValueError(f"A run of the task {self.name} predicts nothing: {self.instead_of_predict}.")
 
     instead_of_predict: ClassVar[str] = "evaluate it instead"
+
+    def stream(self, run: "Run", inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
+        """The text of a sound file as it is heard, see Run.stream."""
+        raise ValueError(
+            f"`stream` is for speech recognition, and this is a run of the task {self.name}: leave it out."
+        )
 
     def generate(self, run: "Run", **options: Any) -> Any:
         """What the network generates, see Run.generate."""

@@ -20,7 +20,7 @@ from linvit.analysis.figures import Trained
 from linvit.analysis.report import paragraph, picture, table, write_page
 from linvit.files import replacing
 from linvit.runs.restore import Restored, restore, source_for
-from linvit.runs.train import train
+from linvit.runs.training import train
 from linvit.tasks.checkpoints import LAST
 
 RESULTS, PAGE = "results.json", "report.html"

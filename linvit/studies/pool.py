@@ -197,7 +197,7 @@ def _work(line: Any, stop: Any) -> None:
 
 def complete(run: Run, stop: Any) -> dict[str, Any]:
     """Trains one run to its end and writes its result.json: its measure after the last epoch, None if not finite."""
-    from linvit.runs.train import train  # Lightning's start-up belongs into the worker
+    from linvit.runs.training import train  # Lightning's start-up belongs into the worker
 
     run.folder.mkdir(parents=True, exist_ok=True)
     with replacing(run.folder / ASKED) as temporary:

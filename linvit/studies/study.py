@@ -16,6 +16,7 @@ from linvit.analysis.cost import Cost, count_cost
 from linvit.analysis.figures import write_figure
 from linvit.data import create_source
 from linvit.files import check_writable, replacing, write_json
+from linvit.models.by_name import create_classifier
 from linvit.runs.recipe import RecipeCLI, read_recipe
 from linvit.studies import page as study_page
 from linvit.studies.claims import ACCURACY, CLAIMS, Judged, judge
@@ -23,7 +24,6 @@ from linvit.studies.figure import Dots, study_figure
 from linvit.studies.inside import measure_networks, section, write_figures
 from linvit.studies.pool import Run, run_all
 from linvit.studies.statistics import Estimate, estimate, holm, paired
-from linvit.models.by_name import create_classifier
 
 BASELINES = ("softmax", "linear")
 PREFIX = "deit_tiny_"

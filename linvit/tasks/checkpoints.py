@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning import LightningModule, Trainer
@@ -17,7 +17,9 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from linvit.files import read_checkpoint, replacing
 from linvit.tasks.measures import column, line
-from linvit.tasks.task import Task
+
+if TYPE_CHECKING:
+    from linvit.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ class RunFolder(Checkpoint):
         folder: Path,
         about: dict[str, Any],
         say: Callable[[str], None] | None = None,
-        draw: Callable[[list[dict[str, float]], Task], None] | None = None,
+        draw: Callable[[list[dict[str, float]], "Task"], None] | None = None,
     ) -> None:
         self.folder = folder
         self.about = about
@@ -94,7 +96,7 @@ class RunFolder(Checkpoint):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validated = True
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Task) -> None:  # type: ignore[override]
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: "Task") -> None:  # type: ignore[override]
         row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
         # Lightning keeps a measure until it is measured again
         stale = ("train/loss_step",) if self.validated else ("train/loss_step", "val/")
@@ -115,21 +117,21 @@ class RunFolder(Checkpoint):
             if time.monotonic() - self.last_drawn[0] > REDRAWN:
                 self._draw(pl_module)
 
-    def _is_best(self, row: dict[str, float], task: Task) -> bool:
+    def _is_best(self, row: dict[str, float], task: "Task") -> bool:
         monitored = column(task.monitor)
         sign = -1 if task.measures[task.score].lower_is_better else 1
         earlier = [sign * before[monitored] for before in self.rows if monitored in before]
         return monitored in row and sign * row[monitored] > max(earlier, default=float("-inf"))
 
-    def on_train_end(self, trainer: Trainer, pl_module: Task) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: Trainer, pl_module: "Task") -> None:  # type: ignore[override]
         if trainer.is_global_zero:
             self._draw(pl_module)
 
-    def on_exception(self, trainer: Trainer, pl_module: Task, exception: BaseException) -> None:  # type: ignore[override]
+    def on_exception(self, trainer: Trainer, pl_module: "Task", exception: BaseException) -> None:  # type: ignore[override]
         if trainer.is_global_zero and not isinstance(exception, OSError):
             self._draw(pl_module)
 
-    def _draw(self, task: Task) -> None:
+    def _draw(self, task: "Task") -> None:
         if self.draw and len(self.rows) != self.last_drawn[1]:
             self.draw(self.rows, task)
             self.last_drawn = time.monotonic(), len(self.rows)

@@ -1,6 +1,6 @@
 """Image classification: one network, its moving average, the loss and top-1/top-5."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
@@ -9,7 +9,7 @@ from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from linvit.tasks.distillation import Distillation
-from linvit.tasks.measures import LOSS, Measure, counted
+from linvit.tasks.measures import LOSS, Measure, Measured, counted
 from linvit.tasks.task import Task
 
 
@@ -29,7 +29,7 @@ class Classification(Task):
         kwargs: Those of Task.
     """
 
-    measures = {
+    measures: ClassVar[Measured] = {
         **LOSS,
         "top1": Measure("top-1", panel="accuracy"),
         "top5": Measure("top-5", panel="accuracy"),

@@ -1,12 +1,12 @@
 """Object detection and instance segmentation: the network's own losses, and average precision."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributed, nn
 
 from linvit.tasks.average_precision import HEADINGS, average_precision
-from linvit.tasks.measures import Measure, counted
+from linvit.tasks.measures import Measure, Measured, counted
 from linvit.tasks.task import Task
 
 
@@ -24,7 +24,7 @@ class Detection(Task):
 
     score = "box_ap"
     headline = ("box_ap50", "box_ap", "mask_ap50", "mask_ap")
-    measures = {
+    measures: ClassVar[Measured] = {
         **{
             f"{shape}_{name}": Measure(f"{shape} {heading}", panel="average precision" if name == "ap" else None)
             for shape in ("box", "mask")

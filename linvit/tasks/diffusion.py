@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torchmetrics import MeanMetric, SumMetric
 
 from linvit.tasks.diffusion_loss import DiffusionLoss
 from linvit.tasks.generated import distance_to, trained_classifier
-from linvit.tasks.measures import LOSS, Measure, counted
+from linvit.tasks.measures import LOSS, Measure, Measured, counted
 from linvit.tasks.sampling import TRAIN_STEPS, known_sampler, sample
 from linvit.tasks.task import Task
 
@@ -38,7 +38,7 @@ class Diffusion(Task):
 
     score = "fid"
     headline = ("fid", "generated_accuracy")
-    measures = {
+    measures: ClassVar[Measured] = {
         **LOSS,
         "fid": Measure("FID-like", "number", lower_is_better=True, panel="FID-like"),
         "generated_accuracy": Measure("class accuracy", panel="accuracy"),

@@ -54,8 +54,7 @@ class Distillation:
         config = timm.get_pretrained_cfg(self.teacher)
         if config is None or not config.has_weights:
             raise ValueError(
-                f"timm has no pretrained weights for the teacher {self.teacher}: set `checkpoint` to a file"
-                " of them."
+                f"timm has no pretrained weights for the teacher {self.teacher}: set `checkpoint` to a file of them."
             )
         if config.num_classes != num_classes:
             raise ValueError(

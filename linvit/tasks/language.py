@@ -1,7 +1,7 @@
 """Next tokens: cross entropy, bits per byte on text, accuracy where only some tokens are asked for."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
 from torchmetrics import SumMetric
 
-from linvit.tasks.measures import LOSS, Measure, counted
+from linvit.tasks.measures import LOSS, Measure, Measured, counted
 from linvit.tasks.task import Task
 
 IGNORED = -100
@@ -27,7 +27,7 @@ class Language(Task):
     perplexity is that of a token; next_accuracy the share of tokens that were the most probable one.
     """
 
-    measures = {
+    measures: ClassVar[Measured] = {
         "bits_per_byte": Measure("bits per byte", "number", lower_is_better=True, panel="bits per byte"),
         "perplexity": Measure("perplexity", "number", lower_is_better=True),
         "next_accuracy": Measure("next-token accuracy", panel="accuracy"),
@@ -109,7 +109,11 @@ class Recall(Language):
         network, kwargs: See Language.
     """
 
-    measures = {"recall_accuracy": Measure("recall accuracy", panel="accuracy"), **LOSS, **counted("sequences")}
+    measures: ClassVar[Measured] = {
+        "recall_accuracy": Measure("recall accuracy", panel="accuracy"),
+        **LOSS,
+        **counted("sequences"),
+    }
     score = "recall_accuracy"
     headline = ("recall_accuracy",)
     counted = "sequences"

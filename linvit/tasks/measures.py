@@ -11,8 +11,8 @@ AVERAGED = "ema_"  # before the name of a measure of the moving average
 class Measure:
     """A number about a network.
 
-    heading: in tables, curves and lines. unit: "share", 0..1 and shown in percent; "number"; or "count". panel: the axis
-    of the training curves that it is drawn on; None for none.
+    heading: in tables, curves and lines. unit: "share", 0..1 and shown in percent; "number"; or "count". panel: the
+    axis of the training curves that it is drawn on; None for none.
     """
 
     heading: str

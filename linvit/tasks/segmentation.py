@@ -1,7 +1,7 @@
 """Semantic segmentation: cross entropy over pixels, and the mean intersection over union."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from linvit.tasks.measures import Measure, counted
+from linvit.tasks.measures import Measure, Measured, counted
 from linvit.tasks.task import Task
 
 IGNORED = 255
@@ -29,7 +29,7 @@ class Segmentation(Task):
     images together, pixel_accuracy the share of right pixels, class_accuracy its mean over classes.
     """
 
-    measures = {
+    measures: ClassVar[Measured] = {
         "miou": Measure("mIoU", panel="accuracy"),
         "pixel_accuracy": Measure("pixel accuracy", panel="accuracy"),
         "class_accuracy": Measure("mean class accuracy", panel="accuracy"),
@@ -50,8 +50,8 @@ class Segmentation(Task):
         self.aux_weight = aux_weight
         if class_weights is not None and len(class_weights) != num_classes:
             raise ValueError(
-                f"`class_weights` has {len(class_weights)} numbers, but the data has {num_classes} classes: give one for"
-                " each."
+                f"`class_weights` has {len(class_weights)} numbers, but the data has {num_classes} classes: give one"
+                " for each."
             )
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)

@@ -1,13 +1,13 @@
 """Speech recognition: connectionist temporal classification (CTC) or a transducer (RNN-T), word error rate."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import ctc_loss
 from torchmetrics import SumMetric
 
-from linvit.tasks.measures import LOSS, Measure, counted
+from linvit.tasks.measures import LOSS, Measure, Measured, counted
 from linvit.tasks.task import Task
 from linvit.tasks.transcription import BLANK, greedy, prefix_beam, spelled, word_edits
 
@@ -30,7 +30,7 @@ class Speech(Task):
     utterance with more pieces than frames has no path and counts as loss 0.
     """
 
-    measures = {
+    measures: ClassVar[Measured] = {
         "wer": Measure("word error rate", lower_is_better=True, panel="word error rate"),
         **LOSS,
         **counted("utterances"),

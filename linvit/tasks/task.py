@@ -30,8 +30,8 @@ class Task(lightning.LightningModule):
         seed: Stochastic depth, dropout and sampling of step n are drawn from (seed, n, process).
 
     A subclass calls `learn` on its training loss and logs its measures as val/NAME, with the prefix ema_ for the moving
-    average. It declares them in `measures` and names in `score` the one by which checkpoints are compared, in `headline`
-    those that the line of an epoch shows, and in `counted` the number of samples of a validation.
+    average. It declares them in `measures` and names in `score` the one by which checkpoints are compared, in
+    `headline` those that the line of an epoch shows, and in `counted` the number of samples of a validation.
     """
 
     measures: Measured

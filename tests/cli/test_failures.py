@@ -15,7 +15,7 @@ from tiny_run import content, curve, differing, write_recipe
 from linvit.cli import main
 from linvit.data import Digits
 from linvit.data.images.digits import Shifted
-from linvit.runs.train import train
+from linvit.runs.training import train_folder
 
 SOON = {"max_epochs": 3}
 
@@ -43,12 +43,12 @@ def small_files():
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    return train(write_recipe(tmp_path_factory.mktemp("straight"), trainer=SOON), prints=False)
+    return train_folder(write_recipe(tmp_path_factory.mktemp("straight"), trainer=SOON))
 
 
 def check_first_epoch_is_kept(run, straight):
     assert content(run)["global_step"] == 3
-    train(run.parent / "tiny.yaml", resume=True, prints=False)
+    train_folder(run.parent / "tiny.yaml", resume=True)
     assert not list(run.rglob(".*.tmp"))
     assert differing(run, straight) == []
     assert curve(run) == curve(straight)
@@ -60,7 +60,7 @@ def test_a_full_disk_stops_with_one_sentence_and_resume_goes_on(straight, tmp_pa
     recipe = write_recipe(tmp_path, trainer=SOON)
     assert (straight / "checkpoints" / "last.ckpt").stat().st_size > 2_000_000
     with small_files() as limit, pytest.raises(OSError, match=r"could not be written .*go on with --resume") as error:
-        train(recipe, callbacks=[Before(4, lambda: limit(room))], prints=False)
+        train_folder(recipe, callbacks=[Before(4, lambda: limit(room))])
     assert "\n" not in str(error.value)
     check_first_epoch_is_kept(tmp_path / "run", straight)
 
@@ -73,7 +73,7 @@ def test_checkpoints_that_can_no_longer_be_written_stop_with_one_sentence(straig
         folder.touch()
 
     with pytest.raises(OSError, match=r"last\.ckpt could not be written .*go on with --resume"):
-        train(write_recipe(tmp_path, trainer=SOON), callbacks=[Before(4, block)], prints=False)
+        train_folder(write_recipe(tmp_path, trainer=SOON), callbacks=[Before(4, block)])
     folder.unlink()
     (tmp_path / "kept").rename(folder)
     check_first_epoch_is_kept(tmp_path / "run", straight)
@@ -129,7 +129,7 @@ def test_killed_while_saving_keeps_the_checkpoint_before_and_resume_goes_on(stra
     recipe = write_recipe(tmp_path, trainer=SOON)
     code = f"""
 import os, signal, torch
-from linvit.runs.train import train
+from linvit.runs.training import train_folder
 whole, saved = torch.save, []
 def save(content, file):
     saved.append(file)
@@ -139,7 +139,7 @@ def save(content, file):
     os.truncate(file, 1_000_000)
     os.kill(os.getpid(), signal.SIGKILL)
 torch.save = save
-train({str(recipe)!r}, prints=False)
+train_folder({str(recipe)!r})
 """
     killed = subprocess.run([sys.executable, "-c", code], timeout=120)
     assert killed.returncode == -signal.SIGKILL

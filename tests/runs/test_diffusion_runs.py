@@ -18,9 +18,8 @@ from linvit.cli import main
 from linvit.runs.draw import draw
 from linvit.runs.evaluate import evaluate
 from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs.training import train
 from linvit.studies import pool as runs
-from linvit.tasks import generated
 from linvit.tasks.checkpoints import RunStoppedError
 
 

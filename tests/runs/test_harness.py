@@ -6,7 +6,7 @@ from tiny_language import write_language_recipe
 
 from linvit.cli import main
 from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs.training import train
 
 pytest.importorskip("lm_eval", reason="the extra `language` is not installed")
 ITEMS = [

@@ -7,9 +7,8 @@ import torch
 from tiny_language import write_language_recipe
 from tiny_run import content, curve
 
-from linvit.runs.evaluate import evaluate
-from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs import load_run
+from linvit.runs.training import train_folder
 
 SHARDED = {
     "class_path": "lightning.pytorch.strategies.ModelParallelStrategy",
@@ -23,7 +22,7 @@ def test_two_processes_with_shards_of_the_weights_train_as_one_with_all(tmp_path
     one.mkdir(), two.mkdir()
     common = {"task": {"ema_decay": None}, "optimizer": {"not_decayed": "none"}}
     clipped = {"gradient_clip_val": 1.0}
-    whole = train(write_language_recipe(one, **common, trainer=clipped), prints=False)
+    whole = train_folder(write_language_recipe(one, **common, trainer=clipped))
     recipe = write_language_recipe(
         two, **common, data={"batch_size": 2}, trainer={**clipped, "devices": 2, "strategy": SHARDED}
     )
@@ -37,5 +36,5 @@ def test_two_processes_with_shards_of_the_weights_train_as_one_with_all(tmp_path
     assert len(names) > 15
     assert max((weights[name] - expected[name]).abs().max() for name in names) < 1e-3
     assert all(type(weights[name]) is torch.Tensor for name in names)
-    measured = evaluate(restore(run), enable_progress_bar=False)["raw"]
+    measured = load_run(run).evaluate().by_weights["raw"]
     assert measured["bits_per_byte"] == pytest.approx(float(curve(run)[-1]["bits_per_byte"]), abs=0.2)

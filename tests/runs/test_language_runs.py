@@ -16,7 +16,7 @@ from linvit.models.sequence import Memory
 from linvit.runs.evaluate import evaluate
 from linvit.runs.generate import pieces, write_text
 from linvit.runs.restore import restore, source_for
-from linvit.runs.train import train
+from linvit.runs.training import train
 from linvit.studies.compare import compare
 from linvit.tasks.checkpoints import RunStoppedError
 

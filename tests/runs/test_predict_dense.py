@@ -13,7 +13,7 @@ from linvit.models.dense.frameworks import build_dense
 from linvit.runs import predict_dense
 from linvit.runs.predict_dense import label_map, unique_names
 from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs.training import train
 from linvit.tasks.average_precision import average_precision
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_run import content, curve, differing, write_recipe
 
-from linvit.runs.train import train
+from linvit.runs.training import train_folder
 
 EPOCHS = 3
 # Without batch norm (SyncBatchNorm needs CUDA), drop path and mixing (drawn for each process) both see the same images.
@@ -64,7 +64,7 @@ def values(run, *columns):
 
 def single(folder, *overrides):
     folder.mkdir()
-    return train(write_recipe(folder, **ALIKE), overrides, prints=False)
+    return train_folder(write_recipe(folder, **ALIKE), overrides)
 
 
 def test_two_processes_learn_what_one_learns_to_float32_rounding(two, tmp_path):

@@ -6,9 +6,8 @@ import pytest
 from tiny_run import content, curve
 from tiny_speech import write_speech_recipe
 
-from linvit.runs.evaluate import evaluate
-from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs import load_run
+from linvit.runs.training import train_folder
 
 
 @pytest.mark.slow
@@ -17,7 +16,7 @@ def test_two_processes_train_and_count_errors_as_one(tmp_path):
     one.mkdir(), two.mkdir()
     common = {"task": {"ema_decay": None}, "model": {"conv_norm": "layer"}}
     plain = {"bands": 0, "times": 0}
-    whole = train(write_speech_recipe(one, **common, data=plain), prints=False)
+    whole = train_folder(write_speech_recipe(one, **common, data=plain))
     recipe = write_speech_recipe(
         two, **common, data={**plain, "batch_size": 2}, trainer={"devices": 2, "strategy": "ddp"}
     )
@@ -29,6 +28,6 @@ def test_two_processes_train_and_count_errors_as_one(tmp_path):
         assert float(ours["val_loss"]) == pytest.approx(float(theirs["val_loss"]), rel=1e-3)
     weights, expected = (content(folder)["state_dict"] for folder in (two / "run", whole))
     assert max((weights[name] - expected[name]).abs().max() for name in expected if name.startswith("network.")) < 1e-3
-    measured = evaluate(restore(two / "run"), enable_progress_bar=False)["raw"]
+    measured = load_run(two / "run").evaluate().by_weights["raw"]
     rates = {float(row["wer"]) for row in curve(two / "run")}
     assert measured["wer"] == pytest.approx(min(rates))

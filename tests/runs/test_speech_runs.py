@@ -19,7 +19,7 @@ from linvit.runs.evaluate import evaluate
 from linvit.runs.report_speech import _speaker, write_report
 from linvit.runs.restore import restore, source_for
 from linvit.runs.stream import listen
-from linvit.runs.train import train
+from linvit.runs.training import train
 from linvit.runs.transcribe import set_decoding, transcribe
 from linvit.studies.compare import compare
 from linvit.tasks.checkpoints import RunStoppedError

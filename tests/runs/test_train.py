@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from tiny_run import content, curve, differing, write_recipe
 
-from linvit.runs.train import train
+from linvit.runs.training import train_folder
 from linvit.tasks.checkpoints import RunStoppedError
 
 
@@ -36,7 +36,7 @@ def press_ctrl_c(trainer, task):
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     folder = tmp_path_factory.mktemp("straight")
-    return train(write_recipe(folder), prints=False)
+    return train_folder(write_recipe(folder))
 
 
 def test_a_run_leaves_checkpoints_curve_and_recipe(straight):
@@ -59,9 +59,9 @@ def test_a_run_leaves_checkpoints_curve_and_recipe(straight):
 def test_four_epochs_equal_two_and_two_after_a_crash(straight, tmp_path):
     recipe = write_recipe(tmp_path)
     with pytest.raises(KeyError):
-        train(recipe, callbacks=[At(7, die)], prints=False)
+        train_folder(recipe, callbacks=[At(7, die)])
     assert len(curve(tmp_path / "run")) == 2
-    run = train(recipe, resume=True, prints=False)
+    run = train_folder(recipe, resume=True)
     assert differing(run, straight) == []
     assert curve(run) == curve(straight)
 
@@ -70,11 +70,11 @@ def test_four_epochs_equal_two_and_two_after_a_crash(straight, tmp_path):
 def test_ctrl_c_saves_and_resume_goes_on_in_the_middle_of_an_epoch(straight, tmp_path, step):
     recipe = write_recipe(tmp_path)
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(RunStoppedError, match="--resume"):
-        train(recipe, callbacks=[At(step, press_ctrl_c)], prints=False)
+    with pytest.raises(RunStoppedError, match="`resume=True`"):
+        train_folder(recipe, callbacks=[At(step, press_ctrl_c)])
     assert content(tmp_path / "run")["global_step"] == step + 1
     assert signal.getsignal(signal.SIGINT) is before
-    run = train(recipe, resume=True, prints=False)
+    run = train_folder(recipe, resume=True)
     assert differing(run, straight) == []
     assert curve(run) == curve(straight)
 
@@ -84,17 +84,17 @@ def test_a_run_that_started_from_weights_resumes_without_them(straight, tmp_path
     whole.mkdir(), stopped.mkdir()
     weights = tmp_path / "weights.ckpt"
     weights.write_bytes((straight / "checkpoints" / "best.ckpt").read_bytes())
-    run = train(write_recipe(whole, init=str(weights), trainer={"max_epochs": 2}), prints=False)
+    run = train_folder(write_recipe(whole, init=str(weights), trainer={"max_epochs": 2}))
     assert differing(run, straight) != []
     recipe = write_recipe(stopped, init=str(weights), trainer={"max_epochs": 2})
     with pytest.raises(RunStoppedError):
-        train(recipe, callbacks=[At(3, press_ctrl_c)], prints=False)
+        train_folder(recipe, callbacks=[At(3, press_ctrl_c)])
     weights.unlink()
-    assert differing(train(recipe, resume=True, prints=False), run) == []
+    assert differing(train_folder(recipe, resume=True), run) == []
 
 
 def test_worker_processes_change_nothing(straight, tmp_path):
-    run = train(write_recipe(tmp_path, data={"num_workers": 2}), prints=False)
+    run = train_folder(write_recipe(tmp_path, data={"num_workers": 2}))
     assert differing(run, straight) == []
 
 
@@ -102,27 +102,27 @@ def test_accumulated_batches_resume_too(tmp_path):
     accumulating = {"accumulate_grad_batches": 2, "limit_train_batches": 5, "max_epochs": 2}
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     whole.mkdir(), stopped.mkdir()
-    run = train(write_recipe(whole, trainer=accumulating), prints=False)
+    run = train_folder(write_recipe(whole, trainer=accumulating))
     recipe = write_recipe(stopped, trainer=accumulating)
     with pytest.raises(RunStoppedError):
-        train(recipe, callbacks=[At(4, press_ctrl_c)], prints=False)
-    assert differing(train(recipe, resume=True, prints=False), run) == []
+        train_folder(recipe, callbacks=[At(4, press_ctrl_c)])
+    assert differing(train_folder(recipe, resume=True), run) == []
 
 
 def test_a_finished_run_is_left_alone(straight):
     before = content(straight)["global_step"], (straight / "metrics.csv").read_text()
-    train(straight / "recipe.yaml", resume=True, prints=False)
+    train_folder(straight / "recipe.yaml", resume=True)
     assert (content(straight)["global_step"], (straight / "metrics.csv").read_text()) == before
 
 
 def test_a_full_folder_is_not_overwritten(straight):
-    with pytest.raises(ValueError, match="--resume"):
-        train(straight / "recipe.yaml", prints=False)
+    with pytest.raises(ValueError, match="`resume=True`"):
+        train_folder(straight / "recipe.yaml")
 
 
 def test_another_model_does_not_go_on(straight):
     with pytest.raises(ValueError, match="'ravlt_nano', but the recipe says 'mavit_nano'"):
-        train(straight / "recipe.yaml", ["model.name=mavit_nano"], resume=True, prints=False)
+        train_folder(straight / "recipe.yaml", ["model.name=mavit_nano"], resume=True)
 
 
 def test_a_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path):
@@ -131,7 +131,7 @@ def test_a_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path):
 
     recipe = write_recipe(tmp_path)
     with pytest.raises(FloatingPointError, match=r"The loss became nan at step 4"):
-        train(recipe, callbacks=[At(4, poison)], prints=False)
+        train_folder(recipe, callbacks=[At(4, poison)])
     held = content(tmp_path / "run")
     assert held["global_step"] == 3
     assert all(value.isfinite().all() for value in held["state_dict"].values())
@@ -144,12 +144,12 @@ def test_weights_that_are_nan_are_not_saved(tmp_path):
                 next(pl_module.network.parameters()).data.fill_(float("nan"))
 
     with pytest.raises(FloatingPointError, match="no longer finite"):
-        train(write_recipe(tmp_path), callbacks=[Poison()], prints=False)
+        train_folder(write_recipe(tmp_path), callbacks=[Poison()])
     assert content(tmp_path / "run")["global_step"] == 3
 
 
 def test_care_with_two_heads_trains(tmp_path):
-    run = train(write_recipe(tmp_path, model={"name": "care_nano"}, trainer={"max_epochs": 1}), prints=False)
+    run = train_folder(write_recipe(tmp_path, model={"name": "care_nano"}, trainer={"max_epochs": 1}))
     assert len(curve(run)) == 1
 
 
@@ -169,7 +169,7 @@ def test_ctrl_c_of_a_real_process(straight, tmp_path):
     assert process.wait(timeout=60) == 130, rest
     assert "--resume goes on" in rest
     assert "Traceback" not in rest
-    assert differing(train(recipe, resume=True, prints=False), straight) == []
+    assert differing(train_folder(recipe, resume=True), straight) == []
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_ten_kills_lose_nothing(tmp_path):
     longer = {"max_epochs": 40, "limit_train_batches": 4}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir(), killed.mkdir()
-    run = train(write_recipe(whole, trainer=longer), prints=False)
+    run = train_folder(write_recipe(whole, trainer=longer))
     recipe = write_recipe(killed, trainer=longer)
     moments = random.Random(0)
     for _ in range(10):
@@ -189,5 +189,5 @@ def test_ten_kills_lose_nothing(tmp_path):
         process.kill()
         process.wait()
     assert len(curve(killed / "run")) < 40, "killed too late to show anything"
-    assert differing(train(recipe, resume=True, prints=False), run) == []
+    assert differing(train_folder(recipe, resume=True), run) == []
     assert curve(killed / "run") == curve(run)

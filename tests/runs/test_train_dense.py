@@ -14,9 +14,8 @@ from tiny_dense import tiny_scenes, write_dense_recipe
 from tiny_run import content, curve, differing
 
 from linvit.cli import main
-from linvit.runs.evaluate import evaluate
-from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs import load_run
+from linvit.runs.training import train_folder
 from linvit.tasks.checkpoints import RunStoppedError
 
 COLUMNS = {
@@ -51,7 +50,7 @@ def runs(scenes, tmp_path_factory):
     def run(framework):
         if framework not in held:
             folder = tmp_path_factory.mktemp(framework)
-            held[framework] = train(write_dense_recipe(folder, scenes, framework), prints=False)
+            held[framework] = train_folder(write_dense_recipe(folder, scenes, framework))
         return held[framework]
 
     return run
@@ -66,8 +65,8 @@ def test_every_framework_trains_and_is_measured_again(framework, runs):
     assert all(math.isfinite(float(value)) for row in rows for value in row.values())
     assert {float(row["images"]) for row in rows} == {4.0}
     assert float(rows[1]["lr"]) == pytest.approx(float(rows[0]["lr"]) * 0.1)
-    restored = restore(run / "checkpoints" / "last.ckpt")
-    measured = evaluate(restored)["raw"]
+    restored = load_run(run / "checkpoints" / "last.ckpt")
+    measured = restored.evaluate().by_weights["raw"]
     assert measured["images"] == 4
     for name in COLUMNS[framework]:
         assert measured[name] == pytest.approx(float(rows[1][name]), abs=1e-6)
@@ -76,10 +75,10 @@ def test_every_framework_trains_and_is_measured_again(framework, runs):
 @pytest.mark.parametrize("framework", ["mask_rcnn", "semantic_fpn"])
 def test_a_stopped_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, framework)
-    with pytest.raises(RunStoppedError, match="--resume"):
-        train(recipe, callbacks=[Interrupts(4)], prints=False)
+    with pytest.raises(RunStoppedError, match="`resume=True`"):
+        train_folder(recipe, callbacks=[Interrupts(4)])
     assert content(tmp_path / "run")["global_step"] == 5
-    run = train(recipe, resume=True, prints=False)
+    run = train_folder(recipe, resume=True)
     assert differing(run, runs(framework), fewest=100) == []
     assert curve(run) == curve(runs(framework))
 
@@ -94,7 +93,7 @@ def test_a_killed_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
     assert dead.returncode == -signal.SIGKILL
     assert content(tmp_path / "run")["global_step"] == 3
-    run = train(write_dense_recipe(tmp_path, scenes, framework), resume=True, prints=False)
+    run = train_folder(write_dense_recipe(tmp_path, scenes, framework), resume=True)
     assert differing(run, runs(framework), fewest=100) == []
     assert curve(run) == curve(runs(framework))
 
@@ -120,14 +119,14 @@ def test_a_bad_annotation_is_named_before_anything_trains(scenes, tmp_path, caps
 
 def test_the_moving_average_is_measured_too(scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, "semantic_fpn", task={"ema_decay": 0.9}, trainer={"max_epochs": 1})
-    run = train(recipe, prints=False)
+    run = train_folder(recipe)
     assert {"miou", "ema_miou"} <= set(curve(run)[0])
-    assert set(evaluate(restore(run))) == {"raw", "ema"}
+    assert set(load_run(run).evaluate().by_weights) == {"raw", "ema"}
 
 
 def test_epochs_without_validation_have_no_measures(scenes, tmp_path):
     seldom = {"max_epochs": 3, "check_val_every_n_epoch": 2}
-    run = train(write_dense_recipe(tmp_path, scenes, "semantic_fpn", trainer=seldom), prints=False)
+    run = train_folder(write_dense_recipe(tmp_path, scenes, "semantic_fpn", trainer=seldom))
     assert [bool(row["miou"]) for row in curve(run)] == [False, True, False]
     assert all(row["train_loss"] for row in curve(run))
     assert (run / "checkpoints" / "best.ckpt").is_file()
@@ -137,7 +136,7 @@ def test_half_precision_trains(scenes, tmp_path):
     half = {"max_epochs": 1, "precision": "bf16-mixed"}
     for framework in ("mask_rcnn", "upernet"):
         (tmp_path / framework).mkdir()
-        run = train(write_dense_recipe(tmp_path / framework, scenes, framework, trainer=half), prints=False)
+        run = train_folder(write_dense_recipe(tmp_path / framework, scenes, framework, trainer=half))
         assert math.isfinite(float(curve(run)[0]["train_loss"]))
 
 
@@ -147,11 +146,11 @@ def test_a_classifier_s_run_is_the_backbone_to_start_from(runs, scenes, tmp_path
     (tmp_path / "digits").mkdir()
     few = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
     about = {"model": {"name": "mavit_nano", "in_chans": 3}, "data": {"channels": 3}, "trainer": few}
-    digits = train(write_recipe(tmp_path / "digits", **about), prints=False)
+    digits = train_folder(write_recipe(tmp_path / "digits", **about))
     recipe = write_dense_recipe(
         tmp_path, scenes, "mask_rcnn", init=str(digits), trainer={"max_epochs": 1, "limit_train_batches": 1}
     )
-    train(recipe)
+    train_folder(recipe)
     assert "best.ckpt: its backbone; neck and heads begin anew." in capsys.readouterr().out
 
 
@@ -160,19 +159,19 @@ def test_data_of_another_task_are_refused_in_one_sentence(root, scenes, tmp_path
     wrong = {"detection": "semantic_fpn", "segmentation": "mask_rcnn"}[root]
     recipe = write_dense_recipe(tmp_path, scenes, wrong, data={"root": str(scenes / root)})
     with pytest.raises(ValueError, match=r"(does not exist|has no)"):
-        train(recipe, prints=False)
+        train_folder(recipe)
 
 
 def test_masks_are_missed_before_anything_trains(scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", data={"needs_masks": False})
     with pytest.raises(ValueError, match=r"MaskRCNN learns masks, but data\.needs_masks is false: set it to true"):
-        train(recipe, prints=False)
+        train_folder(recipe)
 
 
 def test_a_source_of_another_task_is_refused(scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", task={"name": "segmentation"})
     with pytest.raises(ValueError, match=r"data\.name is 'coco', but the task segmentation learns from ade20k: choose"):
-        train(recipe, prints=False)
+        train_folder(recipe)
 
 
 @pytest.mark.parametrize(
@@ -191,14 +190,13 @@ def test_a_source_of_another_task_is_refused(scenes, tmp_path):
 )
 def test_a_network_that_cannot_be_built_is_one_sentence(model, sentence, scenes, tmp_path):
     with pytest.raises(ValueError, match=sentence):
-        train(write_dense_recipe(tmp_path, scenes, "mask_rcnn", model=model), prints=False)
+        train_folder(write_dense_recipe(tmp_path, scenes, "mask_rcnn", model=model))
 
 
 def test_every_image_s_truth_is_what_the_scores_are_against(scenes, runs):
-    from linvit.runs.restore import source_for
 
-    restored = restore(runs("mask_rcnn"))
-    source = source_for(restored, None)
+    restored = load_run(runs("mask_rcnn"))
+    source = restored.source()
     assert len(source.ground_truth()["images"]) == 4
     images, targets = next(iter(source.val_dataloader()))
     perfect = [
@@ -219,6 +217,6 @@ def test_two_processes_measure_every_image_once_on_the_network_that_is_saved(fra
     row = curve(tmp_path / "run")[-1]
     assert float(row["images"]) == 4
     assert int(row["step"]) == 2  # 7 images: one batch of 2 in each process, twice
-    measured = evaluate(restore(tmp_path / "run" / "checkpoints" / "last.ckpt"))["raw"]
+    measured = load_run(tmp_path / "run" / "checkpoints" / "last.ckpt").evaluate().by_weights["raw"]
     for name in COLUMNS[framework]:
         assert measured[name] == pytest.approx(float(row[name]), abs=1e-6)

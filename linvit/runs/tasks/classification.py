@@ -9,9 +9,10 @@ from linvit.data.images.folder import ImageFolder
 from linvit.data.images.image import Preprocessing
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
+from linvit.models.by_name import create_classifier
 from linvit.runs.opening import changed_settings, prepared_for
 from linvit.runs.spec import TaskSpec
-from linvit.tasks.classification import Classification, build_network
+from linvit.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
@@ -27,7 +28,7 @@ class ClassificationSpec(TaskSpec):
     preprocessing = Preprocessing
 
     def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
-        return build_network(model, num_classes, channels)
+        return create_classifier(model, num_classes, channels)
 
     def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
         changed = changed_settings(run, name, settings)

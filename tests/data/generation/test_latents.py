@@ -11,7 +11,7 @@ from linvit.data import Latents
 from linvit.data.generation.latents import _squared, decoded
 from linvit.runs.draw import draw
 from linvit.runs.restore import restore
-from linvit.runs.train import train
+from linvit.runs.training import train
 
 
 @pytest.fixture(scope="module")

@@ -118,9 +118,7 @@ def _fit(trainer: Any, task: Task, source: Source, last: Path, start: Path | Non
     try:
         trainer.fit(task, source, ckpt_path=start)
     except RunStoppedError:
-        raise RunStoppedError(
-            f"Stopped and saved {last} at step {trainer.global_step}: {again} to continue."
-        ) from None
+        raise RunStoppedError(f"Stopped and saved {last} at step {trainer.global_step}: {again} to continue.") from None
     except SystemExit:  # what Lightning makes of a second Ctrl-C
         raise RunStoppedError(
             f"Stopped at once, without saving: {again} to continue from {last}, where that exists."
@@ -136,8 +134,8 @@ def _fit(trainer: Any, task: Task, source: Source, last: Path, start: Path | Non
         if error.errno not in UNWRITABLE:
             raise
         raise OSError(
-            f"The run's folder {last.parents[1]} could not be written ({error}); its checkpoints are whole: make room or"
-            f" allow writing there, then {again}."
+            f"The run's folder {last.parents[1]} could not be written ({error}); its checkpoints are whole: make room"
+            f" or allow writing there, then {again}."
         ) from error
 
 
@@ -172,8 +170,8 @@ def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: 
             if before.get(key) != now.get(key):
                 path = group if group == "seed" else f"{group}.{key}"
                 raise ValueError(
-                    f"The run in {folder} has {path} {before.get(key)!r}, but the recipe says {now.get(key)!r}: change it"
-                    " back to resume, or choose another `folder`."
+                    f"The run in {folder} has {path} {before.get(key)!r}, but the recipe says {now.get(key)!r}: change"
+                    " it back to resume, or choose another `folder`."
                 )
 
 
@@ -183,6 +181,7 @@ def _about(recipe: Recipe, source: Source) -> dict[str, Any]:
         "format": FORMAT,
         "recipe": recipe.resolved(),
         "class_names": list(source.class_names),
+        "num_classes": source.num_classes,
         "preprocessing": asdict(source.preprocessing),  # type: ignore[call-overload]
         **recipe.spec.stored(source),
     }
