@@ -31,7 +31,7 @@ BATCH = 4
 
 @dataclass(frozen=True)
 class Analysis:
-    """What an analysis found: its report, rows of numbers and figures by name, and a sentence on each unreadable file."""
+    """What an analysis gives: a report, rows of numbers and figures by name, a sentence on each unreadable file."""
 
     page: Path
     rows: dict[str, list[dict[str, object]]]
@@ -60,7 +60,7 @@ class _View:
 
 @dataclass(frozen=True)
 class _Result:
-    """One analysis: its numbers, one row each, curves too long for rows, and figures by file name with their captions."""
+    """One analysis: numbers, one row each, curves too long for rows, and figures by file name with their captions."""
 
     title: str
     rows: list[dict[str, object]]
@@ -103,6 +103,7 @@ def analyze(
         raise ValueError(f"`count` is {count}, expected 1 or more images: set it higher.")
     if len(query) != 2 or not all(0 <= share <= 1 for share in query):
         raise ValueError(f"`query` is {' '.join(f'{x:g}' for x in query)}, expected height and width from 0 to 1.")
+    run.task.cpu()
     subject = run.spec.subject(run)
     chosen = resolve_layers(subject.network, layers)
     folder = Path(output) if output else run.folder / "analysis"

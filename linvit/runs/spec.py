@@ -25,8 +25,8 @@ class Subject:
     """What an analysis looks into.
 
     network: with attention over images. inputs: what it takes, of normalized images and their labels (None where they
-    are unknown). displayed: an image as (height, width, 3) or (height, width) in 0..1. transform: from an image file to a
-    normalized image; None where only the data of the run will do. note: what the report says behind the network's name.
+    are unknown). displayed: an image as (height, width, 3) or (height, width) in 0..1. transform: from an image file to
+    a normalized image; None where only the data of the run will do. note: what the report says behind the network's name.
     """
 
     network: nn.Module

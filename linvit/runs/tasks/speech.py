@@ -230,8 +230,8 @@ def set_decoding(
 ) -> None:
     """How texts are decoded from here on; without a beam as the recipe says.
 
-    Raises ValueError for a beam width below 1 or of a transducer, a language model or bonus without a beam, and a weight
-    without a language model; as NGram for the language model.
+    Raises ValueError for a beam width below 1 or of a transducer, a language model or bonus without a beam, and a
+    weight without a language model; as NGram for the language model.
     """
     task = run.task
     recipe_beam = (run.recipe or {}).get("task", {}).get("beam", 1)
