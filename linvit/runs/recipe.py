@@ -174,7 +174,8 @@ class Recipe:
         more = {"distillation": built.distillation} if "distillation" in built else {}
         with group("model", None):
             network = self.spec.network(dict(self.config["model"]), **facts)
-        with group("task", self.spec.task):
+        teacher = {name: f"distillation.{name}" for name in ("teacher", "checkpoint", "weight")}
+        with group("task", self.spec.task, **teacher):
             task = self.spec.around(
                 network,
                 **facts,

@@ -19,7 +19,9 @@ from linvit.files import check_writable, read_checkpoint, remove_leftovers, repl
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.run import Run, load_run
+from linvit.runs.settings import group
 from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
+from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
 RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
@@ -116,7 +118,13 @@ def _prepare(folder: Path, recipe: Recipe, devices: int, processes: int) -> None
 def _fit(trainer: Any, task: Task, source: Source, last: Path, start: Path | None) -> None:
     again = "train again with `resume=True`"
     try:
-        trainer.fit(task, source, ckpt_path=start)
+        with (
+            group("data", type(source), seed="seed"),
+            group("task", type(task)),
+            group("optimizer", Optimizer),
+            group("schedule", Schedule),
+        ):
+            trainer.fit(task, source, ckpt_path=start)
     except RunStoppedError:
         raise RunStoppedError(f"Stopped and saved {last} at step {trainer.global_step}: {again} to continue.") from None
     except SystemExit:  # what Lightning makes of a second Ctrl-C

@@ -21,7 +21,7 @@ class DiffusionSpec(NamedSpec):
     sources: ClassVar = {"digit_pictures": DigitPictures, "latents": Latents}
     folder_source = "latents"
     preprocessing = Canvas
-    kept = ("draws", "sampler", "steps", "clips")
+    kept = ("generates", "sampler", "steps", "clips")
     create = staticmethod(create_dit)
     instead_of_predict = "call `generate`"
 
