@@ -20,16 +20,14 @@ class Source(lightning.LightningDataModule):
 
     task = "classification"
     item = "image"
-    smaller: tuple[str, ...] = ("data.batch_size",)
+    smaller: tuple[str, ...] = ("batch_size",)
     class_names: list[str]
     preprocessing: Preprocessing
 
     def __init__(self, batch_size: int, seed: int, num_workers: int, max_corrupt: int = 0, repeats: int = 1) -> None:
         super().__init__()
         if batch_size < 1:
-            raise ValueError(
-                f"data.batch_size is {batch_size}, but a batch needs at least one {self.item}: set it higher."
-            )
+            raise ValueError(f"`batch_size` is {batch_size}, expected 1 {self.item} or more: set it higher.")
         self.batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers
@@ -60,8 +58,8 @@ class Source(lightning.LightningDataModule):
         order = self.train_order(dataset)
         if len(order) < self.batch_size:
             raise ValueError(
-                f"There are {len(order)} training {self.item}s a process, fewer than one batch of {self.batch_size}:"
-                f" set {' or '.join(self.smaller)} lower."
+                f"There are {len(order)} training {self.item}s per process, fewer than one batch of {self.batch_size}:"
+                f" set {' or '.join(f'`{name}`' for name in self.smaller)} lower."
             )
         self._batches = ResumableBatches(
             Augmented(dataset, self.seed),

@@ -216,9 +216,9 @@ def test_what_is_not_installed_is_one_sentence(learned, package, more, sentence,
     ("groups", "message"),
     [
         ({"model": {"name": "conformer_mini"}}, "did you mean 'conformer_nano'"),
-        ({"data": {"units": "phones"}}, "data.units is 'phones'"),
+        ({"data": {"units": "phones"}}, "units` is 'phones'"),
         ({"data": {"train": ["nowhere"]}}, "There is no folder of speech"),
-        ({"data": {"mels": 20}}, "set model.mels and data.mels alike"),
+        ({"data": {"mels": 20}}, "set mels alike for network and data"),
         ({"task": {"beam": 0}}, "task.beam is 0"),
     ],
 )

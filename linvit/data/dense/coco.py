@@ -1,5 +1,6 @@
 """Objects with boxes and masks, in COCO's layout: image folders and annotations/instances_*.json."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from linvit.data.images.image import CorruptImageError
 from linvit.data.order import GroupedOrder, ShuffledOrder
 
 PARTS = {"train": ("train2017", "train"), "val": ("val2017", "val")}
+
+logger = logging.getLogger(__name__)
 
 
 class Coco(DenseSource):
@@ -74,7 +77,7 @@ class Coco(DenseSource):
         super().__init__(batch_size, val_batch_size, long_side, short_side, mean, std, max_corrupt, seed, num_workers)
         self.assemble = as_lists
         if resizing not in RESIZINGS:
-            raise ValueError(f"data.resizing is {resizing!r}, expected one of {', '.join(RESIZINGS)}.")
+            raise ValueError(f"`resizing` is {resizing!r}, expected one of {', '.join(RESIZINGS)}.")
         resize = RESIZINGS[resizing](
             long_side,
             short_side,
@@ -100,9 +103,9 @@ class Coco(DenseSource):
             path = find_file(self.root, part)
             names = class_names or getattr(self, "class_names", None)
             known = read_annotations(path, self.needs_masks, names)
-            allow(known.complaints, self.max_bad_annotations, "data.max_bad_annotations")
+            allow(known.complaints, self.max_bad_annotations, "max_bad_annotations")
             if known.clipped:
-                print(f"{path}: {known.clipped} boxes reached out of their images and were cut at the border.")
+                logger.info("%s: %d boxes reached out of their images and were cut at the border.", path, known.clipped)
             self._read[part] = known
         return self._read[part]
 
@@ -110,9 +113,10 @@ class Coco(DenseSource):
         known = self.annotations("train")
         indices = [index for index, count in enumerate(known.num_objects) if count or self.keeps_empty]
         if not indices:
-            raise ValueError(f"{known.path} has no image with an object in it: set data.root to other data.")
+            raise ValueError(f"{known.path} has no image with an object in it: set `root` to other data.")
         if len(indices) < len(known.images):
-            print(f"{known.path}: {len(known.images) - len(indices)} images without objects are not trained on.")
+            empty = len(known.images) - len(indices)
+            logger.info("%s: %d images without objects are not trained on.", known.path, empty)
         return CocoImages(find_images(self.root, "train"), known, self.transform, indices, self.needs_masks, False)
 
     def val_set(self) -> Dataset[Any]:
@@ -214,7 +218,7 @@ class CocoImages(Dataset[Any]):
 def find_file(root: Path, part: str) -> Path:
     """annotations/instances_*.json of a part; where there is none, the name of the first that was looked for."""
     if not root.is_dir():
-        raise ValueError(f"The data folder {root} does not exist: set data.root to a folder in COCO's layout.")
+        raise ValueError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
     paths = [root / "annotations" / f"instances_{name}.json" for name in PARTS[part]]
     return next((path for path in paths if path.is_file()), paths[0])
 

@@ -56,8 +56,8 @@ class DenseSource(Source):
         super().__init__(batch_size, seed, num_workers, max_corrupt)
         if not SMALLEST <= short_side <= long_side:
             raise ValueError(
-                f"data.short_side is {short_side} px and data.long_side {long_side} px, expected"
-                f" {SMALLEST} ≤ short ≤ long."
+                f"`short_side` is {short_side} px and `long_side` is {long_side} px, expected"
+                f" {SMALLEST} ≤ short ≤ long: change them."
             )
         self.val_batch_size = val_batch_size
         self.mean = tuple(mean or IMAGENET_DEFAULT_MEAN)

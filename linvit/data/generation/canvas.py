@@ -57,6 +57,6 @@ class DigitPictures(Digits):
         num_workers: int = 0,
     ) -> None:
         if size < 1:
-            raise ValueError(f"data.size is {size}, but an image has a pixel or more: set it to 1 or more.")
+            raise ValueError(f"`size` is {size} px, expected 1 or more: set it higher.")
         super().__init__(32, 1, batch_size, 0, held_out, split, seed, num_workers)
         self.preprocessing = Canvas((size, size), (0.5,), (0.5,))

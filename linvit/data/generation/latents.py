@@ -51,17 +51,13 @@ class Latents(Source):
         self.root = Path(root)
         path = self.root / ABOUT
         if not path.is_file():
-            raise ValueError(
-                f"There is no {ABOUT} in {root}: set data.root to a folder that `linvit data make-latents` wrote."
-            )
+            raise ValueError(f"There is no {ABOUT} in {root}: set `root` to a folder that make_latents wrote.")
         try:
             about = json.loads(path.read_text())
             channels, size = about["channels"], tuple(about["size"])
             self.class_names, self.scale, decoder = about["class_names"], about["scale"], about["vae"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} is damaged: run `linvit data make-latents` again, it keeps what is done."
-            ) from error
+            raise ValueError(f"{path} is damaged: make the latents again, complete files are kept.") from error
         self.preprocessing = Canvas(size, (0.0,) * channels, (1 / self.scale,) * channels, decoder)
 
     def train_set(self) -> Dataset[Any]:
@@ -77,9 +73,7 @@ class LatentFiles(Dataset[Any]):
     def __init__(self, folder: Path, scale: float, draws: bool) -> None:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise ValueError(
-                f"The folder {folder} holds no .safetensors files: make them with linvit data make-latents."
-            )
+            raise ValueError(f"The folder {folder} has no .safetensors files: make the latents again.")
         self.files, self.scale, self.draws = files, scale, draws
         self.labels = [_open(file).get_tensor("labels") for file in files]
         self.ends = list(accumulate(len(labels) for labels in self.labels))
@@ -107,7 +101,7 @@ def _open(path: Path) -> Any:
         return safe_open(path, "pt")
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is damaged: delete it and run `linvit data make-latents` again, which makes it anew."
+            f"{path} is damaged: delete it and make the latents again, the other files are kept."
         ) from error
 
 
@@ -132,7 +126,7 @@ def make_latents(
     autoencoder, device = open_autoencoder(vae)  # may be downloaded, so all else is looked at before
     multiple = 2 ** (len(autoencoder.config.block_out_channels) - 1)
     if size < 1 or size % multiple:
-        raise ValueError(f"--size is {size}, but this autoencoder needs a multiple of {multiple}: change it.")
+        raise ValueError(f"`size` is {size} px, but this autoencoder needs a multiple of {multiple}: change it.")
     made_of = {"vae": vae, "image_size": str(size)}
     shape: list[int] = []
     for part, files in parts.items():

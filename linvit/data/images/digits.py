@@ -46,7 +46,7 @@ class Digits(Source):
         super().__init__(batch_size, seed, num_workers)
         if not CLASSES <= held_out * IMAGES <= IMAGES - CLASSES:
             raise ValueError(
-                f"data.held_out is {held_out}, but {CLASSES} of the {IMAGES} digits or more must be trained on, and as"
+                f"`held_out` is {held_out}, but {CLASSES} or more of the {IMAGES} digits must be trained on and as"
                 " many held out: set it between 0.01 and 0.99."
             )
         self.class_names = [str(digit) for digit in range(CLASSES)]

@@ -38,7 +38,7 @@ class ImageFolder(AugmentedSource):
     def _folder(self, part: str) -> Path:
         if not self.root.is_dir():
             raise ValueError(
-                f"The data folder {self.root} does not exist: set data.root to a folder with train/ and val/ in it."
+                f"The data folder {self.root} does not exist: set `root` to a folder with train/ and val/ in it."
             )
         if part == "val" and not (self._has("train") or self._has("val")):
             return self.root

@@ -35,12 +35,11 @@ class Preprocessing:
             height, width = self.size
             raise ValueError(
                 f"The image size is {height}×{width} px, but these networks halve the image five times and need at"
-                f" least {SMALLEST}×{SMALLEST} px: set data.size to {SMALLEST} or more."
+                f" least {SMALLEST}×{SMALLEST} px: set `size` to {SMALLEST} or more."
             )
         if self.channels not in MODES:
             raise ValueError(
-                f"Images have {self.channels} channels in this setting, but only 1 (grey) or 3 (RGB) can be read from"
-                " files: set data.channels to 1 or 3."
+                f"`channels` is {self.channels}, but image files have 1 (grey) or 3 (RGB): set it to 1 or 3."
             )
 
     @property

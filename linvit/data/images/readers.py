@@ -1,5 +1,6 @@
 """timm's readers: folders and tar files, WebDataset shards, Hugging Face data sets."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from linvit.data.order import Batches, Streamed, share
 STREAMS = ("wds", "tfds", "hfids")
 INDEXED = ("", "hfds")
 
+logger = logging.getLogger(__name__)
+
 
 class TimmImages(AugmentedSource):
     """What timm.data.create_dataset reads, augmented as an image folder is.
@@ -26,7 +29,7 @@ class TimmImages(AugmentedSource):
     class names in the order of their indices. num_labels: number of classes, for a reader that knows no names.
     class_names: fixes the order of the classes. options: see AugmentedSource.
 
-    Indexed readers resume bit for bit. A stream goes on after --resume with newly shuffled images, is not repeated for
+    Indexed readers resume bit for bit. A stream resumes with newly shuffled images, is not repeated for
     repeated augmentation, leaves corrupt images out uncounted, and is validated by one process only.
 
     Raises ValueError for what the reader refuses, and for a class of the data that is none of the classes.
@@ -48,11 +51,13 @@ class TimmImages(AugmentedSource):
         kind = reader.partition("/")[0].lower()
         if kind not in (*INDEXED, *STREAMS):
             known = ", ".join(f"{kind}/…" for kind in (*INDEXED[1:], *STREAMS))
-            raise ValueError(f"data.reader is {reader!r}, expected '' for a folder or tar file, or {known}.")
+            raise ValueError(
+                f"`reader` is {reader!r}, expected '' for a folder or tar file, or {known}: choose one of them."
+            )
         if kind in STREAMS and self.repeats > 1:
             raise ValueError(
-                f"data.repeats is {self.repeats}, but the reader {reader} is a stream, whose images come once an epoch:"
-                " set data.repeats to 1."
+                f"`repeats` is {self.repeats}, but the reader {reader} is a stream, whose images come once per epoch:"
+                " set it to 1."
             )
         self.streams = kind in STREAMS
         self.reader = reader
@@ -79,14 +84,14 @@ class TimmImages(AugmentedSource):
         if share()[1] > 1:
             raise ValueError(
                 f"The reader {self.reader} is a stream, which several processes cannot share so that every image counts"
-                " once: validate in one process (trainer.limit_val_batches=0 while training in several)."
+                " once: validate in one process, and train without validation in several."
             )
         return Batches(self.val_set(), **self._loading(False))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         if self.streams:
-            print(f"The reader {self.reader} is a stream: the run goes on, but not bit for bit.", flush=True)
+            logger.warning("The reader %s is a stream: the run resumes, but not bit for bit.", self.reader)
 
     def _epoch(self) -> int:
         return self.trainer.current_epoch if self.trainer else 0
@@ -121,7 +126,7 @@ class TimmImages(AugmentedSource):
             except ValueError:
                 raise error from None
         if names is None and count is None:
-            raise ValueError(f"The reader {self.reader} knows no classes: set data.num_labels to their number.")
+            raise ValueError(f"The reader {self.reader} knows no classes: set `num_labels` to their number.")
         return names if names is not None else [str(index) for index in range(count)]  # type: ignore[arg-type]
 
     def _open(self, part: str) -> Any:
@@ -144,16 +149,16 @@ class TimmImages(AugmentedSource):
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
             raise ValueError(
                 f"timm's reader {self.reader or 'of files'} cannot open the split {split!r} of {root} ({reason}): set"
-                " data.reader, data.root and data's splits to what is there."
+                " `reader`, `root`, `train_split` and `val_split` to what is there."
             ) from error
 
     def _check_files(self, root: Path, part: str) -> None:
         if not root.exists():
-            raise ValueError(f"The data {root} does not exist: set data.root to a folder or tar file.")
+            raise ValueError(f"{root} does not exist: set `root` to a folder or tar file.")
         if part == "val" and self.separate:
             return
         if root.is_file() and part == "val":
-            raise ValueError(f"{root} holds the training images: set data.val_root to the file of the others.")
+            raise ValueError(f"{root} has the training images: set `val_root` to the file of validation images.")
         synonyms = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
         if root.is_dir() and not any((root / name).is_dir() for name in (self.splits[part], *synonyms[part])):
             raise ValueError(f"The data folder {root} has no {part}/ in it: expected {part}/CLASS/image files.")

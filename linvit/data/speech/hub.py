@@ -57,7 +57,7 @@ class HuggingFaceSpeech(LibriSpeech):
         **kwargs: Any,
     ) -> None:
         if path is None:
-            raise ValueError("The recipe names no data set: set data.path to one of the hub, or to a folder.")
+            raise ValueError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
         super().__init__(path, train, val, groups=1, **kwargs)
         self.asked = {"path": path, "name": configuration, **(options or {})}
         self.sound, self.text = sound, text
@@ -77,7 +77,7 @@ class HuggingFaceSpeech(LibriSpeech):
         if not isinstance(text, str):
             raise ValueError(
                 f"Utterance {number} of split {split} has {text!r} in the column {self.text!r}, expected its text: set"
-                " data.text to another column, or leave the utterance out."
+                " `text` to another column, or leave the utterance out."
             )
         return " ".join(text.split())
 
@@ -98,5 +98,5 @@ class HuggingFaceSpeech(LibriSpeech):
                 raise ValueError(f"The data set {self.asked['path']} cannot be read: {reason}.") from error
             if self.text not in self._splits[name].column_names:
                 columns = ", ".join(self._splits[name].column_names)
-                raise ValueError(f"The data set has no column {self.text!r}, but {columns}: set data.text to one.")
+                raise ValueError(f"The data set has no column {self.text!r}: set `text` to one of {columns}.")
         return self._splits[name]

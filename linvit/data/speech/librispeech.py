@@ -58,8 +58,8 @@ def find_utterances(folder: Path) -> list[Utterance]:
     """
     if not folder.is_dir():
         raise ValueError(
-            f"There is no folder of speech at {folder}: make one with `linvit data make-speech FOLDER`, or name one in"
-            " LibriSpeech's layout."
+            f"There is no folder of speech at {folder}: choose one in LibriSpeech's layout, or make one with"
+            " make_speech."
         )
     found = []
     for listed in sorted(folder.rglob("*.trans.txt")):
@@ -83,7 +83,7 @@ def _transcripts(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8, which transcripts are: save it as that.") from error
+        raise ValueError(f"Transcripts must be UTF-8, but {file} is not: re-save it as UTF-8.") from error
 
 
 @dataclass(frozen=True)
@@ -274,14 +274,14 @@ class LibriSpeech(Source):
 
 def _check_sizes(rate: int, mels: int, groups: int, masks: dict[str, Any]) -> None:
     if rate < SLOWEST:
-        raise ValueError(f"data.rate is {rate}, but speech needs {SLOWEST} samples a second or more: set it higher.")
+        raise ValueError(f"`rate` is {rate} samples per second, expected {SLOWEST} or more: set it higher.")
     for name, number in {"mels": mels, "groups": groups}.items():
         if number < 1:
-            raise ValueError(f"data.{name} is {number}, but one is the least: set it to 1 or more.")
+            raise ValueError(f"`{name}` is {number}, expected 1 or more: set it higher.")
     for name, number in masks.items():
         if number < 0 or (name == "time_share" and not number <= 1):
             wanted = "a share from 0 to 1" if name == "time_share" else "0 or more"
-            raise ValueError(f"data.{name} is {number}, expected {wanted}: change it.")
+            raise ValueError(f"`{name}` is {number}, expected {wanted}: change it.")
 
 
 class SpeechFolder(LibriSpeech):

@@ -18,7 +18,7 @@ def pieces_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str],
         ValueError: for other units, texts without words, and fewer pieces than there are characters.
     """
     if units not in UNITS:
-        raise ValueError(f"data.units is {units!r}, expected one of {', '.join(UNITS)}: choose a known one.")
+        raise ValueError(f"`units` is {units!r}, expected one of {', '.join(UNITS)}: choose a known one.")
     words = {word for text in texts for word in text.split()}
     if not words:
         raise ValueError("The training transcripts hold no words: check the *.trans.txt files.")
@@ -28,9 +28,7 @@ def pieces_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str],
     if units == "characters":
         return [BLANK, *characters], ""
     if number <= len(characters):
-        raise ValueError(
-            f"data.num_pieces is {number}, but the texts have {len(characters)} characters: set it higher."
-        )
+        raise ValueError(f"`num_pieces` is {number}, but the texts have {len(characters)} characters: set it higher.")
     return _learned(texts, characters, number)
 
 

@@ -45,7 +45,7 @@ class TextSource(Source):
 
     task = "language"
     item = "row"
-    smaller = ("data.batch_size", "data.context")
+    smaller = ("batch_size", "context")
     preprocessing: TextPreprocessing  # type: ignore[assignment]
 
     def __init__(
@@ -60,7 +60,7 @@ class TextSource(Source):
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
         if context < 2:
-            raise ValueError(f"data.context is {context} tokens, but a row needs two or more: set it higher.")
+            raise ValueError(f"`context` is {context} tokens, expected 2 or more: set it higher.")
         self.context = context
         self.keeps_apart = keeps_apart
         self.tokenizer = open_tokenizer(tokenizer, separator)
@@ -171,9 +171,7 @@ class TextFolder(FileText):
         folder = Path(root)
         if not folder.is_dir():
             wrong = "is a file" if folder.exists() else "does not exist"
-            raise ValueError(
-                f"The data folder {folder} {wrong}: set data.root (eval: --data) to a folder of text files."
-            )
+            raise ValueError(f"The data folder {folder} {wrong}: set `root` to a folder of text files.")
         found = [path for path in folder.rglob("*") if path.is_file() and path.suffix in suffixes]
         if (folder / "val").is_dir():
             held = [path for path in found if path.relative_to(folder).parts[0] == "val"]
@@ -198,12 +196,12 @@ def check_parts(root: Path, files: dict[str, list[Path]], suffixes: Sequence[str
     count = sum(map(len, files.values()))
     endings = " or ".join(suffixes)
     if not count:
-        raise ValueError(f"{root} has no file that ends in {endings}: give another folder, or set data.suffixes.")
+        raise ValueError(f"{root} has no file that ends in {endings}: choose another folder, or set `suffixes`.")
     missing = "to train on" if trains and not files["train"] else "" if files["val"] else "held out"
     if missing:
         raise ValueError(
-            f"{root} has {count} files that end in {endings}, and none of them is {missing}: set data.held_out between"
-            " 0 and 1, or add files."
+            f"{root} has {count} files that end in {endings}, but none of them is {missing}: set `held_out` between 0"
+            " and 1, or add files."
         )
     if not any(path.stat().st_size for path in files["val"]):
-        raise ValueError(f"All files of {root} that are to be measured on are empty: give it text.")
+        raise ValueError(f"All held-out files of {root} are empty: add text to them.")

@@ -69,16 +69,18 @@ class HuggingFaceText(TextSource):
         num_workers: int = 0,
     ) -> None:
         if path is None:
-            raise ValueError("The recipe names no data set: set data.path to one of the hub, or to a folder.")
+            raise ValueError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
         if tokenizer is None:
-            raise ValueError("The recipe names no tokenizer: set data.tokenizer to bytes, a tokenizer.json or a name.")
+            raise ValueError("`tokenizer` is missing: set it to 'bytes', a tokenizer.json or a name on the hub.")
         counts = {"val_documents": val_documents, "max_tokens": max_tokens, "epoch_rows": epoch_rows}
         for name, count in counts.items():
             if count is not None and count < 1:
-                raise ValueError(f"data.{name} is {count}, expected 1 or more: set it higher.")
+                raise ValueError(f"`{name}` is {count}, expected 1 or more: set it higher.")
         super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
         if streaming and num_workers:
-            raise ValueError(f"data.num_workers is {num_workers}, but a stream is read by the training process: set 0.")
+            raise ValueError(
+                f"`num_workers` is {num_workers}, but a stream is read by the training process: set it to 0."
+            )
         self.asked = {"path": path, "name": configuration, **(options or {})}
         self.column, self.val_documents, self.max_tokens = column, val_documents, max_tokens
         self.train_split, self.val_split = train_split, val_split
@@ -105,7 +107,7 @@ class HuggingFaceText(TextSource):
         self._stream = TextStream(self, self._skipped)
         if len(self._stream) < self.batch_size:
             raise ValueError(
-                f"data.epoch_rows is {self.epoch_rows}, which gives a process {len(self._stream)} rows an epoch, fewer"
+                f"`epoch_rows` is {self.epoch_rows}, which gives each process {len(self._stream)} rows per epoch, fewer"
                 f" than one batch of {self.batch_size}: set it higher."
             )
         return Batches(self._stream, drop_last=True, **self._loading(False))
@@ -129,13 +131,13 @@ class HuggingFaceText(TextSource):
         except Exception as error:  # of what kind depends on what is wrong
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise ValueError(
-                f"The data set {self.asked['path']} cannot be read ({reason}): set data.path, data.configuration and"
-                " data's splits to what is there."
+                f"The data set {self.asked['path']} cannot be read ({reason}): set `path`, `configuration`,"
+                " `train_split` and `val_split` to what is there."
             ) from error
         if found.column_names and self.column not in found.column_names:
             raise ValueError(
-                f"The data set {self.asked['path']} has the columns {', '.join(found.column_names)}: set data.column to"
-                f" one of them, it is {self.column!r}."
+                f"The data set {self.asked['path']} has no column {self.column!r}: set `column` to one of"
+                f" {', '.join(found.column_names)}."
             )
         if part == "train":
             return found.skip(self.val_documents) if self.val_split is None else found
@@ -147,7 +149,7 @@ class HuggingFaceText(TextSource):
         if not isinstance(text, str):
             raise ValueError(
                 f"The data set {self.asked['path']} has a row whose {self.column!r} is {text!r:.40}, expected text: set"
-                " data.column to a column of text, and leave such rows out of the data."
+                " `column` to a column of text, or remove such rows from the data."
             )
         return text.encode("utf-8", "replace")
 
@@ -242,8 +244,8 @@ class TextStream(IterableDataset[Any]):
                     yield self.source.text(row)
             if place < 0:
                 raise ValueError(
-                    f"The data set {self.source.asked['path']} has no documents to train on but the"
-                    f" {self.source.val_documents} that are held out: set data.val_documents lower."
+                    f"The data set {self.source.asked['path']} has no documents to train on besides the"
+                    f" {self.source.val_documents} held-out ones: set `val_documents` lower."
                 )
 
 

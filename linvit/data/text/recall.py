@@ -59,8 +59,8 @@ class Memorized(Source):
         super().__init__(batch_size, seed, num_workers)
         if length < 1 or val_length < 1:
             raise ValueError(
-                f"data.length is {length} and data.val_length {val_length}, expected 1 sequence or more of each: set"
-                " them higher."
+                f"`length` is {length} and `val_length` is {val_length}, expected at least one sequence each: set them"
+                " higher."
             )
         self.vocabulary = vocabulary
         self.length, self.val_length = length, val_length
@@ -117,8 +117,8 @@ class Recall(Memorized):
         super().__init__(words, keys + values, length, val_length, batch_size, seed, num_workers)
         if not 1 <= pairs <= keys or values < 2:
             raise ValueError(
-                f"data.pairs is {pairs}, with {keys} keys and {values} values, expected 1 ≤ pairs ≤ keys and 2 values"
-                " or more."
+                f"`pairs` is {pairs}, `keys` is {keys} and `values` is {values}, expected 1 ≤ pairs ≤ keys and 2"
+                " values or more: change them."
             )
         self.pairs, self.keys, self.values = pairs, keys, values
 
@@ -155,7 +155,7 @@ class Copy(Memorized):
         super().__init__(words, alphabet + 1, length, val_length, batch_size, seed, num_workers)
         if symbols < 1 or alphabet < 2:
             raise ValueError(
-                f"data.symbols is {symbols} and data.alphabet {alphabet}, expected 1 or more and 2 or more."
+                f"`symbols` is {symbols} and `alphabet` is {alphabet}, expected 1 and 2 or more: set them higher."
             )
         self.symbols, self.alphabet = symbols, alphabet
 

@@ -91,8 +91,8 @@ class HuggingFaceTokenizer:
         found = [known.token_to_id(name) for name in names if known.token_to_id(name) is not None]
         if not found:
             raise ValueError(
-                f"The tokenizer {name} has no token {' or '.join(names)}: name the one between documents with"
-                " data.separator."
+                f"The tokenizer {name} has no token {' or '.join(names)}: set `separator` to its token between"
+                " documents."
             )
         self.separator = found[0]
 
@@ -141,7 +141,7 @@ def open_tokenizer(name: str, separator: str | None = None) -> Tokenizer:
         return HuggingFaceTokenizer(name, separator)
     if separator is not None:
         raise ValueError(
-            f"data.separator is {separator!r}, but between bytes stands a token of their own: leave it out."
+            f"`separator` is {separator!r}, but the tokenizer 'bytes' has its own token for that: leave it out."
         )
     return Bytes()
 

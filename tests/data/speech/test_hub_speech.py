@@ -41,7 +41,10 @@ def test_its_utterances_are_those_of_the_same_files(files, speech):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"text": "said"}, "has no column 'said', but audio, text"), ({"train": ["nowhere"]}, "cannot be read")],
+    [
+        ({"text": "said"}, "has no column 'said': set `text` to one of audio, text"),
+        ({"train": ["nowhere"]}, "cannot be read"),
+    ],
 )
 def test_what_is_wrong_is_named(files, settings, message):
     with pytest.raises(ValueError, match=message):
@@ -59,7 +62,7 @@ def test_an_utterance_without_text_or_sound_is_named(files, speech, tmp_path):
 
 
 def test_a_recipe_without_a_data_set_says_so():
-    with pytest.raises(ValueError, match="names no data set"):
+    with pytest.raises(ValueError, match="`path` is missing: set it"):
         HuggingFaceSpeech()
 
 

@@ -105,8 +105,8 @@ def test_what_no_piece_stands_for_is_left_out():
 @pytest.mark.parametrize(
     ("texts", "units", "number", "message"),
     [
-        (TEXTS, "phones", 9, "data.units is 'phones', expected one of words, characters, pieces"),
-        (TEXTS, "pieces", 5, "data.num_pieces is 5, but the texts have 8 characters"),
+        (TEXTS, "phones", 9, "`units` is 'phones', expected one of words, characters, pieces"),
+        (TEXTS, "pieces", 5, "`num_pieces` is 5, but the texts have 8 characters"),
         ([""], "words", 9, "hold no words"),
     ],
 )
@@ -125,11 +125,11 @@ def test_statistics_are_those_of_evenly_spread_utterances(speech, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rate": 0}, "data.rate is 0"),
-        ({"mels": 0}, "data.mels is 0"),
-        ({"groups": 0}, "data.groups is 0"),
-        ({"time_share": 1.5}, "data.time_share is 1.5, expected a share"),
-        ({"band_width": -1}, "data.band_width is -1, expected 0 or more"),
+        ({"rate": 0}, "`rate` is 0"),
+        ({"mels": 0}, "`mels` is 0"),
+        ({"groups": 0}, "`groups` is 0"),
+        ({"time_share": 1.5}, "`time_share` is 1.5, expected a share"),
+        ({"band_width": -1}, "`band_width` is -1, expected 0 or more"),
     ],
 )
 def test_wrong_sizes_end_in_a_sentence(speech, settings, message):
@@ -145,7 +145,7 @@ def test_transcripts_are_read_however_they_are_spaced_and_in_utf8_alone(speech, 
     listed.write_text("\ufeff" + text.replace(" ", "\t", 1), encoding="utf-8")
     assert find_utterances(tmp_path) == expected
     listed.write_bytes(text.encode() + b"7-3-0000 CAF\xc9")
-    with pytest.raises(ValueError, match=r"7-3\.trans\.txt is no text in UTF-8"):
+    with pytest.raises(ValueError, match=r"must be UTF-8, but \S+7-3\.trans\.txt is not"):
         find_utterances(tmp_path)
 
 
