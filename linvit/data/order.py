@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ ROUND = 256
 NAMED = 5  # unusable files that are named; the rest are counted
 
 logger = logging.getLogger(__name__)
+
+
+def check_seed(seed: Any, argument: str = "seed") -> None:
+    """Raises ValueError for what no generator of random numbers takes."""
+    if not isinstance(seed, Integral) or seed < 0:
+        raise ValueError(f"`{argument}` is {seed}, expected a whole number of 0 or more: change it.")
 
 
 def entropy(*numbers: int) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 
 from linvit.data.images.image import Preprocessing
-from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder, check_seed
 
 
 class Source(lightning.LightningDataModule):
@@ -28,6 +28,7 @@ class Source(lightning.LightningDataModule):
         super().__init__()
         if batch_size < 1:
             raise ValueError(f"`batch_size` is {batch_size}, expected 1 {self.item} or more: set it higher.")
+        check_seed(seed)
         self.batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers

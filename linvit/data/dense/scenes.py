@@ -18,6 +18,7 @@ from sklearn.model_selection import train_test_split
 
 from linvit.data.dense.ade20k import PARTS
 from linvit.data.dense.masks import box_around, to_counts, to_runs
+from linvit.data.order import check_seed
 from linvit.files import replacing, write_json
 
 VERSION = 1  # of what a seed gives
@@ -156,6 +157,7 @@ def _place(
 
 
 def _check(folder: Path, asked: dict[str, int]) -> None:
+    check_seed(asked["seed"])
     if asked["size"] < 64 or min(asked["train"], asked["val"]) < 1:
         raise ValueError(
             f"There are {asked['train']} training and {asked['val']} validation scenes of {asked['size']} px, expected"

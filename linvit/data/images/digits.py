@@ -10,6 +10,7 @@ from torch.nn.functional import interpolate, pad
 from torch.utils.data import Dataset
 
 from linvit.data.images.image import Preprocessing
+from linvit.data.order import check_seed
 from linvit.data.source import Source
 
 IMAGES, CLASSES = 1797, 10
@@ -44,6 +45,7 @@ class Digits(Source):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
+        check_seed(split, "split")
         if not CLASSES <= held_out * IMAGES <= IMAGES - CLASSES:
             raise ValueError(
                 f"`held_out` is {held_out}, but {CLASSES} or more of the {IMAGES} digits must be trained on and as"

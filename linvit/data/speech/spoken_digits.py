@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from linvit.data.order import check_seed
 from linvit.data.speech.audio import resampled
 from linvit.files import check_writable
 
@@ -59,14 +60,13 @@ def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) ->
         ValueError: where espeak-ng is not installed or cannot speak, the folder is not empty, or a number is wrong.
         OSError: for a folder that cannot be written.
     """
+    check_seed(seed)
     program = espeak()
     target = Path(folder)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise ValueError(f"{target} is not an empty folder: name a new one.")
     if train < 1 or val < 1:
         raise ValueError(f"{train} training and {val} validation utterances were asked for: ask for 1 or more of each.")
-    if seed < 0:
-        raise ValueError(f"The seed is {seed}, expected 0 or more: choose another.")
     check_writable(target)
     spoken = [
         _Spoken(target, part, number, seed)

@@ -46,7 +46,7 @@ def test_without_the_program_it_says_how_to_install_it(tmp_path, monkeypatch, ca
     ("arguments", "message"),
     [
         (["--train", "0"], "0 training and 120 validation"),
-        (["--seed", "-1"], "The seed is -1"),
+        (["--seed", "-1"], "seed` is -1"),
         ([], "is not an empty folder"),
     ],
 )
