@@ -1,6 +1,7 @@
 """The commands by name: arguments, what runs, and what it is for."""
 
 from linvit.cli import bench_commands as benches
+from linvit.cli import data
 from linvit.cli import run_commands as runs
 from linvit.cli import study_commands as studies
 
@@ -52,8 +53,8 @@ COMMANDS = {
         "Train recipes over seeds, side by side, with intervals.",
     ),
     "data": (
-        studies.data_arguments,
-        studies.run_data,
+        data.data_arguments,
+        data.run_data,
         "Make scenes of digits or spoken digits, or check detection and segmentation data.",
     ),
     "models": (studies.models_arguments, studies.run_models, "List the models with size, cost and published accuracy."),

@@ -26,7 +26,7 @@ from linvit.data.dense.transforms import (
 from linvit.data.images.image import CorruptImageError
 from linvit.data.order import GroupedOrder, ShuffledOrder
 
-PARTS = {"train": ("train2017", "train"), "val": ("val2017", "val")}
+SPLITS = {"train": ("train2017", "train"), "val": ("val2017", "val")}
 
 logger = logging.getLogger(__name__)
 
@@ -97,17 +97,17 @@ class Coco(DenseSource):
         known = self.annotations("val" if find_file(self.root, "val").is_file() else "train", class_names)
         self.class_names = known.class_names
 
-    def annotations(self, part: str, class_names: list[str] | None = None) -> Annotations:
+    def annotations(self, split: str, class_names: list[str] | None = None) -> Annotations:
         """The checked annotations of "train" or "val"; read once."""
-        if part not in self._read:
-            path = find_file(self.root, part)
+        if split not in self._read:
+            path = find_file(self.root, split)
             names = class_names or getattr(self, "class_names", None)
             known = read_annotations(path, self.needs_masks, names)
             allow(known.complaints, self.max_bad_annotations, "max_bad_annotations")
             if known.clipped:
                 logger.info("%s: %d boxes reached out of their images and were cut at the border.", path, known.clipped)
-            self._read[part] = known
-        return self._read[part]
+            self._read[split] = known
+        return self._read[split]
 
     def train_set(self) -> Dataset[Any]:
         known = self.annotations("train")
@@ -141,9 +141,9 @@ class Coco(DenseSource):
         category_ids = self.annotations("val").category_ids
         return [
             row
-            for image, target, found in zip(images, targets, predictions, strict=True)
+            for image, target, prediction in zip(images, targets, predictions, strict=True)
             for row in to_results(
-                target["image_id"], to_original(found, image.shape[-2:], target["original_size"]), category_ids
+                target["image_id"], to_original(prediction, image.shape[-2:], target["original_size"]), category_ids
             )
         ]
 
@@ -215,22 +215,22 @@ class CocoImages(Dataset[Any]):
         return len(self.indices)
 
 
-def find_file(root: Path, part: str) -> Path:
-    """annotations/instances_*.json of a part; where there is none, the name of the first that was looked for."""
+def find_file(root: Path, split: str) -> Path:
+    """annotations/instances_*.json of a split; where there is none, the name of the first that was looked for."""
     if not root.is_dir():
         raise ValueError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
-    paths = [root / "annotations" / f"instances_{name}.json" for name in PARTS[part]]
+    paths = [root / "annotations" / f"instances_{name}.json" for name in SPLITS[split]]
     return next((path for path in paths if path.is_file()), paths[0])
 
 
-def find_images(root: Path, part: str) -> Path:
-    """The folder of a part's images; raises ValueError where there is none."""
-    folders = [folder / name for name in PARTS[part] for folder in (root, root / "images")]
-    found = next((folder for folder in folders if folder.is_dir()), None)
-    if found is None:
-        names = ", ".join(str(folder.relative_to(root)) for folder in folders)
-        raise ValueError(f"The data folder {root} has no {part} images: expected one of the folders {names}.")
-    return found
+def find_images(root: Path, split: str) -> Path:
+    """The folder of a split's images; raises ValueError where there is none."""
+    folders = [folder / name for name in SPLITS[split] for folder in (root, root / "images")]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    names = ", ".join(str(folder.relative_to(root)) for folder in folders)
+    raise ValueError(f"The data folder {root} has no {split} images: expected one of the folders {names}.")
 
 
 def to_original(prediction: Mapping[str, Tensor], size: tuple[int, int], original: tuple[int, int]) -> dict[str, Any]:

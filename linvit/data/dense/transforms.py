@@ -38,7 +38,7 @@ class Resize(v2.Transform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         height, width = v2.query_size(flat_inputs)
-        short = self.short_sides[_draw(0, len(self.short_sides))]
+        short = self.short_sides[_randint(0, len(self.short_sides))]
         long = max(self.long_side, short)
         if self.ratio:
             factor = _uniform(*self.ratio)
@@ -60,7 +60,7 @@ class RandomSizeCrop(v2.Transform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         height, width = (
-            _draw(min(side, self.smallest), min(side, self.largest) + 1) for side in v2.query_size(flat_inputs)
+            _randint(min(side, self.smallest), min(side, self.largest) + 1) for side in v2.query_size(flat_inputs)
         )
         return _window(v2.query_size(flat_inputs), (height, width))
 
@@ -82,7 +82,7 @@ class VariedCrop(v2.Transform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         whole = v2.query_size(flat_inputs)
-        labels = next((part for part in flat_inputs if isinstance(part, tv_tensors.Mask)), None)
+        labels = next((value for value in flat_inputs if isinstance(value, tv_tensors.Mask)), None)
         window = _window(whole, self.size)
         if labels is None or self.largest_share >= 1:
             return window
@@ -125,16 +125,16 @@ class PhotometricDistortion(v2.Transform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         steps: list[Callable[[Tensor], Tensor]] = []
-        if _draw(0, 2):
+        if _randint(0, 2):
             steps.append(partial(_scale, factor=1.0, shift=_uniform(-32, 32)))
-        contrast = [partial(_scale, factor=_uniform(0.5, 1.5), shift=0.0)] if _draw(0, 2) else []
-        contrast_is_second = bool(_draw(0, 2))
+        contrast = [partial(_scale, factor=_uniform(0.5, 1.5), shift=0.0)] if _randint(0, 2) else []
+        contrast_is_second = bool(_randint(0, 2))
         if contrast_is_second:
             steps += contrast
-        if _draw(0, 2):
+        if _randint(0, 2):
             steps.append(partial(scale_saturation, factor=_uniform(0.5, 1.5)))
-        if _draw(0, 2):
-            steps.append(partial(F.adjust_hue, hue_factor=_draw(-18, 18) / HUES))
+        if _randint(0, 2):
+            steps.append(partial(F.adjust_hue, hue_factor=_randint(-18, 18) / HUES))
         return {"steps": steps if contrast_is_second else steps + contrast}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
@@ -226,7 +226,7 @@ RESIZINGS: Mapping[str, Callable[..., list[v2.Transform]]] = {
 }
 
 
-def _draw(low: int, high: int) -> int:
+def _randint(low: int, high: int) -> int:
     """A whole number from low to high − 1."""
     return int(torch.randint(low, high, ()))
 
@@ -238,7 +238,7 @@ def _uniform(low: float, high: float) -> float:
 def _window(whole: tuple[int, int], size: tuple[int, int]) -> dict[str, int]:
     """A random window of up to size (height, width) within whole."""
     height, width = min(size[0], whole[0]), min(size[1], whole[1])
-    top, left = _draw(0, whole[0] - height + 1), _draw(0, whole[1] - width + 1)
+    top, left = _randint(0, whole[0] - height + 1), _randint(0, whole[1] - width + 1)
     return {"top": top, "left": left, "height": height, "width": width}
 
 
