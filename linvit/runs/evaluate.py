@@ -69,7 +69,7 @@ def evaluate(
     if restored.drawing:
         settings["default_root_dir"] = restored.folder  # where the classifier that judges is kept
     source = source_for(restored, data, num_workers)
-    if isinstance(source, SpeechFolder) and len(parts := source.parts_within()) > 1:
+    if isinstance(source, SpeechFolder) and len(parts := source.subset_names()) > 1:
         told = f"{source.root} holds the parts {', '.join(parts)}, which are measured together: name one for it alone."
         print(told, file=sys.stderr)
     with quiet_lightning():

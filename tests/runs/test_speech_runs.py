@@ -228,13 +228,13 @@ def test_a_wrong_recipe_ends_in_a_sentence(run, groups, message, tmp_path):
         train(write_speech_recipe(tmp_path, **groups), prints=False)
 
 
-@pytest.mark.parametrize("units", ["characters", "pieces"])
+@pytest.mark.parametrize("units", ["characters", "subwords"])
 def test_other_pieces_are_learned_and_restored(run, units, tmp_path):
-    data = {"root": str(run.parent / "speech"), "units": units, "num_pieces": 14, "groups": 2}
+    data = {"root": str(run.parent / "speech"), "units": units, "num_tokens": 14, "groups": 2}
     folder = train(write_speech_recipe(tmp_path, data=data, trainer={"max_epochs": 1}), prints=False)
     restored = restore(folder)
     assert evaluate(restored, enable_progress_bar=False)["raw"]["utterances"] == 6
-    assert (restored.preprocessing.tokenizer != "") == (units == "pieces")
+    assert (restored.preprocessing.tokenizer != "") == (units == "subwords")
     told, complaints = transcribe(restored, [run.parent / "speech" / "val"])
     assert len(told) == 6
     assert not complaints

@@ -25,7 +25,7 @@ TRIES = 10
 class Resize(v2.Transform):
     """Scales images so that they just fit the long and the short side given, keeping their ratio.
 
-    short_sides: one of them is drawn. ratio: a factor for both sides is drawn from this range first. Sizes are rounded
+    short_sides: one of them is chosen. ratio: the range of a random factor for both sides. Sizes are rounded
     (torchvision's RandomShortestSize cuts), images are interpolated bilinearly without antialiasing, masks by the
     nearest pixel, as mmcv does with OpenCV.
     """
@@ -51,7 +51,7 @@ class Resize(v2.Transform):
 
 
 class RandomSizeCrop(v2.Transform):
-    """Cuts out a window whose height and width are each drawn between smallest and largest (pixels) or the image's."""
+    """Cuts out a window whose height and width are random between smallest and largest (pixels) or the image's."""
 
     def __init__(self, smallest: int, largest: int) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ class RandomSizeCrop(v2.Transform):
 class VariedCrop(v2.Transform):
     """Cuts out a window of up to size (height, width) in which no label covers most of the pixels that count.
 
-    Ten windows are drawn until one has two labels or more and none of them above largest_share; else the eleventh is
-    taken as it comes. 1.0 takes the first one.
+    Up to ten windows are tried until one has two labels or more and none of them above largest_share; else the eleventh
+    is taken as it comes. 1.0 takes the first.
     """
 
     def __init__(self, size: tuple[int, int], largest_share: float = 0.75) -> None:
@@ -116,7 +116,7 @@ class PadTo(v2.Transform):
 class PhotometricDistortion(v2.Transform):
     """Shifts brightness by up to ±32 of 255, scales contrast and saturation by 0.5 to 1.5, turns hue by up to ±36°.
 
-    Each happens with probability 1/2, contrast second or last, on uint8 images with one rounding a step. torchvision's
+    Each happens with probability 1/2, contrast second or last, on uint8 images, rounded after each step. torchvision's
     RandomPhotometricDistort differs: brightness is a factor there, contrast and saturation are mixtures with grey, hue
     turns by ±18°, and channels change places.
     """
@@ -193,7 +193,7 @@ def single(long_side: int, short_side: int, **_: Any) -> list[v2.Transform]:
 
 
 def multiscale(long_side: int, short_side: int, short_sides: Sequence[int], **_: Any) -> list[v2.Transform]:
-    """The short side is drawn."""
+    """The short side is random."""
     return [Resize(long_side, short_sides)]
 
 
@@ -205,7 +205,7 @@ def detr(
     crop_range: tuple[int, int],
     **_: Any,
 ) -> list[v2.Transform]:
-    """Two policies, equally likely: draw the short side; or shrink, crop, then draw it. The 3× schedules' (DETR's)."""
+    """Two policies, equally likely: a random short side; or shrink and crop first. The 3× schedules' (DETR's)."""
     several = Resize(long_side, short_sides)
     cropped = v2.Compose([Resize(long_side, crop_short_sides), RandomSizeCrop(*crop_range), several])
     return [v2.RandomChoice([several, cropped])]

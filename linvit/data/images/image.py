@@ -47,7 +47,7 @@ class Preprocessing:
         return len(self.mean)
 
     def transform(self) -> Callable[[Image.Image], torch.Tensor]:
-        """The deterministic transform from a picture to a float32 tensor (channels, height, width)."""
+        """The deterministic transform from a PIL image to a float32 tensor (channels, height, width)."""
         return create_transform(
             input_size=(self.channels, *self.size),
             is_training=False,
@@ -58,7 +58,7 @@ class Preprocessing:
         )
 
     def displayed(self, image: torch.Tensor) -> torch.Tensor:
-        """(height, width, 3) in 0..1, or (height, width) for one channel: a tensor's picture before normalization."""
+        """(height, width, 3) in 0..1, or (height, width) for one channel: an image before normalization."""
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         pixels = (image.float().cpu() * std + mean).clamp(0, 1).movedim(0, -1)
         return pixels[..., 0] if self.channels == 1 else pixels

@@ -96,22 +96,22 @@ class TimmImages(AugmentedSource):
     def _epoch(self) -> int:
         return self.trainer.current_epoch if self.trainer else 0
 
-    def _images(self, part: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
-        dataset = self._open(part)
-        index_of = self._table(names_of(dataset.reader), part)
+    def _images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
+        dataset = self._open(split)
+        index_of = self._table(names_of(dataset.reader), split)
         if self.streams:
             dataset.set_loader_cfg(num_workers=self.num_workers)
-            return (SizedStream if part == "train" else Stream)(dataset, transform, index_of)
+            return (SizedStream if split == "train" else Stream)(dataset, transform, index_of)
         return ReadImages(dataset.reader, transform, index_of, self.channels)
 
-    def _table(self, names: list[str] | None, part: str) -> list[int] | None:
+    def _table(self, names: list[str] | None, split: str) -> list[int] | None:
         """The class index of every index of the reader; null where they are the same."""
         if names is None:
             return None
         strangers = [name for name in names if name not in self.class_names]
         if strangers:
             raise ValueError(
-                f"{self.roots[part]} has the class {strangers[0]!r}, but the {self.num_classes} classes known here are"
+                f"{self.roots[split]} has the class {strangers[0]!r}, but the {self.num_classes} classes known here are"
                 f" {', '.join(self.class_names[:3])} …: remove or rename it."
             )
         place = {name: number for number, name in enumerate(self.class_names)}
@@ -129,39 +129,39 @@ class TimmImages(AugmentedSource):
             raise ValueError(f"The reader {self.reader} knows no classes: set `num_labels` to their number.")
         return names if names is not None else [str(index) for index in range(count)]  # type: ignore[arg-type]
 
-    def _open(self, part: str) -> Any:
-        root, split = Path(self.roots[part]), self.splits[part]
+    def _open(self, split: str) -> Any:
+        root, name = Path(self.roots[split]), self.splits[split]
         if not self.reader:
-            self._check_files(root, part)
+            self._check_files(root, split)
         arguments = {"batch_size": self.batch_size, "seed": self.seed} if self.streams else {}
         try:
             return create_dataset(
                 self.reader,
                 root=str(root),
-                split=split,
-                search_split=not (part == "val" and self.separate),
+                split=name,
+                search_split=not (split == "val" and self.separate),
                 class_map=self.class_map,
-                is_training=part == "train",
+                is_training=split == "train",
                 input_img_mode=MODES[self.channels],
                 **arguments,
             )
-        except Exception as error:  # of what kind depends on the reader
+        except Exception as error:  # the kind depends on the reader
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
             raise ValueError(
-                f"timm's reader {self.reader or 'of files'} cannot open the split {split!r} of {root} ({reason}): set"
+                f"timm's reader {self.reader or 'of files'} cannot open the split {name!r} of {root} ({reason}): set"
                 " `reader`, `root`, `train_split` and `val_split` to what is there."
             ) from error
 
-    def _check_files(self, root: Path, part: str) -> None:
+    def _check_files(self, root: Path, split: str) -> None:
         if not root.exists():
             raise ValueError(f"{root} does not exist: set `root` to a folder or tar file.")
-        if part == "val" and self.separate:
+        if split == "val" and self.separate:
             return
-        if root.is_file() and part == "val":
+        if root.is_file() and split == "val":
             raise ValueError(f"{root} has the training images: set `val_root` to the file of validation images.")
         synonyms = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
-        if root.is_dir() and not any((root / name).is_dir() for name in (self.splits[part], *synonyms[part])):
-            raise ValueError(f"The data folder {root} has no {part}/ in it: expected {part}/CLASS/image files.")
+        if root.is_dir() and not any((root / name).is_dir() for name in (self.splits[split], *synonyms[split])):
+            raise ValueError(f"The data folder {root} has no {split}/ in it: expected {split}/CLASS/image files.")
 
 
 def names_of(reader: Any) -> list[str] | None:
@@ -171,7 +171,7 @@ def names_of(reader: Any) -> list[str] | None:
 
 
 class ReadImages(Dataset[Any]):
-    """(image, target) of an indexed reader; an unreadable one gives the sentence that names it instead of a pair."""
+    """(image, target) of an indexed reader; a sentence that names the file where it is unreadable."""
 
     def __init__(
         self, reader: Any, transform: Callable[[Any], Tensor], index_of: list[int] | None, channels: int

@@ -58,7 +58,7 @@ def test_an_utterance_without_text_or_sound_is_named(files, speech, tmp_path):
         rows.to_parquet(str(tmp_path / f"{text}.parquet"))
     with pytest.raises(ValueError, match=r"Utterance 1 of split val has None in the column 'text'"):
         hub({"train": files["train"], "val": str(tmp_path / "None.parquet")}).val_set()
-    assert "holds no sound" in hub({"train": files["train"], "val": str(tmp_path / "LOW.parquet")}).val_set()[1]
+    assert "has no sound" in hub({"train": files["train"], "val": str(tmp_path / "LOW.parquet")}).val_set()[1]
 
 
 def test_a_recipe_without_a_data_set_says_so():
