@@ -4,6 +4,11 @@ from types import SimpleNamespace
 
 from linvit.cli import analyze, convert, evaluate, generate, predict, train
 from linvit.cli import bench_commands as benches
+<<<<<<< HEAD
+=======
+from linvit.cli import data
+from linvit.cli import run_commands as runs
+>>>>>>> h2
 from linvit.cli import study_commands as studies
 
 
@@ -32,9 +37,15 @@ COMMANDS = {
     "compare": _command(
         studies.compare_arguments, studies.run_compare, "Train recipes over seeds, side by side, with intervals."
     ),
+<<<<<<< HEAD
     "data": _command(
         studies.data_arguments,
         studies.run_data,
+=======
+    "data": (
+        data.data_arguments,
+        data.run_data,
+>>>>>>> h2
         "Make scenes of digits or spoken digits, or check detection and segmentation data.",
     ),
     "models": _command(

@@ -1,4 +1,4 @@
-"""The commands that list, compare and measure, and those on data: their arguments, and what is called with them."""
+"""The commands that list, compare and measure: their arguments, and what is called with them."""
 
 import argparse
 from pathlib import Path
@@ -100,59 +100,4 @@ def run_compare(options: argparse.Namespace) -> int:
     chosen = (options.seeds, options.workers, options.over, options.set, options.also)
     page = compare(options.recipes, options.folder, *chosen)
     print(page.read_text(), end="")
-    return 0
-
-
-def data_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = (
-        "linvit data (make-scenes FOLDER [--train N] [--val N] [--size N] [--seed N] | check FOLDER|FILE"
-        " | make-latents IMAGES FOLDER --vae VAE [--size N] | make-speech FOLDER [--train N] [--val N] [--seed N])"
-    )
-    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", prog="linvit data")
-    text = "Write scenes of real handwritten digits, in COCO's format and in ADE20K's."
-    scenes = actions.add_parser("make-scenes", help=text, description=text, allow_abbrev=False)
-    scenes.add_argument("folder", metavar="FOLDER", help="a new or empty folder; detection/ and segmentation/ go there")
-    scenes.add_argument("--train", type=int, default=1000, help="how many training scenes (1000)")
-    scenes.add_argument("--val", type=int, default=200, help="how many validation scenes (200)")
-    scenes.add_argument("--size", type=int, default=128, help="height and width in pixels (128)")
-    scenes.add_argument("--seed", type=int, default=0, help="what the scenes are drawn from (0)")
-    text = "Read every image and annotation of a data set and name what is wrong with them."
-    check = actions.add_parser("check", help=text, description=text, allow_abbrev=False)
-    check.add_argument("path", metavar="FOLDER|FILE", type=Path, help="in COCO's or ADE20K's layout, or a COCO .json")
-    check.add_argument("--boxes", action="store_true", help="objects have boxes alone: look for no masks")
-    check.add_argument("--labels", type=int, help="number of classes of label maps (the folder's table, else 150)")
-    text = "Encode an image folder with an autoencoder of diffusers, for image generators."
-    latents = actions.add_parser("make-latents", help=text, description=text, allow_abbrev=False)
-    latents.add_argument("images", metavar="IMAGES", help="a folder with train/CLASS and val/CLASS")
-    latents.add_argument("folder", metavar="FOLDER", help="where the latents go; a stopped command goes on there")
-    latents.add_argument(
-        "--vae", required=True, help="a folder that diffusers wrote, or a name on the Hugging Face hub"
-    )
-    latents.add_argument("--size", type=int, default=256, help="height and width of the images in pixels (256)")
-    text = "Let espeak-ng speak strings of digits, in LibriSpeech's layout."
-    speech = actions.add_parser("make-speech", help=text, description=text, allow_abbrev=False)
-    speech.add_argument("folder", metavar="FOLDER", help="a new or empty folder; train/ and val/ go there")
-    speech.add_argument("--train", type=int, default=900, help="how many training utterances (900)")
-    speech.add_argument("--val", type=int, default=120, help="how many utterances of voices never trained on (120)")
-    speech.add_argument("--seed", type=int, default=0, help="what digits, speeds and pitches are drawn from (0)")
-
-
-def run_data(options: argparse.Namespace) -> int:
-    from linvit.cli.data import check, encode, make, show, speak
-
-    if options.action == "make-latents":
-        encode(options.images, options.folder, options.vae, options.size)
-        return 0
-    if options.action == "make-speech":
-        speak(options.folder, options.train, options.val, options.seed)
-        return 0
-    if options.action == "make-scenes":
-        make(options.folder, options.train, options.val, options.size, options.seed)
-        return 0
-    checked = check(options.path, options.labels, not options.boxes)
-    show(checked)
-    complaints = [complaint for part in checked for complaint in part.complaints]
-    if complaints:
-        listed = [f"  {complaint}" for complaint in complaints]
-        return say("\n".join([f"linvit: {len(complaints)} things are wrong:", *listed]), SOME_FAILED)
     return 0

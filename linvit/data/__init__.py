@@ -5,8 +5,8 @@ from typing import Any
 from linvit.data.dense.ade20k import Ade20k as Ade20k
 from linvit.data.dense.coco import Coco as Coco
 from linvit.data.dense.source import DensePreprocessing as DensePreprocessing
-from linvit.data.generation.canvas import Canvas as Canvas
-from linvit.data.generation.canvas import DigitPictures as DigitPictures
+from linvit.data.generation.digits import DigitImages as DigitImages
+from linvit.data.generation.digits import GenerationPreprocessing as GenerationPreprocessing
 from linvit.data.generation.latents import Latents as Latents
 from linvit.data.images.digits import Digits as Digits
 from linvit.data.images.folder import ImageFolder as ImageFolder
@@ -28,7 +28,7 @@ from linvit.data.text.recall import RecallPreprocessing as RecallPreprocessing
 
 SOURCES: dict[str, type[Source]] = {
     "digits": Digits,
-    "digit_pictures": DigitPictures,
+    "digit_images": DigitImages,
     "latents": Latents,
     "imagefolder": ImageFolder,
     "timm": TimmImages,
@@ -51,4 +51,4 @@ def create_source(name: str, **settings: Any) -> Source:
 
 def as_tuple(value: Any) -> Any:
     """A list of numbers as a tuple, anything else as it is."""
-    return tuple(value) if isinstance(value, list) and not any(isinstance(part, str) for part in value) else value
+    return tuple(value) if isinstance(value, list) and not any(isinstance(item, str) for item in value) else value

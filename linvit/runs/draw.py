@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import make_grid
 
-from linvit.data import Canvas
+from linvit.data import GenerationPreprocessing
 from linvit.files import check_writable, replacing
 from linvit.runs.predict import ready_network
 from linvit.runs.restore import Restored
@@ -45,7 +45,7 @@ def draw(
     Raises ValueError for a run that draws no images, an unknown class or sampler, a file of another kind and numbers
     that cannot be, and OSError, before anything is drawn, for a folder that cannot be written.
     """
-    if not isinstance(restored.task, Diffusion) or not isinstance(restored.preprocessing, Canvas):
+    if not isinstance(restored.task, Diffusion) or not isinstance(restored.preprocessing, GenerationPreprocessing):
         raise ValueError(f"{restored.path} draws no images: give the run of an image generator.")
     _check(output, count, guidance, seed)
     network, device = ready_network(restored, weights)
@@ -93,7 +93,7 @@ def _number(name: str, class_names: Sequence[str]) -> int:
     raise ValueError(f"The class {name!r} is unknown: name one of {known}{more}, or its number.")
 
 
-def _decoder(canvas: Canvas, name: str | None) -> str | None:
+def _decoder(canvas: GenerationPreprocessing, name: str | None) -> str | None:
     """The autoencoder that is asked for, else that of the data; opened, so that a wrong one ends here."""
     if canvas.decoder is None:
         if name is not None:
@@ -105,7 +105,7 @@ def _decoder(canvas: Canvas, name: str | None) -> str | None:
     return name or canvas.decoder
 
 
-def _pixels(canvas: Canvas, images: Tensor, decoder: str | None) -> Tensor:
+def _pixels(canvas: GenerationPreprocessing, images: Tensor, decoder: str | None) -> Tensor:
     """uint8 (batch, channels, height, width)."""
     values = canvas.values(images.float())
     if decoder:

@@ -10,8 +10,8 @@ from torch import nn
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from linvit.data import (
-    Canvas,
     DensePreprocessing,
+    GenerationPreprocessing,
     ImageFolder,
     Preprocessing,
     RecallPreprocessing,
@@ -40,7 +40,7 @@ PREPARES = {
     "segmentation": DensePreprocessing,
     "language": TextPreprocessing,
     "recall": RecallPreprocessing,
-    "diffusion": Canvas,
+    "diffusion": GenerationPreprocessing,
     "speech": SpeechPreprocessing,
 }
 MEASURING = {  # what the measures of a task depend on
@@ -60,7 +60,12 @@ class Restored:
     task: Task
     class_names: list[str]
     preprocessing: (
-        Preprocessing | DensePreprocessing | TextPreprocessing | RecallPreprocessing | Canvas | SpeechPreprocessing
+        Preprocessing
+        | DensePreprocessing
+        | TextPreprocessing
+        | RecallPreprocessing
+        | GenerationPreprocessing
+        | SpeechPreprocessing
     )
     data: dict[str, Any] | None
     path: Path

@@ -51,19 +51,32 @@ class Speech(Task):
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         features, targets = batch
+<<<<<<< HEAD
         logits, lengths = self.network(features, targets["lengths"], targets["pieces"])
         return self.learn(loss_per_piece(logits, lengths, targets).mean(), len(features))
+=======
+        logits, lengths = self.network(features, targets["lengths"], targets["tokens"])
+        return self.learn(loss_a_piece(logits, lengths, targets).mean(), len(features))
+>>>>>>> h2
 
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
         features, targets = batch
         self.count.update(len(features))
         names = self.trainer.datamodule.class_names
         for kind, network in self.networks().items():
+<<<<<<< HEAD
             logits, lengths = network(features, targets["lengths"], targets["pieces"])
             sums = self.sums_of[kind]
             sums["loss"].update(loss_per_piece(logits, lengths, targets).double().sum())
             transduced = network.transduce(features, targets["lengths"]) if network.transduces else None
             for pieces, text in zip(transduced or self.decoded(logits, lengths), targets["texts"], strict=True):
+=======
+            logits, lengths = network(features, targets["lengths"], targets["tokens"])
+            found = self.sums_of[kind]
+            found["loss"].update(loss_a_piece(logits, lengths, targets).double().sum())
+            told = network.transduce(features, targets["lengths"]) if network.transduces else None
+            for pieces, text in zip(told or self.written(logits, lengths), targets["texts"], strict=True):
+>>>>>>> h2
                 edits, words = word_edits(text, spelled(pieces, names))
                 sums["edits"].update(edits)
                 sums["words"].update(words)
@@ -98,10 +111,10 @@ def known_beam(beam: int, network: nn.Module) -> int:
 def loss_per_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
     """The loss of each utterance over its pieces, (batch,): CTC's, or a transducer's of logits in four dimensions."""
     if logits.dim() == 4:
-        return transducer_loss(logits, lengths, targets["pieces"], targets["counts"]) / targets["counts"].clamp_min(1)
+        return transducer_loss(logits, lengths, targets["tokens"], targets["counts"]) / targets["counts"].clamp_min(1)
     scores = logits.float().log_softmax(-1).transpose(0, 1)
     losses = ctc_loss(
-        scores, targets["pieces"], lengths, targets["counts"], blank=BLANK, reduction="none", zero_infinity=True
+        scores, targets["tokens"], lengths, targets["counts"], blank=BLANK, reduction="none", zero_infinity=True
     )
     return losses / targets["counts"].clamp_min(1)
 

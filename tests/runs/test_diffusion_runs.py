@@ -165,8 +165,8 @@ def test_what_cannot_be_drawn_is_one_sentence(run, asked, sentence, capsys, tmp_
         ({"task": {"sampler": "euler"}}, "expected one of ddim, ddpm"),
         ({"task": {"class_dropout": 1.5}}, "expected a share"),
         ({"model": {"mlp_ratio": "four"}}, "An argument of dit_nano_patch2 is of the wrong kind"),
-        ({"data": {"size": 0}}, "data.size is 0"),
-        ({"data": {"size": 16}}, "this DiT reads 1×8×8: set model.channels and model.input_size"),
+        ({"data": {"size": 0}}, "size` is 0"),
+        ({"data": {"size": 16}}, "this DiT reads 1×8×8: set its channels and input_size to the data's"),
     ],
 )
 def test_a_recipe_that_cannot_be_trained_is_one_sentence(groups, sentence, tmp_path):

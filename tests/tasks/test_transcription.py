@@ -83,7 +83,7 @@ def test_word_edits(said, written, edits):
 
 def test_the_loss_is_that_of_every_path():
     logits = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
-    targets = {"pieces": torch.tensor([[1, 2], [2, 0]]), "counts": torch.tensor([2, 1])}
+    targets = {"tokens": torch.tensor([[1, 2], [2, 0]]), "counts": torch.tensor([2, 1])}
     losses = loss_per_piece(logits, torch.tensor([4, 3]), targets)
     first, second = by_every_path(logits[0]), by_every_path(logits[1, :3])
     expected = [-math.log(first[1, 2]) / 2, -math.log(second[(2,)])]

@@ -1,1 +1,1 @@
-"""Images and latents that a generator learns."""
+"""Images and latents to generate."""
