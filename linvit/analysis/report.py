@@ -14,40 +14,54 @@ from linvit.analysis.figures import svg
 from linvit.files import replacing
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; } th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child { text-align: left; } img { max-width: 100%; } p { max-width: 50rem; }
-pre { background: #f6f6f6; padding: .6rem 1rem; overflow-x: auto; white-space: pre-wrap; }
+:root { color-scheme: light dark; --text: #222; --page: #fff; --line: #ddd; --block: #f6f6f6; }
+@media (prefers-color-scheme: dark) { :root { --text: #ddd; --page: #181a1b; --line: #444; --block: #26292b; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 68rem;
+  margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; } p { max-width: 50rem; }
+.scrolls { overflow-x: auto; } table { border-collapse: collapse; margin: .6rem 0; overflow-wrap: normal; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+td.words { text-align: left; white-space: normal; min-width: 12rem; }
+img { max-width: 100%; background: #fff; }
+pre { background: var(--block); padding: .6rem 1rem; overflow-x: auto; white-space: pre-wrap; }
 """
+LONG = 30  # characters from which a cell is a text that may be broken into lines
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows with the same keys as an HTML table."""
-    head = "".join(f"<th>{html.escape(key)}</th>" for key in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(value))}</td>" for value in row.values()) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    """Rows as an HTML table, with the columns of all of them; it scrolls where it is wider than the page."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(_cell(row.get(column, "–")) for column in columns) + "</tr>" for row in rows)
+    return f'<div class="scrolls"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def picture(figure: Figure, description: str) -> str:
+def _cell(value: object) -> str:
+    text = str(value)
+    return f'<td class="words">{html.escape(text)}</td>' if len(text) > LONG else f"<td>{html.escape(text)}</td>"
+
+
+def figure_image(figure: Figure, description: str) -> str:
     """A figure as an image inside the page."""
-    return drawn(svg(figure), description)
+    return svg_image(svg(figure), description)
 
 
-def photo(pixels: Tensor, description: str) -> str:
+def svg_image(image: str, description: str) -> str:
+    """The text of an SVG image as an image inside the page."""
+    return _image(image.encode(), "svg+xml", description)
+
+
+def pixel_image(pixels: Tensor, description: str) -> str:
     """uint8 (3, height, width) as an image inside the page."""
     buffer = io.BytesIO()
     to_pil_image(pixels).save(buffer, format="JPEG", quality=88, subsampling=0)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img alt="{html.escape(description)}" src="data:image/jpeg;base64,{data}">'
+    return _image(buffer.getvalue(), "jpeg", description)
 
 
-def drawn(image: str, description: str) -> str:
-    """The text of an SVG image as an image inside the page."""
-    data = base64.b64encode(image.encode()).decode()
-    return f'<img alt="{html.escape(description)}" src="data:image/svg+xml;base64,{data}">'
+def _image(content: bytes, kind: str, description: str) -> str:
+    data = base64.b64encode(content).decode()
+    return f'<img alt="{html.escape(description)}" src="data:image/{kind};base64,{data}">'
 
 
 def paragraph(text: str) -> str:
@@ -70,8 +84,10 @@ def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[st
     """
     body = "".join(f"<h2>{html.escape(heading)}</h2>{''.join(parts)}" for heading, parts in sections)
     page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>{body}</body></html>\n"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body><h1>{html.escape(title)}</h1>{body}</body></html>\n"
     )
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")

@@ -1,19 +1,43 @@
-"""What detection and segmentation share: networks on a backbone, predictions that go to a folder, and reports."""
+"""What detection and segmentation share: networks on a backbone, predictions that go to a folder, and their reports."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as F
 
-from linvit.data.dense.source import DensePreprocessing
+from linvit.analysis.cost import Cost
+from linvit.analysis.dense_cost import count_dense_cost
+from linvit.analysis.dense_pictures import side_by_side
+from linvit.analysis.report import paragraph, photo
+from linvit.data.dense.source import DensePreprocessing, DenseSource
+from linvit.data.images.image import CorruptImageError
 from linvit.data.source import Source
-from linvit.models.dense.frameworks import build_dense
-from linvit.runs.opening import changed_settings, prepared_for
-from linvit.runs.spec import TaskSpec
+from linvit.files import check_writable, replacing
 from linvit.models.by_name import known_arguments
+from linvit.models.dense.frameworks import build_dense
+from linvit.models.published import PUBLISHED_DENSE
+from linvit.runs.images import find_images, read_image
+from linvit.runs.opening import changed_settings, prepared_for
+from linvit.runs.predictions import Predictions
+from linvit.runs.progress import tracked
+from linvit.runs.spec import Section, TaskSpec
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
+
+AT_ONCE = 1 << 26  # numbers of masks or logits at a file's size that are in memory together
+SHOWN = 8  # images of a report
+OVERLAYS = "pictures"
+FAMILIES, SIZES = ("ravlt", "mavit"), ("tiny", "small", "base", "large")
+
+Saver = Callable[[Any, Tensor], None]
+"""Writes a prediction and its image, uint8 (3, height, width)."""
 
 
 class DenseSpec(TaskSpec):
@@ -39,3 +63,170 @@ class DenseSpec(TaskSpec):
         changed = changed_settings(run, name, settings)
         source = self.create_source(name, {**settings, "class_names": run.class_names})
         return prepared_for(run, source, changed)
+
+    def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
+        about = source.preprocessing
+        scaled = f"images scaled to fit {about.short_side} px on their short side and {about.long_side} px on the long"
+        return f"{len(run.class_names)} classes", scaled
+
+    def save_one_by_one(self, run: "Run", folder: Path) -> contextlib.AbstractContextManager[Saver]:
+        """What writes predictions into a folder."""
+        raise NotImplementedError
+
+    def predict_each(
+        self,
+        run: "Run",
+        inputs: Sequence[Any],
+        predicted: Callable[[nn.Module, Tensor, str, tuple[int, int]], Any],
+        without_pixels: Callable[[Any], Any],
+        weights: str | None,
+        output: str | Path | None,
+        progress: bool,
+    ) -> "DensePredictions":
+        """Predictions for images of any size; with an output folder each is written there and loses its masks or map.
+
+        predicted: the prediction for a network, normalized image, name and size of the file.
+        """
+        folder = None if output is None else _checked_folder(output, inputs)
+        items, unreadable = find_images(inputs)
+        items = _outside(items, folder)
+        network, device = run.placed_network(weights)
+        transform = run.preprocessing.transform()
+        rows, kept = [], []
+        with self.save_one_by_one(run, folder) if folder else contextlib.nullcontext() as save:
+            for name, item in tracked(items, "Predicting", progress=progress):
+                try:
+                    image = F.pil_to_tensor(read_image(item, name))
+                except CorruptImageError as error:
+                    unreadable.append(str(error))
+                    continue
+                with torch.inference_mode():
+                    row = predicted(network, transform(image).to(device), name, tuple(image.shape[-2:]))
+                if save:
+                    save(row, image)
+                    row = without_pixels(row)
+                rows.append(row)
+                kept.append(item)
+        return DensePredictions(self, run, rows, unreadable, kept)
+
+    def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
+        """Every framework on every size of RAVLT and MAViT, as released (pattern LLSS) and linear throughout (LLLL).
+
+        Keys: framework, backbone, pattern, and those of `costs`; published_parameters in millions, published_macs in
+        billions.
+
+        Raises ValueError for another family.
+        """
+        if family not in (None, *FAMILIES):
+            raise ValueError(f"`family` is {family!r}, expected one of {', '.join(FAMILIES)}: choose one of them.")
+        for framework in self.frameworks:
+            for name in FAMILIES if family is None else (family,):
+                for size, published in zip(SIZES, PUBLISHED_DENSE[framework], strict=True):
+                    for pattern, suffix in {"LLSS": "", "LLLL": "_linear"}.items():
+                        backbone = f"{name}_{size}{suffix}"
+                        row = {"framework": framework, "backbone": backbone, "pattern": pattern}
+                        parameters, macs = (published if pattern == "LLSS" else None) or (None, None)
+                        row |= costs(count_dense_cost(framework, backbone))
+                        yield row | {"published_parameters": parameters, "published_macs": macs}
+
+
+class DensePredictions(Predictions[Any]):
+    """Predictions of a detector or segmentor, saved as a folder of images, maps, and COCO's JSON or labels."""
+
+    def __init__(
+        self, spec: DenseSpec, run: "Run", rows: Iterable[Any], unreadable: Iterable[str], items: Sequence[Any]
+    ) -> None:
+        super().__init__(rows, unreadable)
+        self._spec, self._run, self._items = spec, run, items
+
+    def to_csv(self, path: str | Path) -> None:
+        raise ValueError("Objects and maps do not fit into a .csv file: call `save` with a folder.")
+
+    def to_json(self, path: str | Path) -> None:
+        with self._spec.json_writer(self._run, Path(path)) as write:
+            for row in self:
+                write(row)
+
+    def save(self, path: str | Path) -> None:
+        """Writes a folder; raises ValueError where it was given as `output` and nothing is left to write."""
+        with self._spec.save_one_by_one(self._run, _checked_folder(path, self._items)) as save:
+            for row, item in zip(self, self._items, strict=True):
+                save(row, F.pil_to_tensor(read_image(item, row.file)))
+
+
+def costs(cost: Cost) -> dict[str, int]:
+    """parameters, macs (of layers, as the papers count) and macs_attention (products between tensors, on top)."""
+    return {"parameters": cost.parameters, "macs": cost.macs, "macs_attention": cost.macs_attention}
+
+
+def chunks(count: int, size: tuple[int, int]) -> int:
+    """How many of `count` masks of a size are in memory together."""
+    return max(1, AT_ONCE // (size[0] * size[1]))
+
+
+def save_pixels(pixels: Tensor, path: Path) -> None:
+    """uint8 (3, height, width) or (height, width), whole or not at all, in the format of the ending."""
+    array = pixels.movedim(0, -1).contiguous().numpy() if pixels.ndim == 3 else pixels.numpy()
+    options = {"format": "PNG"} if path.suffix == ".png" else {"format": "JPEG", "quality": 92, "subsampling": 0}
+    with replacing(path) as temporary:
+        Image.fromarray(np.ascontiguousarray(array)).save(temporary, **options)
+
+
+def untaken_name(file: str, taken: set[str]) -> str:
+    """A file's name without ending, numbered where it is among those taken in any case of letters; now taken too."""
+    stem = name = Path(file).stem
+    number = 1
+    while name.lower() in taken:
+        number += 1
+        name = f"{stem}_{number}"
+    taken.add(name.lower())
+    return name
+
+
+def truth_and_answer(
+    run: "Run", source: Source, overlays: Callable[[nn.Module, Tensor, Any, torch.device], tuple[Tensor, Tensor]], words: str
+) -> Section:
+    """Images evenly chosen from the data, with the truth to the left and the answer to the right.
+
+    overlays: both, of a network, a normalized image and its target.
+    """
+    network, device = run.placed_network()
+    dataset = source.val_set()
+    places = torch.linspace(0, len(dataset) - 1, min(SHOWN, len(dataset))).round().long().tolist()  # type: ignore[arg-type]
+    images = []
+    with torch.inference_mode():
+        for place in places:
+            item = dataset[place]
+            if not isinstance(item, str):
+                shown = side_by_side(*overlays(network, *item, device))
+                images.append(photo(shown, f"image {place + 1}: truth and answer"))
+    return "Images", [paragraph(f"Images evenly chosen from the data: the truth to the left, {words}."), *images]
+
+
+def displayed(image: Tensor, source: DenseSource) -> Tensor:
+    """uint8 (3, height, width): the image before it was normalized."""
+    about = source.preprocessing
+    mean, std = (torch.tensor(values)[:, None, None] for values in (about.mean, about.std))
+    return ((image * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def _checked_folder(output: str | Path, inputs: Sequence[Any]) -> Path:
+    folder = Path(output)
+    if folder.suffix in (".csv", ".json") or (folder.exists() and not folder.is_dir()):
+        raise ValueError(f"`output` is {folder}, but detectors and segmentors write many files: give a folder.")
+    for path in (Path(item) for item in inputs if isinstance(item, str | Path)):
+        if path.exists() and path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"The output folder {folder} holds the images {path}: choose another folder.")
+    check_writable(folder)
+    return folder
+
+
+def _outside(items: list[tuple[str, Any]], folder: Path | None) -> list[tuple[str, Any]]:
+    """Without what an earlier call left in the output folder, where that lies among the images."""
+    if folder is None:
+        return items
+    inside = folder.resolve()
+    kept = [(n, i) for n, i in items if not (isinstance(i, Path) and i.resolve().is_relative_to(inside))]
+    if not kept:
+        raise ValueError(f"All images lie in the output folder {folder}: choose another folder.")
+    return kept

@@ -9,7 +9,7 @@ def test_page_holds_everything_in_one_file(tmp_path):
     figure.subplots().plot([1, 2])
     parts = [
         report.table([{"model": "<b>", "top1": "99 %"}]),
-        report.picture(figure, "a curve"),
+        report.figure_image(figure, "a curve"),
         report.paragraph("x < y"),
     ]
     report.write_page(tmp_path / "page.html", "Title", [("Section", parts)])

@@ -73,11 +73,16 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
     try:
         with Image.open(file) as image:
             image.load()
-            if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips it to white
-                image = image.convert("I").point(lambda value: value / 256)
-            return image.convert(MODES[channels])
+            return converted(image, channels)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptImageError(
             f"{name or file} is not a readable image ({reason}): replace or remove the file."
         ) from error
+
+
+def converted(image: Image.Image, channels: int) -> Image.Image:
+    """The image in grey (1 channel) or RGB (3 channels)."""
+    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips it to white
+        image = image.convert("I").point(lambda value: value / 256)
+    return image.convert(MODES[channels])

@@ -1,12 +1,35 @@
 """Runs of object detection and instance segmentation."""
 
-from typing import Any, ClassVar
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from linvit.data.dense.coco import Coco
+import torch
+from torch import Tensor, nn
+
+from linvit.analysis import answer_figures as figures
+from linvit.analysis.dense_pictures import draw_objects
+from linvit.analysis.report import figure_image, paragraph, table
+from linvit.data.dense.coco import Coco, to_original, to_results
+from linvit.data.dense.masks import to_mask, to_runs
+from linvit.data.dense.source import DenseSource
 from linvit.data.source import Source
+from linvit.files import replacing
 from linvit.models.dense.frameworks import DETECTORS
-from linvit.runs.dense import DenseSpec
+from linvit.runs.dense import OVERLAYS, DensePredictions, DenseSpec, Saver, chunks, displayed, save_pixels
+from linvit.runs.dense import truth_and_answer, untaken_name
+from linvit.runs.predictions import ObjectPrediction
+from linvit.runs.spec import Section
+from linvit.tasks.average_precision import average_precision_by_class
 from linvit.tasks.detection import Detection
+
+if TYPE_CHECKING:
+    from linvit.runs.run import Run
+
+THRESHOLD = 0.5
 
 
 class DetectionSpec(DenseSpec):
@@ -20,3 +43,171 @@ class DetectionSpec(DenseSpec):
 
     def stored(self, source: Source) -> dict[str, Any]:
         return {"category_ids": list(source.annotations("train").category_ids)}
+
+    def predict(
+        self,
+        run: "Run",
+        inputs: Sequence[Any],
+        *,
+        threshold: float = THRESHOLD,
+        weights: str | None = None,
+        output: str | Path | None = None,
+        progress: bool = False,
+    ) -> DensePredictions:
+        """An ObjectPrediction with all that is found in each image.
+
+        Args:
+            threshold: score from which objects are shown: counted in `table()`, drawn in the images of a folder.
+            weights: "raw" or "ema"; by default the moving average where there is one.
+            output: folder for predictions.json in COCO's format and images with the objects drawn onto them; each
+                image is written at once and its masks are not kept.
+            progress: whether a bar is shown.
+        """
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"`threshold` is {threshold}, expected a score from 0 to 1: change it.")
+
+        def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> ObjectPrediction:
+            return detected(network, image, name, size, run.class_names, threshold)
+
+        def without_masks(row: ObjectPrediction) -> ObjectPrediction:
+            return replace(row, masks=None)
+
+        return self.predict_each(run, inputs, predicted, without_masks, weights, output, progress)
+
+    @contextlib.contextmanager
+    def json_writer(self, run: "Run", path: Path) -> Iterator[Callable[[ObjectPrediction], None]]:
+        """Writes COCO's JSON, one prediction after the other; whole or not at all."""
+        ids = category_ids(run)
+        images: list[dict[str, Any]] = []
+        count = 0
+        head = {
+            "info": {"description": f"Detections of {run.path}"},
+            "licenses": [],
+            "categories": [{"id": key, "name": name} for key, name in zip(ids, run.class_names, strict=True)],
+        }
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(head, ensure_ascii=False)[:-1] + ', "annotations": [')
+
+            def write(row: ObjectPrediction) -> None:
+                nonlocal count
+                height, width = row.size
+                images.append({"id": len(images) + 1, "file_name": row.file, "height": height, "width": width})
+                for annotation in _annotations(row, len(images), ids):
+                    count += 1
+                    file.write(", " * (count > 1) + json.dumps({"id": count, **annotation}))
+
+            yield write
+            file.write(f'], "images": {json.dumps(images, ensure_ascii=False)}}}')
+
+    @contextlib.contextmanager
+    def save_one_by_one(self, run: "Run", folder: Path) -> Iterator[Saver]:
+        taken: set[str] = set()
+        with self.json_writer(run, folder / "predictions.json") as write:
+
+            def save(row: ObjectPrediction, image: Tensor) -> None:
+                write(row)
+                overlay = object_overlay(image, row, run.class_names)
+                save_pixels(overlay, folder / OVERLAYS / f"{untaken_name(row.file, taken)}.jpg")
+
+            yield save
+
+    def sections(self, run: "Run", source: Source) -> list[Section]:
+        network, device = run.placed_network()
+        rows: list[dict[str, Any]] = []
+        image_ids: list[int] = []
+        with torch.inference_mode():
+            for images, targets in source.val_dataloader():
+                rows += source.results(images, targets, network([image.to(device) for image in images]))
+                image_ids += [target["image_id"] for target in targets]
+        truth = source.ground_truth()
+        sections = []
+        for shape, overlap in run.task.overlaps.items():
+            values = average_precision_by_class(truth, rows, image_ids, overlap)
+            sections.append((f"Average precision of {shape} predictions per class", _per_class(values, source)))
+        words = f"the answer to the right, objects with a score of {100 * THRESHOLD:g} % or more"
+
+        def overlays(network: nn.Module, image: Tensor, target: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+            return _truth_and_answer(network, source, image, target, device)
+
+        return [*sections, truth_and_answer(run, source, overlays, words)]
+
+
+def category_ids(run: "Run") -> list[int]:
+    """The number of each class in files in COCO's format."""
+    return run.stored.get("category_ids") or list(range(1, len(run.class_names) + 1))
+
+
+@torch.inference_mode()
+def detected(
+    network: nn.Module,
+    image: Tensor,
+    name: str,
+    size: tuple[int, int],
+    class_names: Sequence[str],
+    threshold: float = THRESHOLD,
+) -> ObjectPrediction:
+    """What a detector finds in a normalized image, in pixels of its file's size, best score first."""
+    answer = {key: value.cpu() for key, value in network([image])[0].items()}
+    order = answer["scores"].argsort(descending=True, stable=True)
+    answer = {key: value[order] for key, value in answer.items()}
+    masks: list[dict[str, Any]] | None = [] if "masks" in answer else None
+    boxes = []
+    for places in torch.arange(len(order)).split(chunks(len(order), size)):
+        original = to_original({key: value[places] for key, value in answer.items()}, tuple(image.shape[-2:]), size)
+        boxes.append(original["boxes"].float())
+        if masks is not None:
+            masks += [to_runs(mask) for mask in original["masks"].numpy()]
+    labels = answer["labels"].tolist()
+    classes = [class_names[label] for label in labels]
+    return ObjectPrediction(name, size, torch.cat(boxes), labels, classes, answer["scores"].tolist(), masks, threshold)
+
+
+def object_overlay(image: Tensor, row: ObjectPrediction, class_names: Sequence[str]) -> Tensor:
+    """uint8 (3, height, width) with the objects that reach the threshold drawn onto it, the best on top."""
+    count = sum(score >= row.threshold for score in row.scores)
+    words = [f"{name}: {100 * score:.0f} %" for name, score in zip(row.classes, row.scores, strict=True)][:count]
+    masks = None
+    if row.masks is not None:
+        masks = (torch.from_numpy(to_mask(runs, row.size)).bool() for runs in row.masks[:count])
+    return draw_objects(image, row.boxes[:count], row.labels[:count], words, len(class_names), masks)
+
+
+def _annotations(row: ObjectPrediction, image_id: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    content = {"boxes": row.boxes, "labels": torch.tensor(row.labels), "scores": torch.tensor(row.scores)}
+    results = to_results(image_id, content, ids)
+    for result, runs in zip(results, row.masks or [None] * len(results), strict=True):  # type: ignore[list-item]
+        if runs is None:
+            yield result | {"area": result["bbox"][2] * result["bbox"][3], "iscrowd": 0}
+        else:
+            yield result | {"segmentation": runs, "area": _pixels_inside(runs), "iscrowd": 0}
+
+
+def _pixels_inside(runs: dict[str, Any]) -> int:
+    from faster_coco_eval import mask  # part of the extra `dense`
+
+    return int(mask.area(runs))
+
+
+def _per_class(values: Mapping[int, tuple[float, float, int]], source: Any) -> list[str]:
+    ids = source.annotations("val").category_ids
+    shares = torch.tensor([values[key][0] if key in values else float("nan") for key in ids])
+    names = dict(zip(ids, source.class_names, strict=True))
+    shown = figure_image(figures.class_shares(shares, source.class_names, "AP"), "average precision per class")
+    rows = [
+        {"class": names[key], "AP": f"{100 * ap:.2f} %", "AP50": f"{100 * ap50:.2f} %", "objects": f"{count:,}"}
+        for key, (ap, ap50, count) in values.items()
+    ]
+    absent = len(ids) - len(values)
+    note = [paragraph(f"{absent} classes do not occur in the data.")] if absent else []
+    return [shown, table(rows), *note]
+
+
+def _truth_and_answer(
+    network: nn.Module, source: DenseSource, image: Tensor, target: dict[str, Any], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    names, shown, size = source.class_names, displayed(image, source), tuple(image.shape[-2:])
+    crowds = zip(target["labels"].tolist(), target["iscrowd"].tolist(), strict=True)
+    words = [names[label] + " (crowd)" * crowd for label, crowd in crowds]
+    masks = target["masks"].bool() if "masks" in target else None
+    truth = draw_objects(shown, target["boxes"], target["labels"].tolist(), words, len(names), masks)
+    return truth, object_overlay(shown, detected(network, image.to(device), "", size, names), names)

@@ -1,4 +1,4 @@
-"""Figures of one classifier judged image by image; readable for two classes and for a thousand."""
+"""Figures on the answers of one network; readable for two classes and for a thousand."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,16 +8,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from linvit.analysis.figures import COLOURS
-from linvit.analysis.judged import Judged, Pair, calibration, expected_calibration_error, per_class
+from linvit.analysis.answers import Answers, Pair, calibration, expected_calibration_error, per_class
 
 SHOWN = 20  # classes at either end
 LONGEST = 28  # characters of a class name
 CONFUSED, WRITTEN = 30, 16  # classes of a confusion matrix at most, and those whose numbers are written
 
 
-def class_accuracies(judged: Judged) -> Figure:
+def class_accuracies(answers: Answers) -> Figure:
     """Accuracy of every class, or of the best and the worst 20 beside the distribution over all of them."""
-    return class_shares(per_class(judged)[0], judged.class_names, "accuracy")
+    return class_shares(per_class(answers)[0], answers.class_names, "accuracy")
 
 
 def class_shares(shares: Tensor, class_names: Sequence[str], measure: str) -> Figure:
@@ -45,24 +45,24 @@ def class_shares(shares: Tensor, class_names: Sequence[str], measure: str) -> Fi
     return figure
 
 
-def confused_images(judged: Judged, pairs: Sequence[Pair], image: Callable[[int], Tensor]) -> Figure:
-    """A row a pair with its images; `image(index)` gives one in 0..1, (height, width, 3) or (height, width)."""
+def confused_images(answers: Answers, pairs: Sequence[Pair], image: Callable[[int], Tensor]) -> Figure:
+    """A row for each pair, with its images; `image(index)` gives one in 0..1, (height, width, 3) or (height, width)."""
     most = max(len(pair.indices) for pair in pairs)
     figure = Figure(figsize=(3.6 + 1.25 * most, 1.3 * len(pairs)), layout="constrained")
     grid = figure.subplots(len(pairs), 1 + most, squeeze=False, width_ratios=(2.6, *[1] * most))
     for row, pair in zip(grid, pairs, strict=True):
         for axes in row:
             axes.axis("off")
-        true, read = (_short(judged.class_names[place]) for place in (pair.true, pair.read))
-        row[0].text(0, 0.5, f"{true}\nread as {read}\n{pair.count}×", va="center", fontsize=9)
+        true, answered = (_short(answers.class_names[place]) for place in (pair.true, pair.answered))
+        row[0].text(0, 0.5, f"{true}\nanswered as {answered}\n{pair.count}×", va="center", fontsize=9)
         for axes, index in zip(row[1:], pair.indices, strict=False):
             axes.imshow(image(index), cmap="gray", vmin=0, vmax=1)
     return figure
 
 
-def calibration_curve(judged: Judged) -> Figure:
+def calibration_curve(answers: Answers) -> Figure:
     """Accuracy against confidence in 15 bins, and how many images fall into each."""
-    counts, confidence, accuracy = calibration(judged)
+    counts, confidence, accuracy = calibration(answers)
     edges = torch.arange(len(counts)) / len(counts)
     full = counts > 0
     figure = Figure(figsize=(10, 3.8), layout="constrained")
@@ -70,7 +70,7 @@ def calibration_curve(judged: Judged) -> Figure:
     left.plot([0, 100], [0, 100], color="#999999", linestyle="--", label="as sure as right")
     left.plot(100 * confidence[full], 100 * accuracy[full], "o-", color=COLOURS[1], label="network", clip_on=False)
     left.set(xlabel="mean confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
-    left.set_title(f"expected calibration error {100 * expected_calibration_error(judged):.2f} %", fontsize=10)
+    left.set_title(f"expected calibration error {100 * expected_calibration_error(answers):.2f} %", fontsize=10)
     left.legend(frameon=False)
     right.bar(100 * edges, counts, width=100 / len(counts), align="edge", color=COLOURS[0], edgecolor="white")
     right.set(xlabel="confidence, %", ylabel="images", xlim=(0, 100))

@@ -1,0 +1,179 @@
+"""Predictions as typed rows, which can be read as a table and saved as CSV or JSON."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from linvit.files import check_writable, replacing
+
+
+class Prediction(Protocol):
+    """What was predicted for an input, named by its path or, in memory, by its number: a row of each kind of table."""
+
+    file: str
+
+    def shown(self) -> dict[str, str]:
+        """As people read it."""
+
+    def cells(self) -> dict[str, str]:
+        """As it stands in a CSV file."""
+
+    def entry(self) -> dict[str, Any]:
+        """As it stands in a JSON file."""
+
+
+@dataclass(frozen=True)
+class ClassPrediction:
+    """The classes of an image, most probable first, with their probabilities in 0..1."""
+
+    file: str
+    classes: list[str]
+    probabilities: list[float]
+
+    @property
+    def pairs(self) -> list[tuple[str, float]]:
+        """(class, probability) of each."""
+        return list(zip(self.classes, self.probabilities, strict=True))
+
+    def shown(self) -> dict[str, str]:
+        words = ", ".join(f"{name} {100 * value:.1f} %" for name, value in self.pairs)
+        return {"image": self.file, "classes, most probable first": words}
+
+    def cells(self) -> dict[str, str]:
+        cells = {"image": self.file}
+        for place, (name, value) in enumerate(self.pairs, start=1):
+            cells |= {f"class_{place}": name, f"probability_{place}": f"{value:.6f}"}
+        return cells
+
+    def entry(self) -> dict[str, Any]:
+        classes = [{"class": name, "probability": round(value, 6)} for name, value in self.pairs]
+        return {"image": self.file, "predictions": classes}
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The text of a sound."""
+
+    file: str
+    text: str
+
+    def shown(self) -> dict[str, str]:
+        return {"sound": self.file, "text": self.text}
+
+    cells = entry = shown
+
+
+@dataclass(frozen=True)
+class ObjectPrediction:
+    """The objects that a detector finds in an image, best score first, in pixels of the image.
+
+    size: (height, width). boxes: float32 (n, 4), left, top, right, bottom. labels: places of the classes in
+    `run.class_names`. masks: COCO's run lengths (RLE), see pycocotools; None for a network without masks, and where they
+    were written to a folder. threshold: the score from which objects are shown.
+    """
+
+    file: str
+    size: tuple[int, int]
+    boxes: Tensor
+    labels: list[int]
+    classes: list[str]
+    scores: list[float]
+    masks: list[dict[str, Any]] | None
+    threshold: float = 0.5
+
+    def shown(self) -> dict[str, str]:
+        best: dict[str, list[float]] = {}
+        for name, score in zip(self.classes, self.scores, strict=True):
+            if score >= self.threshold:
+                best.setdefault(name, []).append(score)
+        words = [f"{len(scores)} × {name} ({100 * scores[0]:.1f} %)" for name, scores in best.items()]
+        return {
+            "image": self.file,
+            "objects": first_words(words) or f"nothing with a score of {100 * self.threshold:g} % or more",
+        }
+
+
+@dataclass(frozen=True)
+class MapPrediction:
+    """The class of each pixel of an image.
+
+    labels: uint8 (height, width), places in `run.class_names`; None where they were written to a folder. shares: class
+    and share of the pixels in 0..1, the largest first.
+    """
+
+    file: str
+    labels: Tensor | None
+    shares: list[tuple[str, float]]
+
+    def shown(self) -> dict[str, str]:
+        return {"image": self.file, "regions": first_words([f"{name} {100 * share:.1f} %" for name, share in self.shares])}
+
+
+def first_words(words: Sequence[str], most: int = 8) -> str:
+    """The first ones, and whether there are more."""
+    return ", ".join([*words[:most], *(["…"] if len(words) > most else [])])
+
+
+Row = TypeVar("Row", bound=Prediction)
+
+
+class Predictions(Sequence[Row]):
+    """Predictions for one input after the other.
+
+    unreadable: a sentence for each file that was left out.
+    """
+
+    def __init__(self, rows: Iterable[Row], unreadable: Iterable[str] = ()) -> None:
+        self._rows = tuple(rows)
+        self.unreadable = tuple(unreadable)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._rows[index]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} rows, {len(self.unreadable)} unreadable)"
+
+    def table(self) -> list[dict[str, str]]:
+        """Rows as people read them."""
+        return [row.shown() for row in self]
+
+    def to_csv(self, path: str | Path) -> None:
+        """Writes a row for each input, whole or not at all."""
+        cells = [row.cells() for row in self]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in cells for key in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(cells)
+        _write(path, text.getvalue())
+
+    def to_json(self, path: str | Path) -> None:
+        """Writes a list with an object for each input, whole or not at all."""
+        _write(path, json.dumps([row.entry() for row in self], indent=1, ensure_ascii=False))
+
+    def save(self, path: str | Path) -> None:
+        """Writes a .csv or .json file; raises ValueError for another ending."""
+        path = check_output(path)
+        self.to_csv(path) if path.suffix == ".csv" else self.to_json(path)
+
+
+def check_output(path: str | Path) -> Path:
+    """The path itself; raises ValueError for an ending other than .csv and .json, OSError where it cannot be written."""
+    path = Path(path)
+    if path.suffix not in (".csv", ".json"):
+        raise ValueError(f"`output` is {path}, which has an unknown ending: expected a .csv or .json file.")
+    check_writable(path.parent)
+    return path
+
+
+def _write(path: str | Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
