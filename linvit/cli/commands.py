@@ -44,7 +44,7 @@ COMMANDS = {
     "study": (
         studies.study_arguments,
         studies.run_study,
-        "Train every mechanism over seeds, compare, and judge the papers' claims.",
+        "Train every mechanism over seeds, compare them, and test the papers' claims.",
     ),
     "compare": (
         studies.compare_arguments,

@@ -13,11 +13,11 @@ from linvit.studies.statistics import (
     Estimate,
     estimate,
     holm_levels,
+    paired,
     verdict_all,
     verdict_equal,
     verdict_higher,
     verdict_share,
-    paired,
 )
 
 MARGIN = 1.0  # percentage points within which two accuracies count as equal
@@ -28,7 +28,10 @@ OTHERS = ("linear", "hydra", "efficient", "linear_angular", "enhanced", "focused
 
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 
-COMPARED: dict[str, Callable[[Estimate], str]] = {"higher": verdict_higher, "equal": partial(verdict_equal, margin=MARGIN)}
+COMPARED: dict[str, Callable[[Estimate], str]] = {
+    "higher": verdict_higher,
+    "equal": partial(verdict_equal, margin=MARGIN),
+}
 """Rules on a pair, from the corrected estimate of its difference to a verdict."""
 
 COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -91,9 +94,7 @@ def verdicts(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) ->
     for (claim, pair), level in zip(tested, levels, strict=True):
         level = level if claim.rule == "higher" else 1 - alpha / len(tested)
         corrected[claim, pair] = _difference(claim, pair, numbers, level)
-    return [
-        _of_pairs(claim, corrected) if claim.rule in COMPARED else _of_runs(claim, numbers) for claim in claims
-    ]
+    return [_of_pairs(claim, corrected) if claim.rule in COMPARED else _of_runs(claim, numbers) for claim in claims]
 
 
 def _difference(claim: Claim, pair: tuple[str, str], numbers: Numbers, level: float) -> Estimate:

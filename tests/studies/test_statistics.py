@@ -10,11 +10,11 @@ from linvit.studies.statistics import (
     estimate,
     holm,
     holm_levels,
+    paired,
     verdict_all,
     verdict_equal,
     verdict_higher,
     verdict_share,
-    paired,
 )
 
 
