@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from linvit.analysis.figures import COLOURS
 from linvit.analysis.answers import Answers, Pair, calibration, expected_calibration_error, per_class
+from linvit.analysis.figures import COLOURS
 
 SHOWN = 20  # classes at either end
 LONGEST = 28  # characters of a class name

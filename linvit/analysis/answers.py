@@ -60,7 +60,9 @@ def confused_pairs(answers: Answers, most: int, examples: int) -> list[Pair]:
         true, answered = divmod(place, count)
         places_of_pair = surest[(answers.targets[surest] == true) & (answers.predictions[surest] == answered)]
         share = errors[place].item() / matrix[true].sum().item()
-        pairs.append(Pair(true, answered, len(places_of_pair), share, answers.indices[places_of_pair[:examples]].tolist()))
+        pairs.append(
+            Pair(true, answered, len(places_of_pair), share, answers.indices[places_of_pair[:examples]].tolist())
+        )
     return pairs
 
 

@@ -2,13 +2,8 @@
 
 from types import SimpleNamespace
 
-from linvit.cli import analyze, convert, evaluate, generate, predict, train
+from linvit.cli import analyze, convert, data, evaluate, generate, predict, train
 from linvit.cli import bench_commands as benches
-<<<<<<< HEAD
-=======
-from linvit.cli import data
-from linvit.cli import run_commands as runs
->>>>>>> h2
 from linvit.cli import study_commands as studies
 
 
@@ -32,20 +27,16 @@ COMMANDS = {
         studies.demo_arguments, studies.run_demo, "Train four small networks on real digits and write a report."
     ),
     "study": _command(
-        studies.study_arguments, studies.run_study, "Train every mechanism over seeds and test the papers' claims."
+        studies.study_arguments,
+        studies.run_study,
+        "Train every mechanism over seeds, compare them, and test the papers' claims.",
     ),
     "compare": _command(
         studies.compare_arguments, studies.run_compare, "Train recipes over seeds, side by side, with intervals."
     ),
-<<<<<<< HEAD
     "data": _command(
-        studies.data_arguments,
-        studies.run_data,
-=======
-    "data": (
         data.data_arguments,
         data.run_data,
->>>>>>> h2
         "Make scenes of digits or spoken digits, or check detection and segmentation data.",
     ),
     "models": _command(

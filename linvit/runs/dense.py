@@ -184,7 +184,10 @@ def untaken_name(file: str, taken: set[str]) -> str:
 
 
 def truth_and_answer(
-    run: "Run", source: Source, overlays: Callable[[nn.Module, Tensor, Any, torch.device], tuple[Tensor, Tensor]], words: str
+    run: "Run",
+    source: Source,
+    overlays: Callable[[nn.Module, Tensor, Any, torch.device], tuple[Tensor, Tensor]],
+    words: str,
 ) -> Section:
     """Images evenly chosen from the data, with the truth to the left and the answer to the right.
 

@@ -61,15 +61,6 @@ def evaluate(run: "Run", source: Source, progress: bool = False, **trainer: Any)
         "use_distributed_sampler": False,
         "default_root_dir": run.folder,  # where a classifier of generated images is kept
     }
-<<<<<<< HEAD
-=======
-    if restored.drawing:
-        settings["default_root_dir"] = restored.folder  # where the classifier that judges is kept
-    source = source_for(restored, data, num_workers)
-    if isinstance(source, SpeechFolder) and len(parts := source.subset_names()) > 1:
-        told = f"{source.root} holds the parts {', '.join(parts)}, which are measured together: name one for it alone."
-        print(told, file=sys.stderr)
->>>>>>> h2
     with quiet_lightning():
         logged = Trainer(**settings | trainer).validate(run.task, datamodule=source, verbose=False)
     if not logged:

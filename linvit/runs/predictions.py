@@ -112,7 +112,10 @@ class MapPrediction:
     shares: list[tuple[str, float]]
 
     def shown(self) -> dict[str, str]:
-        return {"image": self.file, "regions": first_words([f"{name} {100 * share:.1f} %" for name, share in self.shares])}
+        return {
+            "image": self.file,
+            "regions": first_words([f"{name} {100 * share:.1f} %" for name, share in self.shares]),
+        }
 
 
 def first_words(words: Sequence[str], most: int = 8) -> str:

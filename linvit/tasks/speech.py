@@ -51,32 +51,19 @@ class Speech(Task):
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         features, targets = batch
-<<<<<<< HEAD
-        logits, lengths = self.network(features, targets["lengths"], targets["pieces"])
-        return self.learn(loss_per_piece(logits, lengths, targets).mean(), len(features))
-=======
         logits, lengths = self.network(features, targets["lengths"], targets["tokens"])
-        return self.learn(loss_a_piece(logits, lengths, targets).mean(), len(features))
->>>>>>> h2
+        return self.learn(loss_per_piece(logits, lengths, targets).mean(), len(features))
 
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
         features, targets = batch
         self.count.update(len(features))
         names = self.trainer.datamodule.class_names
         for kind, network in self.networks().items():
-<<<<<<< HEAD
-            logits, lengths = network(features, targets["lengths"], targets["pieces"])
+            logits, lengths = network(features, targets["lengths"], targets["tokens"])
             sums = self.sums_of[kind]
             sums["loss"].update(loss_per_piece(logits, lengths, targets).double().sum())
             transduced = network.transduce(features, targets["lengths"]) if network.transduces else None
             for pieces, text in zip(transduced or self.decoded(logits, lengths), targets["texts"], strict=True):
-=======
-            logits, lengths = network(features, targets["lengths"], targets["tokens"])
-            found = self.sums_of[kind]
-            found["loss"].update(loss_a_piece(logits, lengths, targets).double().sum())
-            told = network.transduce(features, targets["lengths"]) if network.transduces else None
-            for pieces, text in zip(told or self.written(logits, lengths), targets["texts"], strict=True):
->>>>>>> h2
                 edits, words = word_edits(text, spelled(pieces, names))
                 sums["edits"].update(edits)
                 sums["words"].update(words)

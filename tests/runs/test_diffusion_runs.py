@@ -19,7 +19,8 @@ from linvit.runs.draw import draw
 from linvit.runs.evaluate import evaluate
 from linvit.runs.restore import restore
 from linvit.runs.training import train
-from linvit.studies import pool as runs
+from linvit.studies.pool import last_measures
+from linvit.tasks import generated
 from linvit.tasks.checkpoints import RunStoppedError
 
 
@@ -124,8 +125,8 @@ def test_the_page_of_a_generator_shows_what_it_draws(run, tmp_path):
 
 
 def test_a_comparison_reads_the_measure_of_the_network_that_draws(run):
-    assert runs.last(run, "fid") == float(curve(run)[-1]["ema_fid"])
-    assert runs.last(run, "train_loss") == float(curve(run)[-1]["train_loss"])
+    assert last_measures(run)["fid"] == float(curve(run)[-1]["ema_fid"])
+    assert last_measures(run)["train_loss"] == float(curve(run)[-1]["train_loss"])
 
 
 @pytest.mark.parametrize(

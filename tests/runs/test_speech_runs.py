@@ -21,7 +21,7 @@ from linvit.runs.restore import restore, source_for
 from linvit.runs.stream import listen
 from linvit.runs.training import train
 from linvit.runs.transcribe import set_decoding, transcribe
-from linvit.studies.compare import compare
+from linvit.studies import compare
 from linvit.tasks.checkpoints import RunStoppedError
 from linvit.tasks.transcription import greedy, spelled, word_edits
 
@@ -248,11 +248,11 @@ def test_attentions_are_compared_over_seeds(run, tmp_path):
         data = {"root": str(run.parent / "speech")}
         path = write_speech_recipe(tmp_path / mechanism, mechanism, data=data, task={"ema_decay": None})
         recipes.append(path.rename(tmp_path / f"{mechanism}.yaml"))
-    text = compare(recipes, tmp_path / "out", seeds=2, overrides=["trainer.max_epochs=1"]).read_text()
+    text = compare(recipes, tmp_path / "out", seeds=2, overrides=["trainer.max_epochs=1"]).to_markdown()
     assert "word error rate, %" in text
     rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
-    assert [row["recipe"] for row in rows] == ["softmax", "mala"]
-    assert rows[1]["difference"]["count"] == 2
+    assert [row["name"] for row in rows] == ["softmax", "mala"]
+    assert rows[1]["differences"]["softmax"]["count"] == 2
 
 
 def test_a_transducer_learns_and_writes(run, tmp_path):

@@ -19,8 +19,17 @@ from linvit.data.dense.source import DenseSource
 from linvit.data.source import Source
 from linvit.files import replacing
 from linvit.models.dense.frameworks import DETECTORS
-from linvit.runs.dense import OVERLAYS, DensePredictions, DenseSpec, Saver, chunks, displayed, save_pixels
-from linvit.runs.dense import truth_and_answer, untaken_name
+from linvit.runs.dense import (
+    OVERLAYS,
+    DensePredictions,
+    DenseSpec,
+    Saver,
+    chunks,
+    displayed,
+    save_pixels,
+    truth_and_answer,
+    untaken_name,
+)
 from linvit.runs.predictions import ObjectPrediction
 from linvit.runs.spec import Section
 from linvit.tasks.average_precision import average_precision_by_class
