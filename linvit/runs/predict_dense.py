@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 from torchvision.ops import box_convert
 
-from linvit.analysis.dense_pictures import draw_map, draw_objects, shares
+from linvit.analysis.dense_images import draw_map, draw_objects, shares
 from linvit.data.dense.coco import to_original, to_results
 from linvit.data.dense.masks import to_mask
 from linvit.data.dense.source import read_image

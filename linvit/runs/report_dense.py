@@ -12,7 +12,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from torchvision.transforms.v2 import functional as F
 
 from linvit.analysis import judged_figures as draw
-from linvit.analysis.dense_pictures import draw_map, draw_objects, side_by_side
+from linvit.analysis.dense_images import draw_map, draw_objects, side_by_side
 from linvit.analysis.report import paragraph, photo, picture, table, write_page
 from linvit.data import DensePreprocessing
 from linvit.data.dense.source import DenseSource
