@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from linvit.analysis.curves import training_curve
-from linvit.analysis.report import paragraph, picture, table, write_page
+from linvit.analysis.report import figure_image, paragraph, table, write_page
 from linvit.runs import Run, load_run
 from linvit.runs.report import PAGE
 from linvit.studies import inside
@@ -50,7 +50,7 @@ def demo(recipes: str | Path, folder: str | Path, workers: int = 2, progress: Sa
     sections = [("What was trained", [table(rows), paragraph(ABOUT.format(epochs=comparison.about["epochs"]))])]
     sections += [(name, _training(name, run, folder)) for name, run in runs.items()]
     networks = {name: inside.of_run(run.folder) for name, run in runs.items()}
-    figures = [picture(draw(networks), "ranks and scores") for draw in inside.FIGURES.values()]
+    figures = [figure_image(draw(networks), "ranks and scores") for draw in inside.FIGURES.values()]
     sections.append(("Inside the attention", [*figures, paragraph(ABOUT_INSIDE.format(images=inside.IMAGES))]))
     write_page(folder / PAGE, "linvit: reading digits with linear attention", sections)
     return comparison
@@ -61,6 +61,6 @@ def _training(name: str, run: Run, folder: Path) -> list[str]:
     link = html.escape(str((run.folder / PAGE).relative_to(folder)))
     words = "accuracy of each class, confused pairs, calibration and throughput"
     return [
-        picture(training_curve(run.metrics, run.task.measures), f"training of {name}"),
+        figure_image(training_curve(run.metrics, run.task.measures), f"training of {name}"),
         f'<p><a href="{link}">Report on {name}</a>: {words}.</p>',
     ]

@@ -182,11 +182,12 @@ def _about(
 ) -> dict[str, Any]:
     values, source = plans[0].values, plans[0].source
     data = getattr(source.preprocessing, "corpus", values["data"]["name"])
+    names = {plan.values["model"].get("name") for plan in plans}
     machine = environment.describe(1, 1)
     return {
         "parameters": [min(parameters), max(parameters)],
         "data": f"{values['data']['name']} over {key}" if key else data,
-        "model": values["model"],
+        "model": names.pop() if len(names) == 1 else None,
         "epochs": values["trainer"]["max_epochs"],
         "seeds": seeds,
         "precision": values["trainer"]["precision"],

@@ -145,12 +145,18 @@ def about_line(about: Mapping[str, Any]) -> str:
     """The line below every table."""
     parameters = " to ".join(f"{number:,}" for number in dict.fromkeys(about["parameters"]))
     precision = "float32" if about["precision"] in FLOAT32 else f"precision {about['precision']}"
-    return (
-        f"*Stand-in of {parameters} parameters: {about['model'].get('name', 'network')}; {about['data']}; seeds 0 to"
-        f" {about['seeds'] - 1}, mean ± half of the 95 % t-interval, Δ paired by seed with its own 95 % t-interval, p"
-        f" corrected by Holm's procedure; {about['epochs']} epochs, {precision}, one thread per run, torch"
-        f" {about['packages']['torch']}, commit {short_commit(about)}.*"
+    intervals = (
+        f"seeds 0 to {about['seeds'] - 1}, mean ± half of the 95 % t-interval, Δ paired by seed with its own 95 %"
+        " t-interval, p corrected by Holm's procedure"
     )
+    facts = [
+        ", ".join(filter(None, [f"Stand-in of {parameters} parameters", about["model"]])),
+        about["data"],
+        "seed 0 alone, no intervals" if about["seeds"] == 1 else intervals,
+        f"{about['epochs']} epochs, {precision}, one thread per run",
+        f"torch {about['packages']['torch']}, commit {short_commit(about)}",
+    ]
+    return f"*{'; '.join(facts)}.*"
 
 
 def short_commit(about: Mapping[str, Any]) -> str:

@@ -200,7 +200,7 @@ def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_aga
     assert "| p | next token, % | s per run |" in page
     rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
     assert [row["also"]["next_accuracy"]["count"] for row in rows] == [2, 2]
-    with pytest.raises(ValueError, match="`also` is 'top1', expected measures of the task language: .*perplexity"):
+    with pytest.raises(ValueError, match=r"`also` is 'top1', expected measures of the task language: .*perplexity"):
         compare(recipes, tmp_path / "out", **asked, also=["top1"])
 
 

@@ -7,13 +7,13 @@ from tiny_run import write_recipe
 
 from linvit.studies import Comparison, compare
 from linvit.studies.figures import over_figure
-from linvit.studies.measures import Measure
 from linvit.studies.plan import compared, folder_name
+from linvit.tasks.measures import Measure
 
 ABOUT = {
     "parameters": [1234, 1234],
     "data": "recall",
-    "model": {"name": "sequence_nano"},
+    "model": "sequence_nano",
     "epochs": 3,
     "seeds": 3,
     "precision": None,
@@ -50,7 +50,7 @@ def test_the_table_says_mean_interval_and_difference():
     assert lines[0] == head
     assert lines[2] == "| `softmax` | 4 | 1,234 | 98.00 ± 2.48 | – | – | 1.500 ± 0.000 | 0 of 3 | 5 |"
     assert "-8.00 [-10.48, -5.52] | 0.010 |" in lines[3]  # p of 0.005, twice by Holm
-    assert lines[-1].startswith("*Stand-in of 1,234 parameters: sequence_nano; recall; seeds 0 to 2,")
+    assert lines[-1].startswith("*Stand-in of 1,234 parameters, sequence_nano; recall; seeds 0 to 2,")
 
 
 def test_differences_are_paired_at_the_same_value_and_leave_out_what_is_not_finite():
