@@ -15,7 +15,7 @@ def write_diffusion_recipe(folder: Path, mechanism: str = "mala", **groups) -> P
         "model": {"name": "dit_nano_patch2", "mechanism": mechanism, **SIZES},
         "task": {"name": "diffusion", "ema_decay": 0.5, "steps": 4},
         "optimizer": {"lr": 1e-2},
-        "data": {"name": "digit_pictures", "batch_size": 16, "held_out": 0.02},
+        "data": {"name": "digit_images", "batch_size": 16, "held_out": 0.02},
         "trainer": {"max_epochs": 3, "accelerator": "cpu", "limit_train_batches": 4},
     }
     for group, value in groups.items():

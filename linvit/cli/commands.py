@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from linvit.cli import analyze, convert, evaluate, generate, predict, train
+from linvit.cli import analyze, compare, convert, data, demo, evaluate, generate, predict, study, train
 from linvit.cli import bench_commands as benches
 from linvit.cli import study_commands as studies
 
@@ -23,18 +23,12 @@ COMMANDS = {
         "Time operator, networks and training steps next to named peers, after a check of every result.",
     ),
     "convert": convert,
-    "demo": _command(
-        studies.demo_arguments, studies.run_demo, "Train four small networks on real digits and write a report."
-    ),
-    "study": _command(
-        studies.study_arguments, studies.run_study, "Train every mechanism over seeds and test the papers' claims."
-    ),
-    "compare": _command(
-        studies.compare_arguments, studies.run_compare, "Train recipes over seeds, side by side, with intervals."
-    ),
+    "demo": demo,
+    "study": study,
+    "compare": compare,
     "data": _command(
-        studies.data_arguments,
-        studies.run_data,
+        data.data_arguments,
+        data.run_data,
         "Make scenes of digits or spoken digits, or check detection and segmentation data.",
     ),
     "models": _command(

@@ -1,147 +1,111 @@
-"""`linvit data make-…` writes stand-ins for COCO, ADE20K and LibriSpeech; `linvit data check` reads dense data."""
+"""`linvit data make-…` writes stand-ins for COCO, ADE20K and LibriSpeech, or latents; `data check` reads dense data."""
 
+import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.progress import track
-from rich.table import Table
-from torch.utils.data import Dataset
+from linvit.cli.failures import SOME_FAILED
 
-from linvit.data.dense import ade20k
-from linvit.data.dense.annotations import read_annotations
-from linvit.data.dense.coco import PARTS, CocoImages, find_file, find_images
-from linvit.data.dense.scenes import make_scenes
-from linvit.data.dense.transforms import IGNORED
-from linvit.data.generation.latents import make_latents
-from linvit.data.speech.spoken_digits import make_speech
-from linvit.runs.screen import show as show_table
-
-UNLIMITED = 2**63
-DETECTION, SEGMENTATION = "detection", "segmentation"
+if TYPE_CHECKING:
+    from linvit.data.dense.check import Checked
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What was found in one part of a data set: names and values for people, and a sentence for each thing wrong."""
+def data_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = (
+        "linvit data (make-scenes FOLDER [--train N] [--val N] [--size N] [--seed N] | check FOLDER|FILE"
+        " | make-latents IMAGES FOLDER --vae VAE [--size N] | make-speech FOLDER [--train N] [--val N] [--seed N])"
+    )
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", prog="linvit data")
 
-    name: str
-    found: dict[str, Any]
-    complaints: list[str]
+    def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        action.set_defaults(make=run)
+        return action
+
+    scenes = add("make-scenes", _make_scenes, "Write scenes of real handwritten digits, in COCO's and ADE20K's format.")
+    scenes.add_argument("folder", metavar="FOLDER", help="a new or empty folder; gets detection/ and segmentation/")
+    scenes.add_argument("--train", type=int, default=1000, help="number of training scenes (1000)")
+    scenes.add_argument("--val", type=int, default=200, help="number of validation scenes (200)")
+    scenes.add_argument("--size", type=int, default=128, help="height and width in pixels (128)")
+    scenes.add_argument("--seed", type=int, default=0, help="seed of the random scenes (0)")
+    check = add("check", _check, "Read every image and annotation of a data set and name what is wrong with them.")
+    check.add_argument("path", metavar="FOLDER|FILE", type=Path, help="in COCO's or ADE20K's layout, or a COCO .json")
+    check.add_argument("--boxes", action="store_true", help="objects have boxes only: look for no masks")
+    check.add_argument("--labels", type=int, help="number of classes of label maps (the folder's table, else 150)")
+    latents = add("make-latents", _make_latents, "Encode an image folder with an autoencoder, for image generation.")
+    latents.add_argument("images", metavar="IMAGES", help="a folder with train/CLASS and val/CLASS")
+    latents.add_argument("folder", metavar="FOLDER", help="folder of the latents; a stopped command resumes there")
+    latents.add_argument("--vae", required=True, help="a folder saved by diffusers, or a name on the Hugging Face hub")
+    latents.add_argument("--size", type=int, default=256, help="height and width of the images in pixels (256)")
+    speech = add("make-speech", _make_speech, "Let espeak-ng speak strings of digits, in LibriSpeech's layout.")
+    speech.add_argument("folder", metavar="FOLDER", help="a new or empty folder; gets train/ and val/")
+    speech.add_argument("--train", type=int, default=900, help="number of training utterances (900)")
+    speech.add_argument("--val", type=int, default=120, help="number of utterances of voices never trained on (120)")
+    speech.add_argument("--seed", type=int, default=0, help="seed of digits, speeds and pitches (0)")
 
 
-def make(folder: str, train: int, val: int, size: int, seed: int) -> None:
-    """Makes the scenes asked for, and says where they are."""
-    count = sum(1 for _ in _bar(make_scenes(folder, train, val, size, seed), "scenes", train + val))
-    print(f"{count} scenes: {folder}/{DETECTION} is in COCO's format, {folder}/{SEGMENTATION} in ADE20K's.")
+def run_data(options: argparse.Namespace) -> int:
+    return options.make(options) or 0
 
 
-def speak(folder: str, train: int, val: int, seed: int) -> None:
-    """Makes the utterances asked for, and says where they are."""
-    count = sum(1 for _ in _bar(make_speech(folder, train, val, seed), "utterances", train + val))
+def _make_scenes(options: argparse.Namespace) -> None:
+    from linvit.data.dense.scenes import make_scenes
+
+    folder, total = options.folder, options.train + options.val
+    scenes = make_scenes(folder, options.train, options.val, options.size, options.seed)
+    count = sum(1 for _ in _bar(scenes, "scenes", total))
+    print(f"{count} scenes: {folder}/detection is in COCO's format, {folder}/segmentation in ADE20K's.")
+
+
+def _make_speech(options: argparse.Namespace) -> None:
+    from linvit.data.speech.spoken_digits import make_speech
+
+    folder, total = options.folder, options.train + options.val
+    count = sum(1 for _ in _bar(make_speech(folder, options.train, options.val, options.seed), "utterances", total))
     print(f"{count} utterances: {folder}/train and {folder}/val are in LibriSpeech's layout.")
 
 
-def encode(images: str, folder: str, vae: str, size: int) -> None:
-    """Encodes an image folder, and says after each file how far it is."""
-    for part, done, total in make_latents(images, folder, vae, size):
-        print(f"{part}: {done:,} of {total:,} images", flush=True)
-    print(f"{folder} holds the latents: train on them with data.name=latents data.root={folder}")
+def _make_latents(options: argparse.Namespace) -> None:
+    from linvit.data.generation.latents import make_latents
+
+    for split, done, total in make_latents(options.images, options.folder, options.vae, options.size):
+        print(f"{split}: {done:,} of {total:,} images", flush=True)
+    print(f"{options.folder} contains the latents: train on them with data.name=latents data.root={options.folder}")
 
 
-def check(path: Path, num_labels: int | None = None, needs_masks: bool = True) -> list[Checked]:
-    """Reads all of a data set; raises ValueError for a path that is none, and for files that cannot be read at all."""
-    if path.is_file():
-        return [_check_file(path, _images_of(path), needs_masks)]
-    checked = []
-    for folder in (path, path / DETECTION, path / SEGMENTATION):
-        if any((folder / "annotations").glob("instances_*.json")):
-            files = [find_file(folder, part) for part in PARTS]
-            parts = [
-                (file, find_images(folder, part)) for file, part in zip(files, PARTS, strict=True) if file.is_file()
-            ]
-            checked += [_check_file(file, images, needs_masks) for file, images in parts]
-        elif (folder / "images" / "training").is_dir() or (folder / "images" / "validation").is_dir():
-            checked += _check_maps(folder, num_labels)
-    if not checked:
-        raise ValueError(
-            f"{path} is no data set known here: expected a COCO .json, or a folder with annotations/instances_*.json or"
-            " with images/training and annotations/training."
-        )
-    return checked
+def _check(options: argparse.Namespace) -> int:
+    from linvit.data.dense.check import check_dense
+
+    checked = check_dense(options.path, options.labels, not options.boxes, _bar)
+    _show(checked)
+    problems = [problem for split in checked for problem in split.problems]
+    if not problems:
+        return 0
+    heading = f"linvit: {len(problems)} problem{'s' if len(problems) > 1 else ''} found:"
+    print(heading, *problems, sep="\n  ", file=sys.stderr)
+    return SOME_FAILED
 
 
-def show(checked: Sequence[Checked]) -> None:
-    """Prints what was found as tables, one for each kind of data."""
-    for columns in dict.fromkeys(tuple(part.found) for part in checked):
+def _show(checked: list["Checked"]) -> None:
+    """Prints one table for each kind of data."""
+    from rich.table import Table
+
+    from linvit.runs.screen import show
+
+    for columns in dict.fromkeys(tuple(split.counts) for split in checked):
         table = Table()
-        for heading in ("data", *columns, "wrong"):
+        for heading in ("data", *columns, "problems"):
             table.add_column(heading, justify="left" if heading == "data" else "right")
-        for part in checked:
-            if tuple(part.found) == columns:
-                table.add_row(part.name, *map(str, part.found.values()), str(len(part.complaints)))
-        show_table(table)
+        for split in checked:
+            if tuple(split.counts) == columns:
+                table.add_row(split.name, *map(str, split.counts.values()), str(len(split.problems)))
+        show(table)
 
 
-def _check_file(file: Path, images: Path | None, needs_masks: bool) -> Checked:
-    known = read_annotations(file, needs_masks)
-    complaints = list(known.complaints)
-    if images is not None:
-        indices = range(len(known.images))
-        dataset = CocoImages(images, known, lambda image, target: (image, target), indices, needs_masks, True)
-        complaints += [sample for sample in _samples(dataset, file.name) if isinstance(sample, str)]
-    objects = sum(known.num_objects)
-    entries = sum(len(known.of_image(index)) for index in range(len(known.images)))
-    found = {
-        "images": len(known.images),
-        "without objects": known.num_objects.count(0),
-        "classes": len(known.class_names),
-        "objects": objects,
-        "crowds": entries - objects,
-        "boxes cut at the border": known.clipped,
-    }
-    return Checked(f"{file} {'alone: no images found' if images is None else ''}".strip(), found, complaints)
+def _bar(items: Iterable[Any], name: str, total: int) -> Iterable[Any]:
+    """A progress bar where the output is a terminal."""
+    from rich.progress import track
 
-
-def _check_maps(folder: Path, num_labels: int | None) -> Iterator[Checked]:
-    source = ade20k.Ade20k(str(folder), num_labels=num_labels, max_corrupt=UNLIMITED)
-    for part, subfolder in ade20k.PARTS.items():
-        if not (folder / "images" / subfolder).is_dir():
-            continue
-        complaints, seen, ignored, pixels, pairs = [], set(), 0, 0, 0
-        dataset, lonely = source.maps_as_they_are(part)
-        for sample in _samples(dataset, subfolder):
-            if isinstance(sample, str):
-                complaints.append(sample)
-                continue
-            labels = sample[1]
-            seen |= set(labels.unique().tolist()) - {IGNORED}
-            ignored += int((labels == IGNORED).sum())
-            pixels += labels.numel()
-            pairs += 1
-        found = {
-            "images": pairs,
-            "classes": source.num_classes,
-            "classes seen": len(seen),
-            "ignored pixels": f"{100 * ignored / max(pixels, 1):.2f} %",
-        }
-        yield Checked(str(folder / "images" / subfolder), found, lonely + complaints)
-
-
-def _images_of(file: Path) -> Path | None:
-    """The folder of a file's images in COCO's layout, where there is one."""
-    name = file.stem.removeprefix("instances_")
-    root = file.parent.parent
-    return next((folder for folder in (root / name, root / "images" / name) if folder.is_dir()), None)
-
-
-def _samples(dataset: Dataset[Any], name: str) -> Iterator[Any]:
-    count = len(dataset)  # type: ignore[arg-type]
-    return _bar((dataset[index] for index in range(count)), name, count)
-
-
-def _bar(items: Iterable[Any], name: str, total: int) -> Iterator[Any]:
-    """On a terminal, a bar that goes with the items."""
-    return iter(track(items, name, total, transient=True, disable=not sys.stdout.isatty()))
+    return track(items, name, total, transient=True, disable=not sys.stdout.isatty())

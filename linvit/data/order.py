@@ -1,11 +1,13 @@
-"""Which image comes when: every choice is drawn from (seed, epoch, index), so a stopped run goes on exactly.
+"""Which image comes when: every random choice depends on (seed, epoch, index) alone, so a stopped run resumes exactly.
 
-Nothing here depends on how many worker processes load the images, or on what was drawn before.
+The number of worker processes that load the images makes no difference.
 """
 
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,15 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 Position = tuple[int, ...]
 ROUND = 256
+NAMED = 5  # unusable files that are named; the rest are counted
+
+logger = logging.getLogger(__name__)
+
+
+def check_seed(seed: Any, argument: str = "seed") -> None:
+    """Raises ValueError for what no generator of random numbers takes."""
+    if not isinstance(seed, Integral) or seed < 0:
+        raise ValueError(f"`{argument}` is {seed}, expected a whole number of 0 or more: change it.")
 
 
 def entropy(*numbers: int) -> int:
@@ -30,7 +41,7 @@ def share() -> tuple[int, int]:
 
 
 class ShuffledOrder(Sampler[Position]):
-    """Positions (epoch, index) in an order drawn from (seed, epoch); each process takes every world-size-th one.
+    """Positions (epoch, index), shuffled by (seed, epoch); each process takes every world-size-th position.
 
     With repeats above 1 (repeated augmentation, as timm's RepeatAugSampler): positions (epoch, index, copy), the copies
     of an image in a row, and an epoch ends after `length` of them, rounded down to a multiple of 256 as released.
@@ -38,7 +49,7 @@ class ShuffledOrder(Sampler[Position]):
 
     def __init__(self, length: int, seed: int, repeats: int = 1) -> None:
         if repeats < 1:
-            raise ValueError(f"data.repeats is {repeats}, but every image is taken once or more: set it to 1 or 3.")
+            raise ValueError(f"`repeats` is {repeats}, expected 1 or more: set it to 1 or 3.")
         self.length = length
         self.seed = seed
         self.repeats = repeats
@@ -51,13 +62,13 @@ class ShuffledOrder(Sampler[Position]):
     def __iter__(self) -> Iterator[Position]:
         rank, world = share()
         generator = torch.Generator().manual_seed(entropy(self.seed, self.epoch))
-        order = self.drawn(generator)
+        order = self.shuffled(generator)
         mine = range(rank, self.length * self.repeats, world)[self.skipped : len(self)]
         for place in mine:
             index, copy = order[place // self.repeats], place % self.repeats
             yield (self.epoch, index) if self.repeats == 1 else (self.epoch, index, copy)
 
-    def drawn(self, generator: torch.Generator) -> list[int]:
+    def shuffled(self, generator: torch.Generator) -> list[int]:
         """All indices in the epoch's order, the same in every process."""
         return torch.randperm(self.length, generator=generator).tolist()
 
@@ -77,8 +88,8 @@ class GroupedOrder(ShuffledOrder):
         self.groups = groups
         self.batch_size = batch_size
 
-    def drawn(self, generator: torch.Generator) -> list[int]:
-        order = super().drawn(generator)
+    def shuffled(self, generator: torch.Generator) -> list[int]:
+        order = super().shuffled(generator)
         together = self.batch_size * share()[1]
         batches, rest = [], []
         for group in sorted(set(self.groups)):
@@ -114,11 +125,11 @@ class Augmented(Dataset[Any]):
         self.seed = seed
 
     def __getitem__(self, position: Position) -> Any:
-        drawn = entropy(self.seed, *position)
-        random.seed(drawn)
-        np.random.seed(drawn)
+        seed = entropy(self.seed, *position)
+        random.seed(seed)
+        np.random.seed(seed)
         # not torch.manual_seed: in a worker without a GPU context that queues one call per image, without end
-        torch.default_generator.manual_seed(drawn)
+        torch.default_generator.manual_seed(seed)
         return self.dataset[position[1]]
 
     def __len__(self) -> int:
@@ -134,7 +145,7 @@ def collate(samples: list[Any], assemble: Callable[[list[Any]], Any] = default_c
 
 
 class Batches(DataLoader[Any]):
-    """Batches (images, targets); unreadable images are named and left out, up to max_corrupt of them in the run.
+    """Batches (images, targets); up to max_corrupt unreadable images are left out, with warnings that name the first.
 
     assemble makes (images, targets) of a list of pairs; by default it stacks them. Raises ValueError, naming the file,
     for one more than max_corrupt.
@@ -152,25 +163,33 @@ class Batches(DataLoader[Any]):
         self.complaints: dict[str, None] = {}
 
     def __iter__(self) -> Iterator[Any]:
+        before = len(self.complaints)
         for images, targets, complaints in super().__iter__():
             for complaint in complaints:
-                self._hear(complaint)
+                self._leave_out(complaint)
             if images is not None:
                 yield images, targets
+        if len(self.complaints) > max(before, NAMED):
+            logger.warning(
+                "%d files have been left out, of at most %d; the first %d are named above.",
+                len(self.complaints),
+                self.max_corrupt,
+                NAMED,
+            )
 
-    def _hear(self, complaint: str) -> None:
+    def _leave_out(self, complaint: str) -> None:
         if complaint in self.complaints:
             return
         self.complaints[complaint] = None
-        if len(self.complaints) > self.max_corrupt:
-            raise ValueError(
-                complaint if self.max_corrupt == 0 else f"{complaint} More than data.max_corrupt={self.max_corrupt}."
-            )
-        print(f"Left out ({len(self.complaints)} of at most {self.max_corrupt}): {complaint}")
+        count = len(self.complaints)
+        if count > self.max_corrupt:
+            raise ValueError(f"{complaint} More than `max_corrupt`={self.max_corrupt}." if count > 1 else complaint)
+        if count <= NAMED:
+            logger.warning("Left out (%d of at most %d): %s", count, self.max_corrupt, complaint)
 
 
 class ResumableBatches(Batches):
-    """Training batches in a ShuffledOrder; `reached` is (epoch, batches drawn in it), and setting it goes on there."""
+    """Training batches in a ShuffledOrder; `reached` is (epoch, batches read in it); setting it resumes there."""
 
     sampler: ShuffledOrder
 
@@ -179,18 +198,18 @@ class ResumableBatches(Batches):
         self.reached = reached
 
     def __iter__(self) -> Iterator[Any]:
-        # This body runs at the first `next`, when the trainer has told the sampler its epoch.
-        epoch, drawn = self.reached
-        drawn = drawn if epoch == self.sampler.epoch and drawn < len(self) else 0
-        self.sampler.skipped = drawn * (self.batch_size or 1)
+        # This body runs at the first `next`, when the trainer has set the sampler's epoch.
+        epoch, count = self.reached
+        count = count if epoch == self.sampler.epoch and count < len(self) else 0
+        self.sampler.skipped = count * (self.batch_size or 1)
         for batch in super().__iter__():
-            drawn += 1
-            self.reached = self.sampler.epoch, drawn
+            count += 1
+            self.reached = self.sampler.epoch, count
             yield batch
 
 
 class Streamed(Batches):
-    """Training batches of a stream, which `epoch()` shuffles anew."""
+    """Training batches of a stream, shuffled differently in each epoch."""
 
     def __init__(self, *args: Any, epoch: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

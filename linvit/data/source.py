@@ -1,35 +1,42 @@
-"""What every source of data offers to a recipe."""
+"""What every source of data offers."""
 
-from typing import Any
+import hashlib
+from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
 from torch.utils.data import Dataset
 
-from linvit.data.images.image import Preprocessing
-from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder, check_seed
+
+if TYPE_CHECKING:
+    from linvit.data.images.image import Preprocessing
+
+
+def is_held_out(name: str, held_out: float) -> bool:
+    """Whether a file belongs to the validation split: by a hash of its name, so the same on every machine."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") < held_out * 2**32
 
 
 class Source(lightning.LightningDataModule):
     """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
 
-    A source says for which task its targets are, sets class_names and preprocessing in its constructor and returns its
-    datasets from train_set and val_set. item is what one of them is called, smaller the settings that make more
+    A source names the task that its targets are for, sets class_names and preprocessing in its constructor and returns
+    its datasets from train_set and val_set. item: what a sample is called. smaller: the arguments that make more
     batches of the same data.
     """
 
     task = "classification"
     item = "image"
-    smaller: tuple[str, ...] = ("data.batch_size",)
+    smaller: tuple[str, ...] = ("batch_size",)
     class_names: list[str]
-    preprocessing: Preprocessing
+    preprocessing: "Preprocessing"
 
     def __init__(self, batch_size: int, seed: int, num_workers: int, max_corrupt: int = 0, repeats: int = 1) -> None:
         super().__init__()
         if batch_size < 1:
-            raise ValueError(
-                f"data.batch_size is {batch_size}, but a batch needs at least one {self.item}: set it higher."
-            )
+            raise ValueError(f"`batch_size` is {batch_size}, expected 1 {self.item} or more: set it higher.")
+        check_seed(seed)
         self.batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers
@@ -60,8 +67,8 @@ class Source(lightning.LightningDataModule):
         order = self.train_order(dataset)
         if len(order) < self.batch_size:
             raise ValueError(
-                f"There are {len(order)} training {self.item}s a process, fewer than one batch of {self.batch_size}:"
-                f" set {' or '.join(self.smaller)} lower."
+                f"There are {len(order)} training {self.item}s per process, fewer than one batch of {self.batch_size}:"
+                f" set {' or '.join(f'`{name}`' for name in self.smaller)} lower."
             )
         self._batches = ResumableBatches(
             Augmented(dataset, self.seed),

@@ -196,7 +196,7 @@ class Conformer(nn.Module):
         if features.dim() != 3 or features.shape[-1] != self.mels:
             raise ValueError(
                 f"The features are of shape {tuple(features.shape)}, but this Conformer hears (batch, frames,"
-                f" {self.mels}): set model.mels and data.mels alike."
+                f" {self.mels}): set mels alike for network and data."
             )
 
 

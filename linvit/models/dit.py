@@ -159,7 +159,7 @@ class DiT(nn.Module):
         if tuple(images.shape[1:]) != (self.channels, self.input_size, self.input_size):
             raise ValueError(
                 f"The images are {'×'.join(map(str, images.shape[1:]))}, but this DiT reads"
-                f" {self.channels}×{self.input_size}×{self.input_size}: set model.channels and model.input_size."
+                f" {self.channels}×{self.input_size}×{self.input_size}: set its channels and input_size to the data's."
             )
         x = self.patch_embed(images) + self.positions.to(images.dtype)
         condition = self.time_embed(time_features(times, x.dtype)) + self.label_embed(labels)

@@ -66,7 +66,7 @@ def create(
         raise RuntimeError(
             f"{variant}: {file} could not be downloaded from {cfg['hf_hub_id']} on the Hugging Face hub "
             f"({type(error).__name__}): fetch that file by hand, then either linvit.load_released(model, {file!r}), or "
-            f"`linvit convert {file} weights.safetensors --model {variant}` and checkpoint_path='weights.safetensors'"
+            f"`linvit convert` it to weights.safetensors and set checkpoint_path='weights.safetensors'"
         ) from error
 
 

@@ -159,6 +159,13 @@ class Recipe:
             values[key] = {"name": name} | values.get(key, {})
         return values
 
+    def source(self) -> Source:
+        """The data; raises ValueError for data that is missing or cannot be used."""
+        source_class = self.spec.sources[self.source_name]
+        settings = self._parser.instantiate(self.config).data.as_dict()
+        with group("data", source_class, seed="seed"):
+            return source_class(**settings, seed=self.config["seed"])
+
     def build(self) -> tuple[Task, Source]:
         """The task around a new network, and its data; seeds all generators first.
 
@@ -167,14 +174,14 @@ class Recipe:
         seed = self.config["seed"]
         seed_everything(seed, workers=False, verbose=False)
         built = self._parser.instantiate(self.config)
-        source_class, settings = self.spec.sources[self.source_name], built.data.as_dict()
-        with group("data", source_class, seed="seed"):
-            source = source_class(**settings, seed=seed)
+        source = self.source()
+        with group("data", type(source), seed="seed"):
             facts = {"num_classes": source.num_classes, "channels": getattr(source.preprocessing, "channels", 3)}
         more = {"distillation": built.distillation} if "distillation" in built else {}
         with group("model", None):
             network = self.spec.network(dict(self.config["model"]), **facts)
-        with group("task", self.spec.task):
+        teacher = {name: f"distillation.{name}" for name in ("teacher", "checkpoint", "weight")}
+        with group("task", self.spec.task, **teacher):
             task = self.spec.around(
                 network,
                 **facts,

@@ -19,7 +19,9 @@ from linvit.files import check_writable, read_checkpoint, remove_leftovers, repl
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.run import Run, load_run
+from linvit.runs.settings import group
 from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
+from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
 RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
@@ -116,7 +118,13 @@ def _prepare(folder: Path, recipe: Recipe, devices: int, processes: int) -> None
 def _fit(trainer: Any, task: Task, source: Source, last: Path, start: Path | None) -> None:
     again = "train again with `resume=True`"
     try:
-        trainer.fit(task, source, ckpt_path=start)
+        with (
+            group("data", type(source), seed="seed"),
+            group("task", type(task)),
+            group("optimizer", Optimizer),
+            group("schedule", Schedule),
+        ):
+            trainer.fit(task, source, ckpt_path=start)
     except RunStoppedError:
         raise RunStoppedError(f"Stopped and saved {last} at step {trainer.global_step}: {again} to continue.") from None
     except SystemExit:  # what Lightning makes of a second Ctrl-C
@@ -162,13 +170,14 @@ def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: 
     about = checkpoint.get("linvit")
     if about is None:
         raise ValueError(f"{folder} was not written by `linvit train`: choose another `folder`.")
-    for group in SAME:
+    for section in SAME:
         before, now = (
-            {group: held} if group == "seed" else held or {} for held in (about["recipe"].get(group), recipe.get(group))
+            {section: held} if section == "seed" else held or {}
+            for held in (about["recipe"].get(section), recipe.get(section))
         )
         for key in sorted({*before, *now} - FREE):
             if before.get(key) != now.get(key):
-                path = group if group == "seed" else f"{group}.{key}"
+                path = section if section == "seed" else f"{section}.{key}"
                 raise ValueError(
                     f"The run in {folder} has {path} {before.get(key)!r}, but the recipe says {now.get(key)!r}: change"
                     " it back to resume, or choose another `folder`."

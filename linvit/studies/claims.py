@@ -1,4 +1,4 @@
-"""What the papers claim, each as comparisons that a study of small networks can make, and the rule that judges it.
+"""What the papers claim, each as comparisons that a study of small networks can make, and the rule that decides it.
 
 Statements are in our words. Published numbers are ImageNet-1k top-1 of DeiT-T, where we know them; those of MALA's
 tables were read second-hand.
@@ -13,11 +13,11 @@ from linvit.studies.statistics import (
     Estimate,
     estimate,
     holm_levels,
-    judge_all,
-    judge_equal,
-    judge_higher,
-    judge_share,
     paired,
+    verdict_all,
+    verdict_equal,
+    verdict_higher,
+    verdict_share,
 )
 
 MARGIN = 1.0  # percentage points within which two accuracies count as equal
@@ -28,22 +28,25 @@ OTHERS = ("linear", "hydra", "efficient", "linear_angular", "enhanced", "focused
 
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 
-COMPARED: dict[str, Callable[[Estimate], str]] = {"higher": judge_higher, "equal": partial(judge_equal, margin=MARGIN)}
+COMPARED: dict[str, Callable[[Estimate], str]] = {
+    "higher": verdict_higher,
+    "equal": partial(verdict_equal, margin=MARGIN),
+}
 """Rules on a pair, from the corrected estimate of its difference to a verdict."""
 
 COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
     "diverges": (math.isnan, "{} did not stay finite in {} of {} runs"),
     "zero": (lambda value: value == 0, "{} has none in {} of {} networks"),
 }
-"""Rules on one variant: what has to be so in every run, and how that is told."""
+"""Rules on one variant: what has to hold in every run, and the sentence that reports it."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim: each pair (one, other) is compared seed by seed in one quantity.
+    """One claim: each pair (first, second) is compared seed by seed in one quantity.
 
-    rule: "higher" (one − other > by), "equal" (within ±MARGIN), "diverges" (no run of `one` ends with a finite loss) or
-    "zero" (the quantity of `one` is exactly 0 in every run); the last two have no `other`.
+    rule: "higher" (first − second > by), "equal" (within ±MARGIN), "diverges" (no run of the first ends with a finite
+    loss) or "zero" (the quantity of the first is exactly 0 in every run); the last two have no second.
     """
 
     statement: str
@@ -60,21 +63,21 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A claim with its verdict and one line of measurement a pair."""
+class Verdict:
+    """A claim with what became of it and one line of measurements per pair."""
 
     claim: Claim
-    verdict: str
+    outcome: str
     measured: tuple[str, ...]
 
 
-def judge(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) -> list[Judged]:
-    """Judges every claim by rules that were fixed before there were data.
+def verdicts(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) -> list[Verdict]:
+    """Decides every claim by rules that were fixed before there were data.
 
     Args:
         claims: the claims; all their comparisons together are one family, corrected by Holm's procedure ("higher") and
             by Bonferroni's ("equal").
-        numbers: quantity → variant → one number a seed, seeds in the same order; NaN where a run diverged.
+        numbers: quantity → variant → one number per seed, seeds in the same order; NaN where a run diverged.
         alpha: error rate of the family.
 
     A comparison without numbers is "not measured" and leaves its claim undecided.
@@ -86,54 +89,49 @@ def judge(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) -> li
         if claim.rule in COMPARED and all(name in numbers.get(claim.quantity, {}) for name in pair)
     ]
     first = [_difference(claim, pair, numbers, 0.95) for claim, pair in tested]
-    levels = holm_levels([one.p for one in first], alpha)
+    levels = holm_levels([difference.p for difference in first], alpha)
     corrected: dict[tuple[Claim, tuple[str, str]], Estimate] = {}
     for (claim, pair), level in zip(tested, levels, strict=True):
         level = level if claim.rule == "higher" else 1 - alpha / len(tested)
         corrected[claim, pair] = _difference(claim, pair, numbers, level)
-    return [
-        _judge_pairs(claim, corrected) if claim.rule in COMPARED else _judge_runs(claim, numbers) for claim in claims
-    ]
+    return [_of_pairs(claim, corrected) if claim.rule in COMPARED else _of_runs(claim, numbers) for claim in claims]
 
 
 def _difference(claim: Claim, pair: tuple[str, str], numbers: Numbers, level: float) -> Estimate:
-    one, other = (numbers[claim.quantity][name] for name in pair)
-    return paired([value - claim.by for value in one], other, level)
+    first, second = (numbers[claim.quantity][name] for name in pair)
+    return paired([value - claim.by for value in first], second, level)
 
 
-def _judge_pairs(claim: Claim, corrected: Mapping[tuple[Claim, tuple[str, str]], Estimate]) -> Judged:
+def _of_pairs(claim: Claim, corrected: Mapping[tuple[Claim, tuple[str, str]], Estimate]) -> Verdict:
+    differences = {pair: corrected.get((claim, pair)) for pair in claim.pairs}
     rule = COMPARED[claim.rule]
-    verdicts, lines = [], []
-    for pair in claim.pairs:
-        found = corrected.get((claim, pair))
-        verdicts.append(rule(found) if found else "not measured")
-        lines.append(_line(claim, pair, found))
-    return Judged(claim, judge_all(verdicts), tuple(lines))
+    outcomes = [rule(difference) if difference else "not measured" for difference in differences.values()]
+    return Verdict(claim, verdict_all(outcomes), tuple(_line(claim, *item) for item in differences.items()))
 
 
-def _judge_runs(claim: Claim, numbers: Numbers) -> Judged:
+def _of_runs(claim: Claim, numbers: Numbers) -> Verdict:
     holds, text = COUNTED[claim.rule]
-    part = whole = 0
+    count = total = 0
     lines = []
     for name, *_ in claim.pairs:
         values = numbers.get(claim.quantity, {}).get(name, ())
-        count = sum(holds(value) for value in values)
-        part, whole = part + count, whole + len(values)
+        holding = sum(holds(value) for value in values)
+        count, total = count + holding, total + len(values)
         spread = "" if claim.rule == "diverges" or not values else f" (mean share {estimate(values).mean:.3g})"
-        lines.append(text.format(name, count, len(values)) + spread if values else f"{name}: not measured")
-    return Judged(claim, judge_share(part, whole), tuple(lines))
+        lines.append(text.format(name, holding, len(values)) + spread if values else f"{name}: not measured")
+    return Verdict(claim, verdict_share(count, total), tuple(lines))
 
 
-def _line(claim: Claim, pair: tuple[str, str], found: Estimate | None) -> str:
+def _line(claim: Claim, pair: tuple[str, str], difference: Estimate | None) -> str:
     label = " − ".join(pair)
-    if found is None:
+    if difference is None:
         return f"{label}: not measured"
-    low, mean, high = (f"{value + claim.by:+.2f}" for value in (found.low, found.mean, found.high))
+    low, mean, high = (f"{value + claim.by:+.2f}" for value in (difference.low, difference.mean, difference.high))
     return f"{label} = {mean} [{low}, {high}]"
 
 
-def _all(one: str, others: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((one, other) for other in others if other != one)
+def _all(first: str, others: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((first, other) for other in others if other != first)
 
 
 CLAIMS = (

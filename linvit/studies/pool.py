@@ -1,7 +1,7 @@
-"""Many short trainings, a few at a time: worker processes that are started once and train one run after another.
+"""Many short trainings, a few at a time, each in a worker process with one thread.
 
-A run is complete when its folder holds result.json. What is complete is not repeated, what was begun goes on from its
-last checkpoint, and a loss that is no longer finite is a result.
+A training is complete when its folder holds result.json. What is complete is not repeated, what was begun resumes from
+its last checkpoint, and a loss that is no longer finite is a result.
 """
 
 import csv
@@ -10,11 +10,13 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing import connection
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,67 +24,63 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from linvit.files import replacing
-from linvit.runs.evaluate import cell
 from linvit.tasks.checkpoints import BEST, RunStoppedError
 
-ASKED, RESULT = "asked.json", "result.json"
+UNMEASURED = ("epoch", "step", "lr", "seconds")  # columns of metrics.csv
+SETTINGS, RESULT = "settings.json", "result.json"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training: a label for the screen, a recipe with overrides, and all its values without the folder.
-
-    measure is the column of its metrics that its result holds, that of the last epoch.
-    """
+class Training:
+    """A recipe with overrides, the folder of its run, a label for messages, and all its values without the folder."""
 
     label: str
     recipe: Path
     overrides: tuple[str, ...]
     folder: Path
     values: Mapping[str, Any]
-    measure: str = "top1"
 
     def result(self) -> dict[str, Any] | None:
-        """What the complete run ended with; None while there is something left to do.
+        """What the complete training ended with, see `complete`; None while there is something left to do.
 
         Raises ValueError where the folder holds a run with other values.
         """
-        asked = self.folder / ASKED
-        if asked.is_file() and json.loads(asked.read_text()) != self.values:
+        settings = self.folder / SETTINGS
+        if settings.is_file() and json.loads(settings.read_text()) != self.values:
             raise ValueError(
-                f"{self.folder} holds a run with other settings than {self.recipe} has now: delete that folder to run"
-                " it anew, or choose another folder with --folder."
+                f"{self.folder} holds a run with other settings than {self.recipe} has now: delete that folder to train"
+                " it again, or choose another `folder`."
             )
-        done = self.folder / RESULT
-        return json.loads(done.read_text()) if done.is_file() else None
+        result = self.folder / RESULT
+        return json.loads(result.read_text()) if result.is_file() else None
 
 
 @dataclass
 class Progress:
-    """What is done of a list of runs, and when it will be: seconds a run are those since the start of this command."""
+    """How many trainings are complete and how long the others take, judging by those since the start of this call."""
 
     total: int
-    done: int = 0
-    running: tuple[str, ...] = ()
-    here: int = 0
-    started: float = 0.0
+    complete: int
+    outcome: Callable[[Mapping[str, Any]], str]
+    trained: int = 0
+    started: float = field(default_factory=time.monotonic)
 
-    def line(self, label: str, result: Mapping[str, Any], measure: str = "top1") -> str:
+    def line(self, label: str, result: Mapping[str, Any], running: Sequence[str]) -> str:
         """`[12/150] rala seed 3: 91.24 %, 21 s; running: mala seed 3; about 34 min left`."""
-        value = result[measure]
-        outcome = "did not stay finite" if value is None else cell(measure, value)
-        parts = [f"[{self.done}/{self.total}] {label}: {outcome}, {result['seconds']:.0f} s"]
-        if self.running:
-            parts.append(f"running: {', '.join(self.running)}")
-        if self.done < self.total:
-            left = (time.monotonic() - self.started) / max(1, self.here) * (self.total - self.done) / 60
-            parts.append(f"about {math.ceil(left)} min left")
-        return "; ".join(parts)
+        self.complete, self.trained = self.complete + 1, self.trained + 1
+        outcome = "did not stay finite" if result["reason"] else self.outcome(result["measures"])
+        facts = [f"[{self.complete}/{self.total}] {label}: {outcome}, {result['seconds']:.0f} s"]
+        if running:
+            facts.append(f"running: {', '.join(running)}")
+        if self.complete < self.total:
+            left = (time.monotonic() - self.started) / self.trained * (self.total - self.complete) / 60
+            facts.append(f"about {math.ceil(left)} min left")
+        return "; ".join(facts)
 
 
 class StopsBetweenEpochs(Callback):
-    """Ends a run before its next epoch where the parent asks for it or is gone; the epoch before has been saved."""
+    """Ends a run before its next epoch once `stop` is set; the epoch before has been saved."""
 
     def __init__(self, stop: Any) -> None:
         self.stop = stop
@@ -91,140 +89,137 @@ class StopsBetweenEpochs(Callback):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to the parent and to every worker
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        parent = multiprocessing.parent_process()
-        if self.stop.is_set() or (parent is not None and not parent.is_alive()):
+        if self.stop.is_set():
             raise RunStoppedError
 
 
-def run_all(runs: Sequence[Run], workers: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Completes every run and returns their results, in order.
+def run_all(
+    trainings: Sequence[Training],
+    workers: int,
+    say: Callable[[str], None],
+    outcome: Callable[[Mapping[str, Any]], str] = lambda measures: "complete",
+) -> list[dict[str, Any]]:
+    """Completes every training and returns their results, in order.
 
     Args:
-        runs: what to run; a run that is complete is not repeated.
+        trainings: a training that is complete is not repeated.
         workers: how many processes train at once, one thread each.
-        say: gets one line when a run is complete.
+        say: gets one line when a training is complete.
+        outcome: what that line says of the measures.
 
-    Raises ValueError for a folder that holds another run, RunStoppedError, saying how to go on, after Ctrl-C, and
-    ConnectionError where a worker died.
+    Raises ValueError for a folder that holds another run, RunStoppedError, saying how to resume, after Ctrl-C, and
+    ConnectionError where a worker was killed.
     """
-    results = [run.result() for run in runs]
+    results = [training.result() for training in trainings]
     waiting = [index for index, result in enumerate(results) if result is None]
-    progress = Progress(len(runs), len(runs) - len(waiting), started=time.monotonic())
-    if not waiting:
-        return results  # type: ignore[return-value]
-    with _workers(min(workers, len(waiting))) as (lines, stop):
-        busy: dict[Any, int] = {}
+    progress = Progress(len(trainings), len(trainings) - len(waiting), outcome)
+    with _workers(min(workers, len(waiting))) as (pools, stop):
+        idle, busy = list(pools), dict[Future[dict[str, Any]], tuple[ProcessPoolExecutor, int]]()
         try:
             while waiting or busy:
-                for line in lines:
-                    if line not in busy and waiting:
-                        busy[line] = waiting.pop(0)
-                        line.send(runs[busy[line]])
-                for line in connection.wait(list(busy)):
-                    index = busy.pop(line)  # type: ignore[arg-type]
-                    results[index] = _received(line, runs[index])
-                    progress.done, progress.here = progress.done + 1, progress.here + 1
-                    progress.running = tuple(runs[other].label for other in busy.values())
-                    say(progress.line(runs[index].label, results[index], runs[index].measure))  # type: ignore[arg-type]
+                while idle and waiting:
+                    pool, index = idle.pop(0), waiting.pop(0)
+                    busy[pool.submit(_complete, trainings[index])] = pool, index
+                for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                    pool, index = busy.pop(future)
+                    results[index] = result = _result_of(future, trainings[index])
+                    idle.append(pool)
+                    running = [trainings[other].label for _, other in busy.values()]
+                    say(progress.line(trainings[index].label, result, running))
         except KeyboardInterrupt:
-            stop.set()
-            say("Stopping: each run that is under way saves its epoch.")
-            connection.wait(list(busy), 120)
+            say("Stopping: every run under way finishes and saves its epoch; press Ctrl-C again to stop at once.")
             raise RunStoppedError(
-                f"Stopped with {progress.done} of {len(runs)} runs complete: the same command goes on from there."
+                f"Stopped with {progress.complete} of {len(trainings)} runs complete: run the same again to resume."
             ) from None
+        finally:
+            stop.set()
+            with suppress(KeyboardInterrupt):
+                wait(busy)
     return results  # type: ignore[return-value]
 
 
-def _received(line: Any, run: Run) -> dict[str, Any]:
+def _result_of(future: "Future[dict[str, Any]]", training: Training) -> dict[str, Any]:
     try:
-        answer = line.recv()
-    except (EOFError, OSError):
+        return future.result()
+    except BrokenProcessPool:
         raise ConnectionError(
-            f"The process that trained {run.label} died, often for want of memory: the same command goes on from there."
+            f"The worker training {training.label} was killed, often because it ran out of memory: run the same again"
+            " to resume, with fewer `workers` at once."
         ) from None
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
 
 
 @contextmanager
-def _workers(count: int) -> Iterator[tuple[list[Any], Any]]:
-    """Connections to that many processes, each with one thread, and the event that stops them all."""
+def _workers(count: int) -> Iterator[tuple[list[ProcessPoolExecutor], Any]]:
+    """Executors of one process each, so that it is known which training a killed one had, and the event to stop all."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     before = {name: os.environ.get(name) for name in THREADS}
+    others = multiprocessing.active_children()
     os.environ.update(dict.fromkeys(THREADS, "1"))  # read when a process imports torch
-    lines, processes = [], []
+    pools = [ProcessPoolExecutor(1, context, _begin_worker, (stop,)) for _ in range(count)]
     try:
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, stop), daemon=True)
-            process.start()
-            theirs.close()
-            lines.append(ours)
-            processes.append(process)
-        yield lines, stop
+        yield pools, stop
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-        stop.set()
-        for line in lines:
-            line.close()
-        for process in processes:
-            process.join(60)
+        for process in set(multiprocessing.active_children()) - set(others):
+            process.kill()  # idle by now, or a second Ctrl-C asks for it
+        for pool in pools:
+            pool.shutdown()
 
 
-def _work(line: Any, stop: Any) -> None:
+_stop: Any = None
+
+
+def _begin_worker(stop: Any) -> None:
+    global _stop
+    _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
-    while True:
-        try:
-            run = line.recv()
-        except (EOFError, OSError):  # the parent has closed the line, or is gone
-            return
-        try:
-            answer: Any = complete(run, stop)
-        except BaseException as error:  # the parent says it, once
-            answer = error
-        try:
-            line.send(answer)
-        except OSError:
-            return
 
 
-def complete(run: Run, stop: Any) -> dict[str, Any]:
-    """Trains one run to its end and writes its result.json: its measure after the last epoch, None if not finite."""
-    from linvit.runs.training import train  # Lightning's start-up belongs into the worker
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
-    run.folder.mkdir(parents=True, exist_ok=True)
-    with replacing(run.folder / ASKED) as temporary:
-        temporary.write_text(json.dumps(run.values, indent=1))
+
+def _complete(training: Training) -> dict[str, Any]:
+    return complete(training, _stop)
+
+
+def complete(training: Training, stop: Any) -> dict[str, Any]:
+    """Trains to the end and writes result.json: `measures` after the last epoch, `seconds`, and `reason`, None where
+    the loss stayed finite."""
+    from linvit.runs.training import train_folder  # Lightning's start-up belongs into the worker
+
+    training.folder.mkdir(parents=True, exist_ok=True)
+    with replacing(training.folder / SETTINGS) as temporary:
+        temporary.write_text(json.dumps(training.values, indent=1))
     reason = None
     started = time.monotonic()
+    callbacks = [StopsBetweenEpochs(stop)]
     try:
-        train(run.recipe, [f"folder={run.folder}", *run.overrides], True, [StopsBetweenEpochs(stop)], prints=False)
+        train_folder(training.recipe, training.overrides, folder=training.folder, resume=True, callbacks=callbacks)
     except FloatingPointError as error:
         reason = str(error).split(",")[0]
-    result = {run.measure: None if reason else last(run.folder, run.measure), "reason": reason}
-    result["seconds"] = round(time.monotonic() - started, 3)
-    (run.folder / "checkpoints" / BEST).unlink(missing_ok=True)  # measured once, at the end: the same as the last
-    with replacing(run.folder / RESULT) as temporary:
+    result = {"reason": reason, "seconds": round(time.monotonic() - started, 3)}
+    result["measures"] = {} if reason else last_measures(training.folder)
+    (training.folder / "checkpoints" / BEST).unlink(missing_ok=True)  # what is compared is the last epoch
+    with replacing(training.folder / RESULT) as temporary:
         temporary.write_text(json.dumps(result))
     return result
 
 
-def last(folder: Path, measure: str) -> float:
-    """A measure of a run after its last epoch; the moving average's where it alone was measured.
-
-    Raises ValueError for a measure that its metrics.csv does not have.
-    """
+def last_measures(folder: Path) -> dict[str, float]:
+    """The measures of a run after its last epoch; the moving average's where it alone was measured."""
     with (folder / "metrics.csv").open(newline="") as file:
-        row = list(csv.DictReader(file))[-1]
-    for name in (measure, f"ema_{measure}"):
-        if row.get(name):
-            return float(row[name])
-    known = ", ".join(name.removeprefix("ema_") for name, value in row.items() if value)
-    raise ValueError(f"{folder} has no measure {measure!r} after its last epoch, expected one of {known}.")
+        row = {name: float(value) for name, value in list(csv.DictReader(file))[-1].items() if value}
+    for name in UNMEASURED:
+        row.pop(name, None)
+    averaged = {name.removeprefix("ema_"): value for name, value in row.items() if name.startswith("ema_")}
+    return averaged | {name.removeprefix("val_"): value for name, value in row.items() if not name.startswith("ema_")}

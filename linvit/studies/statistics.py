@@ -22,7 +22,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], level: float = 0.95) -> Estimate:
-    """Mean, t-interval and one-sample t-test of the values, one a seed.
+    """Mean, t-interval and one-sample t-test of the values, one per seed.
 
     A single value has an unbounded interval and p = 1; values that are all the same have an interval without width, and
     p is 1 where they are zero and 0 elsewhere. No value at all gives a mean that is NaN.
@@ -44,7 +44,7 @@ def paired(ours: Sequence[float], others: Sequence[float], level: float = 0.95) 
     A seed in which either is not finite is left out.
     """
     pairs = zip(ours, others, strict=True)
-    return estimate([one - other for one, other in pairs if math.isfinite(one) and math.isfinite(other)], level)
+    return estimate([our - other for our, other in pairs if math.isfinite(our - other)], level)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -73,32 +73,32 @@ def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
     return levels
 
 
-def judge_higher(difference: Estimate) -> str:
+def verdict_higher(difference: Estimate) -> str:
     """The claim that a difference is positive, by its corrected interval: above zero, below zero, or around it."""
     if difference.low > 0:
         return HOLDS
     return FAILS if difference.high < 0 else UNCLEAR
 
 
-def judge_equal(difference: Estimate, margin: float) -> str:
+def verdict_equal(difference: Estimate, margin: float) -> str:
     """The claim that a difference is smaller than a margin: its interval lies inside ±margin, beyond it, or neither."""
     if -margin < difference.low and difference.high < margin:
         return HOLDS
     return FAILS if difference.low > margin or difference.high < -margin else UNCLEAR
 
 
-def judge_all(verdicts: Sequence[str]) -> str:
-    """A claim of several parts fails with one of them and holds only with all of them."""
+def verdict_all(verdicts: Sequence[str]) -> str:
+    """A claim of several comparisons fails with any of them and holds only with all of them."""
     if FAILS in verdicts:
         return FAILS
     return HOLDS if verdicts and all(verdict == HOLDS for verdict in verdicts) else UNCLEAR
 
 
-def judge_share(part: int, whole: int) -> str:
+def verdict_share(count: int, total: int) -> str:
     """The claim that something happens in every run: in all, in none, or in some."""
-    if whole and part == whole:
+    if total and count == total:
         return HOLDS
-    return FAILS if part == 0 and whole else UNCLEAR
+    return FAILS if count == 0 and total else UNCLEAR
 
 
 def _ascending(values: Sequence[float]) -> list[int]:

@@ -51,7 +51,7 @@ class Speech(Task):
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         features, targets = batch
-        logits, lengths = self.network(features, targets["lengths"], targets["pieces"])
+        logits, lengths = self.network(features, targets["lengths"], targets["tokens"])
         return self.learn(loss_per_piece(logits, lengths, targets).mean(), len(features))
 
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
@@ -59,7 +59,7 @@ class Speech(Task):
         self.count.update(len(features))
         names = self.trainer.datamodule.class_names
         for kind, network in self.networks().items():
-            logits, lengths = network(features, targets["lengths"], targets["pieces"])
+            logits, lengths = network(features, targets["lengths"], targets["tokens"])
             sums = self.sums_of[kind]
             sums["loss"].update(loss_per_piece(logits, lengths, targets).double().sum())
             transduced = network.transduce(features, targets["lengths"]) if network.transduces else None
@@ -98,10 +98,10 @@ def known_beam(beam: int, network: nn.Module) -> int:
 def loss_per_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
     """The loss of each utterance over its pieces, (batch,): CTC's, or a transducer's of logits in four dimensions."""
     if logits.dim() == 4:
-        return transducer_loss(logits, lengths, targets["pieces"], targets["counts"]) / targets["counts"].clamp_min(1)
+        return transducer_loss(logits, lengths, targets["tokens"], targets["counts"]) / targets["counts"].clamp_min(1)
     scores = logits.float().log_softmax(-1).transpose(0, 1)
     losses = ctc_loss(
-        scores, targets["pieces"], lengths, targets["counts"], blank=BLANK, reduction="none", zero_infinity=True
+        scores, targets["tokens"], lengths, targets["counts"], blank=BLANK, reduction="none", zero_infinity=True
     )
     return losses / targets["counts"].clamp_min(1)
 

@@ -33,7 +33,7 @@ def test_everything_wrong_is_named(scenes, capsys):
     (scenes / "segmentation/annotations/training/000003.png").unlink()
     assert main(["data", "check", str(scenes)]) == 1
     first, *listed = capsys.readouterr().err.splitlines()
-    assert first == "linvit: 4 things are wrong:"
+    assert first == "linvit: 4 problems found:"
     said = "\n".join(listed)
     assert "train/000002.jpg is not a readable image" in said
     assert "instances_val.json: annotation 1 of image 1 has the unknown category 99" in said
@@ -48,8 +48,17 @@ def test_boxes_alone_are_checked_if_asked(scenes, capsys):
         del entry["segmentation"]
     path.write_text(json.dumps(content))
     assert main(["data", "check", str(path)]) == 1
-    assert "has no mask" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 + len(content["annotations"]) > 9, "all are listed"
+    assert said[0] == f"linvit: {len(said) - 1} problems found:"
+    assert all("has no mask" in line for line in said[1:])
     assert main(["data", "check", str(path), "--boxes"]) == 0
+
+
+def test_a_single_problem_is_singular(scenes, capsys):
+    (scenes / "detection/images/train/000002.jpg").unlink()
+    assert main(["data", "check", str(scenes)]) == 1
+    assert capsys.readouterr().err.startswith("linvit: 1 problem found:\n")
 
 
 def test_a_file_without_its_images_is_checked_alone(scenes, tmp_path, capsys):

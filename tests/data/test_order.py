@@ -76,14 +76,22 @@ class SomeCorrupt(Dataset):
         return 8
 
 
-def test_corrupt_images_are_named_and_left_out_up_to_the_limit(capsys):
+def test_corrupt_images_are_named_and_left_out_up_to_the_limit(caplog):
     loader = Batches(SomeCorrupt(), batch_size=4, max_corrupt=2)
     assert torch.cat([targets for _, targets in loader]).tolist() == [0, 1, 3, 4, 6, 7]
     assert torch.cat([targets for _, targets in loader]).tolist() == [0, 1, 3, 4, 6, 7]
-    assert capsys.readouterr().out.splitlines() == [
+    assert caplog.messages == [
         "Left out (1 of at most 2): file 2 is broken.",
         "Left out (2 of at most 2): file 5 is broken.",
     ]
+
+
+def test_of_many_corrupt_images_the_first_five_are_named_and_all_are_counted(caplog):
+    loader = Batches([f"file {index} is broken." for index in range(12)], batch_size=4, max_corrupt=20)
+    assert list(loader) == list(loader) == []
+    *named, summary = caplog.messages
+    assert named == [f"Left out ({index + 1} of at most 20): file {index} is broken." for index in range(5)]
+    assert summary == "12 files have been left out, of at most 20; the first 5 are named above."
 
 
 @pytest.mark.parametrize(("limit", "file"), [(0, 2), (1, 5)])
@@ -124,7 +132,7 @@ def test_repeated_augmentation_resumes_exactly():
 
 
 def test_no_copy_of_an_image_is_refused():
-    with pytest.raises(ValueError, match=r"data\.repeats is 0"):
+    with pytest.raises(ValueError, match=r"`repeats` is 0"):
         ShuffledOrder(20, 0, repeats=0)
 
 

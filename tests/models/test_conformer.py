@@ -186,7 +186,7 @@ def test_what_cannot_be_streamed_says_so():
     network.read(features(1, 7, 10), memory)
     with pytest.raises(ValueError, match="7 frames were heard, which is no multiple of 4"):
         network.read(features(1, 8, 10), memory)
-    with pytest.raises(ValueError, match=r"\(batch, frames, 10\): set model.mels and data.mels alike"):
+    with pytest.raises(ValueError, match=r"\(batch, frames, 10\): set mels alike for network and data"):
         network.read(features(1, 8, 12), StreamMemory())
 
 

@@ -19,7 +19,8 @@ from linvit.runs.draw import draw
 from linvit.runs.evaluate import evaluate
 from linvit.runs.restore import restore
 from linvit.runs.training import train
-from linvit.studies import pool as runs
+from linvit.studies.pool import last_measures
+from linvit.tasks import generated
 from linvit.tasks.checkpoints import RunStoppedError
 
 
@@ -124,8 +125,8 @@ def test_the_page_of_a_generator_shows_what_it_draws(run, tmp_path):
 
 
 def test_a_comparison_reads_the_measure_of_the_network_that_draws(run):
-    assert runs.last(run, "fid") == float(curve(run)[-1]["ema_fid"])
-    assert runs.last(run, "train_loss") == float(curve(run)[-1]["train_loss"])
+    assert last_measures(run)["fid"] == float(curve(run)[-1]["ema_fid"])
+    assert last_measures(run)["train_loss"] == float(curve(run)[-1]["train_loss"])
 
 
 @pytest.mark.parametrize(
@@ -165,8 +166,8 @@ def test_what_cannot_be_drawn_is_one_sentence(run, asked, sentence, capsys, tmp_
         ({"task": {"sampler": "euler"}}, "expected one of ddim, ddpm"),
         ({"task": {"class_dropout": 1.5}}, "expected a share"),
         ({"model": {"mlp_ratio": "four"}}, "An argument of dit_nano_patch2 is of the wrong kind"),
-        ({"data": {"size": 0}}, "data.size is 0"),
-        ({"data": {"size": 16}}, "this DiT reads 1×8×8: set model.channels and model.input_size"),
+        ({"data": {"size": 0}}, "size` is 0"),
+        ({"data": {"size": 16}}, "this DiT reads 1×8×8: set its channels and input_size to the data's"),
     ],
 )
 def test_a_recipe_that_cannot_be_trained_is_one_sentence(groups, sentence, tmp_path):

@@ -17,7 +17,7 @@ from linvit.runs.evaluate import evaluate
 from linvit.runs.generate import pieces, write_text
 from linvit.runs.restore import restore, source_for
 from linvit.runs.training import train
-from linvit.studies.compare import compare
+from linvit.studies import compare
 from linvit.tasks.checkpoints import RunStoppedError
 
 
@@ -184,25 +184,23 @@ def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_aga
         )
         recipes.append(path.rename(tmp_path / f"{mechanism}.yaml"))
     asked = {"seeds": 2, "over": "data.batch_size=2", "overrides": ["data.context=16", "trainer.limit_train_batches=1"]}
-    text = compare(recipes, tmp_path / "out", **asked).read_text()
+    text = compare(recipes, tmp_path / "out", **asked).to_markdown()
     assert text.count("| `linear` | 2 |") == text.count("| `mala` | 2 |") == 1
     assert "bits per byte" in text
     found = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
     assert len({row["parameters"] for row in found}) == 1
     assert all(5 < measure < 9 for row in found for measure in row["measures"])
     means = [sum(row["measures"]) / 2 for row in found]
-    assert found[1]["difference"]["mean"] == pytest.approx(means[1] - means[0])
+    assert found[1]["differences"]["linear"]["mean"] == pytest.approx(means[1] - means[0])
     assert (tmp_path / "out" / "compared.svg").is_file()
     before = (tmp_path / "out" / "compared.json").read_text()
     compare(recipes, tmp_path / "out", **asked)
     assert (tmp_path / "out" / "compared.json").read_text() == before
-    page = compare(recipes, tmp_path / "out", **asked, also=["next_accuracy"]).read_text()
-    assert "| p | next token, % | s a run |" in page
+    page = compare(recipes, tmp_path / "out", **asked, also=["next_accuracy"]).to_markdown()
+    assert "| p | next token, % | s per run |" in page
     rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
     assert [row["also"]["next_accuracy"]["count"] for row in rows] == [2, 2]
-    with pytest.raises(
-        ValueError, match=r"seed0 has no measure 'top1' after its last epoch, expected one of .*perplexity"
-    ):
+    with pytest.raises(ValueError, match=r"`also` is 'top1', expected measures of the task language: .*perplexity"):
         compare(recipes, tmp_path / "out", **asked, also=["top1"])
 
 

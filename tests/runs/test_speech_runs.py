@@ -21,7 +21,7 @@ from linvit.runs.restore import restore, source_for
 from linvit.runs.stream import listen
 from linvit.runs.training import train
 from linvit.runs.transcribe import set_decoding, transcribe
-from linvit.studies.compare import compare
+from linvit.studies import compare
 from linvit.tasks.checkpoints import RunStoppedError
 from linvit.tasks.transcription import greedy, spelled, word_edits
 
@@ -216,9 +216,9 @@ def test_what_is_not_installed_is_one_sentence(learned, package, more, sentence,
     ("groups", "message"),
     [
         ({"model": {"name": "conformer_mini"}}, "did you mean 'conformer_nano'"),
-        ({"data": {"units": "phones"}}, "data.units is 'phones'"),
+        ({"data": {"units": "phones"}}, "units` is 'phones'"),
         ({"data": {"train": ["nowhere"]}}, "There is no folder of speech"),
-        ({"data": {"mels": 20}}, "set model.mels and data.mels alike"),
+        ({"data": {"mels": 20}}, "set mels alike for network and data"),
         ({"task": {"beam": 0}}, "task.beam is 0"),
     ],
 )
@@ -228,13 +228,13 @@ def test_a_wrong_recipe_ends_in_a_sentence(run, groups, message, tmp_path):
         train(write_speech_recipe(tmp_path, **groups), prints=False)
 
 
-@pytest.mark.parametrize("units", ["characters", "pieces"])
+@pytest.mark.parametrize("units", ["characters", "subwords"])
 def test_other_pieces_are_learned_and_restored(run, units, tmp_path):
-    data = {"root": str(run.parent / "speech"), "units": units, "num_pieces": 14, "groups": 2}
+    data = {"root": str(run.parent / "speech"), "units": units, "num_tokens": 14, "groups": 2}
     folder = train(write_speech_recipe(tmp_path, data=data, trainer={"max_epochs": 1}), prints=False)
     restored = restore(folder)
     assert evaluate(restored, enable_progress_bar=False)["raw"]["utterances"] == 6
-    assert (restored.preprocessing.tokenizer != "") == (units == "pieces")
+    assert (restored.preprocessing.tokenizer != "") == (units == "subwords")
     told, complaints = transcribe(restored, [run.parent / "speech" / "val"])
     assert len(told) == 6
     assert not complaints
@@ -248,11 +248,11 @@ def test_attentions_are_compared_over_seeds(run, tmp_path):
         data = {"root": str(run.parent / "speech")}
         path = write_speech_recipe(tmp_path / mechanism, mechanism, data=data, task={"ema_decay": None})
         recipes.append(path.rename(tmp_path / f"{mechanism}.yaml"))
-    text = compare(recipes, tmp_path / "out", seeds=2, overrides=["trainer.max_epochs=1"]).read_text()
+    text = compare(recipes, tmp_path / "out", seeds=2, overrides=["trainer.max_epochs=1"]).to_markdown()
     assert "word error rate, %" in text
     rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
-    assert [row["recipe"] for row in rows] == ["softmax", "mala"]
-    assert rows[1]["difference"]["count"] == 2
+    assert [row["name"] for row in rows] == ["softmax", "mala"]
+    assert rows[1]["differences"]["softmax"]["count"] == 2
 
 
 def test_a_transducer_learns_and_writes(run, tmp_path):

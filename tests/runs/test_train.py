@@ -167,7 +167,7 @@ def test_ctrl_c_of_a_real_process(straight, tmp_path):
             break
     rest = process.stdout.read()
     assert process.wait(timeout=60) == 130, rest
-    assert "--resume goes on" in rest
+    assert "train again with --resume to continue" in rest
     assert "Traceback" not in rest
     assert differing(train_folder(recipe, resume=True), straight) == []
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from linvit.studies.claims import ACCURACY, CLAIMS, Claim, judge
+from linvit.studies.claims import ACCURACY, CLAIMS, Claim, verdicts
 from linvit.studies.statistics import FAILS, HOLDS, UNCLEAR
 
 FAR_APART = {"good": (90.0, 90.4, 90.1, 89.9, 90.2), "bad": (70.0, 70.3, 70.2, 69.8, 70.1)}
@@ -39,20 +39,20 @@ def claim(*pairs, **settings):
     ],
 )
 def test_verdict_by_the_rule(made, verdict):
-    assert judge([made], NUMBERS)[0].verdict == verdict
+    assert verdicts([made], NUMBERS)[0].outcome == verdict
 
 
 def test_more_comparisons_make_each_harder():
     slightly = {"one": (1.0, 2.0, 1.5, 0.4, 1.2), "other": (0.0,) * 5, "none": (0.3, -0.2, 0.1, -0.3, 0.2)}
     alone = claim(("one", "other"))
     noise = [claim(("none", "other")) for _ in range(200)]
-    assert judge([alone], {ACCURACY: slightly})[0].verdict == HOLDS
-    assert judge([alone, *noise], {ACCURACY: slightly})[0].verdict == UNCLEAR
+    assert verdicts([alone], {ACCURACY: slightly})[0].outcome == HOLDS
+    assert verdicts([alone, *noise], {ACCURACY: slightly})[0].outcome == UNCLEAR
 
 
 def test_measurement_is_told_with_its_margin_added_back():
-    (judged,) = judge([claim(("good", "bad"), by=10.0)], NUMBERS)
-    assert judged.measured[0].startswith("good − bad = +20.04 [")
+    (verdict,) = verdicts([claim(("good", "bad"), by=10.0)], NUMBERS)
+    assert verdict.measured[0].startswith("good − bad = +20.04 [")
 
 
 def test_an_unknown_rule_is_refused():
@@ -61,6 +61,6 @@ def test_an_unknown_rule_is_refused():
 
 
 def test_claims_name_their_source_and_no_comparison_twice():
-    asked = [(one.rule, one.quantity, pair) for one in CLAIMS for pair in one.pairs]
+    asked = [(made.rule, made.quantity, pair) for made in CLAIMS for pair in made.pairs]
     assert len(asked) == len(set(asked))
-    assert all(one.source.startswith(("RALA", "MALA", "our control")) for one in CLAIMS)
+    assert all(made.source.startswith(("RALA", "MALA", "our control")) for made in CLAIMS)

@@ -1,30 +1,82 @@
-import math
 from pathlib import Path
 
 import pytest
+from tiny_dense import tiny_scenes, write_dense_recipe
+from tiny_diffusion import write_diffusion_recipe
+from tiny_run import write_recipe
 
-from linvit.studies.compare import Row, _folder_name, compare, over_figure, table
-from linvit.studies.statistics import estimate
+from linvit.studies import Comparison, compare
+from linvit.studies.figures import over_figure
+from linvit.studies.plan import compared, folder_name
+from linvit.tasks.measures import Measure
+
+ABOUT = {
+    "parameters": [1234, 1234],
+    "data": "recall",
+    "model": "sequence_nano",
+    "epochs": 3,
+    "seeds": 3,
+    "precision": None,
+    "commit": None,
+    "packages": {"torch": "2"},
+}
+MEASURES = {"recall_accuracy": Measure("answers", "share"), "loss": Measure("loss", "number")}
 
 
-def row(recipe, value, measures, difference=None):
-    finite = [measure for measure in measures if math.isfinite(measure)]
-    return Row(recipe, value, 1234, tuple(measures), estimate(finite), difference, 5.0)
+def ended(*values):
+    """What runs ended with whose measures are these, None for one that was not finite."""
+    return [
+        {"reason": None, "seconds": 5.0, "measures": {"recall_accuracy": value, "loss": 1.5}}
+        if value is not None
+        else {"reason": "NaN", "seconds": 5.0, "measures": {}}
+        for value in values
+    ]
 
 
-ROWS = [
-    row("softmax", "4", [99.0, 98.0, 97.0]),
-    row("mala", "4", [90.0, 91.0, 89.0], estimate([-9.0, -7.0, -8.0])),
-    row("softmax", "8", [95.0, 94.0, math.nan]),
-    row("mala", "8", [50.0, 52.0, 51.0], estimate([-45.0, -42.0])),
-]
+RESULTS = {
+    ("softmax", "4"): ended(0.99, 0.98, 0.97),
+    ("mala", "4"): ended(0.90, 0.91, 0.89),
+    ("softmax", "8"): ended(0.95, 0.94, None),
+    ("mala", "8"): ended(0.50, 0.52, 0.51),
+}
+FACTS = [{"name": name, "value": value, "parameters": 1234} for name, value in RESULTS]
+ROWS = compared(FACTS, list(RESULTS.values()), MEASURES, ["softmax"])
+COMPARISON = Comparison(ROWS, "recall_accuracy", MEASURES, ABOUT, ["softmax"], "data.pairs")
 
 
 def test_the_table_says_mean_interval_and_difference():
-    lines = table(ROWS, "data.pairs", "recall_accuracy").splitlines()
-    assert lines[0].startswith("| recipe | `data.pairs` | parameters | answers, % | Δ softmax | p |")
-    assert lines[2].startswith("| `softmax` | 4 | 1,234 | 98.00 ± 2.48 | – | – |")
-    assert "-8.00 [-10.48, -5.52] | 0.005 |" in lines[3]
+    lines = COMPARISON.to_markdown().splitlines()
+    head = "| recipe | `data.pairs` | parameters | answers, % | Δ softmax | p | loss | not finite | s per run |"
+    assert lines[0] == head
+    assert lines[2] == "| `softmax` | 4 | 1,234 | 98.00 ± 2.48 | – | – | 1.500 ± 0.000 | 0 of 3 | 5 |"
+    assert "-8.00 [-10.48, -5.52] | 0.010 |" in lines[3]  # p of 0.005, twice by Holm
+    assert lines[-1].startswith("*Stand-in of 1,234 parameters, sequence_nano; recall; seeds 0 to 2,")
+
+
+def test_differences_are_paired_at_the_same_value_and_leave_out_what_is_not_finite():
+    assert [set(row.differences) for row in ROWS] == [set(), {"softmax"}] * 2
+    assert ROWS[1].differences["softmax"].mean == pytest.approx(-8)
+    assert ROWS[3].differences["softmax"].mean == pytest.approx(-43.5)
+    assert (ROWS[3].differences["softmax"].count, ROWS[2].diverged) == (2, 1)
+    assert ROWS[2].also["loss"].count == 2
+    smaller, larger = sorted(row.differences["softmax"].p for row in ROWS[1::2])
+    assert sorted(row.corrected["softmax"] for row in ROWS[1::2]) == pytest.approx(
+        [2 * smaller, max(2 * smaller, larger)]
+    )
+
+
+def test_a_comparison_is_saved_whole(tmp_path):
+    page = COMPARISON.save(tmp_path)
+    assert page.read_text().startswith("![answers, % over data.pairs](compared.svg)")
+    assert (tmp_path / "compared.svg").is_file()
+    assert len((tmp_path / "compared.csv").read_text().splitlines()) == 1 + 4 * 3
+
+
+def test_a_measure_that_a_finite_run_lacks_is_named():
+    with pytest.raises(
+        ValueError, match="no measure 'wer' after its last epoch, expected one of recall_accuracy, loss"
+    ):
+        compared(FACTS, list(RESULTS.values()), {"wer": Measure("", "share")}, ["softmax"])
 
 
 def test_every_recipe_has_a_line_over_the_setting_and_shares_stay_shares():
@@ -41,11 +93,11 @@ def test_every_recipe_has_a_line_over_the_setting_and_shares_stay_shares():
     [
         ({"recipes": []}, "0 recipes"),
         ({"seeds": 0}, "0 seeds"),
-        ({"over": "data.pairs"}, "--over is 'data.pairs': write key=value"),
-        ({"over": "data.pairs=4,,8"}, "expected values that are there once each"),
-        ({"over": "data.pairs=4,8,4"}, "expected values that are there once each"),
-        ({"over": "seed=1,2"}, "'seed' is each run's own"),
-        ({"overrides": ["folder=elsewhere"]}, "'folder' is each run's own"),
+        ({"over": "data.pairs"}, "`over` is 'data.pairs', expected key=value"),
+        ({"over": "data.pairs=4,,8"}, "expected different values"),
+        ({"over": "data.pairs=4,8,4"}, "expected different values"),
+        ({"over": "seed=1,2"}, "'seed' belongs to each run"),
+        ({"overrides": ["folder=elsewhere"]}, "'folder=elsewhere' belongs to each run"),
         ({"recipes": [Path("a/mala.yaml"), Path("b/mala.yaml")]}, "Two recipes are called mala"),
     ],
 )
@@ -56,7 +108,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, arguments, message):
 
 def test_runs_stay_in_their_folder_whatever_the_value():
     values = {"4": "4", "0.5": "0.5", "/data/text": "_data_text", "..": "_", "a/../b": "a_.._b"}
-    assert {value: _folder_name(value) for value in values} == values
+    assert {value: folder_name(value) for value in values} == values
 
 
 def test_recipes_of_two_tasks_are_refused(tmp_path):
@@ -65,3 +117,29 @@ def test_recipes_of_two_tasks_are_refused(tmp_path):
     second.write_text("model: {name: ravlt_nano}\ndata: {name: digits}\n")
     with pytest.raises(ValueError, match="of the tasks classification, recall"):
         compare([first, second], tmp_path / "out")
+
+
+def test_a_measure_that_the_task_does_not_have_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("linvit.studies.plan.run_all", lambda *_: pytest.fail("trained"))
+    with pytest.raises(ValueError, match="`also` is 'wer', expected measures of the task classification: top1, top5"):
+        compare([write_recipe(tmp_path)], tmp_path / "out", also=["wer"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    """Every run ends at once, with many measures."""
+    result = {"reason": None, "seconds": 1.0, "measures": dict.fromkeys(("mask_ap", "box_ap", "fid", "loss"), 0.5)}
+    monkeypatch.setattr("linvit.studies.plan.run_all", lambda trainings, *_: [result] * len(trainings))
+
+
+@pytest.mark.parametrize(("framework", "score"), [("mask_rcnn", "mask_ap"), ("retinanet", "box_ap")])
+def test_detectors_are_compared_by_what_they_predict(tmp_path, untrained, framework, score):
+    recipe = write_dense_recipe(tmp_path, tiny_scenes(tmp_path / "scenes", 1, 1), framework)
+    assert compare([recipe], tmp_path / "out", seeds=1).score == score
+
+
+@pytest.mark.parametrize(("generates", "score"), [(True, "fid"), (False, "loss")])
+def test_generators_that_do_not_sample_are_compared_by_their_loss(tmp_path, untrained, generates, score):
+    recipe = write_diffusion_recipe(tmp_path, task={"draws": generates})
+    assert compare([recipe], tmp_path / "out", seeds=1).score == score

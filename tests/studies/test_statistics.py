@@ -10,11 +10,11 @@ from linvit.studies.statistics import (
     estimate,
     holm,
     holm_levels,
-    judge_all,
-    judge_equal,
-    judge_higher,
-    judge_share,
     paired,
+    verdict_all,
+    verdict_equal,
+    verdict_higher,
+    verdict_share,
 )
 
 
@@ -99,14 +99,14 @@ def test_corrected_intervals_exclude_zero_exactly_where_holm_rejects():
 )
 def test_verdict_follows_the_interval(low, high, higher, equal):
     difference = Estimate((low + high) / 2, low, high, 0.5, 5)
-    assert judge_higher(difference) == higher
-    assert judge_equal(difference, margin=1.0) == equal
+    assert verdict_higher(difference) == higher
+    assert verdict_equal(difference, margin=1.0) == equal
 
 
 def test_a_claim_of_several_parts():
-    assert judge_all([HOLDS, HOLDS]) == HOLDS
-    assert judge_all([HOLDS, UNCLEAR]) == UNCLEAR
-    assert judge_all([HOLDS, UNCLEAR, FAILS]) == FAILS
-    assert judge_all([]) == UNCLEAR
-    assert [judge_share(part, 5) for part in (5, 3, 0)] == [HOLDS, UNCLEAR, FAILS]
-    assert judge_share(0, 0) == UNCLEAR
+    assert verdict_all([HOLDS, HOLDS]) == HOLDS
+    assert verdict_all([HOLDS, UNCLEAR]) == UNCLEAR
+    assert verdict_all([HOLDS, UNCLEAR, FAILS]) == FAILS
+    assert verdict_all([]) == UNCLEAR
+    assert [verdict_share(part, 5) for part in (5, 3, 0)] == [HOLDS, UNCLEAR, FAILS]
+    assert verdict_share(0, 0) == UNCLEAR

@@ -2,18 +2,20 @@ import json
 import math
 import multiprocessing
 import threading
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 import yaml
 from tiny_run import curve
 
-from linvit.analysis.cost import Cost
 from linvit.cli import main
-from linvit.studies.page import BEGIN, END, replace_between_marks
-from linvit.studies.pool import Run, complete, run_all
-from linvit.studies.study import Variant, compare, read_variants, study
+from linvit.studies import pool, study
+from linvit.studies.papers import BASELINES, BEGIN, END, best_first, read_variants
+from linvit.studies.plan import compared
+from linvit.studies.pool import Training, complete, last_measures, run_all
 from linvit.tasks.checkpoints import RunStoppedError
+from linvit.tasks.measures import Measure
 
 STUDY = Path(__file__).parents[2] / "recipes" / "study"
 MODEL = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -35,8 +37,8 @@ def write_recipes(folder, epochs=1, lr=1e-3, names=("softmax", "linear")):
     return folder
 
 
-def run_of(recipes, folder, *overrides):
-    return Run("softmax seed 0", recipes / "softmax.yaml", overrides, folder, {"overrides": list(overrides)})
+def training_of(recipes, folder, *overrides):
+    return Training("softmax seed 0", recipes / "softmax.yaml", overrides, folder, {"overrides": list(overrides)})
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])  # each imports Lightning
@@ -48,15 +50,16 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "[4/4]" in printed
-    results = json.loads((folder / "results.json").read_text())
-    assert {one["variant"]: len(one["accuracies"]) for one in results["variants"]} == {"softmax": 2, "linear": 2}
+    results = json.loads((folder / "study.json").read_text())
+    assert {row["name"]: len(row["measures"]) for row in results["rows"]} == {"softmax": 2, "linear": 2}
     assert (results["about"]["train_images"], results["about"]["seeds"]) == (89, 2)
-    csv = (folder / "results.csv").read_text().splitlines()
+    csv = (folder / "study.csv").read_text().splitlines()
     assert len(csv) == 5
     text = page.read_text()
     assert text.startswith("a page\n\n" + BEGIN)
     assert text.endswith(END + "\nits end\n")
     assert "| `linear` |" in text
+    assert "### Claim by claim" in text
     assert "\nold\n" not in text
     assert (tmp_path / "study.svg").read_bytes() == (folder / "study.svg").read_bytes()
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
@@ -68,7 +71,7 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     made = [path.stat().st_mtime_ns for path in sorted(folder.rglob("result.json"))]
     assert main(arguments) == 0  # complete: nothing is trained again
     assert [path.stat().st_mtime_ns for path in sorted(folder.rglob("result.json"))] == made
-    assert json.loads((folder / "results.json").read_text())["variants"] == results["variants"]
+    assert json.loads((folder / "study.json").read_text())["rows"] == results["rows"]
 
     write_recipes(recipes, lr=2e-3)
     assert main(arguments) == 2
@@ -79,9 +82,11 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
 def test_a_run_whose_worker_is_killed_goes_on_from_its_last_epoch(tmp_path, monkeypatch):
     recipes, run = write_recipes(tmp_path / "recipes"), tmp_path / "run"
     epochs = ("trainer.max_epochs=4", "trainer.check_val_every_n_epoch=4", "data.held_out=0.3")
-    same = run_of(recipes, run, *epochs)
-    monkeypatch.setattr("linvit.studies.pool.connection.wait", Killing(run / "metrics.csv"))
-    with pytest.raises(ConnectionError, match=r"softmax seed 0 died.*the same command goes on"):
+    same = training_of(recipes, run, *epochs)
+    monkeypatch.setattr(pool, "wait", Killing(run / "metrics.csv"))
+    with pytest.raises(
+        ConnectionError, match="The worker training softmax seed 0 was killed, often because it ran out"
+    ):
         run_all([same], 1, lambda line: None)
     begun = len((run / "metrics.csv").read_text().splitlines()) - 1
     assert 1 <= begun < 4
@@ -89,42 +94,43 @@ def test_a_run_whose_worker_is_killed_goes_on_from_its_last_epoch(tmp_path, monk
     result = complete(same, threading.Event())
     assert same.result() == result
     assert len((run / "metrics.csv").read_text().splitlines()) == 5
-    assert result["top1"] == complete(run_of(recipes, tmp_path / "whole", *epochs), threading.Event())["top1"]
+    whole = complete(training_of(recipes, tmp_path / "whole", *epochs), threading.Event())
+    assert result["measures"]["top1"] == whole["measures"]["top1"]
 
 
 class Killing:
-    """multiprocessing.connection.wait that kills the one worker as soon as its first epoch is written."""
+    """concurrent.futures.wait that kills the one worker as soon as its first epoch is written."""
 
     def __init__(self, metrics):
-        self.metrics, self.wait = metrics, multiprocessing.connection.wait
+        self.metrics = metrics
 
-    def __call__(self, lines, timeout=None):
-        while not self.metrics.exists() and not self.wait(lines, 0.02):
+    def __call__(self, futures, **options):
+        while not self.metrics.exists() and not wait(futures, 0.02).done:
             pass
-        (worker,) = multiprocessing.active_children()
-        worker.kill()
-        return self.wait(lines, timeout)
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        return wait(futures, **options)
 
 
 def test_a_loss_that_is_no_longer_finite_is_a_result(tmp_path):
     recipes = write_recipes(tmp_path / "recipes", lr=1e30)
-    result = complete(run_of(recipes, tmp_path / "run"), threading.Event())
-    assert result["top1"] is None
+    result = complete(training_of(recipes, tmp_path / "run"), threading.Event())
+    assert result["measures"] == {}
     assert "loss became" in result["reason"]
-    assert run_of(recipes, tmp_path / "run").result() == result
+    assert training_of(recipes, tmp_path / "run").result() == result
 
 
 def test_a_stopped_run_goes_on_from_its_last_epoch(tmp_path):
     epochs = ("trainer.max_epochs=3", "trainer.check_val_every_n_epoch=3")
-    same = run_of(write_recipes(tmp_path / "recipes"), tmp_path / "run", *epochs)
+    same = training_of(write_recipes(tmp_path / "recipes"), tmp_path / "run", *epochs)
     with pytest.raises(RunStoppedError):
         complete(same, StopsBeforeEpoch(3))
     assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 3  # header and two epochs
     assert same.result() is None
     result = complete(same, threading.Event())
     assert same.result() == result
-    whole = Run(same.label, same.recipe, epochs, tmp_path / "whole", same.values)
-    assert result["top1"] == complete(whole, threading.Event())["top1"]
+    whole = Training(same.label, same.recipe, epochs, tmp_path / "whole", same.values)
+    assert result["measures"] == complete(whole, threading.Event())["measures"]
     assert curve(same.folder) == curve(whole.folder)
 
 
@@ -141,31 +147,26 @@ class StopsBeforeEpoch:
 
 @pytest.mark.slow  # a process that imports Lightning
 def test_ctrl_c_says_how_far_it_came(tmp_path, monkeypatch):
-    monkeypatch.setattr("linvit.studies.pool.connection.wait", Interrupted())
+    monkeypatch.setattr(pool, "wait", Interrupted())
     recipes = write_recipes(tmp_path / "recipes", epochs=500)
-    with pytest.raises(RunStoppedError, match="0 of 1 runs complete: the same command goes on"):
-        run_all([run_of(recipes, tmp_path / "run")], 1, lambda line: None)
+    with pytest.raises(RunStoppedError, match="0 of 1 runs complete: run the same again to resume"):
+        run_all([training_of(recipes, tmp_path / "run")], 1, lambda line: None)
     assert not multiprocessing.active_children()
     assert not (tmp_path / "run" / "result.json").exists()
 
 
 class Interrupted:
-    """multiprocessing.connection.wait with a Ctrl-C in its first call, as soon as the worker trains."""
+    """concurrent.futures.wait with a Ctrl-C in its first call, when the worker has begun."""
 
     def __init__(self):
         self.calls = 0
-        self.wait = multiprocessing.connection.wait
 
-    def __call__(self, lines, timeout=None):
+    def __call__(self, futures, **options):
         self.calls += 1
         if self.calls == 1:
-            self.wait(lines, 3)
+            wait(futures, 3)
             raise KeyboardInterrupt
-        return self.wait(lines, timeout)
-
-
-def variant(name, group="Mechanisms"):
-    return Variant(name, group, Path(f"{name}.yaml"), {}, Cost(1000, 100, 10))
+        return wait(futures, **options)
 
 
 def test_differences_are_paired_and_corrected_over_the_variants():
@@ -175,26 +176,24 @@ def test_differences_are_paired_and_corrected_over_the_variants():
         "rala": [0.91, 0.82, 0.86],
         "mala": [0.95, None, 0.90],
     }
-    results = {name: [{"top1": value, "seconds": 2.0} for value in values] for name, values in top1.items()}
-    rows = {row.variant: row for row in compare([variant(name) for name in top1], results)}
+    results = [
+        [{"reason": None if v else "NaN", "seconds": 2.0, "measures": {"top1": v} if v else {}} for v in values]
+        for values in top1.values()
+    ]
+    facts = [{"name": name, "value": None, "parameters": 1000} for name in top1]
+    listed = compared(facts, results, {"top1": Measure("top-1", "share")}, BASELINES)
+    assert [row.name for row in best_first(listed)] == ["mala", "rala", "softmax", "linear"]
+    rows = {row.name: row for row in listed}
     assert rows["linear"].differences["softmax"].mean == pytest.approx(-2.0)
     assert set(rows["linear"].differences) == {"softmax"}
     assert rows["rala"].differences["linear"].mean == pytest.approx(10 / 3)
     assert rows["mala"].diverged == 1
-    assert rows["mala"].accuracy.mean == pytest.approx(92.5)
+    assert rows["mala"].mean.mean == pytest.approx(92.5)
     assert rows["mala"].differences["softmax"].count == 2
-    assert math.isnan(rows["mala"].accuracies[1])
+    assert math.isnan(rows["mala"].measures[1])
     p = {name: row.differences["softmax"].p for name, row in rows.items() if name != "softmax"}
     smallest = min(p, key=p.get)
     assert rows[smallest].corrected["softmax"] == pytest.approx(min(1, 3 * p[smallest]))
-
-
-def test_the_text_between_the_marks_is_replaced_and_nothing_else(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(ABOUT)
-    replace_between_marks(page, "new\n")
-    replace_between_marks(page, "newer\n")
-    assert page.read_text() == ABOUT.replace("old", "newer")
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, END + BEGIN, BEGIN + END + BEGIN, None])
@@ -220,15 +219,19 @@ def test_a_folder_without_the_baselines_is_refused(tmp_path):
 
 
 def test_too_few_seeds_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="1 seeds and 2 workers"):
+    with pytest.raises(ValueError, match="`seeds` is 1 and `workers` is 2"):
         study(tmp_path, tmp_path / "study", seeds=1)
 
 
 def test_every_recipe_of_the_study_is_a_variant_with_an_equal_budget():
-    variants = read_variants(STUDY)
-    assert [one.name for one in variants[:2]] == ["linear", "softmax"]
-    groups = {one.group for one in variants}
-    assert groups == {"Mechanisms", "Parts of RALA", "Parts of MALA"}
-    parameters = {one.name: one.cost.parameters for one in variants}
+    plans = read_variants(STUDY)
+    assert [plan.cell.name for plan in plans[:2]] == ["linear", "softmax"]
+    assert {plan.cell.group for plan in plans} == {"Mechanisms", "Parts of RALA", "Parts of MALA"}
+    parameters = {plan.cell.name: plan.row()["parameters"] for plan in plans}
     assert abs(parameters["rala_wide"] - parameters["rala"]) < 0.005 * parameters["rala"]
     assert parameters["softmax"] == parameters["linear"]
+
+
+def test_measures_are_those_of_the_last_epoch_and_of_the_average_where_it_alone_was_measured(tmp_path):
+    (tmp_path / "metrics.csv").write_text("epoch,lr,ema_fid,val_loss,ema_loss,seconds\n1,1,9,9,9,9\n2,1,4,0.5,0.25,9\n")
+    assert last_measures(tmp_path) == {"fid": 4, "loss": 0.5}

@@ -6,27 +6,29 @@ import torch
 from timm.data import Mixup
 from torch import nn
 
+from linvit.runs.tasks import TASKS
 from linvit.tasks import Classification
 from linvit.tasks.optimization import Optimizer, Schedule
 
 NANO = {"name": "ravlt_nano"}
+classification = TASKS["classification"].build
 
 
 def test_network_takes_its_head_and_stem_from_the_data():
-    task = Classification({**NANO, "drop_path_rate": 0.1}, num_classes=7, channels=1)
+    task = classification({**NANO, "drop_path_rate": 0.1}, num_classes=7, channels=1)
     assert task(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
 
 
 def test_networks_are_raw_and_ema():
-    assert list(Classification(NANO, 10).networks()) == ["raw"]
-    task = Classification(NANO, 10, ema_decay=0.9)
+    assert list(classification(NANO, 10).networks()) == ["raw"]
+    task = classification(NANO, 10, ema_decay=0.9)
     assert list(task.networks()) == ["raw", "ema"]
     assert not task.networks()["ema"].training
     assert not any(parameter.requires_grad for parameter in task.networks()["ema"].parameters())
 
 
 def test_ema_rises_from_the_first_weights_with_warm_up():
-    task = Classification(NANO, 10, ema_decay=0.9)
+    task = classification(NANO, 10, ema_decay=0.9)
     with torch.no_grad():
         for parameter in task.network.parameters():
             parameter.add_(1.0)
@@ -40,7 +42,7 @@ def test_ema_rises_from_the_first_weights_with_warm_up():
     [({}, nn.CrossEntropyLoss), ({"label_smoothing": 0.1}, "LabelSmoothing"), ({"mixup": 0.8}, "SoftTarget")],
 )
 def test_loss_follows_the_recipe(options, kind):
-    task = Classification(NANO, 10, **options)
+    task = classification(NANO, 10, **options)
     assert kind in type(task.loss).__name__ if isinstance(kind, str) else isinstance(task.loss, kind)
     assert isinstance(task.mix, Mixup) == ("mixup" in options)
 
@@ -48,15 +50,15 @@ def test_loss_follows_the_recipe(options, kind):
 def test_channels_last_computes_the_same():
     images = torch.randn(2, 3, 32, 32)
     torch.manual_seed(0)
-    plain = Classification(NANO, 10).eval()
+    plain = classification(NANO, 10).eval()
     torch.manual_seed(0)
-    last = Classification(NANO, 10, channels_last=True).eval()
+    last = classification(NANO, 10, channels_last=True).eval()
     assert last.network.stem[0].weight.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(last(images), plain(images), rtol=1e-4, atol=1e-5)
 
 
 def test_two_headed_models_give_one_tensor_and_train():
-    task = Classification({"name": "care_nano"}, 10).train()
+    task = classification({"name": "care_nano"}, 10).train()
     logits = task(torch.randn(2, 3, 32, 32))
     assert logits.shape == (2, 10)
     logits.sum().backward()
@@ -71,7 +73,7 @@ def test_every_recipe_argument_is_documented():
 
 
 def test_compiling_keeps_the_names_of_the_weights():
-    plain, compiled = Classification(NANO, 10, ema_decay=0.9), Classification(NANO, 10, ema_decay=0.9, compile=True)
+    plain, compiled = classification(NANO, 10, ema_decay=0.9), classification(NANO, 10, ema_decay=0.9, compile=True)
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     assert compiled.network._compiled_call_impl is not None
     assert compiled.ema.module._compiled_call_impl is None
@@ -79,7 +81,7 @@ def test_compiling_keeps_the_names_of_the_weights():
 
 def test_compiled_training_computes_the_same(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # inductor takes minutes
-    tasks = [Classification(NANO, 10, compile=compile) for compile in (False, True)]
+    tasks = [classification(NANO, 10, compile=compile) for compile in (False, True)]
     tasks[1].load_state_dict(tasks[0].state_dict())
     images, targets = torch.randn(4, 3, 32, 32), torch.arange(4)
     losses = [task.train()._loss(images, targets) for task in tasks]
@@ -113,7 +115,7 @@ def fit(task, **options):
 @pytest.mark.parametrize(("accumulated", "global_batch"), [(1, 3), (4, 12)])
 def test_learning_rate_and_moving_average_follow_the_global_batch(accumulated, global_batch):
     optimizer = Optimizer(lr=1e-3, lr_batch=24)
-    task = Classification(NANO, 10, ema_decay=0.9, ema_batch=6, optimizer=optimizer, schedule=Schedule(warmup_epochs=1))
+    task = classification(NANO, 10, ema_decay=0.9, ema_batch=6, optimizer=optimizer, schedule=Schedule(warmup_epochs=1))
     fit(task, accumulate_grad_batches=accumulated)
     assert task.ema.decay == pytest.approx(0.9 ** (global_batch / 6))
     assert task.rate.warmup_t == min(2, 24 // global_batch)

@@ -22,7 +22,7 @@ def student(classes=10):
 
 def test_loss_is_half_mixed_targets_and_half_what_the_teacher_names(teacher):
     network, distillation = teacher
-    task = Classification({"name": "care_nano"}, 10, mixup=0.8, distillation=distillation).train()
+    task = Classification(student(), 10, mixup=0.8, distillation=distillation).train()
     images, labels = torch.randn(4, 3, 32, 32), torch.tensor([1, 2, 3, 4])
     targets = 0.7 * one_hot(labels, 10) + 0.3 * one_hot(labels.flip(0), 10)
     torch.manual_seed(0)
@@ -35,10 +35,10 @@ def test_loss_is_half_mixed_targets_and_half_what_the_teacher_names(teacher):
 
 
 def test_teacher_is_frozen_and_no_part_of_the_student(teacher):
-    task = Classification({"name": "care_nano"}, 10, ema_decay=0.9, distillation=teacher[1]).train()
+    task = Classification(student(), 10, ema_decay=0.9, distillation=teacher[1]).train()
     assert not task.teacher.network.training
     assert not any(parameter.requires_grad for parameter in task.teacher.network.parameters())
-    plain = Classification({"name": "care_nano"}, 10, ema_decay=0.9)
+    plain = Classification(student(), 10, ema_decay=0.9)
     assert task.state_dict().keys() == plain.state_dict().keys()
     assert len(list(task.parameters())) == len(list(plain.parameters()))
     task.network.eval()
@@ -68,16 +68,16 @@ def test_what_cannot_be_distilled_is_one_sentence(teacher):
     refused(distillation, "RAVLT has one head", timm.create_model("ravlt_nano", num_classes=10))
     refused(distillation, "CARE has one head", timm.create_model("care_nano", num_classes=10, distillation=False))
     refused(Distillation("regnety_161"), "'regnety_161' is no model that timm knows")
-    refused(Distillation("care_nano"), "no pretrained weights for the teacher care_nano: set distillation.checkpoint")
-    refused(Distillation("resnet18"), "know 1000 classes, but the data has 10: set distillation.checkpoint")
-    refused(Distillation("resnet18", weight=2), "distillation.weight is 2, but it is a share")
+    refused(Distillation("care_nano"), "no pretrained weights for the teacher care_nano: set `checkpoint`")
+    refused(Distillation("resnet18"), "know 1000 classes, but the data has 10: set `checkpoint`")
+    refused(Distillation("resnet18", weight=2), "`weight` is 2, but it is a share")
     refused(distillation, "do not fit this RAVLT in 2 keys, head.fc.weight", classes=7)
 
 
 def test_a_teacher_that_cannot_be_downloaded_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    sentence = r"could not be downloaded \(.*\): fetch timm/regnety_160\.deit_in1k by hand and set distillation"
+    sentence = r"could not be downloaded \(.*\): fetch timm/regnety_160\.deit_in1k by hand and set `checkpoint`"
     refused(Distillation("regnety_160.deit_in1k"), sentence, classes=1000)
 
 

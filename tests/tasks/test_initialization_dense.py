@@ -34,7 +34,7 @@ def test_a_classifier_gives_the_backbone_alone(build, tmp_path):
     network, before = build(), None
     before = copied(network)
     said = initialize(network, tmp_path / "weights.pth")
-    assert said.endswith("weights.pth: its backbone; neck and heads begin anew.")
+    assert said.endswith("weights.pth: its backbone; neck and heads keep their initial weights.")
     moved = changed(network, before)
     assert moved
     assert all(key.startswith(network.backbone_prefix + "body.") for key in moved)
@@ -49,7 +49,9 @@ def test_a_detector_gives_a_segmentor_its_backbone(tmp_path):
     trained, network = detector(seed=5), segmentor()
     torch.save(trained.state_dict(), tmp_path / "weights.pth")
     before = copied(network)
-    assert initialize(network, tmp_path / "weights.pth").endswith(": its backbone; neck and heads begin anew.")
+    assert initialize(network, tmp_path / "weights.pth").endswith(
+        ": its backbone; neck and heads keep their initial weights."
+    )
     theirs = trained.backbone.body.state_dict()
     assert all(torch.equal(value, theirs[key]) for key, value in network.backbone.state_dict().items())
     assert changed(network, before) <= {f"backbone.{key}" for key in theirs}

@@ -65,4 +65,4 @@ def test_recall_counts_answers_alone():
     assert logged["val/recall_accuracy"] == pytest.approx(2 / 3)
     assert logged["val/sequences"] == 3
     assert "val/bits_per_byte" not in logged
-    assert (task.score, task.lowest) == ("recall_accuracy", False)
+    assert (task.score, task.measures[task.score].lower_is_better) == ("recall_accuracy", False)

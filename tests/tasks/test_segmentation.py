@@ -51,5 +51,5 @@ def test_weights_of_classes_scale_their_pixels():
 
 
 def test_weights_for_other_classes_are_refused():
-    with pytest.raises(ValueError, match=r"class_weights has 2 numbers, but the data has 3 classes"):
+    with pytest.raises(ValueError, match=r"`class_weights` has 2 numbers, but the data has 3 classes"):
         Segmentation(torch.nn.Conv2d(3, 3, 1), 3, class_weights=[1.0, 1.0])

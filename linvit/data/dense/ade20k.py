@@ -17,7 +17,7 @@ from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
 from linvit.data.images.image import CorruptImageError
 
-PARTS = {"train": "training", "val": "validation"}
+SPLITS = {"train": "training", "val": "validation"}
 CLASSES = 150
 NAMES_FILE = "objectInfo*.txt"
 
@@ -67,7 +67,7 @@ class Ade20k(DenseSource):
         self.class_names = class_names or _class_names(self.root, num_labels)
         if num_labels not in (None, self.num_classes):
             raise ValueError(
-                f"data.num_labels is {num_labels}, but {self.num_classes} classes are named: leave one of them out."
+                f"`num_labels` is {num_labels}, but `class_names` has {self.num_classes} names: leave one of them out."
             )
         if self.num_classes >= IGNORED:
             raise ValueError(f"There are {self.num_classes} classes, but maps of 8 bits hold at most {IGNORED - 1}.")
@@ -89,16 +89,16 @@ class Ade20k(DenseSource):
     def val_set(self) -> Dataset[Any]:
         return self._maps("val", ImageAlone(self.preprocessing.transform()))
 
-    def maps_as_they_are(self, part: str) -> tuple["LabelledMaps", list[str]]:
+    def raw_maps(self, split: str) -> tuple["LabelledMaps", list[str]]:
         """Untransformed images and maps of "train" or "val", and a sentence for each file without its partner."""
-        pairs, lonely = find_pairs(self.root, part)
+        pairs, unpaired = find_pairs(self.root, split)
         return LabelledMaps(
             pairs, lambda image, labels: (image, labels), self.num_classes, self.reduces_zero_label
-        ), lonely
+        ), unpaired
 
-    def _maps(self, part: str, transform: Callable[..., Any]) -> Dataset[Any]:
-        pairs, lonely = find_pairs(self.root, part)
-        allow(lonely, self.max_corrupt, "data.max_corrupt")
+    def _maps(self, split: str, transform: Callable[..., Any]) -> Dataset[Any]:
+        pairs, unpaired = find_pairs(self.root, split)
+        allow(unpaired, self.max_corrupt, "max_corrupt")
         return LabelledMaps(pairs, transform, self.num_classes, self.reduces_zero_label)
 
 
@@ -165,21 +165,21 @@ def read_map(path: Path, num_classes: int, reduces_zero_label: bool = True) -> T
         ignored = "0 and 255 for ignored pixels" if reduces_zero_label else "255 for ignored pixels"
         raise CorruptImageError(
             f"{path} has the label {values[row, column]} at row {row}, column {column}, expected {first} to {last}, and"
-            f" {ignored}: correct the map, or set data.num_labels."
+            f" {ignored}: correct the map, or set `num_labels`."
         )
     labels = values.astype(np.int16) - first
     return torch.from_numpy(np.where((values == IGNORED) | (labels < 0), IGNORED, labels).astype(np.uint8))
 
 
-def find_pairs(root: Path, part: str) -> tuple[list[tuple[Path, Path]], list[str]]:
-    """The pairs (image, map) of a part, sorted by name, and a sentence for each file without its partner.
+def find_pairs(root: Path, split: str) -> tuple[list[tuple[Path, Path]], list[str]]:
+    """The pairs (image, map) of a split, sorted by name, and a sentence for each file without its partner.
 
     Raises ValueError for a missing folder and for one without pairs.
     """
-    folders = [root / kind / PARTS[part] for kind in ("images", "annotations")]
+    folders = [root / kind / SPLITS[split] for kind in ("images", "annotations")]
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"The folder {folder} does not exist: set data.root to a folder in ADE20K's layout.")
+            raise ValueError(f"The folder {folder} does not exist: set `root` to a folder in ADE20K's layout.")
     images = {
         path.stem: path for path in sorted(folders[0].iterdir()) if path.suffix.lower() in (".jpg", ".jpeg", ".png")
     }
@@ -187,15 +187,15 @@ def find_pairs(root: Path, part: str) -> tuple[list[tuple[Path, Path]], list[str
     both = [(images[name], maps[name]) for name in images if name in maps]
     if not both:
         raise ValueError(f"{folders[0]} and {folders[1]} have no X.jpg and X.png in common: expected pairs of files.")
-    lonely = [
+    unpaired = [
         f"{path} has no map {folders[1] / name}.png: add or remove one."
         for name, path in images.items()
         if name not in maps
     ]
-    lonely += [
+    unpaired += [
         f"{path} has no image in {folders[0]}: add or remove one." for name, path in maps.items() if name not in images
     ]
-    return both, lonely
+    return both, unpaired
 
 
 def stack_maps(samples: list[tuple[Tensor, Tensor]]) -> Any:
@@ -204,7 +204,7 @@ def stack_maps(samples: list[tuple[Tensor, Tensor]]) -> Any:
     if len(sizes) > 1:
         shown = sorted("×".join(map(str, image)) for image, _ in sizes)
         raise ValueError(
-            f"Images of {' and '.join(shown[:2])} px do not fit into one batch: set data.val_batch_size to 1."
+            f"Images of {' and '.join(shown[:2])} px do not fit into one batch: set `val_batch_size` to 1."
         )
     return default_collate(samples)
 

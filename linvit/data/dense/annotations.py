@@ -1,18 +1,22 @@
 """A file of annotations in COCO's format, read whole and checked entry by entry before anything trains on it."""
 
 import json
+import logging
 import math
 import pickle
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from linvit.data.dense.masks import check_mask
+from linvit.data.order import NAMED
 
 SMALLEST_SIDE = 1  # pixels; smaller boxes are what mmdetection ignores too
 ROUNDING = 0.1  # pixels; COCO's own boxes leave their images by less
 LISTS = ("images", "annotations", "categories")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -78,20 +82,23 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
     return known
 
 
-def allow(complaints: Iterable[str], limit: int, setting: str) -> None:
-    """Prints what was left out; raises ValueError, listing all complaints, where there are more of them than limit."""
-    complaints = list(complaints)
+def allow(complaints: Sequence[str], limit: int, argument: str) -> None:
+    """Warns about what is left out; raises ValueError where that is more than limit. Both name the first few."""
+    if not complaints:
+        return
+    named = "\n  ".join(complaints[:NAMED])
+    if len(complaints) > NAMED:
+        named += f"\n  and {len(complaints) - NAMED} more."
     if len(complaints) > limit:
-        first, *others = complaints
-        more = f" More than {setting}={limit} ({len(complaints)} in all)." if limit or others else ""
-        raise ValueError("\n".join([first + more, *(f"  {other}" for other in others)]))
-    for number, complaint in enumerate(complaints, start=1):
-        print(f"Left out ({number} of at most {limit}): {complaint}")
+        first, *others = named.split("\n", 1)
+        more = f" More than `{argument}`={limit} ({len(complaints)} in all)." if limit or others else ""
+        raise ValueError("\n".join([first + more, *others]))
+    logger.warning("Left out (%d of at most %d): %s", len(complaints), limit, named)
 
 
 def _content(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"The file of annotations {path} does not exist: set data.root to the folder that holds it.")
+        raise ValueError(f"The annotation file {path} does not exist: set `root` to the folder that holds it.")
     try:
         content = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

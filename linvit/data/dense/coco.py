@@ -1,5 +1,6 @@
 """Objects with boxes and masks, in COCO's layout: image folders and annotations/instances_*.json."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from linvit.data.dense.transforms import (
 from linvit.data.images.image import CorruptImageError
 from linvit.data.order import GroupedOrder, ShuffledOrder
 
-PARTS = {"train": ("train2017", "train"), "val": ("val2017", "val")}
+SPLITS = {"train": ("train2017", "train"), "val": ("val2017", "val")}
+
+logger = logging.getLogger(__name__)
 
 
 class Coco(DenseSource):
@@ -74,7 +77,7 @@ class Coco(DenseSource):
         super().__init__(batch_size, val_batch_size, long_side, short_side, mean, std, max_corrupt, seed, num_workers)
         self.assemble = as_lists
         if resizing not in RESIZINGS:
-            raise ValueError(f"data.resizing is {resizing!r}, expected one of {', '.join(RESIZINGS)}.")
+            raise ValueError(f"`resizing` is {resizing!r}, expected one of {', '.join(RESIZINGS)}.")
         resize = RESIZINGS[resizing](
             long_side,
             short_side,
@@ -94,25 +97,26 @@ class Coco(DenseSource):
         known = self.annotations("val" if find_file(self.root, "val").is_file() else "train", class_names)
         self.class_names = known.class_names
 
-    def annotations(self, part: str, class_names: list[str] | None = None) -> Annotations:
+    def annotations(self, split: str, class_names: list[str] | None = None) -> Annotations:
         """The checked annotations of "train" or "val"; read once."""
-        if part not in self._read:
-            path = find_file(self.root, part)
+        if split not in self._read:
+            path = find_file(self.root, split)
             names = class_names or getattr(self, "class_names", None)
             known = read_annotations(path, self.needs_masks, names)
-            allow(known.complaints, self.max_bad_annotations, "data.max_bad_annotations")
+            allow(known.complaints, self.max_bad_annotations, "max_bad_annotations")
             if known.clipped:
-                print(f"{path}: {known.clipped} boxes reached out of their images and were cut at the border.")
-            self._read[part] = known
-        return self._read[part]
+                logger.info("%s: %d boxes reached out of their images and were cut at the border.", path, known.clipped)
+            self._read[split] = known
+        return self._read[split]
 
     def train_set(self) -> Dataset[Any]:
         known = self.annotations("train")
         indices = [index for index, count in enumerate(known.num_objects) if count or self.keeps_empty]
         if not indices:
-            raise ValueError(f"{known.path} has no image with an object in it: set data.root to other data.")
+            raise ValueError(f"{known.path} has no image with an object in it: set `root` to other data.")
         if len(indices) < len(known.images):
-            print(f"{known.path}: {len(known.images) - len(indices)} images without objects are not trained on.")
+            empty = len(known.images) - len(indices)
+            logger.info("%s: %d images without objects are not trained on.", known.path, empty)
         return CocoImages(find_images(self.root, "train"), known, self.transform, indices, self.needs_masks, False)
 
     def val_set(self) -> Dataset[Any]:
@@ -137,9 +141,9 @@ class Coco(DenseSource):
         category_ids = self.annotations("val").category_ids
         return [
             row
-            for image, target, found in zip(images, targets, predictions, strict=True)
+            for image, target, prediction in zip(images, targets, predictions, strict=True)
             for row in to_results(
-                target["image_id"], to_original(found, image.shape[-2:], target["original_size"]), category_ids
+                target["image_id"], to_original(prediction, image.shape[-2:], target["original_size"]), category_ids
             )
         ]
 
@@ -211,22 +215,22 @@ class CocoImages(Dataset[Any]):
         return len(self.indices)
 
 
-def find_file(root: Path, part: str) -> Path:
-    """annotations/instances_*.json of a part; where there is none, the name of the first that was looked for."""
+def find_file(root: Path, split: str) -> Path:
+    """annotations/instances_*.json of a split; where there is none, the name of the first that was looked for."""
     if not root.is_dir():
-        raise ValueError(f"The data folder {root} does not exist: set data.root to a folder in COCO's layout.")
-    paths = [root / "annotations" / f"instances_{name}.json" for name in PARTS[part]]
+        raise ValueError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
+    paths = [root / "annotations" / f"instances_{name}.json" for name in SPLITS[split]]
     return next((path for path in paths if path.is_file()), paths[0])
 
 
-def find_images(root: Path, part: str) -> Path:
-    """The folder of a part's images; raises ValueError where there is none."""
-    folders = [folder / name for name in PARTS[part] for folder in (root, root / "images")]
-    found = next((folder for folder in folders if folder.is_dir()), None)
-    if found is None:
-        names = ", ".join(str(folder.relative_to(root)) for folder in folders)
-        raise ValueError(f"The data folder {root} has no {part} images: expected one of the folders {names}.")
-    return found
+def find_images(root: Path, split: str) -> Path:
+    """The folder of a split's images; raises ValueError where there is none."""
+    folders = [folder / name for name in SPLITS[split] for folder in (root, root / "images")]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    names = ", ".join(str(folder.relative_to(root)) for folder in folders)
+    raise ValueError(f"The data folder {root} has no {split} images: expected one of the folders {names}.")
 
 
 def to_original(prediction: Mapping[str, Tensor], size: tuple[int, int], original: tuple[int, int]) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from scipy.ndimage import binary_dilation, zoom
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from linvit.data.dense.ade20k import PARTS
+from linvit.data.dense.ade20k import SPLITS
 from linvit.data.dense.masks import box_around, to_counts, to_runs
+from linvit.data.order import check_seed
 from linvit.files import replacing, write_json
 
 VERSION = 1  # of what a seed gives
@@ -45,11 +46,11 @@ class Scene:
     areas: list[int]
 
 
-def source_digits(part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Ink 0..1 float64 (n, 8, 8) and classes (n,) of the digits that a part's scenes are made of."""
+def source_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Ink 0..1 float64 (n, 8, 8) and classes (n,) of the digits that a split's scenes are made of."""
     pixels, classes = load_digits(return_X_y=True)
     train, val = train_test_split(np.arange(len(classes)), test_size=HELD_OUT, random_state=0, stratify=classes)
-    chosen = {"train": train, "val": val}[part]
+    chosen = {"train": train, "val": val}[split]
     return pixels[chosen].reshape(-1, 8, 8) / 16, classes[chosen]
 
 
@@ -119,17 +120,17 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
     asked = {"version": VERSION, "train": train, "val": val, "size": size, "seed": seed}
     _check(folder, asked)
     write_json(folder / ASKED, asked)
-    for number, (part, count) in enumerate((("train", train), ("val", val))):
-        sources = source_digits(part)
-        content = _coco_header(asked, part)
+    for number, (split, count) in enumerate((("train", train), ("val", val))):
+        sources = source_digits(split)
+        content = _coco_header(asked, split)
         for index in range(1, count + 1):
             scene = draw_scene(sources, size, np.random.default_rng([seed, number, index]))
             about = {"id": index, "file_name": f"{index:06d}.jpg", "width": size, "height": size, "license": 1}
             content["images"].append(about)
             content["annotations"] += coco_annotations(scene, index, len(content["annotations"]) + 1)
-            _write_images(folder, part, scene, about["file_name"])
-            yield f"{part} {index}"
-        write_json(folder / "detection" / "annotations" / f"instances_{part}.json", content)
+            _write_images(folder, split, scene, about["file_name"])
+            yield f"{split} {index}"
+        write_json(folder / "detection" / "annotations" / f"instances_{split}.json", content)
     with replacing(folder / "segmentation" / "objectInfo11.txt") as temporary:
         temporary.write_text(_names_table())
 
@@ -156,6 +157,7 @@ def _place(
 
 
 def _check(folder: Path, asked: dict[str, int]) -> None:
+    check_seed(asked["seed"])
     if asked["size"] < 64 or min(asked["train"], asked["val"]) < 1:
         raise ValueError(
             f"There are {asked['train']} training and {asked['val']} validation scenes of {asked['size']} px, expected"
@@ -172,8 +174,8 @@ def _check(folder: Path, asked: dict[str, int]) -> None:
         raise ValueError(f"{folder} holds scenes made otherwise ({shown}): choose another folder, or delete it.")
 
 
-def _coco_header(asked: dict[str, int], part: str) -> dict[str, Any]:
-    about = f"Scenes of scikit-learn's handwritten digits, {part}, seed {asked['seed']}"
+def _coco_header(asked: dict[str, int], split: str) -> dict[str, Any]:
+    about = f"Scenes of scikit-learn's handwritten digits, {split}, seed {asked['seed']}"
     return {
         "info": {"description": about, "version": str(VERSION), "year": 2026, "contributor": "", "date_created": ""},
         "licenses": [{"id": 1, "name": "that of scikit-learn's digits", "url": ""}],
@@ -183,12 +185,12 @@ def _coco_header(asked: dict[str, int], part: str) -> dict[str, Any]:
     }
 
 
-def _write_images(folder: Path, part: str, scene: Scene, name: str) -> None:
+def _write_images(folder: Path, split: str, scene: Scene, name: str) -> None:
     segmentation = folder / "segmentation"
     jpeg = {"format": "JPEG", "quality": QUALITY, "subsampling": 0}
-    _save(scene.image, folder / "detection" / "images" / part / name, jpeg)
-    _save(scene.image, segmentation / "images" / PARTS[part] / name, jpeg)
-    path = (segmentation / "annotations" / PARTS[part] / name).with_suffix(".png")
+    _save(scene.image, folder / "detection" / "images" / split / name, jpeg)
+    _save(scene.image, segmentation / "images" / SPLITS[split] / name, jpeg)
+    path = (segmentation / "annotations" / SPLITS[split] / name).with_suffix(".png")
     _save(label_map(scene), path, {"format": "PNG"})
 
 

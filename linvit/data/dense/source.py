@@ -1,4 +1,4 @@
-"""What the sources of dense tasks share: images of any size with boxes and masks, or with a map of labels."""
+"""What the sources of dense tasks share: images of any size with boxes and masks, or with label maps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from linvit.data.source import Source
 
 @dataclass(frozen=True)
 class DensePreprocessing:
-    """What evaluation and prediction do to a picture: long_side, short_side in pixels; mean, std a channel, in 0..1."""
+    """What evaluation and prediction do to an image: sides in pixels; mean and std per channel, in 0..1."""
 
     long_side: int
     short_side: int
@@ -33,9 +33,9 @@ class DensePreprocessing:
 
 
 class DenseSource(Source):
-    """RGB images scaled to fit long_side and short_side (pixels), keeping their ratio; trained on in batches.
+    """RGB images scaled to fit long_side and short_side (pixels), keeping their ratio.
 
-    mean, std: per channel, in 0..1, ImageNet's by default. Raises ValueError for sides that the networks cannot take.
+    mean, std: per channel, in 0..1, ImageNet's by default. Raises ValueError for sides out of range.
     """
 
     preprocessing: DensePreprocessing  # type: ignore[assignment]
@@ -56,8 +56,8 @@ class DenseSource(Source):
         super().__init__(batch_size, seed, num_workers, max_corrupt)
         if not SMALLEST <= short_side <= long_side:
             raise ValueError(
-                f"data.short_side is {short_side} px and data.long_side {long_side} px, expected"
-                f" {SMALLEST} ≤ short ≤ long."
+                f"`short_side` is {short_side} px and `long_side` is {long_side} px, expected"
+                f" {SMALLEST} ≤ short ≤ long: change them."
             )
         self.val_batch_size = val_batch_size
         self.mean = tuple(mean or IMAGENET_DEFAULT_MEAN)

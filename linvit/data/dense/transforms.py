@@ -25,7 +25,7 @@ TRIES = 10
 class Resize(v2.Transform):
     """Scales images so that they just fit the long and the short side given, keeping their ratio.
 
-    short_sides: one of them is drawn. ratio: a factor for both sides is drawn from this range first. Sizes are rounded
+    short_sides: one of them is chosen. ratio: the range of a random factor for both sides. Sizes are rounded
     (torchvision's RandomShortestSize cuts), images are interpolated bilinearly without antialiasing, masks by the
     nearest pixel, as mmcv does with OpenCV.
     """
@@ -38,7 +38,7 @@ class Resize(v2.Transform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         height, width = v2.query_size(flat_inputs)
-        short = self.short_sides[_draw(0, len(self.short_sides))]
+        short = self.short_sides[_randint(0, len(self.short_sides))]
         long = max(self.long_side, short)
         if self.ratio:
             factor = _uniform(*self.ratio)
@@ -51,7 +51,7 @@ class Resize(v2.Transform):
 
 
 class RandomSizeCrop(v2.Transform):
-    """Cuts out a window whose height and width are each drawn between smallest and largest (pixels) or the image's."""
+    """Cuts out a window whose height and width are random between smallest and largest (pixels) or the image's."""
 
     def __init__(self, smallest: int, largest: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class RandomSizeCrop(v2.Transform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         height, width = (
-            _draw(min(side, self.smallest), min(side, self.largest) + 1) for side in v2.query_size(flat_inputs)
+            _randint(min(side, self.smallest), min(side, self.largest) + 1) for side in v2.query_size(flat_inputs)
         )
         return _window(v2.query_size(flat_inputs), (height, width))
 
@@ -71,8 +71,8 @@ class RandomSizeCrop(v2.Transform):
 class VariedCrop(v2.Transform):
     """Cuts out a window of up to size (height, width) in which no label covers most of the pixels that count.
 
-    Ten windows are drawn until one has two labels or more and none of them above largest_share; else the eleventh is
-    taken as it comes. 1.0 takes the first one.
+    Up to ten windows are tried until one has two labels or more and none of them above largest_share; else the eleventh
+    is taken as it comes. 1.0 takes the first.
     """
 
     def __init__(self, size: tuple[int, int], largest_share: float = 0.75) -> None:
@@ -82,7 +82,7 @@ class VariedCrop(v2.Transform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         whole = v2.query_size(flat_inputs)
-        labels = next((part for part in flat_inputs if isinstance(part, tv_tensors.Mask)), None)
+        labels = next((value for value in flat_inputs if isinstance(value, tv_tensors.Mask)), None)
         window = _window(whole, self.size)
         if labels is None or self.largest_share >= 1:
             return window
@@ -116,7 +116,7 @@ class PadTo(v2.Transform):
 class PhotometricDistortion(v2.Transform):
     """Shifts brightness by up to ±32 of 255, scales contrast and saturation by 0.5 to 1.5, turns hue by up to ±36°.
 
-    Each happens with probability 1/2, contrast second or last, on uint8 images with one rounding a step. torchvision's
+    Each happens with probability 1/2, contrast second or last, on uint8 images, rounded after each step. torchvision's
     RandomPhotometricDistort differs: brightness is a factor there, contrast and saturation are mixtures with grey, hue
     turns by ±18°, and channels change places.
     """
@@ -125,16 +125,16 @@ class PhotometricDistortion(v2.Transform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         steps: list[Callable[[Tensor], Tensor]] = []
-        if _draw(0, 2):
+        if _randint(0, 2):
             steps.append(partial(_scale, factor=1.0, shift=_uniform(-32, 32)))
-        contrast = [partial(_scale, factor=_uniform(0.5, 1.5), shift=0.0)] if _draw(0, 2) else []
-        contrast_is_second = bool(_draw(0, 2))
+        contrast = [partial(_scale, factor=_uniform(0.5, 1.5), shift=0.0)] if _randint(0, 2) else []
+        contrast_is_second = bool(_randint(0, 2))
         if contrast_is_second:
             steps += contrast
-        if _draw(0, 2):
+        if _randint(0, 2):
             steps.append(partial(scale_saturation, factor=_uniform(0.5, 1.5)))
-        if _draw(0, 2):
-            steps.append(partial(F.adjust_hue, hue_factor=_draw(-18, 18) / HUES))
+        if _randint(0, 2):
+            steps.append(partial(F.adjust_hue, hue_factor=_randint(-18, 18) / HUES))
         return {"steps": steps if contrast_is_second else steps + contrast}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
@@ -193,7 +193,7 @@ def single(long_side: int, short_side: int, **_: Any) -> list[v2.Transform]:
 
 
 def multiscale(long_side: int, short_side: int, short_sides: Sequence[int], **_: Any) -> list[v2.Transform]:
-    """The short side is drawn."""
+    """The short side is random."""
     return [Resize(long_side, short_sides)]
 
 
@@ -205,7 +205,7 @@ def detr(
     crop_range: tuple[int, int],
     **_: Any,
 ) -> list[v2.Transform]:
-    """Two policies, equally likely: draw the short side; or shrink, crop, then draw it. The 3× schedules' (DETR's)."""
+    """Two policies, equally likely: a random short side; or shrink and crop first. The 3× schedules' (DETR's)."""
     several = Resize(long_side, short_sides)
     cropped = v2.Compose([Resize(long_side, crop_short_sides), RandomSizeCrop(*crop_range), several])
     return [v2.RandomChoice([several, cropped])]
@@ -226,7 +226,7 @@ RESIZINGS: Mapping[str, Callable[..., list[v2.Transform]]] = {
 }
 
 
-def _draw(low: int, high: int) -> int:
+def _randint(low: int, high: int) -> int:
     """A whole number from low to high − 1."""
     return int(torch.randint(low, high, ()))
 
@@ -238,7 +238,7 @@ def _uniform(low: float, high: float) -> float:
 def _window(whole: tuple[int, int], size: tuple[int, int]) -> dict[str, int]:
     """A random window of up to size (height, width) within whole."""
     height, width = min(size[0], whole[0]), min(size[1], whole[1])
-    top, left = _draw(0, whole[0] - height + 1), _draw(0, whole[1] - width + 1)
+    top, left = _randint(0, whole[0] - height + 1), _randint(0, whole[1] - width + 1)
     return {"top": top, "left": left, "height": height, "width": width}
 
 

@@ -1,8 +1,8 @@
-"""Latents: images as an autoencoder of diffusers sees them, written once, read from .safetensors files.
+"""Latents: images encoded by an autoencoder of diffusers, written once and read from .safetensors files.
 
 root/latents.json says classes, autoencoder, scale and sizes; root/train/*.safetensors and root/val/*.safetensors hold
 `moments`, float16 (images, 2, 2·channels, height, width): mean and logarithm of the standard deviation of each image
-and of its mirror image, and `labels`, int64 (images,). Training draws a new latent from them each time.
+and of its mirror image, and `labels`, int64 (images,). Training samples a new latent each time.
 """
 
 import json
@@ -21,66 +21,60 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision.transforms.functional import pil_to_tensor
 
-from linvit.data.generation.canvas import Canvas
+from linvit.data.generation.digits import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
 from linvit.data.source import Source
 from linvit.files import check_writable, replacing, write_json
 
 ABOUT = "latents.json"
-PARTS = ("train", "val")
+SPLITS = ("train", "val")
 SHARD = 2048
 
 
 class Latents(Source):
-    """Latents that `linvit data make-latents` wrote, of unit variance or nearly so.
+    """Latents that make_latents wrote, of about unit variance.
 
     Args:
         root: Folder with latents.json, train/ and val/.
-        batch_size: Images a batch.
-        seed: Order, mirrors and draws of the training latents come from it.
+        batch_size: Images per batch.
+        seed: Of order, mirroring and sampling of the training latents.
         num_workers: Processes that read.
 
-    Raises ValueError for a folder that holds no latents, and files in it that are damaged.
+    Raises ValueError for a folder without latents, and for damaged files in it.
     """
 
     task = "diffusion"
-    preprocessing: Canvas  # type: ignore[assignment]
+    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
 
     def __init__(self, root: str, batch_size: int = 256, seed: int = 0, num_workers: int = 0) -> None:
         super().__init__(batch_size, seed, num_workers)
         self.root = Path(root)
         path = self.root / ABOUT
         if not path.is_file():
-            raise ValueError(
-                f"There is no {ABOUT} in {root}: set data.root to a folder that `linvit data make-latents` wrote."
-            )
+            raise ValueError(f"There is no {ABOUT} in {root}: set `root` to a folder that make_latents wrote.")
         try:
             about = json.loads(path.read_text())
             channels, size = about["channels"], tuple(about["size"])
             self.class_names, self.scale, decoder = about["class_names"], about["scale"], about["vae"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} is damaged: run `linvit data make-latents` again, it keeps what is done."
-            ) from error
-        self.preprocessing = Canvas(size, (0.0,) * channels, (1 / self.scale,) * channels, decoder)
+            raise ValueError(f"{path} is damaged: make the latents again, complete files are kept.") from error
+        self.preprocessing = GenerationPreprocessing(size, (0.0,) * channels, (1 / self.scale,) * channels, decoder)
 
     def train_set(self) -> Dataset[Any]:
-        return LatentFiles(self.root / "train", self.scale, draws=True)
+        return LatentFiles(self.root / "train", self.scale, samples=True)
 
     def val_set(self) -> Dataset[Any]:
-        return LatentFiles(self.root / "val", self.scale, draws=False)
+        return LatentFiles(self.root / "val", self.scale, samples=False)
 
 
 class LatentFiles(Dataset[Any]):
-    """(latent, label) from a folder's files: with draws, of image or mirror image and drawn anew; else the mean."""
+    """(latent, label) from a folder's files: where it samples, of image or mirror image; else the image's mean."""
 
-    def __init__(self, folder: Path, scale: float, draws: bool) -> None:
+    def __init__(self, folder: Path, scale: float, samples: bool) -> None:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise ValueError(
-                f"The folder {folder} holds no .safetensors files: make them with linvit data make-latents."
-            )
-        self.files, self.scale, self.draws = files, scale, draws
+            raise ValueError(f"The folder {folder} has no .safetensors files: make the latents again.")
+        self.files, self.scale, self.samples = files, scale, samples
         self.labels = [_open(file).get_tensor("labels") for file in files]
         self.ends = list(accumulate(len(labels) for labels in self.labels))
         self.opened: dict[int, Any] = {}
@@ -90,9 +84,9 @@ class LatentFiles(Dataset[Any]):
         place = index - (self.ends[number] - len(self.labels[number]))
         if number not in self.opened:
             self.opened[number] = _open(self.files[number])
-        mirrored = int(torch.randint(2, ())) if self.draws else 0
+        mirrored = int(torch.randint(2, ())) if self.samples else 0
         mean, log_std = self.opened[number].get_slice("moments")[place, mirrored].float().chunk(2)
-        latent = mean + log_std.exp() * torch.randn_like(mean) if self.draws else mean
+        latent = mean + log_std.exp() * torch.randn_like(mean) if self.samples else mean
         return latent * self.scale, self.labels[number][place]
 
     def __len__(self) -> int:
@@ -107,44 +101,44 @@ def _open(path: Path) -> Any:
         return safe_open(path, "pt")
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is damaged: delete it and run `linvit data make-latents` again, which makes it anew."
+            f"{path} is damaged: delete it and make the latents again, the other files are kept."
         ) from error
 
 
 def make_latents(
     images: str, folder: str | Path, vae: str, size: int = 256, batch: int = 16
 ) -> Iterator[tuple[str, int, int]]:
-    """Encodes root/train and root/val of an image folder; yields (part, done, of) after every batch.
+    """Encodes root/train and root/val of an image folder; yields (split, done, total) after each file.
 
     An image is halved until its shorter side is below twice the size, scaled to it and cropped at the centre, as ADM's
-    training does. A file that is complete is not made again; it says which autoencoder and size it is of.
+    training does. Complete files are kept; each records its autoencoder and size.
 
-    Raises ValueError for an autoencoder that cannot be read, an image that cannot, a size that the autoencoder cannot
-    halve, and a folder with latents of other images, another autoencoder or size.
+    Raises ValueError for an autoencoder or image that cannot be read, a size that the autoencoder cannot halve, and a
+    folder with latents of other images, another autoencoder or size.
     """
     source = ImageFolder(images)
-    parts = {
-        part: ImageFiles(source._folder(part), source.class_names, lambda image: _squared(image, size), 3)
-        for part in PARTS
+    datasets = {
+        split: ImageFiles(source.folder_of(split), source.class_names, lambda image: _squared(image, size), 3)
+        for split in SPLITS
     }
     folder = Path(folder)
     check_writable(folder)
-    autoencoder, device = open_autoencoder(vae)  # may be downloaded, so all else is looked at before
+    autoencoder, device = open_autoencoder(vae)  # may be downloaded, so everything else is checked first
     multiple = 2 ** (len(autoencoder.config.block_out_channels) - 1)
     if size < 1 or size % multiple:
-        raise ValueError(f"--size is {size}, but this autoencoder needs a multiple of {multiple}: change it.")
+        raise ValueError(f"`size` is {size} px, but this autoencoder needs a multiple of {multiple}: change it.")
     made_of = {"vae": vae, "image_size": str(size)}
     shape: list[int] = []
-    for part, files in parts.items():
+    for split, files in datasets.items():
         for start in range(0, len(files), SHARD):
             stop = min(start + SHARD, len(files))
-            path = folder / part / f"{start:08d}.safetensors"
+            path = folder / split / f"{start:08d}.safetensors"
             if not path.is_file():
                 moments, labels = _encoded(autoencoder, device, files, range(start, stop), batch)
                 with replacing(path) as temporary:
                     save_file({"moments": moments, "labels": labels}, temporary, made_of)
             shape = _checked(path, made_of, [label for _, label in files.files[start:stop]])
-            yield part, stop, len(files)
+            yield split, stop, len(files)
     about = {
         "class_names": list(source.class_names),
         "vae": vae,
@@ -157,13 +151,13 @@ def make_latents(
 
 
 def _checked(path: Path, made_of: dict[str, str], labels: list[int]) -> list[int]:
-    """The shape of a file's moments; ValueError where they are of something else."""
-    held = _open(path)
-    if (held.metadata() or made_of) != made_of or held.get_tensor("labels").tolist() != labels:
+    """The shape of a file's moments; ValueError where it was made of something else."""
+    file = _open(path)
+    if (file.metadata() or made_of) != made_of or file.get_tensor("labels").tolist() != labels:
         raise ValueError(
-            f"{path} holds latents of other images, another autoencoder or size: name a new folder, or delete this one."
+            f"{path} has latents of other images, another autoencoder or size: choose a new folder, or delete this one."
         )
-    return list(held.get_slice("moments").get_shape())
+    return list(file.get_slice("moments").get_shape())
 
 
 @torch.no_grad()
@@ -178,8 +172,8 @@ def _encoded(
             raise ValueError(complaints[0])
         pixels = torch.stack([pixels for pixels, _ in pairs]).to(device)
         both = [autoencoder.encode(view).latent_dist for view in (pixels, pixels.flip(-1))]
-        held = [torch.cat((one.mean, one.std.clamp(min=1e-6).log()), 1).cpu() for one in both]
-        moments.append(torch.stack(held, 1).half())
+        values = [torch.cat((view.mean, view.std.clamp(min=1e-6).log()), 1).cpu() for view in both]
+        moments.append(torch.stack(values, 1).half())
         labels += [label for _, label in pairs]
     return torch.cat(moments), torch.tensor(labels)
 
@@ -192,15 +186,15 @@ def _squared(image: Image.Image, size: int) -> Tensor:
     return pil_to_tensor(CenterCropOrPad(size)(image)).float() / 127.5 - 1
 
 
-_held: dict[str, tuple[nn.Module, torch.device]] = {}
+_autoencoders: dict[str, tuple[nn.Module, torch.device]] = {}
 
 
 def open_autoencoder(name: str) -> tuple[nn.Module, torch.device]:
-    """The AutoencoderKL of a folder, or of a name on the Hugging Face hub, from where it is downloaded.
+    """The AutoencoderKL of a folder, or of a name on the Hugging Face hub, which is downloaded.
 
     Raises ValueError where diffusers is missing, and where it cannot be read.
     """
-    if name not in _held:
+    if name not in _autoencoders:
         try:
             from diffusers import AutoencoderKL
         except ImportError as error:
@@ -209,19 +203,19 @@ def open_autoencoder(name: str) -> tuple[nn.Module, torch.device]:
             ) from error
         try:
             autoencoder = AutoencoderKL.from_pretrained(name)
-        except Exception as error:  # the library raises of many kinds
+        except Exception as error:  # the library raises many kinds
             raise ValueError(
                 f"The autoencoder {name} cannot be read ({str(error).splitlines()[0].rstrip('.')}): give a folder"
                 " that diffusers wrote, or a name on the Hugging Face hub."
             ) from error
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        _held[name] = autoencoder.to(device).eval(), device
-    return _held[name]
+        _autoencoders[name] = autoencoder.to(device).eval(), device
+    return _autoencoders[name]
 
 
 @torch.no_grad()
 def decoded(values: Tensor, name: str) -> Tensor:
     """Pixels in 0..1, (batch, 3, height, width), of an autoencoder's latents."""
     autoencoder, device = open_autoencoder(name)
-    images = [autoencoder.decode(part.to(device)).sample for part in values.split(8)]
+    images = [autoencoder.decode(chunk.to(device)).sample for chunk in values.split(8)]
     return ((torch.cat(images) + 1) / 2).clamp(0, 1)

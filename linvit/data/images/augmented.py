@@ -1,4 +1,4 @@
-"""Pictures of any size, cropped and augmented by timm's transforms: what the sources that read image files share."""
+"""Image files of any size, cropped and augmented by timm's transforms: what the sources that read them share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +17,10 @@ class AugmentedSource(Source):
 
     size: pixels, one number or (height, width). auto_augment, color_jitter, random_erasing, horizontal_flip,
     crop_scale: timm's; color_jitter is without effect where auto_augment is set. interpolation: of the validation
-    images, and of the training images where train_interpolation is null; "random" there draws bilinear or bicubic.
+    images, and of the training images where train_interpolation is null; "random" there chooses bilinear or bicubic.
     crop_pct: share of the resized validation image that the centre crop keeps. mean, std: per channel, in 0..1,
     ImageNet's by default. repeats: repeated augmentation, how many differently augmented copies of an image come in a
-    row. max_corrupt: how many unreadable images are left out, named, before the run stops.
+    row. max_corrupt: how many unreadable images may be left out before the run stops.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AugmentedSource(Source):
         }
 
     def train_transform(self) -> Callable[[Any], Tensor]:
-        """The random transform from a picture to a float32 tensor (channels, height, width)."""
+        """The random transform from a PIL image to a float32 tensor (channels, height, width)."""
         pre = self.preprocessing
         transform = create_transform(
             (pre.channels, *pre.size), is_training=True, mean=pre.mean, std=pre.std, **self.augmentation
@@ -79,5 +79,5 @@ def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
 
 
 def _posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
-    """Black for no bits at all, as the papers' training drew it; newer Pillows refuse to."""
+    """Black for no bits at all, as in the papers' training; newer Pillows refuse to."""
     return posterize(image, bits, **options) if bits else Image.new(image.mode, image.size)

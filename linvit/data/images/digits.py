@@ -10,6 +10,7 @@ from torch.nn.functional import interpolate, pad
 from torch.utils.data import Dataset
 
 from linvit.data.images.image import Preprocessing
+from linvit.data.order import check_seed
 from linvit.data.source import Source
 
 IMAGES, CLASSES = 1797, 10
@@ -17,16 +18,16 @@ MEAN, STD = 0.305, 0.376  # of the 8×8 originals in 0..1
 
 
 class Digits(Source):
-    """8×8 digits of 43 people's hands, upscaled bilinearly; a share is never trained on, stratified by class.
+    """8×8 digits written by 43 people, upscaled bilinearly; a share is held out, stratified by class.
 
     Args:
         size: Side in pixels, 32 or more.
         channels: 1, or 3 equal ones.
-        batch_size: Images a batch.
+        batch_size: Images per batch.
         max_shift: Random shift in pixels while training.
         held_out: Share of the images that is never trained on; at least ten images must stay on either side.
-        split: Seed of the choice of those images; the seed of the run has no part in it.
-        seed: Order and shifts of the training images are drawn from it.
+        split: Seed that chooses those images, independent of the run's seed.
+        seed: Of order and shifts of the training images.
         num_workers: Processes that read images.
 
     Raises ValueError for a share that leaves fewer than ten images on one side.
@@ -44,9 +45,10 @@ class Digits(Source):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
+        check_seed(split, "split")
         if not CLASSES <= held_out * IMAGES <= IMAGES - CLASSES:
             raise ValueError(
-                f"data.held_out is {held_out}, but {CLASSES} of the {IMAGES} digits or more must be trained on, and as"
+                f"`held_out` is {held_out}, but {CLASSES} or more of the {IMAGES} digits must be trained on and as"
                 " many held out: set it between 0.01 and 0.99."
             )
         self.class_names = [str(digit) for digit in range(CLASSES)]
@@ -54,10 +56,10 @@ class Digits(Source):
         self.max_shift = max_shift
         self.held_out = held_out
         self.split = split
-        self._parts: tuple[Tensor, ...] | None = None
+        self._tensors: tuple[Tensor, ...] | None = None
 
     def setup(self, stage: str | None = None) -> None:
-        if self._parts is None:
+        if self._tensors is None:
             pixels, labels = load_digits(return_X_y=True)
             indices = torch.arange(len(labels))
             train, val = train_test_split(indices, test_size=self.held_out, random_state=self.split, stratify=labels)
@@ -67,16 +69,16 @@ class Digits(Source):
                 -1, self.channels, -1, -1
             )
             targets = torch.from_numpy(labels).long()
-            self._parts = images[train], targets[train], images[val], targets[val]
+            self._tensors = images[train], targets[train], images[val], targets[val]
 
     def train_set(self) -> Dataset[Any]:
         self.setup()
-        images, targets, _, _ = self._parts
+        images, targets, _, _ = self._tensors
         return Shifted(images, targets, self.max_shift)
 
     def val_set(self) -> Dataset[Any]:
         self.setup()
-        _, _, images, targets = self._parts
+        _, _, images, targets = self._tensors
         return Shifted(images, targets, 0)
 
 

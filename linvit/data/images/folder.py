@@ -13,7 +13,7 @@ from linvit.data.images.image import CorruptImageError, open_image
 
 
 class ImageFolder(AugmentedSource):
-    """Image files under one folder a class, augmented by timm's transforms while training.
+    """Image files under one folder per class, augmented by timm's transforms while training.
 
     root: folder that holds train/ and val/ (for evaluation, val/ or the class folders alone will do). class_names:
     fixes the order of the classes, else it is that of the training folders. options: see AugmentedSource. Raises
@@ -23,32 +23,32 @@ class ImageFolder(AugmentedSource):
     def __init__(self, root: str, class_names: list[str] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.root = Path(root)
-        self.class_names = class_names or _class_names(self._folder("train" if self._has("train") else "val"))
+        self.class_names = class_names or _class_names(self.folder_of("train" if self._has("train") else "val"))
 
     def train_set(self) -> Dataset[Any]:
-        return ImageFiles(self._folder("train"), self.class_names, self.train_transform(), self.channels)
+        return ImageFiles(self.folder_of("train"), self.class_names, self.train_transform(), self.channels)
 
     def val_set(self) -> Dataset[Any]:
         pre = self.preprocessing
-        return ImageFiles(self._folder("val"), self.class_names, pre.transform(), pre.channels)
+        return ImageFiles(self.folder_of("val"), self.class_names, pre.transform(), pre.channels)
 
-    def _has(self, part: str) -> bool:
-        return (self.root / part).is_dir()
+    def _has(self, split: str) -> bool:
+        return (self.root / split).is_dir()
 
-    def _folder(self, part: str) -> Path:
+    def folder_of(self, split: str) -> Path:
         if not self.root.is_dir():
             raise ValueError(
-                f"The data folder {self.root} does not exist: set data.root to a folder with train/ and val/ in it."
+                f"The data folder {self.root} does not exist: set `root` to a folder with train/ and val/ in it."
             )
-        if part == "val" and not (self._has("train") or self._has("val")):
+        if split == "val" and not (self._has("train") or self._has("val")):
             return self.root
-        if not self._has(part):
-            raise ValueError(f"The data folder {self.root} has no {part}/ in it: expected {part}/CLASS/image files.")
-        return self.root / part
+        if not self._has(split):
+            raise ValueError(f"The data folder {self.root} has no {split}/ in it: expected {split}/CLASS/image files.")
+        return self.root / split
 
 
 class ImageFiles(Dataset[Any]):
-    """(image, target) for every image file; an unreadable one gives the sentence that names it instead of a pair."""
+    """(image, target) for every image file; a sentence that names the file where it is unreadable."""
 
     def __init__(self, folder: Path, class_names: list[str], transform: Callable[[Any], Tensor], channels: int) -> None:
         self.files = _labelled_files(folder, class_names)
@@ -70,7 +70,7 @@ def _class_names(folder: Path) -> list[str]:
     """Sorted as ImageNet's class indices are; folders named by numbers (ImageNet-V2) are sorted as numbers."""
     names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if not names:
-        raise ValueError(f"{folder} has no class folders in it: expected one folder a class, with image files in it.")
+        raise ValueError(f"{folder} has no class folders in it: expected one folder per class, with image files in it.")
     return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
 
 

@@ -35,12 +35,11 @@ class Preprocessing:
             height, width = self.size
             raise ValueError(
                 f"The image size is {height}×{width} px, but these networks halve the image five times and need at"
-                f" least {SMALLEST}×{SMALLEST} px: set data.size to {SMALLEST} or more."
+                f" least {SMALLEST}×{SMALLEST} px: set `size` to {SMALLEST} or more."
             )
         if self.channels not in MODES:
             raise ValueError(
-                f"Images have {self.channels} channels in this setting, but only 1 (grey) or 3 (RGB) can be read from"
-                " files: set data.channels to 1 or 3."
+                f"`channels` is {self.channels}, but image files have 1 (grey) or 3 (RGB): set it to 1 or 3."
             )
 
     @property
@@ -48,7 +47,7 @@ class Preprocessing:
         return len(self.mean)
 
     def transform(self) -> Callable[[Image.Image], torch.Tensor]:
-        """The deterministic transform from a picture to a float32 tensor (channels, height, width)."""
+        """The deterministic transform from a PIL image to a float32 tensor (channels, height, width)."""
         return create_transform(
             input_size=(self.channels, *self.size),
             is_training=False,
@@ -59,7 +58,7 @@ class Preprocessing:
         )
 
     def displayed(self, image: torch.Tensor) -> torch.Tensor:
-        """(height, width, 3) in 0..1, or (height, width) for one channel: a tensor's picture before normalization."""
+        """(height, width, 3) in 0..1, or (height, width) for one channel: an image before normalization."""
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         pixels = (image.float().cpu() * std + mean).clamp(0, 1).movedim(0, -1)
         return pixels[..., 0] if self.channels == 1 else pixels

@@ -1,5 +1,6 @@
 """timm's readers: folders and tar files, WebDataset shards, Hugging Face data sets."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from linvit.data.order import Batches, Streamed, share
 STREAMS = ("wds", "tfds", "hfids")
 INDEXED = ("", "hfds")
 
+logger = logging.getLogger(__name__)
+
 
 class TimmImages(AugmentedSource):
     """What timm.data.create_dataset reads, augmented as an image folder is.
@@ -26,7 +29,7 @@ class TimmImages(AugmentedSource):
     class names in the order of their indices. num_labels: number of classes, for a reader that knows no names.
     class_names: fixes the order of the classes. options: see AugmentedSource.
 
-    Indexed readers resume bit for bit. A stream goes on after --resume with newly shuffled images, is not repeated for
+    Indexed readers resume bit for bit. A stream resumes with newly shuffled images, is not repeated for
     repeated augmentation, leaves corrupt images out uncounted, and is validated by one process only.
 
     Raises ValueError for what the reader refuses, and for a class of the data that is none of the classes.
@@ -48,11 +51,13 @@ class TimmImages(AugmentedSource):
         kind = reader.partition("/")[0].lower()
         if kind not in (*INDEXED, *STREAMS):
             known = ", ".join(f"{kind}/…" for kind in (*INDEXED[1:], *STREAMS))
-            raise ValueError(f"data.reader is {reader!r}, expected '' for a folder or tar file, or {known}.")
+            raise ValueError(
+                f"`reader` is {reader!r}, expected '' for a folder or tar file, or {known}: choose one of them."
+            )
         if kind in STREAMS and self.repeats > 1:
             raise ValueError(
-                f"data.repeats is {self.repeats}, but the reader {reader} is a stream, whose images come once an epoch:"
-                " set data.repeats to 1."
+                f"`repeats` is {self.repeats}, but the reader {reader} is a stream, whose images come once per epoch:"
+                " set it to 1."
             )
         self.streams = kind in STREAMS
         self.reader = reader
@@ -79,34 +84,34 @@ class TimmImages(AugmentedSource):
         if share()[1] > 1:
             raise ValueError(
                 f"The reader {self.reader} is a stream, which several processes cannot share so that every image counts"
-                " once: validate in one process (trainer.limit_val_batches=0 while training in several)."
+                " once: validate in one process, and train without validation in several."
             )
         return Batches(self.val_set(), **self._loading(False))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         if self.streams:
-            print(f"The reader {self.reader} is a stream: the run goes on, but not bit for bit.", flush=True)
+            logger.warning("The reader %s is a stream: the run resumes, but not bit for bit.", self.reader)
 
     def _epoch(self) -> int:
         return self.trainer.current_epoch if self.trainer else 0
 
-    def _images(self, part: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
-        dataset = self._open(part)
-        index_of = self._table(names_of(dataset.reader), part)
+    def _images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
+        dataset = self._open(split)
+        index_of = self._table(names_of(dataset.reader), split)
         if self.streams:
             dataset.set_loader_cfg(num_workers=self.num_workers)
-            return (SizedStream if part == "train" else Stream)(dataset, transform, index_of)
+            return (SizedStream if split == "train" else Stream)(dataset, transform, index_of)
         return ReadImages(dataset.reader, transform, index_of, self.channels)
 
-    def _table(self, names: list[str] | None, part: str) -> list[int] | None:
+    def _table(self, names: list[str] | None, split: str) -> list[int] | None:
         """The class index of every index of the reader; null where they are the same."""
         if names is None:
             return None
         strangers = [name for name in names if name not in self.class_names]
         if strangers:
             raise ValueError(
-                f"{self.roots[part]} has the class {strangers[0]!r}, but the {self.num_classes} classes known here are"
+                f"{self.roots[split]} has the class {strangers[0]!r}, but the {self.num_classes} classes known here are"
                 f" {', '.join(self.class_names[:3])} …: remove or rename it."
             )
         place = {name: number for number, name in enumerate(self.class_names)}
@@ -121,42 +126,42 @@ class TimmImages(AugmentedSource):
             except ValueError:
                 raise error from None
         if names is None and count is None:
-            raise ValueError(f"The reader {self.reader} knows no classes: set data.num_labels to their number.")
+            raise ValueError(f"The reader {self.reader} knows no classes: set `num_labels` to their number.")
         return names if names is not None else [str(index) for index in range(count)]  # type: ignore[arg-type]
 
-    def _open(self, part: str) -> Any:
-        root, split = Path(self.roots[part]), self.splits[part]
+    def _open(self, split: str) -> Any:
+        root, name = Path(self.roots[split]), self.splits[split]
         if not self.reader:
-            self._check_files(root, part)
+            self._check_files(root, split)
         arguments = {"batch_size": self.batch_size, "seed": self.seed} if self.streams else {}
         try:
             return create_dataset(
                 self.reader,
                 root=str(root),
-                split=split,
-                search_split=not (part == "val" and self.separate),
+                split=name,
+                search_split=not (split == "val" and self.separate),
                 class_map=self.class_map,
-                is_training=part == "train",
+                is_training=split == "train",
                 input_img_mode=MODES[self.channels],
                 **arguments,
             )
-        except Exception as error:  # of what kind depends on the reader
+        except Exception as error:  # the kind depends on the reader
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
             raise ValueError(
-                f"timm's reader {self.reader or 'of files'} cannot open the split {split!r} of {root} ({reason}): set"
-                " data.reader, data.root and data's splits to what is there."
+                f"timm's reader {self.reader or 'of files'} cannot open the split {name!r} of {root} ({reason}): set"
+                " `reader`, `root`, `train_split` and `val_split` to what is there."
             ) from error
 
-    def _check_files(self, root: Path, part: str) -> None:
+    def _check_files(self, root: Path, split: str) -> None:
         if not root.exists():
-            raise ValueError(f"The data {root} does not exist: set data.root to a folder or tar file.")
-        if part == "val" and self.separate:
+            raise ValueError(f"{root} does not exist: set `root` to a folder or tar file.")
+        if split == "val" and self.separate:
             return
-        if root.is_file() and part == "val":
-            raise ValueError(f"{root} holds the training images: set data.val_root to the file of the others.")
+        if root.is_file() and split == "val":
+            raise ValueError(f"{root} has the training images: set `val_root` to the file of validation images.")
         synonyms = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
-        if root.is_dir() and not any((root / name).is_dir() for name in (self.splits[part], *synonyms[part])):
-            raise ValueError(f"The data folder {root} has no {part}/ in it: expected {part}/CLASS/image files.")
+        if root.is_dir() and not any((root / name).is_dir() for name in (self.splits[split], *synonyms[split])):
+            raise ValueError(f"The data folder {root} has no {split}/ in it: expected {split}/CLASS/image files.")
 
 
 def names_of(reader: Any) -> list[str] | None:
@@ -166,7 +171,7 @@ def names_of(reader: Any) -> list[str] | None:
 
 
 class ReadImages(Dataset[Any]):
-    """(image, target) of an indexed reader; an unreadable one gives the sentence that names it instead of a pair."""
+    """(image, target) of an indexed reader; a sentence that names the file where it is unreadable."""
 
     def __init__(
         self, reader: Any, transform: Callable[[Any], Tensor], index_of: list[int] | None, channels: int

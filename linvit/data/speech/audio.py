@@ -33,19 +33,19 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
         raise ImportError("Sound is read with soundfile: pip install 'linvit[train,speech]'.") from error
     try:
         source = str(path) if content is None else io.BytesIO(content)
-        samples, own_rate = soundfile.read(source, dtype="float32", always_2d=True)
+        samples, file_rate = soundfile.read(source, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError, TypeError) as error:  # TypeError: samples without a header, .raw
         if content is None and not Path(path).is_file():
             raise CorruptAudioError(f"There is no sound file at {path}: check the path.") from error
         raise CorruptAudioError(
             f"{path} cannot be read as sound: give a .wav or .flac file, or leave this one out."
         ) from error
-    if not 1 <= own_rate <= FASTEST:
-        raise CorruptAudioError(f"{path} says that it has {own_rate:,} samples a second: it is damaged, leave it out.")
+    if not 1 <= file_rate <= FASTEST:
+        raise CorruptAudioError(f"{path} claims {file_rate:,} samples per second: it is damaged, leave it out.")
     if not np.isfinite(samples).all():
-        raise CorruptAudioError(f"{path} holds samples that are no finite numbers: mend it, or leave it out.")
-    seconds, shortest = len(samples) / own_rate, window_samples(rate) / rate
-    mono = resampled(samples.mean(axis=1), own_rate, rate) if len(samples) else samples[:, 0]
+        raise CorruptAudioError(f"{path} has samples that are not finite numbers: repair it, or leave it out.")
+    seconds, shortest = len(samples) / file_rate, window_samples(rate) / rate
+    mono = resampled(samples.mean(axis=1), file_rate, rate) if len(samples) else samples[:, 0]
     if len(mono) < window_samples(rate):
         raise CorruptAudioError(
             f"{path} is {seconds:.3f} s long, shorter than one frame of {shortest:.3f} s: leave it out."
@@ -72,7 +72,7 @@ def log_mel(samples: Tensor, rate: int, mels: int) -> Tensor:
     """Logarithms of the power in `mels` bands, float32 (frames, mels), a frame every 10 ms.
 
     A frame is a Hann window of 25 ms in the middle of the power of two samples that holds it; there is no frame that
-    would need samples before the first or after the last, so those of a part are those of the whole.
+    would need samples before the first or after the last, so those of an excerpt are those of the whole.
 
     Args:
         samples: float32 (samples,), at least `window_samples(rate)`.
@@ -105,7 +105,7 @@ def mel_bands(rate: int, size: int, mels: int) -> Tensor:
 
 
 def spec_augmented(features: Tensor, bands: int, band_width: int, times: int, time_share: float) -> Tensor:
-    """Features with random bands and stretches of time set to zero, their mean; drawn from torch's generator.
+    """Features with random bands and stretches of time set to zero, their mean, by torch's generator.
 
     Args:
         features: (frames, mels), not changed.

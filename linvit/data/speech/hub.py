@@ -1,4 +1,4 @@
-"""Speech of Hugging Face data sets, downloaded when a recipe names one."""
+"""Speech of Hugging Face data sets, downloaded when one is named."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class HubReader:
         held = self.splits[split][int(number)][self.sound]
         named = Path((held or {}).get("path") or f"utterance {number} of split {split}")
         if held is None or (held["bytes"] is None and not named.is_file()):
-            raise CorruptAudioError(f"Utterance {number} of split {split} holds no sound: leave it out.")
+            raise CorruptAudioError(f"Utterance {number} of split {split} has no sound: leave it out.")
         return read_audio(named, self.rate, held["bytes"])
 
 
@@ -33,16 +33,16 @@ class HuggingFaceSpeech(LibriSpeech):
     """Utterances of a data set that `datasets.load_dataset` reads; sound is decoded by soundfile.
 
     Args:
-        path: Name on the Hugging Face hub, from where it is downloaded, or a local folder or kind of file.
+        path: Name on the Hugging Face hub, which is downloaded, or a local folder or kind of file.
         configuration: Which of its configurations.
-        train: Splits that are trained on.
-        val: Splits that are measured on.
+        train: Splits to train on.
+        val: Splits to validate on.
         sound: Column of the sound.
         text: Column of the transcripts.
         options: Further arguments of load_dataset, data_files for example.
-        kwargs: Those of LibriSpeech, but for its groups by size of file.
+        kwargs: Those of LibriSpeech, except groups (by file size).
 
-    Raises ValueError where no data set is named, and for what the library refuses.
+    Raises ValueError without a path, and for what the library refuses.
     """
 
     def __init__(
@@ -57,32 +57,32 @@ class HuggingFaceSpeech(LibriSpeech):
         **kwargs: Any,
     ) -> None:
         if path is None:
-            raise ValueError("The recipe names no data set: set data.path to one of the hub, or to a folder.")
+            raise ValueError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
         super().__init__(path, train, val, groups=1, **kwargs)
         self.asked = {"path": path, "name": configuration, **(options or {})}
         self.sound, self.text = sound, text
         self._splits: dict[str, Any] = {}
 
-    def utterances(self, part: str) -> list[Utterance]:
+    def utterances(self, split: str) -> list[Utterance]:
         """Those of "train" or "val"; their paths are split and number."""
-        if part not in self._found:
-            self._found[part] = [
-                Utterance(Path(split) / str(number), self._text(split, number, text))
-                for split in self.parts[part]
-                for number, text in enumerate(self._split(split)[self.text])
+        if split not in self._utterances:
+            self._utterances[split] = [
+                Utterance(Path(name) / str(number), self._text(name, number, text))
+                for name in self.subsets[split]
+                for number, text in enumerate(self._split(name)[self.text])
             ]
-        return self._found[part]
+        return self._utterances[split]
 
     def _text(self, split: str, number: int, text: Any) -> str:
         if not isinstance(text, str):
             raise ValueError(
                 f"Utterance {number} of split {split} has {text!r} in the column {self.text!r}, expected its text: set"
-                " data.text to another column, or leave the utterance out."
+                " `text` to another column, or leave the utterance out."
             )
         return " ".join(text.split())
 
     def reader(self) -> Callable[[Utterance], Tensor]:
-        for split in (*self.parts["train"], *self.parts["val"]):
+        for split in (*self.subsets["train"], *self.subsets["val"]):
             self._split(split)
         return HubReader(dict(self._splits), self.sound, self.rate)
 
@@ -91,12 +91,12 @@ class HuggingFaceSpeech(LibriSpeech):
             import datasets
 
             try:
-                found = datasets.load_dataset(**self.asked, split=name)
-                self._splits[name] = found.cast_column(self.sound, datasets.Audio(decode=False))
-            except Exception as error:  # of what kind depends on what is wrong
+                columns = datasets.load_dataset(**self.asked, split=name)
+                self._splits[name] = columns.cast_column(self.sound, datasets.Audio(decode=False))
+            except Exception as error:  # the kind depends on what is wrong
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
                 raise ValueError(f"The data set {self.asked['path']} cannot be read: {reason}.") from error
             if self.text not in self._splits[name].column_names:
                 columns = ", ".join(self._splits[name].column_names)
-                raise ValueError(f"The data set has no column {self.text!r}, but {columns}: set data.text to one.")
+                raise ValueError(f"The data set has no column {self.text!r}: set `text` to one of {columns}.")
         return self._splits[name]

@@ -1,4 +1,4 @@
-"""Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt beside the sound files that it names."""
+"""Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt and the sound files that it names."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from linvit.data.order import GroupedOrder, ShuffledOrder
 from linvit.data.source import Source
 from linvit.data.speech.audio import CorruptAudioError, log_mel, read_audio, spec_augmented
-from linvit.data.speech.transcripts import Speller, pieces_of
+from linvit.data.speech.transcripts import Speller, tokens_of
 
 SUFFIXES = (".flac", ".wav")
 SLOWEST = 1000  # samples a second
@@ -26,7 +26,7 @@ Sample = tuple[Tensor, dict[str, Any]]
 class SpeechPreprocessing:
     """How sound becomes features: `mels` log-mel bands at `rate` hertz, minus mean over deviation of each band.
 
-    tokenizer: that of pieces of words, as JSON. corpus: the data in words.
+    tokenizer: that of subwords, as JSON. corpus: the data in words.
     """
 
     rate: int
@@ -58,10 +58,10 @@ def find_utterances(folder: Path) -> list[Utterance]:
     """
     if not folder.is_dir():
         raise ValueError(
-            f"There is no folder of speech at {folder}: make one with `linvit data make-speech FOLDER`, or name one in"
-            " LibriSpeech's layout."
+            f"There is no folder of speech at {folder}: choose one in LibriSpeech's layout, or make one with"
+            " make_speech."
         )
-    found = []
+    utterances = []
     for listed in sorted(folder.rglob("*.trans.txt")):
         files = {file.stem: file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES}
         for line in filter(str.strip, _transcripts(listed).splitlines()):
@@ -71,19 +71,17 @@ def find_utterances(folder: Path) -> list[Utterance]:
                     f"{listed} names the utterance {name!r}, but {listed.parent} has no {name}.flac or {name}.wav:"
                     " add the file or remove the line."
                 )
-            found.append(Utterance(files[name], " ".join(words)))
-    if not found:
-        raise ValueError(
-            f"{folder} holds no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as LibriSpeech has them."
-        )
-    return found
+            utterances.append(Utterance(files[name], " ".join(words)))
+    if not utterances:
+        raise ValueError(f"{folder} holds no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
+    return utterances
 
 
 def _transcripts(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8, which transcripts are: save it as that.") from error
+        raise ValueError(f"Transcripts must be UTF-8, but {file} is not: re-save it as UTF-8.") from error
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class Reader:
 
 
 class Utterances(Dataset[Sample]):
-    """(features, {"pieces", "text", "path"}) of each utterance; the sentence about a file that cannot be read instead.
+    """(features, {"tokens", "text", "path"}) of each utterance; a sentence that names the file where it is unreadable.
 
     read: samples of an utterance. masks: arguments of spec_augmented, for training.
     """
@@ -125,18 +123,18 @@ class Utterances(Dataset[Sample]):
             return str(error)
         if self.masks:
             features = spec_augmented(features, **self.masks)
-        pieces = torch.tensor(self.speller(utterance.text))
-        return features, {"pieces": pieces, "text": utterance.text, "path": utterance.path}
+        tokens = torch.tensor(self.speller(utterance.text))
+        return features, {"tokens": tokens, "text": utterance.text, "path": utterance.path}
 
 
 def assembled(samples: list[Sample]) -> tuple[Tensor, dict[str, Any]]:
-    """Features padded to (batch, frames, mels); lengths, pieces padded to (batch, text), counts, texts and paths."""
+    """Features padded to (batch, frames, mels); lengths, tokens padded to (batch, text), counts, texts and paths."""
     features, targets = zip(*samples, strict=True)
-    pieces = [target["pieces"].long() for target in targets]
+    tokens = [target["tokens"].long() for target in targets]
     return pad_sequence(features, batch_first=True), {
-        "lengths": torch.tensor([len(one) for one in features]),
-        "pieces": pad_sequence(pieces, batch_first=True),
-        "counts": torch.tensor([len(one) for one in pieces]),
+        "lengths": torch.tensor(list(map(len, features))),
+        "tokens": pad_sequence(tokens, batch_first=True),
+        "counts": torch.tensor(list(map(len, tokens))),
         "texts": [target["text"] for target in targets],
         "paths": [target["path"] for target in targets],
     }
@@ -146,25 +144,25 @@ class LibriSpeech(Source):
     """Utterances in LibriSpeech's layout, flac or wav.
 
     Args:
-        root: Folder that holds the parts.
-        train: Parts that are trained on; an utterance of another sampling rate is resampled.
-        val: Parts that are measured on.
-        units: What the network writes: words, characters, or pieces (byte pair encoding of the training transcripts).
-        num_pieces: How many, the blank included, for units pieces.
-        rate: Samples a second.
+        root: Folder of the subsets.
+        train: Subsets to train on; utterances of another sampling rate are resampled.
+        val: Subsets to validate on.
+        units: What the network writes: words, characters, or subwords (byte pair encoding of the training transcripts).
+        num_tokens: Number of subwords, the blank included.
+        rate: Samples per second.
         mels: Bands of the features.
-        batch_size: Utterances a batch.
+        batch_size: Utterances per batch.
         groups: Utterances are batched with those of similar size of file, in this many groups; 1 mixes them all.
         bands: Masks of neighbouring bands in training.
         band_width: Their greatest width.
         times: Masks of neighbouring frames in training.
         time_share: Their greatest share of the utterance.
         max_corrupt: Unreadable files that are left out, by name, before it is an error.
-        seed: Order and masks are drawn from it.
+        seed: Of order and masks.
         num_workers: Processes that read sound.
 
     Raises ValueError for folders without transcripts, unknown units, a transcript without its sound file, and sizes
-    that cannot be.
+    out of range.
     """
 
     task = "speech"
@@ -176,7 +174,7 @@ class LibriSpeech(Source):
         train: Sequence[str] = ("train",),
         val: Sequence[str] = ("val",),
         units: str = "characters",
-        num_pieces: int = 1024,
+        num_tokens: int = 1024,
         rate: int = 16_000,
         mels: int = 80,
         batch_size: int = 16,
@@ -190,21 +188,21 @@ class LibriSpeech(Source):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers, max_corrupt)
-        self.root, self.parts = Path(root), {"train": tuple(train), "val": tuple(val)}
-        self.units, self.num_pieces, self.rate, self.mels, self.groups = units, num_pieces, rate, mels, groups
+        self.root, self.subsets = Path(root), {"train": tuple(train), "val": tuple(val)}
+        self.units, self.num_tokens, self.rate, self.mels, self.groups = units, num_tokens, rate, mels, groups
         self.masks = {"bands": bands, "band_width": band_width, "times": times, "time_share": time_share}
         _check_sizes(rate, mels, groups, self.masks)
-        self._found: dict[str, list[Utterance]] = {}
+        self._utterances: dict[str, list[Utterance]] = {}
         self._names: list[str] | None = None
         self._tokenizer = ""
         self._preprocessing: SpeechPreprocessing | None = None
 
     @property
     def class_names(self) -> list[str]:  # type: ignore[override]
-        """The pieces, the blank first: those of the training transcripts, unless others were set."""
+        """The names of the tokens, the blank first: those of the training transcripts, unless others were set."""
         if self._names is None:
             texts = [utterance.text for utterance in self.utterances("train")]
-            self._names, self._tokenizer = pieces_of(texts, self.units, self.num_pieces)
+            self._names, self._tokenizer = tokens_of(texts, self.units, self.num_tokens)
         return self._names
 
     @class_names.setter
@@ -217,7 +215,7 @@ class LibriSpeech(Source):
         if self._preprocessing is None:
             names = self.class_names  # the tokenizer too
             mean, std = self._measured()
-            corpus = f"{self.root.name}: {', '.join(self.parts['train'])}, {len(names) - 1} {self.units}"
+            corpus = f"{self.root.name}: {', '.join(self.subsets['train'])}, {len(names) - 1} {self.units}"
             self._preprocessing = SpeechPreprocessing(self.rate, self.mels, mean, std, self._tokenizer, corpus)
         return self._preprocessing
 
@@ -225,11 +223,13 @@ class LibriSpeech(Source):
     def preprocessing(self, preprocessing: SpeechPreprocessing) -> None:
         self._preprocessing = preprocessing
 
-    def utterances(self, part: str) -> list[Utterance]:
+    def utterances(self, split: str) -> list[Utterance]:
         """Those of "train" or "val"."""
-        if part not in self._found:
-            self._found[part] = [one for name in self.parts[part] for one in find_utterances(self.root / name)]
-        return self._found[part]
+        if split not in self._utterances:
+            self._utterances[split] = [
+                utterance for name in self.subsets[split] for utterance in find_utterances(self.root / name)
+            ]
+        return self._utterances[split]
 
     def reader(self) -> Callable[[Utterance], Tensor]:
         """What gives the samples of an utterance, in reading processes too; it raises as read_audio."""
@@ -248,12 +248,12 @@ class LibriSpeech(Source):
         edges = np.quantile(sizes, np.linspace(0, 1, self.groups + 1)[1:-1])
         return GroupedOrder(np.searchsorted(edges, sizes).tolist(), self.batch_size, self.seed)
 
-    def _set(self, part: str, masks: dict[str, Any] | None = None) -> Utterances:
+    def _set(self, split: str, masks: dict[str, Any] | None = None) -> Utterances:
         speller = Speller(self.class_names, self.preprocessing.tokenizer)
-        return Utterances(self.utterances(part), self.reader(), self.preprocessing, speller, masks)
+        return Utterances(self.utterances(split), self.reader(), self.preprocessing, speller, masks)
 
     def _measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation of each band over utterances evenly spread over the training parts."""
+        """Mean and deviation of each band over utterances evenly spread over the training subsets."""
         utterances, read = self.utterances("train"), self.reader()
         picked = sorted({round(place) for place in np.linspace(0, len(utterances) - 1, MEASURED)})
         frames = []
@@ -263,7 +263,7 @@ class LibriSpeech(Source):
             except CorruptAudioError:  # named when it is met in training
                 continue
         if not frames:
-            raise ValueError(f"None of the sound files in {self.root} could be read: check that they are sound.")
+            raise ValueError(f"None of the sound files in {self.root} could be read: check them.")
         together = torch.cat(frames).double()
         std = together.std(0).clamp_min(1e-3)
         return tuple(together.mean(0).tolist()), tuple(std.tolist())
@@ -274,18 +274,18 @@ class LibriSpeech(Source):
 
 def _check_sizes(rate: int, mels: int, groups: int, masks: dict[str, Any]) -> None:
     if rate < SLOWEST:
-        raise ValueError(f"data.rate is {rate}, but speech needs {SLOWEST} samples a second or more: set it higher.")
+        raise ValueError(f"`rate` is {rate} samples per second, expected {SLOWEST} or more: set it higher.")
     for name, number in {"mels": mels, "groups": groups}.items():
         if number < 1:
-            raise ValueError(f"data.{name} is {number}, but one is the least: set it to 1 or more.")
+            raise ValueError(f"`{name}` is {number}, expected 1 or more: set it higher.")
     for name, number in masks.items():
         if number < 0 or (name == "time_share" and not number <= 1):
             wanted = "a share from 0 to 1" if name == "time_share" else "0 or more"
-            raise ValueError(f"data.{name} is {number}, expected {wanted}: change it.")
+            raise ValueError(f"`{name}` is {number}, expected {wanted}: change it.")
 
 
 class SpeechFolder(LibriSpeech):
-    """Every utterance beneath one folder, to measure a trained network on, with its pieces and features."""
+    """Every utterance beneath one folder, to evaluate a trained network on, with its tokens and features."""
 
     def __init__(
         self, root: str, names: list[str], preprocessing: SpeechPreprocessing, batch_size: int = 16, seed: int = 0
@@ -293,7 +293,7 @@ class SpeechFolder(LibriSpeech):
         super().__init__(root, (), (".",), rate=preprocessing.rate, batch_size=batch_size, seed=seed)
         self.class_names, self.preprocessing = names, preprocessing
 
-    def parts_within(self) -> list[str]:
-        """The names of the folder's parts; none where it is a part itself, or of one."""
-        inside = (one.path.relative_to(self.root).parts for one in self.utterances("val"))
-        return sorted({parts[0] for parts in inside if len(parts) == 4})
+    def subset_names(self) -> list[str]:
+        """The names of the folder's subsets; none where it is a subset itself, or within one."""
+        paths = (utterance.path.relative_to(self.root) for utterance in self.utterances("val"))
+        return sorted({path.parts[0] for path in paths if len(path.parts) == 4})

@@ -8,10 +8,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
+from linvit.data.order import check_seed
 from linvit.data.speech.audio import resampled
 from linvit.files import check_writable
 
@@ -35,55 +37,56 @@ def espeak() -> str:
     Raises:
         ValueError: where it is not installed.
     """
-    found = shutil.which(PROGRAM)
-    if found is None:
+    program = shutil.which(PROGRAM)
+    if program is None:
         raise ValueError(
-            f"{PROGRAM} is not installed, which speaks the digits: install it with your system's packages, on Debian or"
-            f" Ubuntu `apt-get install {PROGRAM}`."
+            f"{PROGRAM}, which speaks the digits, is not installed: install it with your system's packages, on Debian"
+            f" or Ubuntu by `apt-get install {PROGRAM}`."
         )
-    return found
+    return program
 
 
 def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) -> Iterator[Path]:
-    """Writes FOLDER/train and FOLDER/val, 16 kHz wav of 16 bits, and gives each utterance's path when it is there.
+    """Writes FOLDER/train and FOLDER/val, 16 kHz wav of 16 bits, and yields each utterance's path when it is written.
 
     Args:
         folder: new or empty.
-        train, val: how many utterances of each part, its voices in turn.
-        seed: digits, speeds (130 to 190 words a minute) and pitches (30 to 70 of 99) are drawn from it.
+        train, val: how many utterances of each split; its voices take turns.
+        seed: of digits, speeds (130 to 190 words per minute) and pitches (30 to 70 of 99).
 
-    The same arguments give the same files with the same version of espeak-ng. Where it stops, it
+    The same arguments give the same files with the same version of espeak-ng. Stopped, it
     removes what it wrote.
 
     Raises:
         ValueError: where espeak-ng is not installed or cannot speak, the folder is not empty, or a number is wrong.
         OSError: for a folder that cannot be written.
     """
+    check_seed(seed)
     program = espeak()
     target = Path(folder)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise ValueError(f"{target} is not an empty folder: name a new one.")
+        raise ValueError(f"{target} is not an empty folder: choose a new one.")
     if train < 1 or val < 1:
-        raise ValueError(f"{train} training and {val} validation utterances were asked for: ask for 1 or more of each.")
-    if seed < 0:
-        raise ValueError(f"The seed is {seed}, expected 0 or more: choose another.")
+        raise ValueError(
+            f"`train` is {train} and `val` is {val}, expected at least one utterance each: set them higher."
+        )
     check_writable(target)
     spoken = [
-        _Spoken(target, part, number, seed)
-        for part, count in (("train", train), ("val", val))
+        _Spoken(target, split, number, seed)
+        for split, count in (("train", train), ("val", val))
         for number in range(count)
     ]
     try:
         with ThreadPoolExecutor() as pool:
-            yield from pool.map(lambda one: one.write(program), spoken)
+            yield from pool.map(lambda utterance: utterance.write(program), spoken)
     except BaseException:  # Ctrl-C too: a half-filled folder would stand in the way of the next attempt
-        for part in VOICES:
-            shutil.rmtree(target / part, ignore_errors=True)
+        for split in VOICES:
+            shutil.rmtree(target / split, ignore_errors=True)
         raise
-    for part in VOICES:
-        own = [one for one in spoken if one.part == part]
-        for chapter in sorted({one.path.parent for one in own}):
-            lines = [f"{one.path.stem} {one.text}\n" for one in own if one.path.parent == chapter]
+    for split in VOICES:
+        utterances = [utterance for utterance in spoken if utterance.split == split]
+        for chapter, members in groupby(sorted(utterances, key=lambda u: u.path), key=lambda u: u.path.parent):
+            lines = [f"{utterance.path.stem} {utterance.text}\n" for utterance in members]
             speaker = chapter.parent.name
             (chapter / f"{speaker}-{chapter.name}.trans.txt").write_text("".join(lines), encoding="utf-8")
 
@@ -91,15 +94,15 @@ def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) ->
 class _Spoken:
     """One utterance: which voice says what, how fast and how high."""
 
-    def __init__(self, folder: Path, part: str, number: int, seed: int) -> None:
-        drawn = np.random.default_rng([seed, list(VOICES).index(part), number])
-        voices = VOICES[part]
-        self.part, self.voice = part, voices[number % len(voices)]
-        words = drawn.integers(len(DIGITS), size=drawn.integers(SHORTEST, LONGEST + 1))
+    def __init__(self, folder: Path, split: str, number: int, seed: int) -> None:
+        generator = np.random.default_rng([seed, list(VOICES).index(split), number])
+        voices = VOICES[split]
+        self.split, self.voice = split, voices[number % len(voices)]
+        words = generator.integers(len(DIGITS), size=generator.integers(SHORTEST, LONGEST + 1))
         self.text = " ".join(DIGITS[word] for word in words)
-        self.speed, self.pitch = drawn.integers(130, 191), drawn.integers(30, 71)
-        speaker = f"{list(VOICES).index(part) + 1}{number % len(voices):02d}"
-        self.path = folder / part / speaker / "1" / f"{speaker}-1-{number:04d}.wav"
+        self.speed, self.pitch = generator.integers(130, 191), generator.integers(30, 71)
+        speaker = f"{list(VOICES).index(split) + 1}{number % len(voices):02d}"
+        self.path = folder / split / speaker / "1" / f"{speaker}-1-{number:04d}.wav"
 
     def write(self, program: str) -> Path:
         import soundfile
@@ -109,7 +112,7 @@ class _Spoken:
         if done.returncode or not done.stdout:
             reason = done.stderr.decode(errors="replace").strip().splitlines() or ["without a reason"]
             raise ValueError(
-                f"{program} did not speak with the voice {self.voice} ({reason[0].rstrip('.')}): install it anew with"
+                f"{program} did not speak with the voice {self.voice} ({reason[0].rstrip('.')}): reinstall it with"
                 " all of its voices."
             )
         # the header of what is written to a pipe does not know its length

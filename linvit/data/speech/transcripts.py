@@ -1,24 +1,24 @@
-"""Text of speech as pieces: words, characters, or pieces of words; "▁" begins a word, and piece 0 is the blank."""
+"""Transcripts as tokens: words, characters or subwords; "▁" begins a word, and token 0 is the blank."""
 
 from collections.abc import Iterable, Sequence
 
 BLANK, START = "<blank>", "▁"
-UNITS = ("words", "characters", "pieces")
+UNITS = ("words", "characters", "subwords")
 
 
-def pieces_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str], str]:
-    """The names of all pieces, the blank first, and the tokenizer of units "pieces" as JSON (else "").
+def tokens_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str], str]:
+    """The names of all tokens, the blank first, and the tokenizer of subwords as JSON (else "").
 
     Args:
-        texts: those that are trained on.
-        units: "words", "characters", or "pieces", byte pair encoding learned on the texts.
-        number: of pieces, the blank included, for units "pieces".
+        texts: the training transcripts.
+        units: "words", "characters", or "subwords", byte pair encoding learned on the texts.
+        number: of subwords, the blank included.
 
     Raises:
-        ValueError: for other units, texts without words, and fewer pieces than there are characters.
+        ValueError: for other units, texts without words, and fewer subwords than there are characters.
     """
     if units not in UNITS:
-        raise ValueError(f"data.units is {units!r}, expected one of {', '.join(UNITS)}: choose a known one.")
+        raise ValueError(f"`units` is {units!r}, expected one of {', '.join(UNITS)}: choose a known one.")
     words = {word for text in texts for word in text.split()}
     if not words:
         raise ValueError("The training transcripts hold no words: check the *.trans.txt files.")
@@ -28,9 +28,7 @@ def pieces_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str],
     if units == "characters":
         return [BLANK, *characters], ""
     if number <= len(characters):
-        raise ValueError(
-            f"data.num_pieces is {number}, but the texts have {len(characters)} characters: set it higher."
-        )
+        raise ValueError(f"`num_tokens` is {number}, but the texts have {len(characters)} characters: set it higher.")
     return _learned(texts, characters, number)
 
 
@@ -38,7 +36,7 @@ def _learned(texts: Iterable[str], characters: Sequence[str], number: int) -> tu
     try:
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     except ImportError as error:
-        raise ImportError("Pieces of words need tokenizers: pip install 'linvit[train,speech]'.") from error
+        raise ImportError("Subwords need tokenizers: pip install 'linvit[train,speech]'.") from error
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=START, prepend_scheme="always")
     trainer = trainers.BpeTrainer(
@@ -50,11 +48,11 @@ def _learned(texts: Iterable[str], characters: Sequence[str], number: int) -> tu
 
 
 class Speller:
-    """Text to numbers of pieces.
+    """Text to token numbers.
 
     Args:
-        names: of all pieces, the blank first.
-        tokenizer: that of units "pieces" as JSON, else "".
+        names: of all tokens, the blank first.
+        tokenizer: that of subwords as JSON, else "".
     """
 
     def __init__(self, names: Sequence[str], tokenizer: str = ""):
@@ -66,10 +64,10 @@ class Speller:
             self.tokenizer = Tokenizer.from_str(tokenizer)
 
     def __call__(self, text: str) -> list[int]:
-        """Pieces of a text; words or characters that no piece stands for are left out."""
+        """Tokens of a text; unknown words or characters are left out."""
         words = text.split()
         if self.tokenizer is not None:
             return list(self.tokenizer.encode(" ".join(words)).ids)
         by_character = START in self.index
         spelled = [c for word in words for c in START + word] if by_character else [START + word for word in words]
-        return [self.index[piece] for piece in spelled if piece in self.index]
+        return [self.index[token] for token in spelled if token in self.index]

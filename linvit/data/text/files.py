@@ -1,6 +1,5 @@
-"""Text to read on: the source code of Python's standard library, which every machine has, or a folder of text files."""
+"""Text: the source code of Python's standard library, which every machine has, or a folder of text files."""
 
-import hashlib
 import platform
 import sysconfig
 from collections.abc import Sequence
@@ -11,10 +10,10 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from linvit.data.order import share
-from linvit.data.source import Source
+from linvit.data.source import Source, is_held_out
 from linvit.data.text.tokens import BYTES, Rows, Stream, Tokenizer, join, open_tokenizer
 
-# Tests, which some distributions leave out, and tables that are no program text.
+# Tests, which some distributions leave out, and tables that are not programs.
 NOT_READ = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 
 
@@ -45,7 +44,7 @@ class TextSource(Source):
 
     task = "language"
     item = "row"
-    smaller = ("data.batch_size", "data.context")
+    smaller = ("batch_size", "context")
     preprocessing: TextPreprocessing  # type: ignore[assignment]
 
     def __init__(
@@ -60,7 +59,7 @@ class TextSource(Source):
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
         if context < 2:
-            raise ValueError(f"data.context is {context} tokens, but a row needs two or more: set it higher.")
+            raise ValueError(f"`context` is {context} tokens, expected 2 or more: set it higher.")
         self.context = context
         self.keeps_apart = keeps_apart
         self.tokenizer = open_tokenizer(tokenizer, separator)
@@ -72,8 +71,8 @@ class TextSource(Source):
     def num_classes(self) -> int:
         return self.tokenizer.vocabulary
 
-    def stream(self, part: str) -> Stream:
-        """The tokens of part "train" or "val"."""
+    def stream(self, split: str) -> Stream:
+        """The tokens of "train" or "val"."""
         raise NotImplementedError
 
     def train_set(self) -> Dataset[Any]:
@@ -82,23 +81,23 @@ class TextSource(Source):
     def val_set(self) -> Dataset[Any]:
         return self._rows("val", share()[1])
 
-    def _rows(self, part: str, multiple: int = 1) -> Rows:
-        if part not in self._streams:
-            self._streams[part] = self.stream(part)
-        return Rows(self._streams[part], self.context, self.tokenizer.separator, self.keeps_apart, multiple)
+    def _rows(self, split: str, multiple: int = 1) -> Rows:
+        if split not in self._streams:
+            self._streams[split] = self.stream(split)
+        return Rows(self._streams[split], self.context, self.tokenizer.separator, self.keeps_apart, multiple)
 
 
 class FileText(TextSource):
-    """Text files, each a document; `files` lists those of each part."""
+    """Text files, each a document; `files` lists those of each split."""
 
     files: dict[str, list[Path]]
 
-    def stream(self, part: str) -> Stream:
-        return join((path.read_bytes() for path in self.files[part]), self.tokenizer, part == "val")
+    def stream(self, split: str) -> Stream:
+        return join((path.read_bytes() for path in self.files[split]), self.tokenizer, split == "val")
 
     def describe(self) -> str:
-        """How many files and bytes each part has."""
-        sizes = {part: sum(path.stat().st_size for path in files) for part, files in self.files.items()}
+        """How many files and bytes each split has."""
+        sizes = {split: sum(path.stat().st_size for path in files) for split, files in self.files.items()}
         return (
             f"{len(self.files['train'])} files of {sizes['train']:,} bytes, {len(self.files['val'])} files of"
             f" {sizes['val']:,} bytes held out"
@@ -110,12 +109,12 @@ class Stdlib(FileText):
 
     Args:
         context: Tokens in a row.
-        batch_size: Rows a batch.
+        batch_size: Rows per batch.
         held_out: Share of the files that is never trained on, chosen by a hash of their names: the same everywhere.
         tokenizer: "bytes", or a Hugging Face tokenizer's file or name.
         separator: Its token between documents, where it is not one of the usual.
         keeps_apart: Whether a document sees nothing of another one in its row.
-        seed: The order of the rows is drawn from it.
+        seed: Of the order of the rows.
         num_workers: Processes that read.
 
     Raises ValueError for a share that leaves no file on one side.
@@ -134,9 +133,9 @@ class Stdlib(FileText):
     ) -> None:
         super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
         root = Path(sysconfig.get_paths()["stdlib"])
-        found = [path for path in root.rglob("*.py") if not NOT_READ & set(path.relative_to(root).parts)]
-        self.files = divided(root, found, held_out)
-        check_parts(root, self.files, [".py"], trains=held_out < 1)
+        files = [path for path in root.rglob("*.py") if not NOT_READ & set(path.relative_to(root).parts)]
+        self.files = split_by_hash(root, files, held_out)
+        check_splits(root, self.files, [".py"], trains=held_out < 1)
         corpus = f"the standard library of Python {platform.python_version()}: {self.describe()}"
         self.preprocessing = TextPreprocessing(**self.names, corpus=corpus)
 
@@ -150,7 +149,7 @@ class TextFolder(FileText):
         held_out: Share of the files that is held out, chosen by a hash of their names, where the folder has no val/.
         context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers: See Stdlib.
 
-    With held_out 1 there is nothing to train on, only to measure. Raises ValueError for a folder that is missing, has
+    With held_out 1 there is nothing to train on, only to evaluate. Raises ValueError for a folder that is missing, has
     no file on one side, or holds out no text.
     """
 
@@ -171,39 +170,36 @@ class TextFolder(FileText):
         folder = Path(root)
         if not folder.is_dir():
             wrong = "is a file" if folder.exists() else "does not exist"
-            raise ValueError(
-                f"The data folder {folder} {wrong}: set data.root (eval: --data) to a folder of text files."
-            )
-        found = [path for path in folder.rglob("*") if path.is_file() and path.suffix in suffixes]
+            raise ValueError(f"The data folder {folder} {wrong}: set `root` to a folder of text files.")
+        files = [path for path in folder.rglob("*") if path.is_file() and path.suffix in suffixes]
         if (folder / "val").is_dir():
-            held = [path for path in found if path.relative_to(folder).parts[0] == "val"]
-            self.files = {"train": sorted(set(found) - set(held)), "val": sorted(held)}
+            val = {path for path in files if path.relative_to(folder).parts[0] == "val"}
+            self.files = {"train": sorted(set(files) - val), "val": sorted(val)}
         else:
-            self.files = divided(folder, found, held_out)
-        check_parts(folder, self.files, suffixes, trains=held_out < 1)
+            self.files = split_by_hash(folder, files, held_out)
+        check_splits(folder, self.files, suffixes, trains=held_out < 1)
         self.preprocessing = TextPreprocessing(**self.names, corpus=f"{folder}: {self.describe()}")
 
 
-def divided(root: Path, files: Sequence[Path], held_out: float) -> dict[str, list[Path]]:
+def split_by_hash(root: Path, files: Sequence[Path], held_out: float) -> dict[str, list[Path]]:
     """{"train": …, "val": …}: files by a hash of their path below root, whatever the machine."""
-    parts: dict[str, list[Path]] = {"train": [], "val": []}
+    splits: dict[str, list[Path]] = {"train": [], "val": []}
     for path in sorted(files):
-        digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
-        parts["val" if int.from_bytes(digest[:4], "big") < held_out * 2**32 else "train"].append(path)
-    return parts
+        splits["val" if is_held_out(path.relative_to(root).as_posix(), held_out) else "train"].append(path)
+    return splits
 
 
-def check_parts(root: Path, files: dict[str, list[Path]], suffixes: Sequence[str], trains: bool) -> None:
-    """Raises ValueError where there is nothing to measure on, or to train on where that `trains`."""
+def check_splits(root: Path, files: dict[str, list[Path]], suffixes: Sequence[str], trains: bool) -> None:
+    """Raises ValueError where there is nothing to evaluate on, or, where that `trains`, to train on."""
     count = sum(map(len, files.values()))
     endings = " or ".join(suffixes)
     if not count:
-        raise ValueError(f"{root} has no file that ends in {endings}: give another folder, or set data.suffixes.")
+        raise ValueError(f"{root} has no file that ends in {endings}: choose another folder, or set `suffixes`.")
     missing = "to train on" if trains and not files["train"] else "" if files["val"] else "held out"
     if missing:
         raise ValueError(
-            f"{root} has {count} files that end in {endings}, and none of them is {missing}: set data.held_out between"
-            " 0 and 1, or add files."
+            f"{root} has {count} files that end in {endings}, but none of them is {missing}: set `held_out` between 0"
+            " and 1, or add files."
         )
     if not any(path.stat().st_size for path in files["val"]):
-        raise ValueError(f"All files of {root} that are to be measured on are empty: give it text.")
+        raise ValueError(f"All held-out files of {root} are empty: add text to them.")

@@ -1,4 +1,4 @@
-"""Text of Hugging Face data sets: packed once into a file of tokens, or streamed; downloaded when a recipe names it."""
+"""Text of Hugging Face data sets: packed once into a file of tokens, or streamed; downloaded when one is named."""
 
 import hashlib
 import itertools
@@ -17,34 +17,34 @@ from linvit.data.text.tokens import WIDTH, Rows, Stream, Tokenizer, dtype_for
 from linvit.files import replacing, write_json
 
 TOGETHER = 256  # documents that are tokenized at once
-SHUFFLED = 10_000  # documents among which a stream draws the next one
+SHUFFLED = 10_000  # documents among which a stream chooses the next one
 
 
 class HuggingFaceText(TextSource):
     """Documents of a data set that `datasets.load_dataset` reads, in a row of tokens.
 
     Args:
-        path: Name on the Hugging Face hub, from where it is downloaded, or a local folder or kind of file.
+        path: Name on the Hugging Face hub, which is downloaded, or a local folder or kind of file.
         configuration: Which of its configurations.
         tokenizer: "bytes", or a Hugging Face tokenizer's file or name.
         column: Where a document's text stands.
         train_split: Split to train on.
-        val_split: Split to measure on; null for the first val_documents of the train split, which are not trained on.
-        val_documents: How many documents are measured on.
+        val_split: Split to validate on; null for the first val_documents of the train split, which are not trained on.
+        val_documents: How many documents to validate on.
         max_tokens: Packing ends with the document that reaches so many training tokens; null for all.
-        streaming: Reads while training, in place of packing first; a stopped run goes on after the documents read.
+        streaming: Reads while training, instead of packing first; a stopped run resumes after the documents read.
         epoch_rows: Rows of all processes together that make an epoch of a stream.
         cache: Folder of the packed files.
         options: Further arguments of load_dataset, data_files for example.
         separator: The tokenizer's token between documents, where it is not one of the usual.
         context: Tokens in a row.
-        batch_size: Rows a batch.
+        batch_size: Rows per batch.
         keeps_apart: Whether a document sees nothing of another one in its row.
-        seed: The order is drawn from it.
+        seed: Of the order.
         num_workers: Processes that read packed rows.
 
     A packed file stands for what was asked for, not for the data's content: delete it where that has changed.
-    Raises ValueError where no data set is named, for counts below 1, and for what the library refuses.
+    Raises ValueError without path or tokenizer, for counts below 1, and for what the library refuses.
     """
 
     def __init__(
@@ -69,16 +69,18 @@ class HuggingFaceText(TextSource):
         num_workers: int = 0,
     ) -> None:
         if path is None:
-            raise ValueError("The recipe names no data set: set data.path to one of the hub, or to a folder.")
+            raise ValueError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
         if tokenizer is None:
-            raise ValueError("The recipe names no tokenizer: set data.tokenizer to bytes, a tokenizer.json or a name.")
+            raise ValueError("`tokenizer` is missing: set it to 'bytes', a tokenizer.json or a name on the hub.")
         counts = {"val_documents": val_documents, "max_tokens": max_tokens, "epoch_rows": epoch_rows}
         for name, count in counts.items():
             if count is not None and count < 1:
-                raise ValueError(f"data.{name} is {count}, expected 1 or more: set it higher.")
+                raise ValueError(f"`{name}` is {count}, expected 1 or more: set it higher.")
         super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
         if streaming and num_workers:
-            raise ValueError(f"data.num_workers is {num_workers}, but a stream is read by the training process: set 0.")
+            raise ValueError(
+                f"`num_workers` is {num_workers}, but a stream is read by the training process: set it to 0."
+            )
         self.asked = {"path": path, "name": configuration, **(options or {})}
         self.column, self.val_documents, self.max_tokens = column, val_documents, max_tokens
         self.train_split, self.val_split = train_split, val_split
@@ -89,14 +91,14 @@ class HuggingFaceText(TextSource):
 
     def prepare_data(self) -> None:
         """Packs what is not packed yet, in one process a machine."""
-        for part in ("val",) if self.streaming else ("train", "val"):
-            self._packed(part)
+        for split in ("val",) if self.streaming else ("train", "val"):
+            self._packed(split)
 
-    def stream(self, part: str) -> Stream:
-        path = self._packed(part)
+    def stream(self, split: str) -> Stream:
+        path = self._packed(split)
         about = json.loads(path.with_suffix(".json").read_text())
         tokens = np.memmap(path, dtype_for(self.tokenizer.vocabulary), mode="r")
-        widths = np.memmap(path.with_suffix(".widths"), WIDTH, mode="r") if part == "val" else None
+        widths = np.memmap(path.with_suffix(".widths"), WIDTH, mode="r") if split == "val" else None
         return Stream(tokens, widths, about["documents"])
 
     def train_dataloader(self) -> Batches:  # type: ignore[override]
@@ -105,7 +107,7 @@ class HuggingFaceText(TextSource):
         self._stream = TextStream(self, self._skipped)
         if len(self._stream) < self.batch_size:
             raise ValueError(
-                f"data.epoch_rows is {self.epoch_rows}, which gives a process {len(self._stream)} rows an epoch, fewer"
+                f"`epoch_rows` is {self.epoch_rows}, which gives each process {len(self._stream)} rows per epoch, fewer"
                 f" than one batch of {self.batch_size}: set it higher."
             )
         return Batches(self._stream, drop_last=True, **self._loading(False))
@@ -119,27 +121,27 @@ class HuggingFaceText(TextSource):
         if self._stream:
             self._stream.skipped = self._stream.read = self._skipped
 
-    def documents(self, part: str, streaming: bool = False) -> Any:
-        """The data set of a part, rows with the text in `column`."""
+    def documents(self, split: str, streaming: bool = False) -> Any:
+        """The rows of a split, with the text in `column`."""
         import datasets
 
-        split = self.train_split if part == "train" or self.val_split is None else self.val_split
+        name = self.train_split if split == "train" or self.val_split is None else self.val_split
         try:
-            found = datasets.load_dataset(**self.asked, split=split, streaming=streaming)
-        except Exception as error:  # of what kind depends on what is wrong
+            rows = datasets.load_dataset(**self.asked, split=name, streaming=streaming)
+        except Exception as error:  # the kind depends on what is wrong
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise ValueError(
-                f"The data set {self.asked['path']} cannot be read ({reason}): set data.path, data.configuration and"
-                " data's splits to what is there."
+                f"The data set {self.asked['path']} cannot be read ({reason}): set `path`, `configuration`,"
+                " `train_split` and `val_split` to what is there."
             ) from error
-        if found.column_names and self.column not in found.column_names:
+        if rows.column_names and self.column not in rows.column_names:
             raise ValueError(
-                f"The data set {self.asked['path']} has the columns {', '.join(found.column_names)}: set data.column to"
-                f" one of them, it is {self.column!r}."
+                f"The data set {self.asked['path']} has no column {self.column!r}: set `column` to one of"
+                f" {', '.join(rows.column_names)}."
             )
-        if part == "train":
-            return found.skip(self.val_documents) if self.val_split is None else found
-        return found.take(self.val_documents) if streaming else found.select(range(min(len(found), self.val_documents)))
+        if split == "train":
+            return rows.skip(self.val_documents) if self.val_split is None else rows
+        return rows.take(self.val_documents) if streaming else rows.select(range(min(len(rows), self.val_documents)))
 
     def text(self, row: Mapping[str, Any]) -> bytes:
         """The document of a row of the data set; raises ValueError for what is no text."""
@@ -147,19 +149,19 @@ class HuggingFaceText(TextSource):
         if not isinstance(text, str):
             raise ValueError(
                 f"The data set {self.asked['path']} has a row whose {self.column!r} is {text!r:.40}, expected text: set"
-                " data.column to a column of text, and leave such rows out of the data."
+                " `column` to a column of text, or remove such rows from the data."
             )
         return text.encode("utf-8", "replace")
 
-    def _packed(self, part: str) -> Path:
-        """The file of a part's tokens, written if it is not there."""
-        asked = [part, self.asked, self.column, self.train_split, self.val_split, self.val_documents]
-        asked += [self.tokenizer.fingerprint(), WIDTH.__name__, self.max_tokens if part == "train" else None]
+    def _packed(self, split: str) -> Path:
+        """The file of a split's tokens, written if it is not there."""
+        asked = [split, self.asked, self.column, self.train_split, self.val_split, self.val_documents]
+        asked += [self.tokenizer.fingerprint(), WIDTH.__name__, self.max_tokens if split == "train" else None]
         key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-        path = self.cache / f"{part}_{key}.tokens"
+        path = self.cache / f"{split}_{key}.tokens"
         if not path.with_suffix(".json").is_file():
-            texts = map(self.text, self.documents(part, self.streaming))
-            pack(texts, self.tokenizer, path, part == "val", self.max_tokens if part == "train" else None)
+            texts = map(self.text, self.documents(split, self.streaming))
+            pack(texts, self.tokenizer, path, split == "val", self.max_tokens if split == "train" else None)
         return path
 
 
@@ -194,7 +196,7 @@ def pack(
 
 
 class TextStream(IterableDataset[Any]):
-    """Rows of a stream of documents, `epoch_rows` an epoch; it goes on where it stopped.
+    """Rows of a stream of documents, `epoch_rows` per epoch; it resumes where it stopped.
 
     read: documents of the whole stream that were begun. skipped: how many to pass over first.
     """
@@ -218,7 +220,7 @@ class TextStream(IterableDataset[Any]):
         held = np.zeros(0, dtype)
         for texts in _groups(self._documents()):
             encoded = source.tokenizer.encode_batch(texts)
-            held = np.concatenate((held, *(np.asarray([mark, *one], dtype) for one in encoded)))
+            held = np.concatenate((held, *(np.asarray([mark, *tokens], dtype) for tokens in encoded)))
             whole = (len(held) - 1) // source.context
             rows = Rows(Stream(held, None, len(texts)), source.context, mark, source.keeps_apart)
             for index in range(whole):
@@ -230,10 +232,10 @@ class TextStream(IterableDataset[Any]):
         rank, world = share()
         passed_over = 0
         for number in itertools.count():
-            found = self.source.documents("train", streaming=True)
-            found = found.shuffle(seed=self.source.seed + number, buffer_size=SHUFFLED)
+            rows = self.source.documents("train", streaming=True)
+            rows = rows.shuffle(seed=self.source.seed + number, buffer_size=SHUFFLED)
             place = -1
-            for place, row in enumerate(found):
+            for place, row in enumerate(rows):
                 if passed_over < self.skipped:
                     passed_over += 1
                     continue
@@ -242,8 +244,8 @@ class TextStream(IterableDataset[Any]):
                     yield self.source.text(row)
             if place < 0:
                 raise ValueError(
-                    f"The data set {self.source.asked['path']} has no documents to train on but the"
-                    f" {self.source.val_documents} that are held out: set data.val_documents lower."
+                    f"The data set {self.source.asked['path']} has no documents to train on besides the"
+                    f" {self.source.val_documents} held-out ones: set `val_documents` lower."
                 )
 
 

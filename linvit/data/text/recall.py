@@ -1,6 +1,6 @@
-"""Tasks of memory: pairs to look up, and text to repeat; every sequence is drawn from its number.
+"""Memory tasks: pairs to look up, and text to repeat; every sequence is generated from its number.
 
-What a fixed state must hold grows with the pairs, and what softmax attention keeps grows with it: here they part.
+They need memory proportional to the number of pairs: a softmax cache grows with it, a fixed state does not.
 """
 
 from dataclasses import dataclass
@@ -14,39 +14,39 @@ from torch.utils.data import Dataset
 from linvit.data.source import Source
 from linvit.data.text.tokens import IGNORED
 
-HELD_OUT = 1  # the stream of random numbers of validation sequences; 0 is training's
+TRAINED, HELD_OUT = 0, 1  # streams of random numbers
 
 
 @dataclass(frozen=True)
 class RecallPreprocessing:
-    """What a sequence is in words; there is nothing else to prepare."""
+    """What the sequences are, in words; there is nothing else to prepare."""
 
     corpus: str
 
 
-class Drawn(Dataset[Any]):
-    """Sequences (tokens, {"targets", "documents", "bytes"}) as of text, drawn from (part, seed, index)."""
+class GeneratedSequences(Dataset[Any]):
+    """Sequences (tokens, {"targets", "documents", "bytes"}) as of text, generated from (stream, seed, index)."""
 
-    def __init__(self, source: "Memorized", part: int, length: int) -> None:
+    def __init__(self, source: "RecallSource", stream: int, length: int) -> None:
         self.source = source
-        self.part = part
+        self.stream = stream
         self.length = length
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
-        drawn = np.random.default_rng([self.part, self.source.drawn_from, index])
-        tokens, targets = self.source.draw(drawn)
+        generator = np.random.default_rng([self.stream, self.source.seed, index])
+        tokens, targets = self.source.generate(generator)
         zeros = np.zeros_like(tokens)
         about = {"targets": torch.from_numpy(targets), "documents": torch.from_numpy(zeros), "bytes": torch.tensor(0)}
         return torch.from_numpy(tokens), about
 
 
-class Memorized(Source):
-    """Sequences of which only the answers are asked for.
+class RecallSource(Source):
+    """Sequences with targets for the answers only.
 
-    length: training sequences; val_length: others, to measure on. drawn_from: what both are drawn from.
+    length: training sequences; val_length: validation sequences. Both are generated from the seed.
     """
 
     task = "recall"
@@ -59,12 +59,11 @@ class Memorized(Source):
         super().__init__(batch_size, seed, num_workers)
         if length < 1 or val_length < 1:
             raise ValueError(
-                f"data.length is {length} and data.val_length {val_length}, expected 1 sequence or more of each: set"
-                " them higher."
+                f"`length` is {length} and `val_length` is {val_length}, expected at least one sequence each: set them"
+                " higher."
             )
         self.vocabulary = vocabulary
         self.length, self.val_length = length, val_length
-        self.drawn_from = seed
         self.class_names: list[str] = []
         self.preprocessing = RecallPreprocessing(words)
 
@@ -72,29 +71,29 @@ class Memorized(Source):
     def num_classes(self) -> int:
         return self.vocabulary
 
-    def draw(self, drawn: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def generate(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """A sequence of tokens and its targets, IGNORED where nothing is asked; both int64 (tokens,)."""
         raise NotImplementedError
 
     def train_set(self) -> Dataset[Any]:
-        return Drawn(self, 0, self.length)
+        return GeneratedSequences(self, TRAINED, self.length)
 
     def val_set(self) -> Dataset[Any]:
-        return Drawn(self, HELD_OUT, self.val_length)
+        return GeneratedSequences(self, HELD_OUT, self.val_length)
 
 
-class Recall(Memorized):
+class Recall(RecallSource):
     """Associative recall with several queries: key value key value …, then keys alone, each to be answered.
 
     Args:
-        pairs: Keys with their values; a sequence has three tokens a pair.
-        keys: Different keys there are.
-        values: Different values there are.
-        length: Training sequences, drawn anew for each seed.
-        val_length: Sequences to measure on.
-        batch_size: Sequences a batch.
-        seed: All sequences are drawn from it.
-        num_workers: Processes that draw.
+        pairs: Keys with their values; a sequence has three tokens per pair.
+        keys: Number of different keys.
+        values: Number of different values.
+        length: Training sequences.
+        val_length: Validation sequences.
+        batch_size: Sequences per batch.
+        seed: Of all sequences.
+        num_workers: Processes that generate.
 
     Raises ValueError for more pairs than keys, and for no pair or sequence.
 
@@ -117,27 +116,27 @@ class Recall(Memorized):
         super().__init__(words, keys + values, length, val_length, batch_size, seed, num_workers)
         if not 1 <= pairs <= keys or values < 2:
             raise ValueError(
-                f"data.pairs is {pairs}, with {keys} keys and {values} values, expected 1 ≤ pairs ≤ keys and 2 values"
-                " or more."
+                f"`pairs` is {pairs}, `keys` is {keys} and `values` is {values}, expected 1 ≤ pairs ≤ keys and 2"
+                " values or more: change them."
             )
         self.pairs, self.keys, self.values = pairs, keys, values
 
-    def draw(self, drawn: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        keys = drawn.choice(self.keys, self.pairs, replace=False)
-        values = self.keys + drawn.integers(self.values, size=self.pairs)
-        asked = drawn.permutation(self.pairs)
-        told = np.stack((keys, values), axis=1).ravel()
-        tokens = np.concatenate((told, keys[asked])).astype(np.int64)
-        targets = np.concatenate((np.full_like(told, IGNORED), values[asked])).astype(np.int64)
+    def generate(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        keys = generator.choice(self.keys, self.pairs, replace=False)
+        values = self.keys + generator.integers(self.values, size=self.pairs)
+        asked = generator.permutation(self.pairs)
+        context = np.stack((keys, values), axis=1).ravel()
+        tokens = np.concatenate((context, keys[asked])).astype(np.int64)
+        targets = np.concatenate((np.full_like(context, IGNORED), values[asked])).astype(np.int64)
         return tokens, targets
 
 
-class Copy(Memorized):
-    """Random symbols, a mark, and the same symbols again, which are to be answered.
+class Copy(RecallSource):
+    """Random symbols, a mark, and the same symbols again, which are the targets.
 
     Args:
         symbols: Symbols in a sequence.
-        alphabet: Different symbols there are.
+        alphabet: Number of different symbols.
         length, val_length, batch_size, seed, num_workers: See Recall.
     """
 
@@ -155,12 +154,12 @@ class Copy(Memorized):
         super().__init__(words, alphabet + 1, length, val_length, batch_size, seed, num_workers)
         if symbols < 1 or alphabet < 2:
             raise ValueError(
-                f"data.symbols is {symbols} and data.alphabet {alphabet}, expected 1 or more and 2 or more."
+                f"`symbols` is {symbols} and `alphabet` is {alphabet}, expected 1 and 2 or more: set them higher."
             )
         self.symbols, self.alphabet = symbols, alphabet
 
-    def draw(self, drawn: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        text = drawn.integers(self.alphabet, size=self.symbols)
+    def generate(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        text = generator.integers(self.alphabet, size=self.symbols)
         tokens = np.concatenate((text, [self.alphabet], text[:-1])).astype(np.int64)
         targets = np.concatenate((np.full(self.symbols, IGNORED), text)).astype(np.int64)
         return tokens, targets

@@ -67,7 +67,7 @@ class HuggingFaceTokenizer:
     """A tokenizer of the tokenizers library.
 
     Args:
-        name: a tokenizer.json, a folder with one, or a name on the Hugging Face hub, from where it is downloaded.
+        name: a tokenizer.json, a folder with one, or a name on the Hugging Face hub, which is downloaded.
         separator: the token between documents; by default the first that the tokenizer has of SEPARATORS.
 
     Raises:
@@ -88,20 +88,20 @@ class HuggingFaceTokenizer:
         self.tokenizer = known
         self.vocabulary = 1 + max(known.get_vocab().values(), default=-1)  # the numbers may have gaps
         names = SEPARATORS if separator is None else (separator,)
-        found = [known.token_to_id(name) for name in names if known.token_to_id(name) is not None]
-        if not found:
+        separators = [known.token_to_id(name) for name in names if known.token_to_id(name) is not None]
+        if not separators:
             raise ValueError(
-                f"The tokenizer {name} has no token {' or '.join(names)}: name the one between documents with"
-                " data.separator."
+                f"The tokenizer {name} has no token {' or '.join(names)}: set `separator` to its token between"
+                " documents."
             )
-        self.separator = found[0]
+        self.separator = separators[0]
 
     def encode(self, text: bytes) -> Sequence[int]:
         return self.tokenizer.encode(_string(text), add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
         strings = [_string(text) for text in texts]
-        return [found.ids for found in self.tokenizer.encode_batch_fast(strings, add_special_tokens=False)]
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(strings, add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode([token for token in tokens if token != self.separator])
@@ -112,11 +112,10 @@ class HuggingFaceTokenizer:
         if not offsets:
             return []
         starts = [0, *(start for start, _ in offsets[1:]), len(exact)]
-        return [len(exact[one:two].encode("utf-8", "surrogateescape")) for one, two in pairwise(starts)]
+        return [len(exact[start:stop].encode("utf-8", "surrogateescape")) for start, stop in pairwise(starts)]
 
     def fingerprint(self) -> str:
-        told = f"{self.tokenizer.to_str()} {self.separator}"
-        return hashlib.sha256(told.encode()).hexdigest()
+        return hashlib.sha256(f"{self.tokenizer.to_str()} {self.separator}".encode()).hexdigest()
 
 
 def _string(text: bytes) -> str:
@@ -141,7 +140,7 @@ def open_tokenizer(name: str, separator: str | None = None) -> Tokenizer:
         return HuggingFaceTokenizer(name, separator)
     if separator is not None:
         raise ValueError(
-            f"data.separator is {separator!r}, but between bytes stands a token of their own: leave it out."
+            f"`separator` is {separator!r}, but the tokenizer 'bytes' has its own token for that: leave it out."
         )
     return Bytes()
 

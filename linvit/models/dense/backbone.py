@@ -1,8 +1,8 @@
 """A classification network as the backbone of detectors and segmentors: four maps at strides 4, 8, 16, 32.
 
-Behind the stages of RAVLT and MAViT the released dense backbones have a layer norm each, on the output alone: the map
-that goes on to the next stage is not normed. Classification does not train these norms. Everything behind the last
-stage (convolution, batch norm, classifier) is gone.
+The released dense backbones of RAVLT and MAViT have a layer norm after each stage, on the output alone: the map that
+goes on to the next stage is not normed. Classification does not train these norms. Everything after the last stage
+(convolution, batch norm, classifier) is gone.
 
 CARE's dense code is not released. Its maps are the stages' outputs as they are, memory channels included; the last
 stage's has the classifier's width (four times the stage's), so every weight that classification trained is used.
@@ -80,7 +80,7 @@ class DenseBackbone(nn.Module):
     def native_state_dict(self, state_dict: dict) -> dict:
         """A checkpoint in our key names: a released dense backbone, alone or behind `backbone.`, or a classifier.
 
-        Of a detector's or segmentor's checkpoint the backbone alone is taken. Of a classifier's, what stands behind
+        Of a detector's or segmentor's checkpoint the backbone alone is taken. Of a classifier's, what comes after
         the stages is left out, and the output norms, which it lacks, stay as they are.
         """
         weights = unwrapped(state_dict)
@@ -88,9 +88,9 @@ class DenseBackbone(nn.Module):
         weights = inner or weights
         # a detector of ours holds it one step deeper, beside its neck
         deeper = {key.removeprefix("body."): value for key, value in weights.items() if key.startswith(_DEEPER)}
-        own = {key: value for key, value in (deeper or weights).items() if key.startswith(("body.", "norms."))}
-        if own:
-            return own
+        native = {key: value for key, value in (deeper or weights).items() if key.startswith(("body.", "norms."))}
+        if native:
+            return native
         if not isinstance(self.body, Backbone):
             return {f"body.{key}": value for key, value in weights.items()}
         norms, rest = {}, {}

@@ -21,9 +21,9 @@ class ImageBatch(GeneralizedRCNNTransform):
 
     def postprocess(self, result: list[dict], image_shapes: list, original_image_sizes: list) -> list[dict]:
         """Detections with masks, if any, pasted into their images: bool (n, height, width)."""
-        for found, (height, width) in zip(result, image_shapes, strict=False):  # none in training
-            if "masks" in found:
-                found["masks"] = pasted(found["masks"], found["boxes"], height, width)
+        for detections, (height, width) in zip(result, image_shapes, strict=False):  # none in training
+            if "masks" in detections:
+                detections["masks"] = pasted(detections["masks"], detections["boxes"], height, width)
         return result
 
 
@@ -61,13 +61,13 @@ def pasted(masks: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:
     out = torch.zeros(len(masks), height, width, dtype=torch.bool, device=masks.device)
     for mask, target, (left, top, right, bottom) in zip(masks, out, boxes.tolist(), strict=True):
         first_row, first_column = max(math.floor(top), 0), max(math.floor(left), 0)
-        part = target[first_row : math.ceil(bottom), first_column : math.ceil(right)]
-        if part.numel() == 0:
+        window = target[first_row : math.ceil(bottom), first_column : math.ceil(right)]
+        if window.numel() == 0:
             continue
-        rows = torch.arange(part.shape[0], device=masks.device, dtype=masks.dtype) + first_row + 0.5
-        columns = torch.arange(part.shape[1], device=masks.device, dtype=masks.dtype) + first_column + 0.5
+        rows = torch.arange(window.shape[0], device=masks.device, dtype=masks.dtype) + first_row + 0.5
+        columns = torch.arange(window.shape[1], device=masks.device, dtype=masks.dtype) + first_column + 0.5
         y = (rows - top) / max(bottom - top, 1e-6) * 2 - 1
         x = (columns - left) / max(right - left, 1e-6) * 2 - 1
-        grid = torch.stack((x.expand(part.shape), y[:, None].expand(part.shape)), dim=-1)
-        part.copy_(F.grid_sample(mask[None, None], grid[None], align_corners=False)[0, 0] >= 0.5)
+        grid = torch.stack((x.expand(window.shape), y[:, None].expand(window.shape)), dim=-1)
+        window.copy_(F.grid_sample(mask[None, None], grid[None], align_corners=False)[0, 0] >= 0.5)
     return out

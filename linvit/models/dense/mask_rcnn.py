@@ -24,7 +24,7 @@ class WideRPNHead(RPNHead):
 
 
 class Proposals(RegionProposalNetwork):
-    """Region proposals from 3 anchors a position on strides 4 to 64.
+    """Region proposals from 3 anchors per position on strides 4 to 64.
 
     Args:
         width: channels of the levels.
@@ -61,16 +61,16 @@ class Proposals(RegionProposalNetwork):
         labels, objects = [], []
         for boxes, target, (height, width) in zip(anchors, targets, self._sizes, strict=True):
             within = (boxes[:, :2] >= 0).all(1) & (boxes[:, 2] < width) & (boxes[:, 3] < height)
-            found, matched = super().assign_targets_to_anchors([boxes[within]], [target])
+            labelled, matched = super().assign_targets_to_anchors([boxes[within]], [target])
             label, box = boxes.new_full((len(boxes),), -1.0), boxes.clone()
-            label[within], box[within] = found[0], matched[0].to(boxes.dtype)
+            label[within], box[within] = labelled[0], matched[0].to(boxes.dtype)
             labels.append(label)
             objects.append(box)
         return labels, objects
 
     def compute_loss(self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list, regression_targets: list):
         """Binary cross entropy and smooth L1 over the sampled anchors of the batch."""
-        positive, negative = (torch.cat(part).bool() for part in self.fg_bg_sampler(labels))
+        positive, negative = (torch.cat(masks).bool() for masks in self.fg_bg_sampler(labels))
         sampled = positive | negative
         wanted = torch.cat(regression_targets)[positive]
         total = F.smooth_l1_loss(pred_bbox_deltas[positive], wanted, beta=self.beta, reduction="sum")

@@ -33,8 +33,8 @@ class PyramidBackbone(nn.Module):
 class RetinaNet(TorchvisionRetinaNet):
     """A detector of one stage on strides 8 to 128.
 
-    Follows the released configuration: 9 anchors a position, focal loss (γ 2, α 0.25) and L1 loss, both over the
-    number of positive anchors of the batch, 1000 candidates a level. The stage-1 map is not read: its norm is frozen.
+    Follows the released configuration: 9 anchors per position, focal loss (γ 2, α 0.25) and L1 loss, both over the
+    number of positive anchors of the batch, 1000 candidates per level. The stage-1 map is not read: its norm is frozen.
 
     Args:
         backbone: four maps.
@@ -77,8 +77,8 @@ class RetinaNet(TorchvisionRetinaNet):
             positive = torch.where(index >= 0)[0]
             truth = torch.zeros_like(scores)
             truth[positive, target["labels"][index[positive]]] = 1
-            judged = index != self.proposal_matcher.BETWEEN_THRESHOLDS
-            classification.append(sigmoid_focal_loss(scores[judged], truth[judged], reduction="sum"))
+            counted = index != self.proposal_matcher.BETWEEN_THRESHOLDS
+            classification.append(sigmoid_focal_loss(scores[counted], truth[counted], reduction="sum"))
             wanted = self.box_coder.encode_single(target["boxes"][index[positive]], boxes[positive])
             regression.append(F.l1_loss(deltas[positive], wanted, reduction="sum"))
             positives += max(len(positive), 1)
@@ -94,7 +94,7 @@ class RetinaNet(TorchvisionRetinaNet):
 
     def postprocess_detections(self, head_outputs: dict, anchors: list, image_shapes: list) -> list[dict[str, Tensor]]:
         """The 1000 anchors of each level with the best class, then threshold and suppression within each class."""
-        found = []
+        detections = []
         for i, shape in enumerate(image_shapes):
             boxes, scores = [], []
             levels = zip(head_outputs["cls_logits"], head_outputs["bbox_regression"], anchors[i], strict=True)
@@ -104,12 +104,12 @@ class RetinaNet(TorchvisionRetinaNet):
                 decoded = self.box_coder.decode_single(codes[i].float()[best], level[best])
                 boxes.append(clip_boxes_to_image(decoded, shape))
                 scores.append(probabilities[best])
-            found.append(
+            detections.append(
                 suppressed(
                     torch.cat(boxes), torch.cat(scores), self.score_thresh, self.nms_thresh, self.detections_per_img
                 )
             )
-        return found
+        return detections
 
     def native_state_dict(self, state_dict: dict) -> dict:
         """A whole released checkpoint, or one of ours, in our key names."""

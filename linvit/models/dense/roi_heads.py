@@ -250,21 +250,22 @@ class RegionHeads(nn.Module):
         scores = (total / len(self.box_heads)).softmax(1)[:, :-1]
         decoded = self.coders[-1].decode_single(codes, torch.cat(boxes)).unflatten(1, (-1, 4))
         counts = [len(box) for box in boxes]
-        found = [
+        detections = [
             suppressed(
                 clip_boxes_to_image(box, shape), score, self.score_thresh, self.nms_thresh, self.detections_per_img
             )
             for box, score, shape in zip(decoded.split(counts), scores.split(counts), shapes, strict=True)
         ]
-        masks = self._masks(maps, found)
-        for detections, mask in zip(found, masks.split([len(one["labels"]) for one in found]), strict=True):
-            detections["masks"] = mask
-        return found
+        masks = self._masks(maps, detections)
+        counts = [len(image["labels"]) for image in detections]
+        for image, mask in zip(detections, masks.split(counts), strict=True):
+            image["masks"] = mask
+        return detections
 
-    def _masks(self, maps: list[Tensor], found: list[dict[str, Tensor]]) -> Tensor:
+    def _masks(self, maps: list[Tensor], detections: list[dict[str, Tensor]]) -> Tensor:
         """Probabilities (all detections, 28, 28) of the detected classes."""
-        regions = self.mask_pool(maps, [one["boxes"] for one in found])
-        labels = torch.cat([one["labels"] for one in found])
+        regions = self.mask_pool(maps, [image["boxes"] for image in detections])
+        labels = torch.cat([image["labels"] for image in detections])
         probabilities = sum(head(regions).sigmoid() for head in self.mask_heads) / len(self.mask_heads)
         return probabilities[torch.arange(len(labels), device=labels.device), labels]
 

@@ -62,7 +62,7 @@ class PyramidPooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = (unit(F.adaptive_avg_pool2d(x, side)) for unit, side in zip(self.pooled, self.sides, strict=True))
-        return self.fuse(torch.cat([x, *(resized(one, x) for one in pooled)], dim=1))
+        return self.fuse(torch.cat([x, *(resized(means, x) for means in pooled)], dim=1))
 
 
 class PerceptionHead(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis import answer_figures as figures
-from linvit.analysis.dense_pictures import draw_objects
+from linvit.analysis.dense_images import draw_objects
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.dense.coco import Coco, to_original, to_results
 from linvit.data.dense.masks import to_mask, to_runs

@@ -14,7 +14,7 @@ from torchvision.utils import make_grid
 
 from linvit.analysis.cost import count_batch
 from linvit.analysis.report import figure_image, paragraph
-from linvit.data.generation.canvas import Canvas, DigitPictures
+from linvit.data.generation.digits import DigitImages, GenerationPreprocessing
 from linvit.data.generation.latents import Latents, decoded, open_autoencoder
 from linvit.data.source import Source
 from linvit.files import check_writable, replacing
@@ -79,9 +79,9 @@ class DiffusionSpec(NamedSpec):
 
     name = "diffusion"
     task = Diffusion
-    sources: ClassVar = {"digit_pictures": DigitPictures, "latents": Latents}
+    sources: ClassVar = {"digit_images": DigitImages, "latents": Latents}
     folder_source = "latents"
-    preprocessing = Canvas
+    preprocessing = GenerationPreprocessing
     kept = ("generates", "sampler", "steps", "clips")
     create = staticmethod(create_dit)
     instead_of_predict = "use `generate` instead"
@@ -205,28 +205,28 @@ def _class_number(name: str, class_names: Sequence[str]) -> int:
     raise ValueError(f"The class {name!r} is unknown: name one of {known}, or its number.")
 
 
-def _known_autoencoder(canvas: Canvas, name: str | None) -> str | None:
+def _known_autoencoder(preprocessing: GenerationPreprocessing, name: str | None) -> str | None:
     """The autoencoder that is asked for, else that of the data; opened, so that a wrong one ends here."""
-    if canvas.decoder is None:
+    if preprocessing.decoder is None:
         if name is not None:
             raise ValueError(f"`autoencoder` is {name!r}, but this run generates pixels, not latents: leave it out.")
         return None
-    open_autoencoder(name or canvas.decoder)
-    return name or canvas.decoder
+    open_autoencoder(name or preprocessing.decoder)
+    return name or preprocessing.decoder
 
 
-def _pixels(canvas: Canvas, images: Tensor, autoencoder: str | None) -> Tensor:
+def _pixels(preprocessing: GenerationPreprocessing, images: Tensor, autoencoder: str | None) -> Tensor:
     """uint8 (batch, channels, height, width)."""
-    values = canvas.values(images.float())
+    values = preprocessing.values(images.float())
     if autoencoder:
         values = decoded(values, autoencoder)
     return (values * 255).round().to(torch.uint8)
 
 
-def _displayed(canvas: Canvas, image: Tensor) -> Tensor:
+def _displayed(preprocessing: GenerationPreprocessing, image: Tensor) -> Tensor:
     """(height, width[, 3]) in 0..1; of latents the mean over their channels."""
-    values = canvas.values(image[None])[0]
-    if canvas.decoder is not None:
+    values = preprocessing.values(image[None])[0]
+    if preprocessing.decoder is not None:
         values = values.mean(0, keepdim=True)
         values = (values - values.min()) / (values.max() - values.min()).clamp_min(1e-6)
     return values[0] if len(values) == 1 else values.movedim(0, -1)

@@ -13,7 +13,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from torchvision.transforms.v2 import functional as F
 
 from linvit.analysis import answer_figures as figures
-from linvit.analysis.dense_pictures import draw_map, shares
+from linvit.analysis.dense_images import draw_map, shares
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.dense.ade20k import Ade20k
 from linvit.data.dense.source import DenseSource

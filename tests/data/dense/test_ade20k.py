@@ -123,17 +123,17 @@ def test_every_image_is_evaluated_once_by_some_process(scenes, ranks, world):
 
 def test_images_of_different_sizes_in_one_batch_are_explained(tmp_path):
     data = source(small_set(tmp_path), num_labels=4, val_batch_size=2)
-    with pytest.raises(ValueError, match=r"do not fit into one batch: set data\.val_batch_size to 1"):
+    with pytest.raises(ValueError, match=r"do not fit into one batch: set `val_batch_size` to 1"):
         list(data.val_dataloader())
 
 
-def test_files_without_partner_are_named_and_left_out_up_to_the_limit(tmp_path, capsys):
+def test_files_without_partner_are_named_and_left_out_up_to_the_limit(tmp_path, caplog):
     root = small_set(tmp_path)
     (root / "annotations/validation/1.png").unlink()
     with pytest.raises(ValueError, match=r"validation/1\.jpg has no map \S+annotations/validation/1\.png"):
         source(root, num_labels=4).val_dataloader()
     assert len(list(source(root, num_labels=4, max_corrupt=1).val_dataloader())) == 1
-    assert "Left out (1 of at most 1)" in capsys.readouterr().out
+    assert "Left out (1 of at most 1)" in caplog.text
     (root / "images/training/0.jpg").unlink()
     with pytest.raises(ValueError, match=r"annotations/training/0\.png has no image in \S+images/training"):
         source(root, num_labels=4).train_dataloader()
@@ -159,9 +159,9 @@ def test_a_map_that_cannot_be_used_is_named_and_left_out_up_to_the_limit(tmp_pat
 
 
 def test_missing_folders_and_odd_numbers_of_classes_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"images/training does not exist: set data\.root"):
+    with pytest.raises(ValueError, match=r"images/training does not exist: set `root`"):
         source(tmp_path).train_dataloader()
-    with pytest.raises(ValueError, match="num_labels is 3, but 2 classes are named"):
+    with pytest.raises(ValueError, match="`num_labels` is 3, but `class_names` has 2 names"):
         source(tmp_path, num_labels=3, class_names=["a", "b"])
     with pytest.raises(ValueError, match="300 classes, but maps of 8 bits"):
         source(tmp_path, num_labels=300)

@@ -7,7 +7,7 @@ from diffusers import AutoencoderKL
 from PIL import Image
 
 from linvit.cli import main
-from linvit.data import Latents
+from linvit.data.generation import Latents
 from linvit.data.generation.latents import _squared, decoded
 from linvit.runs.draw import draw
 from linvit.runs.restore import restore
@@ -88,7 +88,7 @@ def test_a_network_trains_on_them_and_draws_through_the_decoder(latents, tmp_pat
 
 
 def test_what_is_missing_is_one_sentence(tmp_path, latents, capsys):
-    with pytest.raises(ValueError, match=r"no latents\.json in .*: set data.root"):
+    with pytest.raises(ValueError, match=r"no latents\.json in .*: set `root`"):
         Latents(str(tmp_path))
     asked = ["data", "make-latents", str(latents[0]), str(tmp_path), "--vae", str(tmp_path / "none")]
     assert main(asked) == 2
@@ -107,7 +107,7 @@ def test_images_are_looked_for_before_an_autoencoder_is_downloaded(tmp_path, cap
 def test_latents_of_another_size_or_other_images_are_not_mixed(latents, vae, tmp_path, capsys):
     images, folder = latents
     asked = ["data", "make-latents", str(images), str(folder), "--vae", vae, "--size"]
-    for size, message in (("15", "needs a multiple of 2"), ("0", "--size is 0"), ("32", "of other images, another")):
+    for size, message in (("15", "needs a multiple of 2"), ("0", "`size` is 0 px"), ("32", "of other images, another")):
         assert main([*asked, size]) == 2
         assert message in capsys.readouterr().err
     shutil.copytree(images, tmp_path / "fewer")
@@ -120,7 +120,7 @@ def test_damaged_files_are_named(latents, tmp_path):
     folder = shutil.copytree(latents[1], tmp_path / "damaged")
     shard = next((folder / "train").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"safetensors is damaged: delete it and run"):
+    with pytest.raises(ValueError, match=r"safetensors is damaged: delete it and make"):
         Latents(str(folder)).train_set()
     (folder / "latents.json").write_text("{")
     with pytest.raises(ValueError, match=r"latents\.json is damaged"):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from linvit.data import Digits
+from linvit.data.images import Digits
 from linvit.data.images.digits import MEAN, STD
 
 
@@ -46,7 +46,7 @@ def test_shift_moves_by_at_most_max_shift():
 
 
 def test_a_batch_larger_than_the_data_is_refused():
-    with pytest.raises(ValueError, match=r"1437 training images.*set data\.batch_size lower"):
+    with pytest.raises(ValueError, match=r"1437 training images.*set `batch_size` lower"):
         Digits(batch_size=2000).train_dataloader()
 
 
@@ -62,5 +62,5 @@ def test_share_and_split_choose_the_held_out_images():
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.999, 1.0, -0.2])
 def test_a_share_that_leaves_too_few_images_on_a_side_is_refused(share):
-    with pytest.raises(ValueError, match=r"data\.held_out is .* set it between"):
+    with pytest.raises(ValueError, match=r"`held_out` is .* set it between"):
         Digits(held_out=share)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linvit.data import ImageFolder
+from linvit.data.images import ImageFolder
 
 
 def fill(folder, count=3, size=(50, 40), mode="RGB"):
@@ -70,7 +70,7 @@ def test_a_height_and_a_width(root):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"data folder .*nowhere does not exist: set data\.root"):
+    with pytest.raises(ValueError, match=r"data folder .*nowhere does not exist: set `root`"):
         source(tmp_path / "nowhere")
 
 

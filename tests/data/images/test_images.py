@@ -44,7 +44,7 @@ def test_transform_resizes_any_image_to_the_input():
 def test_too_small_and_odd_channels_are_refused():
     with pytest.raises(ValueError, match=r"31×64 px.*at least 32×32"):
         Preprocessing((31, 64), (0.5,) * 3, (0.5,) * 3)
-    with pytest.raises(ValueError, match=r"4 channels.*set data\.channels to 1 or 3"):
+    with pytest.raises(ValueError, match=r"`channels` is 4.*set it to 1 or 3"):
         Preprocessing((32, 32), (0.5,) * 4, (0.5,) * 4)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from imagenet_folder import CLASSES, fill, write_imagenet
 
-from linvit.data import ImageFolder, TimmImages
+from linvit.data.images import ImageFolder, TimmImages
 
 OPTIONS = {"size": 32, "batch_size": 4, "num_workers": 0}
 
@@ -91,7 +91,7 @@ def test_indexed_readers_resume_in_the_middle_of_an_epoch(tars):
 
 
 def test_one_tar_file_is_not_both_parts(tars):
-    with pytest.raises(ValueError, match=r"holds the training images: set data\.val_root"):
+    with pytest.raises(ValueError, match=r"has the training images: set `val_root`"):
         TimmImages(str(tars / "train.tar"), **OPTIONS).val_dataloader()
 
 
@@ -145,16 +145,16 @@ def test_a_stream_trains_for_its_length(shards):
     assert read(loader)[0].shape == (12, 3, 32, 32)
 
 
-def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, capsys):
+def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, caplog):
     pytest.importorskip("webdataset", reason="timm reads WebDataset shards with the package webdataset")
-    with pytest.raises(ValueError, match=r"data\.repeats is 3, but the reader wds/pictures is a stream"):
+    with pytest.raises(ValueError, match=r"`repeats` is 3, but the reader wds/pictures is a stream"):
         streamed(shards, repeats=3)
     streamed(shards).load_state_dict({"reached": (0, 1)})
-    assert "the run goes on, but not bit for bit" in capsys.readouterr().out
+    assert "the run resumes, but not bit for bit" in caplog.text
     monkeypatch.setattr("linvit.data.images.readers.share", lambda: (0, 2))
     with pytest.raises(ValueError, match="validate in one process"):
         streamed(shards).val_dataloader()
-    with pytest.raises(ValueError, match=r"knows no classes: set data\.num_labels"):
+    with pytest.raises(ValueError, match=r"knows no classes: set `num_labels`"):
         streamed(shards, num_labels=None)
 
 
@@ -171,8 +171,8 @@ def test_a_hugging_face_data_set(root, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"root": "/nowhere"}, r"The data /nowhere does not exist: set data\.root"),
-        ({"root": "x", "reader": "torch/cifar10"}, r"data\.reader is 'torch/cifar10', expected '' for a folder"),
+        ({"root": "/nowhere"}, r"/nowhere does not exist: set `root`"),
+        ({"root": "x", "reader": "torch/cifar10"}, r"`reader` is 'torch/cifar10', expected '' for a folder"),
         ({"root": "/nowhere", "reader": "wds/x"}, "timm's reader wds/x cannot open the split 'train' of /nowhere"),
     ],
 )

@@ -41,7 +41,10 @@ def test_its_utterances_are_those_of_the_same_files(files, speech):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"text": "said"}, "has no column 'said', but audio, text"), ({"train": ["nowhere"]}, "cannot be read")],
+    [
+        ({"text": "said"}, "has no column 'said': set `text` to one of audio, text"),
+        ({"train": ["nowhere"]}, "cannot be read"),
+    ],
 )
 def test_what_is_wrong_is_named(files, settings, message):
     with pytest.raises(ValueError, match=message):
@@ -55,11 +58,11 @@ def test_an_utterance_without_text_or_sound_is_named(files, speech, tmp_path):
         rows.to_parquet(str(tmp_path / f"{text}.parquet"))
     with pytest.raises(ValueError, match=r"Utterance 1 of split val has None in the column 'text'"):
         hub({"train": files["train"], "val": str(tmp_path / "None.parquet")}).val_set()
-    assert "holds no sound" in hub({"train": files["train"], "val": str(tmp_path / "LOW.parquet")}).val_set()[1]
+    assert "has no sound" in hub({"train": files["train"], "val": str(tmp_path / "LOW.parquet")}).val_set()[1]
 
 
 def test_a_recipe_without_a_data_set_says_so():
-    with pytest.raises(ValueError, match="names no data set"):
+    with pytest.raises(ValueError, match="`path` is missing: set it"):
         HuggingFaceSpeech()
 
 

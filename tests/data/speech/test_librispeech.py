@@ -6,7 +6,7 @@ import torch
 from tiny_speech import write_speech
 
 from linvit.data.speech.librispeech import LibriSpeech, SpeechFolder, find_utterances
-from linvit.data.speech.transcripts import Speller, pieces_of
+from linvit.data.speech.transcripts import Speller, tokens_of
 
 TEXTS = ["THE CAT SAT", "THE HAT", "A CAT'S HAT"]
 
@@ -74,45 +74,45 @@ def test_an_unreadable_file_is_named_or_left_out(speech, tmp_path):
     assert sum(len(features) for features, _ in batches) == 15
 
 
-def test_a_folder_to_measure_on_takes_pieces_and_features_from_the_network(speech):
+def test_a_folder_to_measure_on_takes_tokens_and_features_from_the_network(speech):
     trained = source(speech)
     folder = SpeechFolder(str(speech / "train"), trained.class_names, trained.preprocessing)
     ours = [target["text"] for _, target in (folder.val_set()[index] for index in range(16))]
-    assert ours == [one.text for one in trained.utterances("train")]
+    assert ours == [utterance.text for utterance in trained.utterances("train")]
 
 
 def test_units_spell_and_are_spelled_back():
     from linvit.tasks.transcription import spelled
 
-    for units in ("words", "characters", "pieces"):
-        names, tokenizer = pieces_of(TEXTS, units, 20)
+    for units in ("words", "characters", "subwords"):
+        names, tokenizer = tokens_of(TEXTS, units, 20)
         assert names[0] == "<blank>"
         speller = Speller(names, tokenizer)
         for text in TEXTS:
-            pieces = speller(text)
-            assert 0 not in pieces
-            assert spelled(pieces, names) == text
-    assert len(pieces_of(TEXTS, "pieces", 20)[0]) <= 20
-    assert pieces_of(TEXTS, "words", 0)[0] == ["<blank>", "▁A", "▁CAT", "▁CAT'S", "▁HAT", "▁SAT", "▁THE"]
+            tokens = speller(text)
+            assert 0 not in tokens
+            assert spelled(tokens, names) == text
+    assert len(tokens_of(TEXTS, "subwords", 20)[0]) <= 20
+    assert tokens_of(TEXTS, "words", 0)[0] == ["<blank>", "▁A", "▁CAT", "▁CAT'S", "▁HAT", "▁SAT", "▁THE"]
 
 
-def test_what_no_piece_stands_for_is_left_out():
-    assert Speller(pieces_of(TEXTS, "words", 0)[0])("THE DOG SAT") == [6, 5]
-    characters = pieces_of(TEXTS, "characters", 0)[0]
+def test_what_no_token_stands_for_is_left_out():
+    assert Speller(tokens_of(TEXTS, "words", 0)[0])("THE DOG SAT") == [6, 5]
+    characters = tokens_of(TEXTS, "characters", 0)[0]
     assert len(Speller(characters)("DOT")) == 2
 
 
 @pytest.mark.parametrize(
     ("texts", "units", "number", "message"),
     [
-        (TEXTS, "phones", 9, "data.units is 'phones', expected one of words, characters, pieces"),
-        (TEXTS, "pieces", 5, "data.num_pieces is 5, but the texts have 8 characters"),
+        (TEXTS, "phones", 9, "`units` is 'phones', expected one of words, characters, subwords"),
+        (TEXTS, "subwords", 5, "`num_tokens` is 5, but the texts have 8 characters"),
         ([""], "words", 9, "hold no words"),
     ],
 )
-def test_wrong_pieces_end_in_a_sentence(texts, units, number, message):
+def test_wrong_tokens_end_in_a_sentence(texts, units, number, message):
     with pytest.raises(ValueError, match=message):
-        pieces_of(texts, units, number)
+        tokens_of(texts, units, number)
 
 
 def test_statistics_are_those_of_evenly_spread_utterances(speech, monkeypatch):
@@ -125,11 +125,11 @@ def test_statistics_are_those_of_evenly_spread_utterances(speech, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rate": 0}, "data.rate is 0"),
-        ({"mels": 0}, "data.mels is 0"),
-        ({"groups": 0}, "data.groups is 0"),
-        ({"time_share": 1.5}, "data.time_share is 1.5, expected a share"),
-        ({"band_width": -1}, "data.band_width is -1, expected 0 or more"),
+        ({"rate": 0}, "`rate` is 0"),
+        ({"mels": 0}, "`mels` is 0"),
+        ({"groups": 0}, "`groups` is 0"),
+        ({"time_share": 1.5}, "`time_share` is 1.5, expected a share"),
+        ({"band_width": -1}, "`band_width` is -1, expected 0 or more"),
     ],
 )
 def test_wrong_sizes_end_in_a_sentence(speech, settings, message):
@@ -145,11 +145,11 @@ def test_transcripts_are_read_however_they_are_spaced_and_in_utf8_alone(speech, 
     listed.write_text("\ufeff" + text.replace(" ", "\t", 1), encoding="utf-8")
     assert find_utterances(tmp_path) == expected
     listed.write_bytes(text.encode() + b"7-3-0000 CAF\xc9")
-    with pytest.raises(ValueError, match=r"7-3\.trans\.txt is no text in UTF-8"):
+    with pytest.raises(ValueError, match=r"must be UTF-8, but \S+7-3\.trans\.txt is not"):
         find_utterances(tmp_path)
 
 
-def test_a_folder_names_its_parts(speech):
+def test_a_folder_names_its_subsets(speech):
     names, preprocessing = source(speech).class_names, source(speech).preprocessing
-    assert SpeechFolder(str(speech), names, preprocessing).parts_within() == ["train", "val"]
-    assert SpeechFolder(str(speech / "val"), names, preprocessing).parts_within() == []
+    assert SpeechFolder(str(speech), names, preprocessing).subset_names() == ["train", "val"]
+    assert SpeechFolder(str(speech / "val"), names, preprocessing).subset_names() == []

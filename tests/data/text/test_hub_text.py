@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from linvit.data import HuggingFaceText
+from linvit.data.text import HuggingFaceText
 from linvit.data.text.tokens import join
 
 pytest.importorskip("datasets", reason="the extra `language` is not installed")
@@ -64,7 +64,7 @@ def test_a_row_without_text_is_named(asked, tmp_path, streaming):
     rows = [{"text": text if number != 7 else None} for number, text in enumerate(TEXTS)]
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     source = HuggingFaceText(**asked, streaming=streaming, epoch_rows=8)
-    with pytest.raises(ValueError, match=r"a row whose 'text' is None, expected text: set data\.column"):
+    with pytest.raises(ValueError, match=r"a row whose 'text' is None, expected text: set `column`"):
         list(source.train_dataloader())
 
 
@@ -105,13 +105,13 @@ def test_a_stream_that_is_stopped_in_its_second_pass_and_stopped_again_goes_on_f
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"path": None}, "names no data set: set data.path"),
-        ({"tokenizer": None}, "names no tokenizer: set data.tokenizer"),
-        ({"streaming": True, "num_workers": 2}, "data.num_workers is 2"),
-        ({"val_documents": 0}, "data.val_documents is 0, expected 1 or more"),
-        ({"max_tokens": -1}, "data.max_tokens is -1, expected 1 or more"),
-        ({"streaming": True, "epoch_rows": 1}, "gives a process 1 rows an epoch, fewer than one batch of 2"),
-        ({"column": "body"}, "has the columns text: set data.column"),
+        ({"path": None}, "`path` is missing: set it"),
+        ({"tokenizer": None}, "`tokenizer` is missing: set it"),
+        ({"streaming": True, "num_workers": 2}, "`num_workers` is 2"),
+        ({"val_documents": 0}, "`val_documents` is 0, expected 1 or more"),
+        ({"max_tokens": -1}, "`max_tokens` is -1, expected 1 or more"),
+        ({"streaming": True, "epoch_rows": 1}, "gives each process 1 rows per epoch, fewer than one batch of 2"),
+        ({"column": "body"}, "has no column 'body': set `column` to one of text"),
         ({"train_split": "nowhere"}, "cannot be read"),
     ],
 )

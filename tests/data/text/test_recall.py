@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from linvit.data import Copy, Recall
+from linvit.data.text import Copy, Recall
 
 IGNORED = -100
 
@@ -39,10 +39,10 @@ def test_sequences_are_drawn_from_seed_and_part():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Recall(pairs=9, keys=8), "data.pairs is 9, with 8 keys"),
-        (lambda: Copy(symbols=0), "data.symbols is 0"),
-        (lambda: Recall(length=-5), "data.length is -5 and data.val_length 1000"),
-        (lambda: Copy(val_length=0), "data.val_length 0, expected 1 sequence or more"),
+        (lambda: Recall(pairs=9, keys=8), "`pairs` is 9, `keys` is 8"),
+        (lambda: Copy(symbols=0), "`symbols` is 0"),
+        (lambda: Recall(length=-5), "`length` is -5 and `val_length` is 1000"),
+        (lambda: Copy(val_length=0), "`val_length` is 0, expected at least one sequence"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(make, message):

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from linvit.data import Stdlib, TextFolder
+from linvit.data.text import Stdlib, TextFolder
 from linvit.data.text.files import NOT_READ
 
 
@@ -60,10 +60,10 @@ def test_all_files_can_be_held_out_to_measure_on(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"held_out": 0.0}, "has 40 files that end in .txt, and none of them is held out: set data.held_out"),
-        ({"suffixes": [".rst"]}, "has no file that ends in .rst: give another folder, or set data.suffixes"),
-        ({"context": 1}, "data.context is 1 tokens"),
-        ({"batch_size": 0}, "data.batch_size is 0, but a batch needs at least one row"),
+        ({"held_out": 0.0}, "has 40 files that end in .txt, but none of them is held out: set `held_out`"),
+        ({"suffixes": [".rst"]}, "has no file that ends in .rst: choose another folder, or set `suffixes`"),
+        ({"context": 1}, "`context` is 1 tokens"),
+        ({"batch_size": 0}, "`batch_size` is 0, expected 1 row or more"),
     ],
 )
 def test_what_cannot_be_read_is_refused(folder, arguments, message):
@@ -75,28 +75,28 @@ def test_a_folder_with_nothing_but_val_can_be_measured_on_but_not_trained_on(tmp
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "a.txt").write_text("held out")
     assert len(TextFolder(str(tmp_path), held_out=1.0).files["val"]) == 1
-    with pytest.raises(ValueError, match=r"has 1 files that end in \.txt, and none of them is to train on"):
+    with pytest.raises(ValueError, match=r"has 1 files that end in \.txt, but none of them is to train on"):
         TextFolder(str(tmp_path))
 
 
 def test_empty_files_are_nothing_to_measure_on(folder):
     (folder / "val").mkdir()
     (folder / "val" / "a.txt").write_text("")
-    with pytest.raises(ValueError, match="that are to be measured on are empty: give it text"):
+    with pytest.raises(ValueError, match=r"All held-out files of .* are empty: add text"):
         TextFolder(str(folder))
 
 
 def test_more_context_than_text_is_told_from_a_large_batch(folder):
     source = TextFolder(str(folder), held_out=0.5, context=100_000)
-    with pytest.raises(ValueError, match=r"1 training rows .* set data\.batch_size or data\.context lower"):
+    with pytest.raises(ValueError, match=r"1 training rows .* set `batch_size` or `context` lower"):
         source.train_dataloader()
 
 
 def test_a_file_is_no_folder(folder):
-    with pytest.raises(ValueError, match=r"txt is a file: set data\.root \(eval: --data\) to a folder"):
+    with pytest.raises(ValueError, match=r"txt is a file: set `root` to a folder"):
         TextFolder(str(next(folder.rglob("*.txt"))))
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere does not exist: set data.root"):
+    with pytest.raises(ValueError, match=r"nowhere does not exist: set `root`"):
         TextFolder(str(tmp_path / "nowhere"))

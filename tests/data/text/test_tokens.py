@@ -73,9 +73,9 @@ def test_a_tokenizer_is_told_apart_by_what_it_does(trained, tmp_path):
 
 
 def test_what_is_no_tokenizer_is_refused_in_a_sentence(trained, tmp_path):
-    with pytest.raises(ValueError, match=r"data\.separator is '</s>', but between bytes stands a token of their own"):
+    with pytest.raises(ValueError, match=r"`separator` is '</s>', but the tokenizer 'bytes' has its own token"):
         open_tokenizer("bytes", "</s>")
-    with pytest.raises(ValueError, match=r"no token <pad>: name the one between documents with data\.separator"):
+    with pytest.raises(ValueError, match=r"no token <pad>: set `separator` to its token between documents"):
         HuggingFaceTokenizer(str(trained), "<pad>")
     with pytest.raises(ValueError, match=r"nowhere.json cannot be read \(there is no such file\)"):
         HuggingFaceTokenizer(str(tmp_path / "nowhere.json"))

@@ -1,4 +1,4 @@
-"""Images to generate: those that a network learns to draw, in −1 … 1."""
+"""Digits as images to generate, and how generated values become pixels."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from linvit.data.images.digits import Digits
 
 
 @dataclass(frozen=True)
-class Canvas:
-    """What a generated image is: its size in pixels (or of the latents), and how its values become an image's.
+class GenerationPreprocessing:
+    """The size of generated images, in pixels or of latents, and how a network's values become those of an image.
 
     mean, std: of each channel; values × std + mean are pixels in 0..1, or what an autoencoder's decoder reads.
     decoder: the autoencoder of latents, a folder or a name on the Hugging Face hub; None where these are pixels.
@@ -34,8 +34,8 @@ class Canvas:
         return values if self.decoder else values.clamp(0, 1)
 
 
-class DigitPictures(Digits):
-    """The real digits as they are, 8×8 grey pixels, to be drawn; the held-out ones say how near drawn ones can come.
+class DigitImages(Digits):
+    """The real digits, 8×8 grey pixels in −1 … 1, to be generated; the held-out ones bound how close that can come.
 
     Args:
         size: Side in pixels; other than 8, they are scaled bilinearly.
@@ -45,7 +45,7 @@ class DigitPictures(Digits):
     """
 
     task = "diffusion"
-    preprocessing: Canvas  # type: ignore[assignment]
+    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -57,6 +57,6 @@ class DigitPictures(Digits):
         num_workers: int = 0,
     ) -> None:
         if size < 1:
-            raise ValueError(f"data.size is {size}, but an image has a pixel or more: set it to 1 or more.")
+            raise ValueError(f"`size` is {size} px, expected 1 or more: set it higher.")
         super().__init__(32, 1, batch_size, 0, held_out, split, seed, num_workers)
-        self.preprocessing = Canvas((size, size), (0.5,), (0.5,))
+        self.preprocessing = GenerationPreprocessing((size, size), (0.5,), (0.5,))

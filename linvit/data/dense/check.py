@@ -1,0 +1,120 @@
+"""Reads all of a detection or segmentation data set and names what is wrong with it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from linvit.data.dense import ade20k, coco
+from linvit.data.dense.annotations import read_annotations
+from linvit.data.dense.transforms import IGNORED
+
+UNLIMITED = 2**63
+Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One split of a data set: its name, counts by what is counted, and one sentence for each problem."""
+
+    name: str
+    counts: dict[str, Any]
+    problems: list[str]
+
+
+def check_dense(
+    path: str | Path,
+    num_labels: int | None = None,
+    needs_masks: bool = True,
+    progress: Progress = lambda items, name, total: items,
+) -> list[Checked]:
+    """Reads every image, box, mask and label map of a data set.
+
+    Args:
+        path: a folder in COCO's or ADE20K's layout, one that make_scenes wrote, or a COCO .json.
+        num_labels: number of classes of label maps, by default those of the folder's table, else 150.
+        needs_masks: whether objects must have masks beside their boxes.
+        progress: called with items, their name and their number, gives the items back.
+
+    Raises:
+        ValueError: for a path that is no such data set, and for files that cannot be read at all.
+    """
+    path = Path(path)
+    if path.is_file():
+        return [_check_objects(path, _images_of(path), needs_masks, progress)]
+    checked: list[Checked] = []
+    for folder in (path, path / "detection", path / "segmentation"):
+        if any((folder / "annotations").glob("instances_*.json")):
+            files = {split: coco.find_file(folder, split) for split in coco.SPLITS}
+            checked += [
+                _check_objects(file, coco.find_images(folder, split), needs_masks, progress)
+                for split, file in files.items()
+                if file.is_file()
+            ]
+        elif (folder / "images" / "training").is_dir() or (folder / "images" / "validation").is_dir():
+            checked += _check_maps(folder, num_labels, progress)
+    if not checked:
+        raise ValueError(
+            f"{path} is no data set known here: expected a COCO .json, or a folder with annotations/instances_*.json or"
+            " with images/training and annotations/training."
+        )
+    return checked
+
+
+def _check_objects(file: Path, images: Path | None, needs_masks: bool, progress: Progress) -> Checked:
+    known = read_annotations(file, needs_masks)
+    problems = list(known.complaints)
+    if images is not None:
+        indices = range(len(known.images))
+        dataset = coco.CocoImages(images, known, lambda image, target: (image, target), indices, needs_masks, True)
+        problems += [sample for sample in _samples(dataset, file.name, progress) if isinstance(sample, str)]
+    objects = sum(known.num_objects)
+    entries = sum(len(known.of_image(index)) for index in range(len(known.images)))
+    counts = {
+        "images": len(known.images),
+        "without objects": known.num_objects.count(0),
+        "classes": len(known.class_names),
+        "objects": objects,
+        "crowds": entries - objects,
+        "boxes cut at the border": known.clipped,
+    }
+    return Checked(str(file) if images else f"{file} alone: no images found", counts, problems)
+
+
+def _check_maps(folder: Path, num_labels: int | None, progress: Progress) -> Iterator[Checked]:
+    source = ade20k.Ade20k(str(folder), num_labels=num_labels, max_corrupt=UNLIMITED)
+    for split, subfolder in ade20k.SPLITS.items():
+        if not (folder / "images" / subfolder).is_dir():
+            continue
+        dataset, problems = source.raw_maps(split)
+        seen, ignored, pixels, pairs = set(), 0, 0, 0
+        for sample in _samples(dataset, subfolder, progress):
+            if isinstance(sample, str):
+                problems.append(sample)
+                continue
+            labels = sample[1]
+            seen |= set(labels.unique().tolist()) - {IGNORED}
+            ignored += int((labels == IGNORED).sum())
+            pixels += labels.numel()
+            pairs += 1
+        counts = {
+            "images": pairs,
+            "classes": source.num_classes,
+            "classes seen": len(seen),
+            "ignored pixels": f"{100 * ignored / max(pixels, 1):.2f} %",
+        }
+        yield Checked(str(folder / "images" / subfolder), counts, problems)
+
+
+def _images_of(file: Path) -> Path | None:
+    """The folder of a file's images in COCO's layout, where there is one."""
+    name = file.stem.removeprefix("instances_")
+    root = file.parent.parent
+    return next((folder for folder in (root / name, root / "images" / name) if folder.is_dir()), None)
+
+
+def _samples(dataset: Dataset[Any], name: str, progress: Progress) -> Iterable[Any]:
+    count = len(dataset)  # type: ignore[arg-type]
+    return progress((dataset[index] for index in range(count)), name, count)

@@ -1,0 +1,199 @@
+"""What is trained for a comparison, recipe by recipe and seed by seed, and the rows that it gives."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linvit import environment
+from linvit.analysis.cost import count_cost
+from linvit.data.source import Source
+from linvit.files import check_writable
+from linvit.runs.recipe import Recipe, read_recipe
+from linvit.studies.pool import Training, run_all
+from linvit.studies.statistics import Estimate, estimate, holm, paired
+from linvit.studies.table import Comparison, Row
+from linvit.tasks.measures import Measure
+from linvit.tasks.task import Task
+
+LOADED = ("pretrained", "checkpoint_path")  # weights, which a network on the meta device has no place for
+IRRELEVANT = ("name", "compile", "ema_decay")  # for the measures of a task; timm's average cannot live on meta
+
+Say = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is trained with every seed: a recipe with overrides, at one value of the varied setting (None without)."""
+
+    recipe: Path
+    overrides: tuple[str, ...] = ()
+    value: Any = None
+    group: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.recipe.stem
+
+    def training(self, seed: int, overrides: Sequence[str], folder: Path) -> Training:
+        """The run with one seed, whose folder lies in that of the comparison."""
+        settings = (f"seed={seed}", *self.overrides, *overrides)
+        at = "" if self.value is None else f"at {self.value} "
+        folder = folder / self.name / ("" if self.value is None else folder_name(self.value)) / f"seed{seed}"
+        values = read_recipe(self.recipe, settings) | {"folder": ""}
+        return Training(f"{self.name} {at}seed {seed}", self.recipe, settings, folder, values)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All values of a cell's recipe, its data, and its task on the meta device, where networks have no weights."""
+
+    cell: Cell
+    values: Mapping[str, Any]
+    source: Source
+    task: Task
+
+    @classmethod
+    def of(cls, cell: Cell) -> "Plan":
+        recipe = Recipe(read_recipe(cell.recipe, cell.overrides))
+        values, source = recipe.resolved(), recipe.source()
+        settings = {key: value for key, value in values["task"].items() if key not in IRRELEVANT}
+        model = {key: value for key, value in values["model"].items() if key not in LOADED}
+        with torch.device("meta"):
+            task = recipe.spec.build(
+                model, source.num_classes, getattr(source.preprocessing, "channels", 3), **settings
+            )
+        return cls(cell, values, source, task)
+
+    def row(self) -> dict[str, Any]:
+        """What a row says of the network: parameters, pattern and, where images are classified, MACs."""
+        network, cell = self.task.network, self.cell
+        facts = {"name": cell.name, "value": cell.value, "group": cell.group}
+        if self.values["task"]["name"] != "classification":
+            return facts | {"parameters": sum(parameter.numel() for parameter in network.parameters())}
+        cost = count_cost(network, (self.source.channels, *self.source.preprocessing.size))
+        return facts | vars(cost) | {"pattern": getattr(network, "pattern", None)}
+
+
+def train_plans(
+    plans: Sequence[Plan],
+    folder: Path,
+    seeds: int,
+    workers: int,
+    baselines: Sequence[str],
+    also: Sequence[str] = (),
+    key: str | None = None,
+    each_seed: Callable[[int], Sequence[str]] = lambda seed: (),
+    progress: Say | None = None,
+) -> Comparison:
+    """Trains all plans with all seeds, one row each; `each_seed` gives further overrides. Raises as `compare`."""
+    names = sorted({plan.values["task"]["name"] for plan in plans})
+    if len(names) > 1:
+        raise ValueError(f"The recipes are of the tasks {', '.join(names)}: compare those of one task.")
+    score, known = plans[0].task.score, plans[0].task.measures
+    for name in also:
+        if name not in known:
+            raise ValueError(f"`also` is {name!r}, expected measures of the task {names[0]}: {', '.join(known)}.")
+    check_writable(folder)
+    rows = [plan.row() for plan in plans]
+    trainings = [plan.cell.training(seed, each_seed(seed), folder) for seed in range(seeds) for plan in plans]
+
+    def outcome(measures: Mapping[str, float]) -> str:
+        return known[score].cell(measures.get(score, math.nan))
+
+    results = run_all(trainings, workers, progress or silent, outcome)
+    measures = {name: known[name] for name in (score, *also)}
+    return Comparison(
+        compared(rows, [results[index :: len(plans)] for index in range(len(plans))], measures, baselines),
+        score,
+        measures,
+        _about(plans, [row["parameters"] for row in rows], results, seeds, key),
+        baselines,
+        key,
+    )
+
+
+def compared(
+    facts: Sequence[Mapping[str, Any]],
+    results: Sequence[Sequence[Mapping[str, Any]]],
+    measures: Mapping[str, Measure],
+    baselines: Sequence[str],
+) -> list[Row]:
+    """A row for each network, with paired differences to the baselines at the same value.
+
+    Args:
+        facts: name, value and the other arguments of its row.
+        results: what its runs ended with, one per seed.
+        measures: the score first, then those for columns of their own.
+    """
+    (score, *also) = measures
+    numbers = [_over_seeds(runs, score, measures[score]) for runs in results]
+    at = {(row["name"], row["value"]): values for row, values in zip(facts, numbers, strict=True)}
+    rows = []
+    for row, runs, values in zip(facts, results, numbers, strict=True):
+        others = [name for name in baselines if name != row["name"]]
+        finite = [run for run in runs if run["reason"] is None]
+        rows.append(
+            Row(
+                **row,
+                measures=values,
+                mean=_estimate(values),
+                seconds=sum(run["seconds"] for run in runs) / len(runs),
+                differences={name: paired(values, at[name, row["value"]]) for name in others},
+                also={name: _estimate(_over_seeds(finite, name, measures[name])) for name in also},
+            )
+        )
+    corrected: list[dict[str, float]] = [{} for _ in rows]
+    for name in baselines:
+        places = [place for place, row in enumerate(rows) if name in row.differences]
+        for place, p in zip(places, holm([rows[place].differences[name].p for place in places]), strict=True):
+            corrected[place][name] = p
+    return [replace(row, corrected=values) for row, values in zip(rows, corrected, strict=True)]
+
+
+def _over_seeds(runs: Sequence[Mapping[str, Any]], name: str, measure: Measure) -> tuple[float, ...]:
+    """The measure of every run, NaN where it was not finite; raises ValueError where a finite run does not have it."""
+    for run in runs:
+        if run["reason"] is None and name not in run["measures"]:
+            known = ", ".join(run["measures"])
+            raise ValueError(f"A run has no measure {name!r} after its last epoch, expected one of {known}.")
+    return tuple(measure.factor * run["measures"].get(name, math.nan) for run in runs)
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    return estimate([value for value in values if math.isfinite(value)])
+
+
+def folder_name(value: str) -> str:
+    """The value without what would lead to another folder."""
+    return re.sub(r"^\.+|[/\\]", "_", value)
+
+
+def _about(
+    plans: Sequence[Plan], parameters: Sequence[int], results: Sequence[Mapping[str, Any]], seeds: int, key: str | None
+) -> dict[str, Any]:
+    values, source = plans[0].values, plans[0].source
+    data = getattr(source.preprocessing, "corpus", values["data"]["name"])
+    names = {plan.values["model"].get("name") for plan in plans}
+    machine = environment.describe(1, 1)
+    return {
+        "parameters": [min(parameters), max(parameters)],
+        "data": f"{values['data']['name']} over {key}" if key else data,
+        "model": names.pop() if len(names) == 1 else None,
+        "epochs": values["trainer"]["max_epochs"],
+        "seeds": seeds,
+        "precision": values["trainer"]["precision"],
+        "threads": 1,
+        "processor": machine["devices"],
+        "commit": machine["commit"],
+        "packages": machine["packages"],
+        "minutes": sum(result["seconds"] for result in results) / 60,
+    }

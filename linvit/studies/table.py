@@ -1,0 +1,181 @@
+"""What trainings over seeds give: a table of estimates and paired differences, as Markdown, CSV, JSON and figures."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from linvit.analysis.figures import write_figure
+from linvit.analysis.markdown import markdown_table
+from linvit.files import replacing, write_json
+from linvit.studies.figures import over_figure
+from linvit.studies.statistics import Estimate
+from linvit.tasks.measures import Measure
+
+FLOAT32 = (None, 32, "32", "32-true")
+STEM = "compared"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe, at one value of the varied setting (None without one), over all seeds. Shares are in percent.
+
+    measures: one per seed, NaN where a run did not stay finite; mean: of the finite ones. differences: to each baseline
+    at the same value, paired by seed; corrected: their p-values, corrected by Holm's procedure over all rows. also:
+    other measures of the finite runs. macs, macs_attention: of one image, where images are classified. seconds: of a
+    run.
+    """
+
+    name: str
+    value: Any
+    parameters: int
+    measures: tuple[float, ...]
+    mean: Estimate
+    seconds: float
+    differences: Mapping[str, Estimate] = field(default_factory=dict)
+    corrected: Mapping[str, float] = field(default_factory=dict)
+    also: Mapping[str, Estimate] = field(default_factory=dict)
+    group: str = ""
+    pattern: str | None = None
+    macs: int | None = None
+    macs_attention: int | None = None
+
+    @property
+    def diverged(self) -> int:
+        """How many runs did not stay finite."""
+        return sum(not math.isfinite(value) for value in self.measures)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Recipes over seeds side by side.
+
+    score: the name of the measure that is compared. measures: heading and unit of that and of the further columns.
+    about: what was trained, on what, and where. baselines: names of the rows that the others are compared with. key:
+    the setting that varies.
+    """
+
+    rows: Sequence[Row]
+    score: str
+    measures: Mapping[str, Measure]
+    about: Mapping[str, Any]
+    baselines: Sequence[str]
+    key: str | None = None
+
+    def cells(self, row: Row) -> dict[str, str]:
+        """The row as it stands in tables, by headings; columns that no row needs are left out."""
+        digits = self.measures[self.score].digits
+        cells = {"recipe": row.name}
+        if self.key:
+            cells[self.key] = str(row.value)
+        if any(other.pattern for other in self.rows):
+            cells["pattern"] = row.pattern or "–"
+        cells["parameters"] = f"{row.parameters:,}"
+        if any(other.macs is not None for other in self.rows):
+            cells["MACs"], cells["+ attention"] = _millions(row.macs), _millions(row.macs_attention)
+        cells[self.measures[self.score].label] = plus_minus(row.mean, digits)
+        for name in self.baselines:
+            p = "p" if len(self.baselines) == 1 else f"p {name}"
+            cells[f"Δ {name}"], cells[p] = _difference(row, name, digits)
+        for name, mean in row.also.items():
+            cells[self.measures[name].label] = plus_minus(mean, self.measures[name].digits)
+        if any(other.diverged for other in self.rows):
+            cells["not finite"] = f"{row.diverged} of {len(row.measures)}"
+        return cells | {"s per run": f"{row.seconds:.0f}"}
+
+    def table(self, rows: Sequence[Row]) -> str:
+        """Rows as a Markdown table, with the line below it that says what they are."""
+        cells = [{**self.cells(row), "recipe": f"`{row.name}`"} for row in rows]
+        head = [f"`{name}`" if name == self.key else name for name in cells[0]]
+        text = markdown_table(head, [list(row.values()) for row in cells], left=1)
+        return f"{text}\n\n{about_line(self.about)}"
+
+    def to_markdown(self) -> str:
+        """All rows as a Markdown table, with the line below it that says what they are."""
+        return f"{self.table(self.rows)}\n"
+
+    def to_csv(self) -> str:
+        """A line for each run."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        head = ["group", "recipe", "value", "parameters", "macs", "macs_attention", "seed", self.score, "seconds"]
+        writer.writerow(head)
+        for row in self.rows:
+            cost = (row.parameters, row.macs, row.macs_attention)
+            for seed, measure in enumerate(row.measures):
+                writer.writerow([row.group, row.name, row.value, *cost, seed, measure, round(row.seconds, 1)])
+        return text.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values, NaN included."""
+        return {"about": dict(self.about), "rows": [asdict(row) for row in self.rows]}
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes compared.md, .csv, .json and, where a setting varies, .svg and .png; returns the Markdown file."""
+        folder = Path(folder)
+        text = self.to_markdown()
+        if self.key:
+            words = self.measures[self.score].label
+            write_figure(over_figure(self.rows, self.key, words), folder / STEM)
+            text = f"![{words} over {self.key}]({STEM}.svg)\n\n{text}"
+        return write_texts(folder / STEM, text, self.to_csv(), self.to_dict())
+
+
+def write_texts(stem: Path, markdown: str, lines: str, content: Mapping[str, Any]) -> Path:
+    """Writes stem.md, stem.csv and stem.json, each whole or not at all, and returns the first."""
+    write_json(stem.with_suffix(".json"), content, indent=1)
+    for path, text in ((stem.with_suffix(".csv"), lines), (stem.with_suffix(".md"), markdown)):
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def plus_minus(mean: Estimate, digits: int) -> str:
+    """`91.24 ± 0.35`: mean and half of the interval, or the mean alone where the interval is unbounded."""
+    if not mean.count:
+        return "–"
+    half = (mean.high - mean.low) / 2
+    return f"{mean.mean:.{digits}f} ± {half:.{digits}f}" if math.isfinite(half) else f"{mean.mean:.{digits}f}"
+
+
+def about_line(about: Mapping[str, Any]) -> str:
+    """The line below every table."""
+    parameters = " to ".join(f"{number:,}" for number in dict.fromkeys(about["parameters"]))
+    precision = "float32" if about["precision"] in FLOAT32 else f"precision {about['precision']}"
+    intervals = (
+        f"seeds 0 to {about['seeds'] - 1}, mean ± half of the 95 % t-interval, Δ paired by seed with its own 95 %"
+        " t-interval, p corrected by Holm's procedure"
+    )
+    facts = [
+        ", ".join(filter(None, [f"Stand-in of {parameters} parameters", about["model"]])),
+        about["data"],
+        "seed 0 alone, no intervals" if about["seeds"] == 1 else intervals,
+        f"{about['epochs']} epochs, {precision}, one thread per run",
+        f"torch {about['packages']['torch']}, commit {short_commit(about)}",
+    ]
+    return f"*{'; '.join(facts)}.*"
+
+
+def short_commit(about: Mapping[str, Any]) -> str:
+    """Seven digits of the commit, with `-dirty` where files differ from it."""
+    commit = about["commit"] or "unknown"
+    return commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def _difference(row: Row, baseline: str, digits: int) -> tuple[str, str]:
+    """Δ with its interval, and p; dashes where there is nothing to compare."""
+    difference = row.differences.get(baseline)
+    if difference is None or not difference.count:
+        return "–", "–"
+    mean, low, high = (f"{value:+.{digits}f}" for value in (difference.mean, difference.low, difference.high))
+    if not math.isfinite(difference.low):
+        return mean, "–"
+    p = row.corrected[baseline]
+    return f"{mean} [{low}, {high}]", "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _millions(macs: int | None) -> str:
+    return "–" if macs is None else f"{macs / 1e6:.2f} M"
