@@ -5,6 +5,7 @@ import re
 import pytest
 import timm
 import torch
+from linvit.runs.analyzed_images import crops, from_photos, from_source
 from PIL import Image
 from tiny_run import write_recipe
 
@@ -12,7 +13,6 @@ import linvit  # noqa: F401
 from linvit.cli import main
 from linvit.data import Digits, Preprocessing
 from linvit.runs.analyze import read_subject, resolve_layers
-from linvit.runs.analyzed_images import crops, from_photos, from_source
 
 FILES = {f"{name}.{ending}" for name in ("rank", "scores", "magnitude") for ending in ("csv", "json", "png", "svg")}
 FILES |= {f"{name}.{ending}" for name in ("spectrum", "score_maps", "readouts") for ending in ("png", "svg")}

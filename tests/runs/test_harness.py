@@ -2,10 +2,10 @@ import json
 
 import pytest
 import torch
+from linvit.runs.restore import restore
 from tiny_language import write_language_recipe
 
 from linvit.cli import main
-from linvit.runs.restore import restore
 from linvit.runs.training import train
 
 pytest.importorskip("lm_eval", reason="the extra `language` is not installed")

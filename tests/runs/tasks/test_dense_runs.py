@@ -164,7 +164,10 @@ def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys
         ([detector, image, "--output", tmp_path / "x.csv"], "--output is"),
         ([detector, image, "--output", photos], "holds the images"),
         ([detector, image, "--threshold", "2"], "--threshold is 2.0, expected a score from 0 to 1"),
-        ([detector, image, "--topk", "3"], "--topk is no option of predict for the task detection, which takes --threshold, --weights, --output"),
+        (
+            [detector, image, "--topk", "3"],
+            "--topk is no option of predict for the task detection, which takes --threshold, --weights, --output",
+        ),
         ([segmentor, image, "--threshold", "0.3"], "--threshold is no option of predict for the task segmentation"),
         ([detector, image, "--framework", "upernet"], "--framework needs --model"),
         (["--model", "ravlt_nano", "--framework", "yolo", "--checkpoint", detector, image], "--framework is 'yolo'"),

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from linvit.runs.draw import draw
+from linvit.runs.restore import restore
 from PIL import Image
 from tiny_diffusion import write_diffusion_recipe
 from tiny_run import content, curve, differing
 
 from linvit.cli import main
-from linvit.runs.draw import draw
 from linvit.runs.evaluate import evaluate
-from linvit.runs.restore import restore
 from linvit.runs.training import train
 from linvit.studies.pool import last_measures
-from linvit.tasks import generated
 from linvit.tasks.checkpoints import RunStoppedError
 
 

@@ -7,6 +7,8 @@ import signal
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from linvit.runs.generate import pieces, write_text
+from linvit.runs.restore import restore, source_for
 from tiny_language import write_language_recipe, write_texts
 from tiny_run import content, curve, differing
 from torch.nn.functional import cross_entropy
@@ -14,8 +16,6 @@ from torch.nn.functional import cross_entropy
 from linvit.cli import main
 from linvit.models.sequence import Memory
 from linvit.runs.evaluate import evaluate
-from linvit.runs.generate import pieces, write_text
-from linvit.runs.restore import restore, source_for
 from linvit.runs.training import train
 from linvit.studies import compare
 from linvit.tasks.checkpoints import RunStoppedError

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from linvit.runs.report_speech import _speaker, write_report
+from linvit.runs.restore import restore, source_for
+from linvit.runs.stream import listen
+from linvit.runs.transcribe import set_decoding, transcribe
 from tiny_run import content, curve, differing
 from tiny_speech import say, write_speech_recipe
 
 from linvit.cli import main
 from linvit.models.conformer import StreamMemory
 from linvit.runs.evaluate import evaluate
-from linvit.runs.report_speech import _speaker, write_report
-from linvit.runs.restore import restore, source_for
-from linvit.runs.stream import listen
 from linvit.runs.training import train
-from linvit.runs.transcribe import set_decoding, transcribe
 from linvit.studies import compare
 from linvit.tasks.checkpoints import RunStoppedError
 from linvit.tasks.transcription import greedy, spelled, word_edits
