@@ -1,14 +1,12 @@
 """The tasks as recipes name them; here detectors and segmentors meet the tasks that train them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from linvit.models.conformer import create_conformer
 from linvit.models.dense.frameworks import DETECTORS, SEGMENTORS, build_dense
-from linvit.models.dit import create_dit
-from linvit.models.sequence import create_sequence
+from linvit.models.registry import create
 from linvit.tasks import Classification, Detection, Diffusion, Language, Recall, Segmentation, Speech, Task
 from linvit.tasks.classification import known_arguments
 
@@ -43,59 +41,60 @@ class BuiltLanguage(Language):
     """Language with a decoder by its arguments.
 
     Args:
-        model: name and arguments of a decoder, see create_sequence.
+        model: name and arguments of a decoder, see linvit.models.registry.create.
         num_classes: Number of different tokens of the data.
         kwargs: Those of Task.
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        super().__init__(_named(create_sequence, "sequence", model, num_classes), **kwargs)
+        super().__init__(_named("sequence", model, num_classes), **kwargs)
 
 
 class BuiltRecall(Recall):
     """Recall with a decoder by its arguments.
 
     Args:
-        model: name and arguments of a decoder, see create_sequence.
+        model: name and arguments of a decoder, see linvit.models.registry.create.
         num_classes: Number of different tokens of the data.
         kwargs: Those of Task.
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        super().__init__(_named(create_sequence, "sequence", model, num_classes), **kwargs)
+        super().__init__(_named("sequence", model, num_classes), **kwargs)
 
 
 class BuiltDiffusion(Diffusion):
     """Diffusion with a DiT by its arguments.
 
     Args:
-        model: name and arguments of a DiT, see create_dit.
+        model: name and arguments of a DiT, see linvit.models.registry.create.
         num_classes: Number of classes of the data.
         kwargs: Those of Diffusion.
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        super().__init__(_named(create_dit, "generation", model, num_classes), **kwargs)
+        super().__init__(_named("generation", model, num_classes), **kwargs)
 
 
 class BuiltSpeech(Speech):
     """Speech with a Conformer by its arguments.
 
     Args:
-        model: name and arguments of a Conformer, see create_conformer.
+        model: name and arguments of a Conformer, see linvit.models.registry.create.
         num_classes: Number of pieces that it writes, the blank included.
         kwargs: Those of Speech.
     """
 
     def __init__(self, model: dict[str, Any], num_classes: int, **kwargs: Any) -> None:
-        super().__init__(_named(create_conformer, "speech", model, num_classes), **kwargs)
+        super().__init__(_named("speech", model, num_classes), **kwargs)
 
 
-def _named(create: Callable[..., nn.Module], kind: str, model: dict[str, Any], num_classes: int) -> Any:
+def _named(family: str, model: dict[str, Any], num_classes: int) -> Any:
     if not model.get("name"):
-        raise ValueError(f"The recipe names no model: add model.name, which `linvit models --{kind}` lists.")
+        raise ValueError(f"The recipe names no model: add model.name, which `linvit models --{family}` lists.")
     try:
-        return create(model["name"], num_classes, **{key: value for key, value in model.items() if key != "name"})
+        arguments = {key: value for key, value in model.items() if key != "name"}
+        return create(model["name"], num_classes, family=family, **arguments)
     except TypeError as error:
         raise ValueError(f"An argument of {model['name']} is of the wrong kind ({error}): change it.") from error
 

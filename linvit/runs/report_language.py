@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from linvit.analysis.report import paragraph, picture, preformatted, table, write_page
 from linvit.data import Source, TextPreprocessing
-from linvit.models.sequence import Decoder, Memory
+from linvit.models.sequence import Decoder, DecoderCache
 from linvit.runs.evaluate import table_rows
 from linvit.runs.generate import write_text
 from linvit.runs.report import curve
@@ -99,7 +99,7 @@ def distances(network: Decoder, tokens: Tensor) -> dict[str, float]:
     """Relative distance of the logits of tokens (1, tokens) from the chunked form, by the way of reading."""
 
     def in_pieces(length: int) -> Tensor:
-        memory = Memory()
+        memory = DecoderCache()
         return torch.cat([network.read(piece, memory) for piece in tokens.split(length, dim=1)], dim=1)
 
     whole = network(tokens)

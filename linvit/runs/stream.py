@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linvit.data.speech.audio import HOP, read_audio, window_samples
 from linvit.layers.conformer import SUBSAMPLED
-from linvit.models.conformer import StreamMemory
+from linvit.models.conformer import StreamCache
 from linvit.runs.predict import ready_network
 from linvit.runs.restore import Restored
 from linvit.tasks.transcription import BLANK, spelled
@@ -34,7 +34,7 @@ class Listener:
                 " hears a stream."
             )
         self.preprocessing, self.names = restored.preprocessing, restored.class_names
-        self.memory = StreamMemory()
+        self.memory = StreamCache()
         self.pieces: list[int] = []
         self._waiting = torch.zeros(0)
         self._last = BLANK
