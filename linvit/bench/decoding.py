@@ -13,8 +13,9 @@ import torch
 from matplotlib.figure import Figure
 
 from linvit.analysis.figures import figure_path, save_figure
-from linvit.layers.causal import CAUSAL_MECHANISMS, KeyValues
-from linvit.models.sequence import Decoder, Memory, create_sequence
+from linvit.layers.cache import KeyValues
+from linvit.models.registry import create
+from linvit.models.sequence import Decoder, DecoderCache
 
 MECHANISMS = ("softmax", "linear", "mala", "rala")
 CONTEXTS = (1024, 8192, 65_536)
@@ -39,7 +40,7 @@ def measure(
 ) -> list[Point]:
     """Points of every mechanism; after each context `tokens` are written, `rounds` times, in turn."""
     torch.manual_seed(0)
-    networks = {mechanism: create_sequence(name, VOCABULARY, mechanism=mechanism).eval() for mechanism in MECHANISMS}
+    networks = {mechanism: create(name, VOCABULARY, mechanism=mechanism).eval() for mechanism in MECHANISMS}
     points = []
     for context in contexts:
         held = {mechanism: filled(network, context) for mechanism, network in networks.items()}
@@ -53,14 +54,14 @@ def measure(
 
 
 @torch.inference_mode()
-def filled(network: Decoder, context: int) -> Memory:
+def filled(network: Decoder, context: int) -> DecoderCache:
     """What a decoder keeps of that many tokens.
 
     They are read by linear mechanisms; softmax attention's keys and values are drawn, because reading takes time
     quadratic in them, and writing costs the same whatever they are.
     """
-    memory = Memory()
-    if CAUSAL_MECHANISMS[network.mechanism] is not None:
+    memory = DecoderCache()
+    if network.mechanism != "softmax":
         for piece in torch.randint(VOCABULARY, (1, context)).split(PIECE, dim=1):
             network.read(piece, memory)
         return memory
@@ -74,7 +75,7 @@ def filled(network: Decoder, context: int) -> Memory:
     return memory
 
 
-def _seconds(network: Decoder, memory: Memory, tokens: int) -> float:
+def _seconds(network: Decoder, memory: DecoderCache, tokens: int) -> float:
     token = torch.zeros(1, 1, dtype=torch.long)
     start = time.perf_counter()
     for _ in range(tokens):

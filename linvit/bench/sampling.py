@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from linvit.analysis.figures import figure_path, save_figure
-from linvit.models.dit import DiT, create_dit
+from linvit.models.dit import DiT
+from linvit.models.registry import create
 
 MECHANISMS = ("softmax", "mala")
 COLOURS = {"softmax": "#D55E00", "mala": "#0072B2"}
@@ -39,7 +40,7 @@ def measure(sides: Sequence[int] = SIDES, rounds: int = 5, name: str = "dit_nano
     points = []
     for side in sides:
         networks = {
-            mechanism: create_dit(name, 10, input_size=side, mechanism=mechanism).eval() for mechanism in MECHANISMS
+            mechanism: create(name, 10, input_size=side, mechanism=mechanism).eval() for mechanism in MECHANISMS
         }
         channels = networks[MECHANISMS[0]].channels
         inputs = torch.randn(1, channels, side, side), torch.tensor([500]), torch.tensor([1])

@@ -13,7 +13,7 @@ from rich.table import Table
 from linvit.analysis.cost import Cost, count_cost
 from linvit.models.by_name import create_classifier
 from linvit.models.published import PUBLISHED
-from linvit.models.sequence import SEQUENCES
+from linvit.models.sequence import SIZES as SEQUENCES
 from linvit.models.swapped import BASES
 from linvit.runs.recipe import base_of, read_recipe
 from linvit.runs.screen import show as show_table

@@ -6,7 +6,8 @@ import torch
 from rich.table import Table
 
 from linvit.analysis.cost import count_batch
-from linvit.models.dit import DIT_MECHANISMS, create_dit
+from linvit.layers.mechanisms import at
+from linvit.models.registry import create
 from linvit.runs.screen import show as show_table
 
 # Further arguments of dit_small_patch2, and billions of MACs a pass as MALA's Table 8 prints them.
@@ -25,12 +26,12 @@ CAPTION = (
 
 def describe_generators() -> list[dict[str, Any]]:
     """variant, mechanism, parameters, macs (layers), macs_attention (on top), published_macs (billions or None)."""
-    return [_describe(variant, mechanism) for variant in VARIANTS for mechanism in DIT_MECHANISMS]
+    return [_describe(variant, mechanism) for variant in VARIANTS for mechanism in at("images")]
 
 
 def _describe(variant: str, mechanism: str) -> dict[str, Any]:
     with torch.device("meta"):
-        network = create_dit("dit_small_patch2", 1000, mechanism=mechanism, learn_sigma=True, **VARIANTS[variant])
+        network = create("dit_small_patch2", 1000, mechanism=mechanism, learn_sigma=True, **VARIANTS[variant])
     one = torch.zeros(1, dtype=torch.long)
     side = network.input_size
     cost = count_batch(network, torch.zeros(1, network.channels, side, side), one, one)

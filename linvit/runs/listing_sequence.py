@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from linvit.layers.causal import CAUSAL_MECHANISMS
-from linvit.models.sequence import SEQUENCES, Memory, create_sequence
+from linvit.layers.mechanisms import MECHANISMS, at
+from linvit.models.registry import create
+from linvit.models.sequence import SIZES, DecoderCache
 from linvit.runs.screen import show as show_table
 
 VOCABULARIES = {"sequence_nano": 257, "sequence_340m": 32_000}
@@ -15,14 +16,14 @@ CONTEXT = 2048
 
 def describe_sequences() -> list[dict[str, Any]]:
     """name, mechanism, vocabulary, parameters, memory (bytes after CONTEXT tokens, float32) and grows, for each."""
-    return [_describe(name, mechanism) for name in SEQUENCES for mechanism in CAUSAL_MECHANISMS]
+    return [_describe(name, mechanism) for name in SIZES for mechanism in at("sequences")]
 
 
 def _describe(name: str, mechanism: str) -> dict[str, Any]:
     vocabulary = VOCABULARIES[name]
     with torch.device("meta"):
-        network = create_sequence(name, vocabulary, mechanism=mechanism)
-        memory = Memory()
+        network = create(name, vocabulary, mechanism=mechanism)
+        memory = DecoderCache()
         network.read(torch.zeros(1, CONTEXT, dtype=torch.long), memory)
     return {
         "name": name,
@@ -30,7 +31,7 @@ def _describe(name: str, mechanism: str) -> dict[str, Any]:
         "vocabulary": vocabulary,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "memory": memory.num_bytes(),
-        "grows": CAUSAL_MECHANISMS[mechanism] is None,
+        "grows": MECHANISMS[mechanism].axes is None,
     }
 
 

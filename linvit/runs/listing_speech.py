@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from linvit.models.conformer import CONFORMERS, create_conformer
+from linvit.models.conformer import SIZES
+from linvit.models.registry import create
 from linvit.runs.screen import show as show_table
 
 MECHANISMS = ("softmax", "linear", "mala", "rala")
@@ -19,7 +20,7 @@ CAPTION = (
 
 def describe_conformers() -> list[dict[str, Any]]:
     """name, mechanism, pieces, ctc and transducer (parameters), published (millions or None), for each mechanism."""
-    return [_describe(name, mechanism) for name in CONFORMERS for mechanism in MECHANISMS]
+    return [_describe(name, mechanism) for name in SIZES for mechanism in MECHANISMS]
 
 
 def _describe(name: str, mechanism: str) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def _describe(name: str, mechanism: str) -> dict[str, Any]:
     counted = {}
     for head in ("ctc", "transducer"):
         with torch.device("meta"):
-            network = create_conformer(name, pieces, mechanism=mechanism, head=head)
+            network = create(name, pieces, mechanism=mechanism, head=head)
         counted[head] = sum(parameter.numel() for parameter in network.parameters())
     published = PUBLISHED if name == "conformer_small" and mechanism != "rala" else None
     return {"name": name, "mechanism": mechanism, "pieces": pieces, **counted, "published": published}

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from linvit.bench import decoding
-from linvit.models.sequence import Memory, create_sequence
+from linvit.models.registry import create
+from linvit.models.sequence import DecoderCache
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +23,8 @@ def test_memory_of_linear_mechanisms_is_that_of_any_context_and_softmax_s_grows_
 
 @torch.inference_mode()
 def test_a_filled_cache_has_the_size_of_one_that_was_read():
-    network = create_sequence("sequence_nano", decoding.VOCABULARY, mechanism="softmax")
-    memory = Memory()
+    network = create("sequence_nano", decoding.VOCABULARY, mechanism="softmax")
+    memory = DecoderCache()
     network.read(torch.zeros(1, 40, dtype=torch.long), memory)
     assert decoding.filled(network, 40).num_bytes() == memory.num_bytes()
 
