@@ -2,9 +2,8 @@
 
 from types import SimpleNamespace
 
-from linvit.cli import analyze, compare, convert, data, demo, evaluate, generate, predict, study, train
+from linvit.cli import analyze, compare, convert, data, demo, evaluate, generate, models, predict, study, train
 from linvit.cli import bench_commands as benches
-from linvit.cli import study_commands as studies
 
 
 def _command(add_arguments, run, text):
@@ -31,7 +30,5 @@ COMMANDS = {
         data.run_data,
         "Make scenes of digits or spoken digits, or check detection and segmentation data.",
     ),
-    "models": _command(
-        studies.models_arguments, studies.run_models, "List the models with size, cost and published accuracy."
-    ),
+    "models": models,
 }

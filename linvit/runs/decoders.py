@@ -44,6 +44,8 @@ class DecoderSpec(NamedSpec):
             ("The same row, processed in other ways", _forms(network, source, device)),
         ]
 
+    listing_caption = f"memory: of one sequence after {CONTEXT:,} tokens, float32; that of softmax grows with them"
+
     def listing(self) -> Iterator[dict[str, Any]]:
         """Decoders with each mechanism: name, mechanism, vocabulary, parameters, memory (bytes of the state after
         CONTEXT tokens, float32), and whether it grows with them."""

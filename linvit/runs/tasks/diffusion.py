@@ -162,6 +162,11 @@ class DiffusionSpec(NamedSpec):
         image = figure_image(figure, "generated images, a row for each class, at guidance 1 and 2")
         return [("Generated images", [paragraph(words), image])]
 
+    listing_caption = (
+        "MACs of one pass for one 4×32×32 latent. MALA's Table 8 prints 4.26 G for its network, which is not released:"
+        " no row here is known to be it."
+    )
+
     def listing(self) -> Iterator[dict[str, Any]]:
         """Variants of DiT-S/2 with each mechanism: variant, mechanism, parameters, macs of one pass (of layers),
         macs_attention (on top), published_macs (billions or None)."""

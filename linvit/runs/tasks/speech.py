@@ -55,9 +55,9 @@ class SpeechSpec(NamedSpec):
             folder = SpeechFolder(settings["root"], run.class_names, run.preprocessing)
             for key in ("batch_size", "num_workers", "max_corrupt"):
                 setattr(folder, key, settings.get(key, getattr(folder, key)))
-            if len(inside := folder.parts_within()) > 1:
+            if len(inside := folder.subset_names()) > 1:
                 logger.warning(
-                    "%s holds the parts %s, which are evaluated together: name one to evaluate it alone.",
+                    "%s holds the subsets %s, which are evaluated together: name one to evaluate it alone.",
                     folder.root,
                     ", ".join(inside),
                 )
@@ -136,6 +136,11 @@ class SpeechSpec(NamedSpec):
             (f"The {len(worst)} utterances with the most errors", [table(worst)] if worst else none),
             ("Without an error", [table(correct)] if correct else none),
         ]
+
+    listing_caption = (
+        "CTC: encoder and one projection to the pieces. Transducer: with predictor and joint network of 320 channels,"
+        " as published (millions of parameters)."
+    )
 
     def listing(self) -> Iterator[dict[str, Any]]:
         """Conformers with each mechanism: name, mechanism, pieces, ctc and transducer (parameters of encoder and head),
