@@ -2,8 +2,7 @@
 
 from types import SimpleNamespace
 
-from linvit.cli import analyze, compare, convert, data, demo, evaluate, generate, predict, study, train
-from linvit.cli import bench_commands as benches
+from linvit.cli import analyze, bench, compare, convert, data, demo, evaluate, generate, predict, study, train
 from linvit.cli import study_commands as studies
 
 
@@ -17,11 +16,7 @@ COMMANDS = {
     "predict": predict,
     "generate": generate,
     "analyze": analyze,
-    "bench": _command(
-        benches.bench_arguments,
-        benches.run_bench,
-        "Time operator, networks and training steps next to named peers, after a check of every result.",
-    ),
+    "bench": bench,
     "convert": convert,
     "demo": demo,
     "study": study,
