@@ -71,10 +71,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         checkpoint = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
+        refused = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(
             f"checkpoint {path} is refused because it is damaged or reading it could execute code"
-            f"{f' ({found[1]})' if found else ''}: expected plain tensors and values, save its state dict alone"
+            f"{f' ({refused[1]})' if refused else ''}: expected plain tensors and values, save its state dict alone"
         ) from error
     except Exception as error:  # what a damaged file raises depends on where it is cut
         raise ValueError(f"checkpoint {path} cannot be read, it is probably truncated: use another copy") from error
@@ -85,9 +85,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

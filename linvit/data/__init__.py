@@ -2,29 +2,30 @@
 
 from typing import Any
 
-from linvit.data.dense.ade20k import Ade20k as Ade20k
-from linvit.data.dense.coco import Coco as Coco
-from linvit.data.dense.source import DensePreprocessing as DensePreprocessing
-from linvit.data.generation.digits import DigitImages as DigitImages
-from linvit.data.generation.digits import GenerationPreprocessing as GenerationPreprocessing
-from linvit.data.generation.latents import Latents as Latents
-from linvit.data.images.digits import Digits as Digits
-from linvit.data.images.folder import ImageFolder as ImageFolder
-from linvit.data.images.image import Preprocessing as Preprocessing
-from linvit.data.images.image import open_image as open_image
-from linvit.data.images.readers import TimmImages as TimmImages
-from linvit.data.source import Source as Source
-from linvit.data.speech.hub import HuggingFaceSpeech as HuggingFaceSpeech
-from linvit.data.speech.librispeech import LibriSpeech as LibriSpeech
-from linvit.data.speech.librispeech import SpeechFolder as SpeechFolder
-from linvit.data.speech.librispeech import SpeechPreprocessing as SpeechPreprocessing
-from linvit.data.text.files import Stdlib as Stdlib
-from linvit.data.text.files import TextFolder as TextFolder
-from linvit.data.text.files import TextPreprocessing as TextPreprocessing
-from linvit.data.text.hub import HuggingFaceText as HuggingFaceText
-from linvit.data.text.recall import Copy as Copy
-from linvit.data.text.recall import Recall as Recall
-from linvit.data.text.recall import RecallPreprocessing as RecallPreprocessing
+from linvit.data.dense import Ade20k, Coco, DensePreprocessing
+from linvit.data.generation import DigitImages, GenerationPreprocessing, Latents
+from linvit.data.images import Digits, ImageFolder, Preprocessing, TimmImages
+from linvit.data.source import Source
+from linvit.data.speech import HuggingFaceSpeech, LibriSpeech, SpeechFolder, SpeechPreprocessing
+from linvit.data.text import (
+    Copy,
+    HuggingFaceText,
+    Recall,
+    RecallPreprocessing,
+    Stdlib,
+    TextFolder,
+    TextPreprocessing,
+)
+
+__all__ = [
+    "DensePreprocessing",
+    "GenerationPreprocessing",
+    "Preprocessing",
+    "RecallPreprocessing",
+    "SpeechFolder",
+    "SpeechPreprocessing",
+    "TextPreprocessing",
+]
 
 SOURCES: dict[str, type[Source]] = {
     "digits": Digits,

@@ -63,3 +63,12 @@ def _row(line: str) -> tuple[str, Published]:
 
 
 PUBLISHED = dict(map(_row, TABLE.strip().splitlines()))
+
+# Millions of parameters and billions of MACs of each size as RALA and MALA print them, for backbones of pattern LLSS.
+PUBLISHED_DENSE: dict[str, tuple[tuple[int, int] | None, ...]] = {
+    "retinanet": ((24, 201), (34, 244), (57, 353), (104, 482)),
+    "mask_rcnn": ((33, 219), (44, 262), (67, 372), (114, 501)),
+    "cascade_mask_rcnn": (None, (82, 741), (105, 851), (152, 979)),
+    "semantic_fpn": ((18, 136), (28, 180), (51, 292), (98, 424)),
+    "upernet": ((44, 893), (55, 937), (77, 1050), (125, 1182)),
+}

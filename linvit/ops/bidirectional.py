@@ -144,10 +144,10 @@ def _slices(length: int, size: int) -> list[slice]:
 
 def _some_images(tokens: Tokens, rule: Rule, images: slice) -> tuple[Tokens, Rule]:
     visible = None if tokens.visible is None else tokens.visible[images]
-    part = Tokens(tokens.query[images], tokens.key[images], tokens.value[images], visible, tokens.rotary)
+    of_images = Tokens(tokens.query[images], tokens.key[images], tokens.value[images], visible, tokens.rotary)
     if isinstance(rule.weighting, Tensor):
         rule = rule._replace(weighting=rule.weighting.expand(tokens.key.shape[:3])[images])
-    return part, rule
+    return of_images, rule
 
 
 def _some_keys(tokens: Tokens, rule: Rule, block: slice) -> tuple[Tokens, Rule]:

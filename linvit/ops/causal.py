@@ -120,18 +120,18 @@ def _row_weights(weights: Weights, carried: State) -> tuple[Tensor, Tensor, Tens
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=weights.factor.device).triu(1)
     before = carried.n.unsqueeze(-1)
     if weights.exponent is None:
-        own = weights.factor.unsqueeze(-2).masked_fill(later, 0)
+        within = weights.factor.unsqueeze(-2).masked_fill(later, 0)
         shift = torch.zeros_like(before)
     else:
         exponent = weights.visible_exponent()
         shift = torch.maximum(exponent.detach().cummax(-1).values, carried.shift.unsqueeze(-1))
         # Masked before exp: a later token's exponent may be far above this row's shift.
         relative = (exponent.unsqueeze(-2) - shift.unsqueeze(-1)).masked_fill(later, -torch.inf)
-        own = relative.exp() * weights.factor.unsqueeze(-2)
+        within = relative.exp() * weights.factor.unsqueeze(-2)
         before = before * (carried.shift.unsqueeze(-1) - shift).exp()
-    relative_mass = (own.sum(-1) + before).unsqueeze(-1)
+    relative_mass = (within.sum(-1) + before).unsqueeze(-1)
     divisor = nonzero(relative_mass)
-    return own / divisor, before.unsqueeze(-1) / divisor, relative_mass * shift.unsqueeze(-1).exp()
+    return within / divisor, before.unsqueeze(-1) / divisor, relative_mass * shift.unsqueeze(-1).exp()
 
 
 def _running_mean(means: Tensor, n: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,66 +1,66 @@
-"""`linvit analyze`: ranks, score matrices and the query's magnitude of a network, as figures, tables and one page."""
+"""Ranks, score matrices and the query's magnitude inside a network's attention, as figures, tables and a report."""
 
 import csv
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
-import torch
 from matplotlib.figure import Figure
-from rich.progress import track
-from timm.data import resolve_data_config
-from timm.models import load_state_dict
-from torch import Tensor, nn
+from torch import nn
 
 from linvit.analysis import attention_figures as draw
+from linvit.analysis import captions
 from linvit.analysis.figures import write_figure
 from linvit.analysis.magnitude import SORTED, compare_readouts, measure_magnitude
 from linvit.analysis.measured import Layer, Measured, rows
 from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
-from linvit.analysis.report import drawn, paragraph, table, write_page
+from linvit.analysis.report import paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
-from linvit.data import Preprocessing, Source
-from linvit.files import check_writable, read_checkpoint, replacing, write_json
-from linvit.models.by_name import check_model
-from linvit.runs import analyze_words as words
-from linvit.runs.analyzed_images import Pictures, from_files, from_photos, from_source
-from linvit.runs.restore import restore, source_for
+from linvit.files import check_writable, replacing, write_json
+from linvit.runs.images import AnalyzedImages, from_files, from_photos, from_source
+from linvit.runs.progress import tracked
+from linvit.runs.run import Run
+from linvit.runs.spec import Subject
 
 PAGE = "report.html"
-SEED = 0
-IMAGES, SCORE_IMAGES, SHOWN = 64, 8, 4
-MAGNITUDE_IMAGES = 4
+SCORE_IMAGES, SHOWN, MAGNITUDE_IMAGES = 8, 4, 4
 BATCH = 4
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A network to be looked at: its name, a sentence on its weights, its input, held-out data where it has some."""
+class Analysis:
+    """What an analysis gives: a report, rows of numbers and figures by name, a sentence on each unreadable file."""
 
-    network: nn.Module
-    name: str
-    weights: str
-    preprocessing: Preprocessing
-    source: Source | None
-    folder: Path
+    page: Path
+    rows: dict[str, list[dict[str, object]]]
+    figures: dict[str, Figure]
+    unreadable: list[str]
 
 
 @dataclass(frozen=True)
-class View:
-    """What is looked at: images, names of layers, and the query's point, (height, width) in 0..1, whose scores show."""
+class _View:
+    """What is looked at: a subject, images, names of layers, and the query's place, (height, width) in 0..1."""
 
-    pictures: Pictures
+    subject: Subject
+    images: AnalyzedImages
     layers: list[str]
-    point: tuple[float, float]
+    query: tuple[float, float]
+    progress: bool
+
+    def batches(self, count: int | None, name: str) -> Iterator[Any]:
+        """Inputs of the network for the first images, in batches."""
+        labels = self.images.many_labels
+        inputs = self.subject.inputs(self.images.many[:count], None if labels is None else labels[:count])
+        columns = [column.split(BATCH) for column in (inputs if isinstance(inputs, tuple) else (inputs,))]
+        for batch in tracked(list(zip(*columns, strict=True)), name, progress=self.progress):
+            yield batch if len(batch) > 1 else batch[0]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One analysis: its numbers, one row each, curves too long for rows, figures by file name, and words on them."""
+class _Result:
+    """One analysis: numbers, one row each, curves too long for rows, and figures by file name with their captions."""
 
     title: str
     rows: list[dict[str, object]]
@@ -69,69 +69,57 @@ class Finding:
 
 
 def analyze(
-    what: str,
-    run: str | None,
-    model: str | None,
-    checkpoint: str | None,
-    images: Sequence[str] | None = None,
-    output: str | None = None,
-    layers: Sequence[str] | None = None,
-    count: int = IMAGES,
-    point: tuple[float, float] = (0.5, 0.5),
-) -> tuple[Path, list[str]]:
-    """Looks at a network and writes figures (PNG, SVG), numbers (CSV, JSON) and a page into a folder.
+    run: Run,
+    what: str = "all",
+    *,
+    images: Sequence[Any] | str | Path | None = None,
+    output: str | Path | None = None,
+    layers: Sequence[str | int] | None = None,
+    count: int = 64,
+    query: tuple[float, float] = (0.5, 0.5),
+    progress: bool = False,
+    **overrides: Any,
+) -> Analysis:
+    """Looks into a network's attention and writes figures (PNG, SVG), numbers (CSV, JSON) and a report into a folder.
 
     Args:
+        run: of a classifier, an image generator, a detector or a segmentor (of these the backbone).
         what: a name in ANALYSES, or "all".
-        run: a run's folder or a checkpoint of it; else model, with a checkpoint or with random weights.
-        images: image files and folders; by default the run's held-out data, or two photos where there is none.
-        output: the folder; by default RUN/analysis, or runs/analysis/MODEL.
+        images: image files, folders or images in memory; by default the run's held-out data, or two photos where there
+            is none.
+        output: the folder; by default analysis/ in the run's.
         layers: names of attention layers, or their numbers from 1; all by default.
         count: how many images ranks are averaged over.
-        point: (height, width) in 0..1 of the query whose scores are drawn.
-
-    Returns:
-        The page, and a sentence for each image file that was left out.
+        query: (height, width) in 0..1 of the query whose scores are shown.
+        progress: whether bars are shown.
+        overrides: of the data, see Run.source.
 
     Raises:
         ValueError: for anything of these that does not exist or fit together.
     """
+    if what not in ("all", *ANALYSES):
+        raise ValueError(f"`what` is {what!r}, expected one of {', '.join(ANALYSES)} or all: choose one of them.")
     if count < 1:
-        raise ValueError(f"--count is {count}, but at least one image has to be looked at: set it to 1 or more.")
-    if not all(0 <= share <= 1 for share in point):
-        raise ValueError(f"--query is {point[0]:g} {point[1]:g}, expected height and width as shares from 0 to 1.")
-    subject = read_subject(run, model, checkpoint)
+        raise ValueError(f"`count` is {count}, expected 1 or more images: set it higher.")
+    if len(query) != 2 or not all(0 <= share <= 1 for share in query):
+        raise ValueError(f"`query` is {' '.join(f'{x:g}' for x in query)}, expected height and width from 0 to 1.")
+    run.task.cpu()
+    subject = run.spec.subject(run)
     chosen = resolve_layers(subject.network, layers)
-    folder = Path(output) if output else subject.folder
+    folder = Path(output) if output else run.folder / "analysis"
     check_writable(folder)
-    view = View(_pictures(subject, images, count), chosen, point)
-    found = {}
+    view = _View(subject, _images(run, subject, images, count, overrides), chosen, tuple(query), progress)
+    results = {}
     for name in ANALYSES if what == "all" else (what,):
-        found[name] = ANALYSES[name](subject, view)
-        _write_finding(folder, name, found[name])
-    _write_page(folder / PAGE, subject, view, found)
-    return folder / PAGE, view.pictures.complaints
+        results[name] = ANALYSES[name](view)
+        _write_result(folder, name, results[name])
+    _write_page(folder / PAGE, run, view, results)
+    figures = {file: figure for result in results.values() for file, (figure, _) in result.figures.items()}
+    rows_by_name = {name: result.rows for name, result in results.items()}
+    return Analysis(folder / PAGE, rows_by_name, figures, view.images.unreadable)
 
 
-def read_subject(run: str | None, model: str | None, checkpoint: str | None) -> Subject:
-    """The network of a run, of a checkpoint, or of a registered name with given or random weights.
-
-    Raises:
-        ValueError: as `restore`, and for a checkpoint that does not fit.
-    """
-    if model is not None and checkpoint is None and run is None:
-        return _untrained(model)
-    if model is not None and run is None and not _reads_released(model):
-        return _timm_weights(model, str(checkpoint))
-    restored = restore(run, model, checkpoint)
-    name = model or restored.title
-    source = source_for(restored, None) if restored.data else None
-    average = " (moving average)" if "ema" in restored.task.networks() else ""
-    told = f"weights from {restored.path}{average}"
-    return Subject(restored.judged, name, told, restored.preprocessing, source, restored.folder / "analysis")
-
-
-def resolve_layers(network: nn.Module, layers: Sequence[str] | None) -> list[str]:
+def resolve_layers(network: nn.Module, layers: Sequence[str | int] | None) -> list[str]:
     """Names of attention layers from names and numbers (from 1), in the network's order.
 
     Raises:
@@ -139,7 +127,7 @@ def resolve_layers(network: nn.Module, layers: Sequence[str] | None) -> list[str
     """
     known = attention_layers(network)
     chosen = set(known if layers is None else ())
-    for layer in layers or ():
+    for layer in map(str, layers or ()):
         number = int(layer) if layer.isdecimal() else 0
         if layer not in known and not 1 <= number <= len(known):
             raise ValueError(
@@ -150,104 +138,74 @@ def resolve_layers(network: nn.Module, layers: Sequence[str] | None) -> list[str
     return [name for name in known if name in chosen]
 
 
-def _untrained(model: str) -> Subject:
-    check_model(model)
-    torch.manual_seed(SEED)
-    network = timm.create_model(model)
-    return _named(model, network, f"random weights, never trained (seed {SEED})")
+def _images(run: Run, subject: Subject, images: Any, count: int, overrides: dict[str, Any]) -> AnalyzedImages:
+    channels = run.preprocessing.channels
+    if images is None and (run.recipe or overrides):
+        return from_source(run.source(**overrides), count, SHOWN)
+    if overrides:
+        raise ValueError(f"`{next(iter(overrides))}` is of data, but `images` are given: leave out one of the two.")
+    if subject.transform is None:
+        raise ValueError("An image generator is analyzed on the data of its run: leave `images` out.")
+    if images is None:
+        return from_photos(subject.transform, channels, count, SHOWN)
+    inputs = images if isinstance(images, list | tuple) else [images]
+    return from_files(inputs, subject.transform, channels, count, SHOWN)
 
 
-def _timm_weights(model: str, checkpoint: str) -> Subject:
-    check_model(model)
-    read_checkpoint(checkpoint)  # says in one sentence what is wrong with a file
-    weights = load_state_dict(checkpoint, weights_only=True)
-    classifier = timm.create_model(model, device="meta").pretrained_cfg.get("classifier")
-    bias = weights.get(f"{classifier}.bias")
-    network = timm.create_model(model, **({} if bias is None else {"num_classes": len(bias)}))
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(
-            f"The weights in {checkpoint} do not fit the model {model!r}: {' '.join(str(error).split())[:200]} …"
-        ) from error
-    return _named(model, network, f"weights from {checkpoint}")
-
-
-def _named(model: str, network: nn.Module, weights: str) -> Subject:
-    config = resolve_data_config(model=network)
-    preprocessing = Preprocessing(
-        tuple(config["input_size"][1:]), config["mean"], config["std"], config["interpolation"], config["crop_pct"]
-    )
-    return Subject(network, model, weights, preprocessing, None, Path("runs/analysis") / model.replace("/", "_"))
-
-
-def _reads_released(model: str) -> bool:
-    check_model(model)
-    return hasattr(timm.create_model(model, device="meta"), "native_state_dict")
-
-
-def _pictures(subject: Subject, images: Sequence[str] | None, count: int) -> Pictures:
-    if images:
-        return from_files(images, subject.preprocessing, count, SHOWN)
-    if subject.source is not None:
-        return from_source(subject.source, count, SHOWN)
-    return from_photos(subject.preprocessing, count, SHOWN)
-
-
-def _rank(subject: Subject, view: View) -> Finding:
-    measured = measure_ranks(subject.network, _batches(view.pictures.many, "rank"), view.layers)
+def _rank(view: _View) -> _Result:
+    measured = measure_ranks(view.subject.network, view.batches(None, "rank"), view.layers)
     figures = {
-        "rank": (draw.rank_figure(_some(measured)), words.RANK),
-        "spectrum": (draw.spectrum_figure(measured), words.SPECTRUM),
+        "rank": (draw.rank_figure(_some(measured)), captions.RANK),
+        "spectrum": (draw.spectrum_figure(measured), captions.SPECTRUM),
     }
-    return Finding("Rank", rows(measured), _curves(measured, SPECTRUM), figures)
+    return _Result("Rank", rows(measured), _curves(measured, SPECTRUM), figures)
 
 
-def _scores(subject: Subject, view: View) -> Finding:
-    few, whole = view.pictures.many[:SCORE_IMAGES], view.pictures.whole
-    measured = _some(measure_scores(subject.network, _batches(few, "scores"), view.layers))
-    maps = score_maps(subject.network, whole, view.point, view.layers)
-    shown = [subject.preprocessing.displayed(image) for image in whole]
+def _scores(view: _View) -> _Result:
+    network, whole = view.subject.network, view.images.whole
+    measured = _some(measure_scores(network, view.batches(SCORE_IMAGES, "scores"), view.layers))
+    maps = score_maps(network, view.subject.inputs(whole, view.images.whole_labels), view.query, view.layers)
+    shown = [view.subject.displayed(image) for image in whole]
     figures = {
-        "score_maps": (draw.score_map_figure(shown, maps, view.point), words.SCORE_MAPS),
-        "scores": (draw.score_measure_figure(measured), words.SCORES),
+        "score_maps": (draw.score_map_figure(shown, maps, view.query), captions.SCORE_MAPS),
+        "scores": (draw.score_measure_figure(measured), captions.SCORES),
     }
     curves = [
         {
-            "layer": one.layer.name,
-            "mechanism": one.layer.mechanism,
-            "picture": number,
-            "query": one.token,
-            "scores": one.scores.tolist(),
+            "layer": score_map.layer.name,
+            "mechanism": score_map.layer.mechanism,
+            "image": number,
+            "query": score_map.token,
+            "scores": score_map.scores.tolist(),
         }
-        for number, row in enumerate(maps)
-        for one in row
+        for number, maps_of_image in enumerate(maps)
+        for score_map in maps_of_image
     ]
-    return Finding("Scores", rows(measured), curves, figures)
+    return _Result("Scores", rows(measured), curves, figures)
 
 
-def _magnitude(subject: Subject, view: View) -> Finding:
-    few = view.pictures.many[:MAGNITUDE_IMAGES]
-    measured = _some(measure_magnitude(subject.network, _batches(few, "magnitude"), view.layers))
+def _magnitude(view: _View) -> _Result:
+    network = view.subject.network
+    measured = _some(measure_magnitude(network, view.batches(MAGNITUDE_IMAGES, "magnitude"), view.layers))
     middle = _middle(draw.layers_of(measured))
-    (layer,) = probe(subject.network, few, [middle])
+    (layer,) = probe(network, next(view.batches(MAGNITUDE_IMAGES, "magnitude")), [middle])
     readouts = compare_readouts(layer)
     figures = {
-        "readouts": (draw.readout_figure(readouts), words.READOUTS.format(layer=middle)),
-        "magnitude": (draw.magnitude_figure(measured), words.MAGNITUDE),
+        "readouts": (draw.readout_figure(readouts), captions.READOUTS.format(layer=middle)),
+        "magnitude": (draw.magnitude_figure(measured), captions.MAGNITUDE),
     }
-    table = [{"readout": "own", **row} for row in rows(measured)] + rows(readouts)
-    return Finding("Magnitude", table, _curves(readouts, SORTED), figures)
+    numbers = [{"readout": "of the layer", **row} for row in rows(measured)] + rows(readouts)
+    return _Result("Magnitude", numbers, _curves(readouts, SORTED), figures)
 
 
-ANALYSES: dict[str, Callable[[Subject, View], Finding]] = {"rank": _rank, "scores": _scores, "magnitude": _magnitude}
+ANALYSES: dict[str, Callable[[_View], _Result]] = {"rank": _rank, "scores": _scores, "magnitude": _magnitude}
 
 
 def _some(measured: list[Measured]) -> list[Measured]:
     if not measured:
         raise ValueError(
-            "Every chosen attention layer sees a single token, so there is nothing to measure: give larger images or"
-            " other --layers."
+            "Every chosen attention layer has a single token, so there is nothing to measure: give larger images, or"
+            " choose other `layers`."
         )
     return measured
 
@@ -259,72 +217,65 @@ def _middle(layers: list[Layer]) -> str:
     return largest[len(largest) // 2]
 
 
-def _batches(images: Tensor, what: str) -> Iterator[Tensor]:
-    parts = images.split(BATCH)
-    return iter(track(parts, what, disable=not sys.stdout.isatty()))
-
-
 def _curves(measured: Sequence[Measured], measure: str) -> list[dict[str, object]]:
     return [
         {
-            "layer": one.layer.name,
-            "mechanism": one.layer.mechanism,
-            **one.condition,
-            measure: one.mean(measure).tolist(),
+            "layer": entry.layer.name,
+            "mechanism": entry.layer.mechanism,
+            **entry.condition,
+            measure: entry.mean(measure).tolist(),
         }
-        for one in measured
+        for entry in measured
     ]
 
 
-def _write_finding(folder: Path, name: str, finding: Finding) -> None:
-    for file, (figure, _) in finding.figures.items():
+def _write_result(folder: Path, name: str, result: _Result) -> None:
+    for file, (figure, _) in result.figures.items():
         write_figure(figure, folder / file)
     with replacing(folder / f"{name}.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        columns = list(dict.fromkeys(key for row in finding.rows for key in row))
+        columns = list(dict.fromkeys(key for row in result.rows for key in row))
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(finding.rows)
-    write_json(folder / f"{name}.json", {"rows": finding.rows, "curves": finding.curves})
+        writer.writerows(result.rows)
+    write_json(folder / f"{name}.json", {"rows": result.rows, "curves": result.curves})
 
 
-def _write_page(path: Path, subject: Subject, view: View, found: dict[str, Finding]) -> None:
-    pictures = view.pictures
-    height, width = subject.preprocessing.size
-    parameters = sum(parameter.numel() for parameter in subject.network.parameters())
-    told = (
-        f"{subject.name}, {parameters:,} parameters, {subject.weights}; {height}×{width} px. Images: {pictures.about}"
-        f" Scores: the first {min(SCORE_IMAGES, len(pictures.many))} of these; magnitude: the first"
-        f" {min(MAGNITUDE_IMAGES, len(pictures.many))}."
+def _write_page(path: Path, run: Run, view: _View, results: dict[str, _Result]) -> None:
+    network, images = view.subject.network, view.images
+    height, width = images.many.shape[-2:]
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    weights = "random weights, never trained (seed 0)" if run.path is None else f"weights from {run.path}"
+    average = " (moving average)" if "ema" in run.task.networks() else ""
+    about = (
+        f"{run.name}{view.subject.note}, {parameters:,} parameters, {weights}{average}; {height}×{width} px. Images:"
+        f" {images.about} Scores: the first {min(SCORE_IMAGES, len(images.many))} of these; magnitude: the first"
+        f" {min(MAGNITUDE_IMAGES, len(images.many))}."
     )
-    if unseen := unseen_attention(subject.network):
-        told += f" Attention of other kinds is not looked at: {', '.join(unseen)}."
-    sections: list[tuple[str, Sequence[str]]] = [
-        ("What was looked at", [paragraph(told), table(_layer_table(subject, view))])
-    ]
-    for finding in found.values():
-        images = {file: (path.parent / f"{file}.svg").read_text(encoding="utf-8") for file in finding.figures}
-        parts = [
-            part
-            for file, (_, text) in finding.figures.items()
-            for part in (drawn(images[file], file.replace("_", " ")), paragraph(text))
-        ]
-        sections.append((finding.title, parts))
-    files = ", ".join(f"{name}.csv, {name}.json" for name in found)
-    sections.append(("Numbers", [paragraph(f"Every number of these figures stands beside this page: {files}.")]))
-    write_page(path, f"linvit analyze: {subject.name}", sections)
+    if unseen := unseen_attention(network):
+        about += f" Attention of other kinds is left out: {', '.join(unseen)}."
+    sections: list[tuple[str, Sequence[str]]] = [("Network and images", [paragraph(about), table(_layer_table(view))])]
+    for result in results.values():
+        parts = []
+        for file, (_, caption) in result.figures.items():
+            image = (path.parent / f"{file}.svg").read_text(encoding="utf-8")
+            parts += [svg_image(image, file.replace("_", " ")), paragraph(" ".join(caption.split()))]
+        sections.append((result.title, parts))
+    files = ", ".join(f"{name}.csv, {name}.json" for name in results)
+    sections.append(("Numbers", [paragraph(f"Every number of these figures is in files beside this page: {files}.")]))
+    write_page(path, f"linvit analyze: {run.name}", sections)
 
 
-def _layer_table(subject: Subject, view: View) -> list[dict[str, Any]]:
-    known = attention_layers(subject.network)
+def _layer_table(view: _View) -> list[dict[str, Any]]:
+    known = attention_layers(view.subject.network)
     return [
         {
-            "number": known.index(one.name) + 1,
-            "layer": one.name,
-            "mechanism": one.mechanism,
-            "tokens": f"{one.grid[0]}×{one.grid[1]}" + (f" + {one.num_prefix}" if one.num_prefix else ""),
-            "heads": one.outputs().shape[1],
-            "width of a head": one.outputs().shape[-1],
-            "rotation": "yes" if one.operands.rotary is not None else "no",
+            "number": known.index(layer.name) + 1,
+            "layer": layer.name,
+            "mechanism": layer.mechanism,
+            "tokens": f"{layer.grid[0]}×{layer.grid[1]}" + (f" + {layer.num_prefix}" if layer.num_prefix else ""),
+            "heads": layer.outputs().shape[1],
+            "head width": layer.outputs().shape[-1],
+            "rotation": "yes" if layer.operands.rotary is not None else "no",
         }
-        for one in probe(subject.network, view.pictures.many[:1], view.layers)
+        for layer in probe(view.subject.network, next(view.batches(1, "layers")), view.layers)
     ]

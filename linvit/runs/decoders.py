@@ -1,11 +1,123 @@
 """What the tasks of decoders share: the networks, their list, and the sections of their reports."""
 
-from linvit.models.sequence import create_sequence
+import itertools
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from linvit.analysis.report import figure_image, paragraph, table
+from linvit.data.source import Source
+from linvit.layers.causal import CAUSAL_MECHANISMS
+from linvit.models.sequence import SEQUENCES, Decoder, Memory, create_sequence
 from linvit.runs.named import NamedSpec
+from linvit.runs.spec import Section
+from linvit.tasks.language import IGNORED
+
+if TYPE_CHECKING:
+    from linvit.runs.run import Run
+
+VOCABULARIES = {"sequence_nano": 257, "sequence_340m": 32_000}
+CONTEXT = 2048
+POINTS = 32
+READ, PIECE = 256, 37  # tokens
 
 
 class DecoderSpec(NamedSpec):
     """A task that trains a decoder of tokens."""
 
     create = staticmethod(create_sequence)
-    instead_of_predict = "call `generate` or `evaluate`"
+    instead_of_predict = "use `generate` or `evaluate` instead"
+
+    def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
+        return (f"data: {source.preprocessing.corpus}",)
+
+    def sections(self, run: "Run", source: Source) -> list[Section]:
+        network, device = run.placed_network()
+        figure = position_figure(*bits_by_position(network, source, device))
+        return [
+            ("Bits per token by position", [figure_image(figure, "bits per token by position in the row")]),
+            ("The same row, processed in other ways", _forms(network, source, device)),
+        ]
+
+    def listing(self) -> Iterator[dict[str, Any]]:
+        """Decoders with each mechanism: name, mechanism, vocabulary, parameters, memory (bytes of the state after
+        CONTEXT tokens, float32), and whether it grows with them."""
+        for name in SEQUENCES:
+            for mechanism in CAUSAL_MECHANISMS:
+                memory = Memory()
+                with torch.device("meta"):
+                    network = create_sequence(name, VOCABULARIES[name], mechanism=mechanism)
+                    network.read(torch.zeros(1, CONTEXT, dtype=torch.long), memory)
+                yield {
+                    "name": name,
+                    "mechanism": mechanism,
+                    "vocabulary": VOCABULARIES[name],
+                    "parameters": sum(parameter.numel() for parameter in network.parameters()),
+                    "memory": memory.num_bytes(),
+                    "grows": CAUSAL_MECHANISMS[mechanism] is None,
+                }
+
+
+@torch.inference_mode()
+def bits_by_position(network: Decoder, source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean bits of the validation targets at each position of a row, and how many there are; both (context,)."""
+    bits = counts = torch.zeros(())
+    for tokens, targets in source.val_dataloader():
+        wanted = targets["targets"].to(device)
+        logits = network(tokens.to(device), targets["documents"].to(device)).float()
+        nats = cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="none")
+        bits = bits + nats.view_as(wanted).double().sum(0).cpu() / torch.log(torch.tensor(2.0))
+        counts = counts + (wanted != IGNORED).sum(0).cpu()
+    return bits / counts.clamp_min(1), counts
+
+
+def position_figure(bits: Tensor, counts: Tensor) -> Figure:
+    """Mean bits per token over the position in the row, in groups of neighbours on a logarithmic axis."""
+    positions = torch.arange(1, len(bits) + 1)
+    edges = torch.logspace(0, torch.log10(torch.tensor(float(len(bits) + 1))), POINTS).round().unique()
+    middle, mean = [], []
+    for low, high in itertools.pairwise(edges.tolist()):
+        group = (counts > 0) & (positions >= low) & (positions < high)
+        if group.any():
+            weights = counts[group].double()
+            middle.append(float((positions[group] * weights).sum() / weights.sum()))
+            mean.append(float((bits[group] * weights).sum() / weights.sum()))
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(middle, mean, marker="o", color="#0072B2")
+    axes.set(xlabel="position in the row", ylabel="bits per token", xscale="log")
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def _forms(network: Decoder, source: Source, device: torch.device) -> list[str]:
+    tokens = next(iter(source.val_dataloader()))[0][:1, :READ].to(device)
+    rows = []
+    for dtype in (torch.float32, torch.float64):
+        differences = distances(deepcopy(network).to(dtype), tokens)
+        arithmetic = {"arithmetic": str(dtype).removeprefix("torch.")}
+        rows.append(arithmetic | {name: f"{value:.0e}" for name, value in differences.items()})
+    words = "Largest difference of a logit from the whole row at once, over the largest logit; one document."
+    return [table(rows), paragraph(words)]
+
+
+@torch.inference_mode()
+def distances(network: Decoder, tokens: Tensor) -> dict[str, float]:
+    """Relative distance of the logits of tokens (1, tokens) from the chunked form, by the way of processing."""
+
+    def in_pieces(length: int) -> Tensor:
+        memory = Memory()
+        return torch.cat([network.read(piece, memory) for piece in tokens.split(length, dim=1)], dim=1)
+
+    whole = network(tokens)
+    ways = {
+        "explicit matrix": network(tokens, form="matrix"),
+        f"in pieces of {PIECE} tokens": in_pieces(PIECE),
+        "token by token": in_pieces(1),
+    }
+    return {name: float((logits - whole).abs().max() / whole.abs().max()) for name, logits in ways.items()}

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,22 +12,22 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
-from linvit.analysis.cost import Cost
 from linvit.analysis.dense_cost import count_dense_cost
-from linvit.analysis.dense_pictures import side_by_side
-from linvit.analysis.report import paragraph, photo
-from linvit.data.dense.source import DensePreprocessing, DenseSource
+from linvit.analysis.dense_images import side_by_side
+from linvit.analysis.report import paragraph, pixel_image
+from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import CorruptImageError
 from linvit.data.source import Source
 from linvit.files import check_writable, replacing
 from linvit.models.by_name import known_arguments
+from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import build_dense
 from linvit.models.published import PUBLISHED_DENSE
 from linvit.runs.images import find_images, read_image
 from linvit.runs.opening import changed_settings, prepared_for
 from linvit.runs.predictions import Predictions
 from linvit.runs.progress import tracked
-from linvit.runs.spec import Section, TaskSpec
+from linvit.runs.spec import Section, Subject, TaskSpec
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
@@ -69,6 +70,19 @@ class DenseSpec(TaskSpec):
         scaled = f"images scaled to fit {about.short_side} px on their short side and {about.long_side} px on the long"
         return f"{len(run.class_names)} classes", scaled
 
+    def subject(self, run: "Run") -> Subject:
+        backbone = next(module for module in run.network.modules() if isinstance(module, DenseBackbone))
+        transform = run.preprocessing.transform()
+
+        def shown(image: Tensor) -> Tensor:
+            return displayed(image, run.preprocessing).movedim(0, -1) / 255
+
+        return Subject(backbone, lambda images, labels: images, shown, transform, ", its backbone")
+
+    def json_writer(self, run: "Run", path: Path) -> contextlib.AbstractContextManager[Callable[[Any], None]]:
+        """What writes predictions into a JSON file."""
+        raise ValueError("Maps of labels do not fit into a .json file: call `save` with a folder.")
+
     def save_one_by_one(self, run: "Run", folder: Path) -> contextlib.AbstractContextManager[Saver]:
         """What writes predictions into a folder."""
         raise NotImplementedError
@@ -107,12 +121,12 @@ class DenseSpec(TaskSpec):
                     row = without_pixels(row)
                 rows.append(row)
                 kept.append(item)
-        return DensePredictions(self, run, rows, unreadable, kept)
+        return DensePredictions(self, run, rows, unreadable, kept, folder)
 
     def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
         """Every framework on every size of RAVLT and MAViT, as released (pattern LLSS) and linear throughout (LLLL).
 
-        Keys: framework, backbone, pattern, and those of `costs`; published_parameters in millions, published_macs in
+        Keys: framework, backbone, pattern, and those of Cost; published_parameters in millions, published_macs in
         billions.
 
         Raises ValueError for another family.
@@ -126,7 +140,7 @@ class DenseSpec(TaskSpec):
                         backbone = f"{name}_{size}{suffix}"
                         row = {"framework": framework, "backbone": backbone, "pattern": pattern}
                         parameters, macs = (published if pattern == "LLSS" else None) or (None, None)
-                        row |= costs(count_dense_cost(framework, backbone))
+                        row |= asdict(count_dense_cost(framework, backbone))
                         yield row | {"published_parameters": parameters, "published_macs": macs}
 
 
@@ -134,33 +148,40 @@ class DensePredictions(Predictions[Any]):
     """Predictions of a detector or segmentor, saved as a folder of images, maps, and COCO's JSON or labels."""
 
     def __init__(
-        self, spec: DenseSpec, run: "Run", rows: Iterable[Any], unreadable: Iterable[str], items: Sequence[Any]
+        self,
+        spec: DenseSpec,
+        run: "Run",
+        rows: Iterable[Any],
+        unreadable: Iterable[str],
+        items: Sequence[Any],
+        written: Path | None,
     ) -> None:
         super().__init__(rows, unreadable)
-        self._spec, self._run, self._items = spec, run, items
+        self._spec, self._run, self._items, self._written = spec, run, items, written
 
     def to_csv(self, path: str | Path) -> None:
         raise ValueError("Objects and maps do not fit into a .csv file: call `save` with a folder.")
 
     def to_json(self, path: str | Path) -> None:
+        self._check_kept()
         with self._spec.json_writer(self._run, Path(path)) as write:
             for row in self:
                 write(row)
 
     def save(self, path: str | Path) -> None:
-        """Writes a folder; raises ValueError where it was given as `output` and nothing is left to write."""
+        """Writes a folder, as the option `output` of predict does."""
+        self._check_kept()
         with self._spec.save_one_by_one(self._run, _checked_folder(path, self._items)) as save:
             for row, item in zip(self, self._items, strict=True):
                 save(row, F.pil_to_tensor(read_image(item, row.file)))
 
+    def _check_kept(self) -> None:
+        if self._written is not None:
+            raise ValueError(f"Masks and maps were written to {self._written} and not kept: predict without `output`.")
 
-def costs(cost: Cost) -> dict[str, int]:
-    """parameters, macs (of layers, as the papers count) and macs_attention (products between tensors, on top)."""
-    return {"parameters": cost.parameters, "macs": cost.macs, "macs_attention": cost.macs_attention}
 
-
-def chunks(count: int, size: tuple[int, int]) -> int:
-    """How many of `count` masks of a size are in memory together."""
+def at_once(size: tuple[int, int]) -> int:
+    """How many masks of a size are in memory together."""
     return max(1, AT_ONCE // (size[0] * size[1]))
 
 
@@ -183,15 +204,10 @@ def untaken_name(file: str, taken: set[str]) -> str:
     return name
 
 
-def truth_and_answer(
-    run: "Run",
-    source: Source,
-    overlays: Callable[[nn.Module, Tensor, Any, torch.device], tuple[Tensor, Tensor]],
-    words: str,
-) -> Section:
+def truth_and_answer(run: "Run", source: Source, overlays: Callable[..., tuple[Tensor, Tensor]], words: str) -> Section:
     """Images evenly chosen from the data, with the truth to the left and the answer to the right.
 
-    overlays: both, of a network, a normalized image and its target.
+    overlays: both, of a network, the source, a normalized image, its target, and the device.
     """
     network, device = run.placed_network()
     dataset = source.val_set()
@@ -201,15 +217,14 @@ def truth_and_answer(
         for place in places:
             item = dataset[place]
             if not isinstance(item, str):
-                shown = side_by_side(*overlays(network, *item, device))
-                images.append(photo(shown, f"image {place + 1}: truth and answer"))
+                shown = side_by_side(*overlays(network, source, *item, device))
+                images.append(pixel_image(shown, f"image {place + 1}: truth and answer"))
     return "Images", [paragraph(f"Images evenly chosen from the data: the truth to the left, {words}."), *images]
 
 
-def displayed(image: Tensor, source: DenseSource) -> Tensor:
+def displayed(image: Tensor, preprocessing: DensePreprocessing) -> Tensor:
     """uint8 (3, height, width): the image before it was normalized."""
-    about = source.preprocessing
-    mean, std = (torch.tensor(values)[:, None, None] for values in (about.mean, about.std))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocessing.mean, preprocessing.std))
     return ((image * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 

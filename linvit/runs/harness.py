@@ -1,6 +1,6 @@
-"""`linvit eval RUN --tasks …`: a language model under EleutherAI's lm-evaluation-harness.
+"""A language model under EleutherAI's lm-evaluation-harness.
 
-The task's data come from the Hugging Face hub when they are named, unless they are local.
+A task's data is downloaded from the Hugging Face hub unless it is local.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,10 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows
-from rich.table import Table
 from torch import Tensor, nn
 
-from linvit.data import TextPreprocessing
 from linvit.models.sequence import generate
-from linvit.runs.predict import ready_network
-from linvit.runs.restore import Restored
-from linvit.runs.screen import show as show_table
+from linvit.runs.run import Run
 
 LONGEST_ANSWER = 256
 
@@ -28,21 +24,19 @@ class Harness(TemplateLM):
     """A decoder as the harness sees one: every text begins a document, and contexts are never cut.
 
     Args:
-        restored: a run of the task language.
-        batch_size: how many texts are read at once, padded at their ends, which causal attention does not see.
+        run: of the task language.
+        batch_size: texts at once, padded at their ends, which causal attention does not see.
         weights: "raw" or "ema"; by default the moving average where there is one.
 
     Rolling likelihoods are those of pieces of the training's context length, as for any other network.
     """
 
-    def __init__(self, restored: Restored, batch_size: int = 16, weights: str | None = None) -> None:
+    def __init__(self, run: Run, batch_size: int = 16, weights: str | None = None) -> None:
         super().__init__()
-        if not isinstance(restored.preprocessing, TextPreprocessing):
-            raise ValueError(f"{restored.path} reads no text: --tasks is for language models.")
         self.network: nn.Module
-        self.network, self.place = ready_network(restored, weights)
-        self.text = restored.preprocessing.open()
-        self.context = restored.preprocessing.context
+        self.network, self.place = run.placed_network(weights)
+        self.text = run.preprocessing.open()
+        self.context = run.preprocessing.context
         self.batch_size = batch_size
 
     @property
@@ -62,7 +56,7 @@ class Harness(TemplateLM):
             tokens = self.tok_encode(request.args[0])
             windows = get_rolling_token_windows(tokens, self.eot_token_id, self.context, 1)
             pieces = [("", *_joined(*window)) for window in windows]
-            totals.append(sum(found for found, _ in self._loglikelihood_tokens(pieces)))
+            totals.append(sum(likelihood for likelihood, _ in self._loglikelihood_tokens(pieces)))
         return totals
 
     @torch.inference_mode()
@@ -76,8 +70,8 @@ class Harness(TemplateLM):
                 count = len(requests[place][2])
                 wanted = torch.tensor(row[len(row) - count :])
                 given = likely[len(row) - count - 1 : len(row) - 1]
-                found = given.gather(-1, wanted[:, None]).double().sum().item()
-                answers[place] = found, bool((given.argmax(-1) == wanted).all())
+                total = given.gather(-1, wanted[:, None]).double().sum().item()
+                answers[place] = total, bool((given.argmax(-1) == wanted).all())
         return [answers[place] for place in range(len(requests))]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -122,43 +116,50 @@ def _joined(context: Sequence[int], rest: Sequence[int]) -> tuple[list[int], lis
     return together[: len(together) - len(rest)], list(rest)
 
 
-def ask(
-    restored: Restored,
+class HarnessMeasures(dict[str, dict[str, Any]]):
+    """Measures by task, as the harness names them."""
+
+    @property
+    def by_weights(self) -> dict[str, dict[str, Any]]:
+        """The measures themselves: they are those of one kind of weights."""
+        return dict(self)
+
+    def table(self) -> list[dict[str, str]]:
+        """A row for each measure, as people read it."""
+        return [
+            {"task": task, "measure": name.replace(",none", "").replace(",", " "), "value": f"{value:.4f}"}
+            for task, measures in self.items()
+            for name, value in measures.items()
+            if isinstance(value, float) and "_stderr" not in name
+        ]
+
+
+def evaluate_tasks(
+    run: Run,
+    *,
     tasks: Sequence[str],
-    include: Path | None = None,
+    include: str | Path | None = None,
     limit: int | None = None,
     batch_size: int = 16,
     weights: str | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Each task's measures, as the harness names them.
+) -> HarnessMeasures:
+    """The measures of tasks of the harness; of a tag or a group there are those of its tasks.
 
-    include: a folder of the user's own tasks, in place of the harness's. limit: items of each task. Of a tag or a group
-    there are those of its tasks.
+    include: a folder of the user's own tasks, in place of the harness's. limit: items of each task.
 
-    Raises ValueError for an unknown task, a folder that is missing, no items, and a network that reads no text.
+    Raises ValueError for an unknown task, a folder that is missing, and no items.
     """
-    model = Harness(restored, batch_size, weights)
-    if include is not None and not include.is_dir():
-        raise ValueError(f"--include is {include}, expected a folder with .yaml files of your tasks: give one.")
+    model = Harness(run, batch_size, weights)
+    if include is not None and not Path(include).is_dir():
+        raise ValueError(f"`include` is {include}, expected a folder with .yaml files of your tasks: give one.")
     if limit is not None and limit < 1:
-        raise ValueError(f"--limit is {limit}, but at least one item has to be asked: set it to 1 or more.")
+        raise ValueError(f"`limit` is {limit}, expected 1 item or more: set it higher.")
     manager = TaskManager(include_path=include, include_defaults=include is None)
     unknown = [name for name in tasks if name not in manager.all_tasks]
     if unknown:
         raise ValueError(
-            f"The harness knows no task {unknown[0]!r}: `lm-eval ls tasks` lists its own, --include FOLDER takes yours."
+            f"The harness knows no task {unknown[0]!r}: `lm-eval ls tasks` lists its own, `include` takes a folder of"
+            " yours."
         )
-    found = simple_evaluate(model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
-    return dict(found["results"])
-
-
-def show(found: dict[str, dict[str, Any]]) -> None:
-    """Prints the measures as one table."""
-    table = Table("task", "measure")
-    table.add_column("value", justify="right")
-    for task, measures in found.items():
-        for name, value in measures.items():
-            measure, _, kind = name.partition(",")
-            if isinstance(value, float) and not measure.endswith("_stderr"):
-                table.add_row(task, measure if kind in ("", "none") else f"{measure} ({kind})", f"{value:.4f}")
-    show_table(table)
+    measured = simple_evaluate(model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
+    return HarnessMeasures(measured["results"])

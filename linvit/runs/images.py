@@ -1,14 +1,25 @@
-"""What a network is asked about: paths, folders, and images in memory."""
+"""Images that a network is asked about: paths, folders, and images in memory; and those that an analysis looks at."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
+from torchvision.transforms.v2.functional import center_crop
 
-from linvit.data.images.image import converted, open_image
+from linvit.analysis.scores import evenly
+from linvit.data.images.image import SMALLEST, CorruptImageError, converted, open_image
+from linvit.data.source import Source
+
+PHOTOS = ("china.jpg", "flower.jpg")
+CROP_SHARE = 0.5  # a crop's side over the image's shorter side
+Transform = Callable[[Image.Image], Tensor]
 
 
 def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tuple[list[tuple[str, Any]], list[str]]:
@@ -58,3 +69,107 @@ def read_image(item: Any, name: str, channels: int = 3) -> Image.Image:
             )
         item = Image.fromarray(array)
     return converted(item, channels)
+
+
+@dataclass(frozen=True)
+class AnalyzedImages:
+    """Normalized images, as a network takes them.
+
+    whole: a few whole images, to be shown; many: what is averaged over; both (images, channels, height, width). labels
+    of both: int64 (images,), the class of each; None where classes are unknown. about: a sentence on where they come
+    from. unreadable: a sentence for each file that was left out.
+    """
+
+    whole: Tensor
+    many: Tensor
+    about: str
+    unreadable: list[str]
+    whole_labels: Tensor | None = None
+    many_labels: Tensor | None = None
+
+
+def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
+    """Images of the held-out split, evenly chosen, `count` of them or all that there are.
+
+    Images of different sizes are cropped around their centres to the smallest height and width.
+
+    Raises:
+        ValueError: if none can be read.
+    """
+    dataset = source.val_set()
+    items = [dataset[place] for place in evenly(len(dataset), count).tolist()]  # type: ignore[arg-type]
+    pairs = [item for item in items if not isinstance(item, str)]
+    if not pairs:
+        raise ValueError("The data has no readable image: there is nothing to analyze.")
+    many = stacked([image for image, _ in pairs])
+    labels = torch.tensor([int(label) for _, label in pairs]) if np.ndim(pairs[0][1]) == 0 else None
+    about = f"{len(many)} held-out images of {type(source).__name__}, evenly chosen."
+    places = slice(0, shown * max(1, len(many) // shown), max(1, len(many) // shown))
+    unreadable = [item for item in items if isinstance(item, str)]
+    return AnalyzedImages(many[places], many, about, unreadable, None if labels is None else labels[places], labels)
+
+
+def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
+    """Image files and folders, evenly chosen; where there are fewer than `count`, as many regular crops of them.
+
+    Raises:
+        ValueError: for paths without images, and if none of the files can be used.
+    """
+    items, unreadable = find_images(inputs)
+    items = [items[place] for place in evenly(len(items), count).tolist()]
+    images: list[Image.Image] = []
+    for name, item in items:
+        try:
+            images.append(_large_enough(read_image(item, name, channels), name))
+        except CorruptImageError as error:
+            unreadable.append(str(error))
+    if not images:
+        raise ValueError(f"None of the {len(items)} image files can be used, the first because {unreadable[0]}")
+    return _with_crops(images, transform, count, shown, f"{len(images)} image files", unreadable)
+
+
+def from_photos(transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
+    """The two photos that come with scikit-learn, and regular crops of them."""
+    from sklearn.datasets import load_sample_image
+
+    images = [converted(Image.fromarray(load_sample_image(name)), channels) for name in PHOTOS]
+    return _with_crops(images, transform, count, shown, f"scikit-learn's photos {' and '.join(PHOTOS)}", [])
+
+
+def crops(image: Image.Image, count: int) -> list[Image.Image]:
+    """At least `count` squares of half the image's shorter side, on a regular grid that reaches every edge."""
+    side = max(1, round(CROP_SHARE * min(image.size)))
+    width, height = image.size
+    rows = max(1, math.floor(math.sqrt(count * height / width)))
+    columns = math.ceil(count / rows)
+    lefts = [round(x) for x in torch.linspace(0, width - side, columns).tolist()]
+    tops = [round(y) for y in torch.linspace(0, height - side, rows).tolist()]
+    return [image.crop((left, top, left + side, top + side)) for top in tops for left in lefts]
+
+
+def stacked(images: Sequence[Tensor]) -> Tensor:
+    """(images, channels, height, width), cropped around their centres to the smallest height and width."""
+    size = [min(image.shape[side] for image in images) for side in (-2, -1)]
+    return torch.stack([center_crop(image, size) for image in images])
+
+
+def _with_crops(
+    images: list[Image.Image], transform: Transform, count: int, shown: int, about: str, unreadable: list[str]
+) -> AnalyzedImages:
+    whole = stacked([transform(image) for image in images[:shown]])
+    if len(images) >= count:
+        return AnalyzedImages(whole, stacked([transform(image) for image in images[:count]]), f"{about}.", unreadable)
+    each = math.ceil(count / len(images))
+    many = stacked([transform(crop) for image in images for crop in crops(image, each)])
+    words = f"{about}, and for averages {len(many)} regular crops of them (squares of half the shorter side)."
+    return AnalyzedImages(whole, many, words, unreadable)
+
+
+def _large_enough(image: Image.Image, name: str) -> Image.Image:
+    width, height = image.size
+    if min(width, height) < SMALLEST:
+        raise CorruptImageError(
+            f"{name} is {height}×{width} px, expected {SMALLEST}×{SMALLEST} px or more: leave it out or take a larger"
+            " one."
+        )
+    return image

@@ -74,8 +74,8 @@ class ObjectPrediction:
     """The objects that a detector finds in an image, best score first, in pixels of the image.
 
     size: (height, width). boxes: float32 (n, 4), left, top, right, bottom. labels: places of the classes in
-    `run.class_names`. masks: COCO's run lengths (RLE), see pycocotools; None for a network without masks, and where they
-    were written to a folder. threshold: the score from which objects are shown.
+    `run.class_names`. masks: COCO's run lengths (RLE), see pycocotools; None for a network without masks, and
+    where they were written to a folder. threshold: the score from which objects are shown.
     """
 
     file: str
@@ -169,7 +169,7 @@ class Predictions(Sequence[Row]):
 
 
 def check_output(path: str | Path) -> Path:
-    """The path itself; raises ValueError for an ending other than .csv and .json, OSError where it cannot be written."""
+    """The path itself; raises ValueError for an ending other than .csv or .json, OSError for a folder not writable."""
     path = Path(path)
     if path.suffix not in (".csv", ".json"):
         raise ValueError(f"`output` is {path}, which has an unknown ending: expected a .csv or .json file.")

@@ -21,9 +21,9 @@ from linvit.files import read_checkpoint
 from linvit.models.by_name import check_model
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.released import load_released
-from linvit.runs.evaluate import Measures, evaluate
+from linvit.runs.evaluate import Measures
 from linvit.runs.settings import as_tuple, check_names, parameters
-from linvit.runs.spec import TaskSpec
+from linvit.runs.spec import TaskSpec, check_options
 from linvit.runs.tasks import TASKS
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.task import Task
@@ -134,8 +134,7 @@ class Run:
             progress: whether a bar is shown on the terminal.
             trainer: arguments of Lightning's Trainer, such as devices and precision.
         """
-        overrides = self.spec.configure(self, **overrides)
-        return evaluate(self, self.source(data, **overrides), progress, **trainer or {})
+        return self.spec.evaluate(self, data, progress, trainer or {}, **overrides)
 
     def predict(self, inputs: Any, **options: Any) -> Any:
         """Predictions for files, folders, or images and sounds in memory, with `to_csv`, `to_json` and `save`.
@@ -149,6 +148,7 @@ class Run:
         cannot be read are listed in the result's `unreadable`.
         """
         single = isinstance(inputs, str | Path) or not isinstance(inputs, Sequence | Iterable)
+        check_options(self.spec.predict, self.spec.name, options)
         return self.spec.predict(self, [inputs] if single or hasattr(inputs, "shape") else list(inputs), **options)
 
     def prepare(self, **settings: Any) -> None:
@@ -166,8 +166,13 @@ class Run:
         """What a causal speech recognizer transcribes of a sound file, piece by piece of so many seconds."""
         return self.spec.stream(self, inputs, seconds, **options)
 
+    def transcriber(self, weights: str | None = None) -> Any:
+        """What transcribes sound as it comes, see `linvit.runs.tasks.speech.Transcriber`; of a causal network."""
+        return self.spec.transcriber(self, weights)
+
     def generate(self, **options: Any) -> Any:
         """Text or images, where the task generates; options are those of `generate` in `linvit.runs.tasks`."""
+        check_options(self.spec.generate, self.spec.name, options)
         return self.spec.generate(self, **options)
 
     def analyze(self, what: str = "all", **options: Any) -> Any:

@@ -1,12 +1,15 @@
 """What a task adds to a run: one subclass for each task, in a file of `linvit.runs.tasks`."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from linvit.data.source import Source
+from linvit.runs.evaluate import evaluate
 from linvit.runs.settings import as_tuple, check_names, parameters
 from linvit.tasks.task import Task
 
@@ -15,6 +18,22 @@ if TYPE_CHECKING:
 
 Section = tuple[str, Sequence[str]]
 """A heading of a report and the HTML parts below it, see linvit.analysis.report."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What an analysis looks into.
+
+    network: with attention over images. inputs: what it takes, of normalized images and their labels (None where they
+    are unknown). displayed: an image as (height, width, 3) or (height, width) in 0..1. transform: from an image file to
+    a normalized image; None where only the data of the run will do. note: what the report says behind the network's name.
+    """
+
+    network: nn.Module
+    inputs: Callable[[Tensor, Tensor | None], Any]
+    displayed: Callable[[Tensor], Tensor]
+    transform: Callable[[Any], Tensor] | None
+    note: str = ""
 
 
 class TaskSpec:
@@ -71,7 +90,12 @@ class TaskSpec:
         """Predictions for inputs, see Run.predict."""
         raise ValueError(f"A run of the task {self.name} predicts nothing: {self.instead_of_predict}.")
 
-    instead_of_predict: ClassVar[str] = "evaluate it instead"
+    instead_of_predict: ClassVar[str] = "use `evaluate` instead"
+    instead_of_generate: ClassVar[str] = "use `predict` instead"
+
+    def transcriber(self, run: "Run", weights: str | None = None) -> Any:
+        """What transcribes samples as they come, see Run.transcriber."""
+        raise ValueError(f"A run of the task {self.name} transcribes nothing: {self.instead_of_predict}.")
 
     def stream(self, run: "Run", inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
         """The text of a sound file as it is heard, see Run.stream."""
@@ -81,11 +105,29 @@ class TaskSpec:
 
     def generate(self, run: "Run", **options: Any) -> Any:
         """What the network generates, see Run.generate."""
-        raise ValueError(f"A run of the task {self.name} generates nothing: use `predict` instead.")
+        raise ValueError(f"A run of the task {self.name} generates nothing: {self.instead_of_generate}.")
 
     def configure(self, run: "Run", **options: Any) -> dict[str, Any]:
         """Applies the options of `evaluate` that are the task's own to a run and returns the others."""
         return options
+
+    def evaluate(
+        self, run: "Run", data: str | Path | None, progress: bool, trainer: Mapping[str, Any], **options: Any
+    ) -> Any:
+        """Measures of a run, see Run.evaluate."""
+        settings = self.configure(run, **options)
+        return evaluate(run, run.source(data, **settings), progress, **trainer)
+
+    def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
+        """What the report says of network and data beside name, parameters and weights."""
+        return ()
+
+    def subject(self, run: "Run") -> Subject:
+        """What an analysis of a run looks into; raises ValueError where there is no attention over images."""
+        raise ValueError(
+            f"Analysis is of attention over images, and a run of the task {self.name} has none: choose a classifier, an"
+            " image generator, a detector or a segmentor."
+        )
 
     def sections(self, run: "Run", source: Source) -> Iterable[Section]:
         """What the report says of a run on a source, between its measures and the end."""
@@ -96,6 +138,13 @@ class TaskSpec:
         return iter(())
 
 
-def takes(function: Any, name: str) -> bool:
-    """Whether a class or function has a parameter of that name."""
-    return name in inspect.signature(function).parameters
+def check_options(function: Callable[..., Any], task: str, options: Iterable[str]) -> None:
+    """Raises ValueError for an option that a function of a task does not have; options are keyword-only."""
+    declared = inspect.signature(function).parameters.values()
+    known = [p.name for p in declared if p.kind is p.KEYWORD_ONLY]
+    unknown = next((name for name in options if name not in known), None)
+    if unknown is not None and not any(p.kind is p.VAR_KEYWORD for p in declared):
+        listed = ", ".join(f"`{name}`" for name in known if name != "progress")
+        raise ValueError(
+            f"`{unknown}` is no option of {function.__name__} for the task {task}, which takes {listed}: leave it out."
+        )

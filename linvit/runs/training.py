@@ -170,13 +170,14 @@ def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: 
     about = checkpoint.get("linvit")
     if about is None:
         raise ValueError(f"{folder} was not written by `linvit train`: choose another `folder`.")
-    for group in SAME:
+    for section in SAME:
         before, now = (
-            {group: held} if group == "seed" else held or {} for held in (about["recipe"].get(group), recipe.get(group))
+            {section: held} if section == "seed" else held or {}
+            for held in (about["recipe"].get(section), recipe.get(section))
         )
         for key in sorted({*before, *now} - FREE):
             if before.get(key) != now.get(key):
-                path = group if group == "seed" else f"{group}.{key}"
+                path = section if section == "seed" else f"{section}.{key}"
                 raise ValueError(
                     f"The run in {folder} has {path} {before.get(key)!r}, but the recipe says {now.get(key)!r}: change"
                     " it back to resume, or choose another `folder`."

@@ -1,1 +1,6 @@
-"""Speech with its transcripts."""
+"""Speech and its transcripts."""
+
+from linvit.data.speech.hub import HuggingFaceSpeech
+from linvit.data.speech.librispeech import LibriSpeech, SpeechFolder, SpeechPreprocessing
+
+__all__ = ["HuggingFaceSpeech", "LibriSpeech", "SpeechFolder", "SpeechPreprocessing"]

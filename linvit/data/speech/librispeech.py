@@ -73,9 +73,7 @@ def find_utterances(folder: Path) -> list[Utterance]:
                 )
             utterances.append(Utterance(files[name], " ".join(words)))
     if not utterances:
-        raise ValueError(
-            f"{folder} holds no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as LibriSpeech has them."
-        )
+        raise ValueError(f"{folder} holds no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
     return utterances
 
 

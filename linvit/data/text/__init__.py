@@ -1,1 +1,7 @@
 """Text and other tokens."""
+
+from linvit.data.text.files import Stdlib, TextFolder, TextPreprocessing
+from linvit.data.text.hub import HuggingFaceText
+from linvit.data.text.recall import Copy, Recall, RecallPreprocessing
+
+__all__ = ["Copy", "HuggingFaceText", "Recall", "RecallPreprocessing", "Stdlib", "TextFolder", "TextPreprocessing"]

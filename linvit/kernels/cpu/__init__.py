@@ -54,9 +54,9 @@ def build() -> None:
             name, [str(source) for source in SOURCES], extra_cflags=flags, extra_ldflags=openmp, is_python_module=False
         )
     except (RuntimeError, OSError) as error:
-        told = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         raise ValueError(
-            f"The CPU kernel could not be compiled by {compiler!r} ({told[-1] if told else error}): set CXX to a g++ 11"
+            f"The CPU kernel could not be compiled by {compiler!r} ({lines[-1] if lines else error}): set CXX to a g++ 11"
             " or clang 14 or newer, or leave the kernel out."
         ) from error
 

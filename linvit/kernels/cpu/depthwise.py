@@ -53,12 +53,12 @@ class _Depthwise(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias, _ = ctx.needs_input_grad
-        own = for_weight and not torch.is_grad_enabled()  # a gradient of the gradient is torch's
+        ours = for_weight and not torch.is_grad_enabled()  # a gradient of the gradient is torch's
         by_x, by_weight, by_bias = torch.ops.aten.convolution_backward(
             grad, x, weight, [len(weight)], [1, 1], ctx.padding, [1, 1], False, [0, 0], len(weight),
-            [for_x, for_weight and not own, for_bias and not own],
+            [for_x, for_weight and not ours, for_bias and not ours],
         )  # fmt: skip
-        if own:
+        if ours:
             grad = grad.contiguous(memory_format=torch.channels_last)
             by_weight = torch.ops.linvit_cpu.depthwise_weight_gradient(grad, x, weight.shape[2:], ctx.padding)
             by_bias = grad.sum((0, 2, 3)) if for_bias else None

@@ -1,21 +1,39 @@
 """Runs of image classification."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+import timm
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from linvit.analysis import answer_figures as figures
+from linvit.analysis.answers import BINS, Answers, confused_pairs, expected_calibration_error, per_class
+from linvit.analysis.cost import count_cost
+from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder
-from linvit.data.images.image import Preprocessing
+from linvit.data.images.image import CorruptImageError, Preprocessing
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
 from linvit.models.by_name import create_classifier
+from linvit.models.published import PUBLISHED
+from linvit.models.swapped import BASES
+from linvit.runs.images import find_images, read_image
 from linvit.runs.opening import changed_settings, prepared_for
-from linvit.runs.spec import TaskSpec
+from linvit.runs.predictions import ClassPrediction, Predictions, check_output
+from linvit.runs.progress import tracked
+from linvit.runs.spec import Section, Subject, TaskSpec
 from linvit.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
+
+BATCH = 32
+PAIRS, PAIRS_WITH_IMAGES, EXAMPLES = 20, 8, 6
 
 
 class ClassificationSpec(TaskSpec):
@@ -40,6 +58,95 @@ class ClassificationSpec(TaskSpec):
         source = self.create_source(name, settings)
         _match_classes(run, source)
         return prepared_for(run, source, changed)
+
+    def predict(
+        self,
+        run: "Run",
+        inputs: Sequence[Any],
+        *,
+        topk: int = 5,
+        weights: str | None = None,
+        output: str | Path | None = None,
+        progress: bool = False,
+    ) -> Predictions[ClassPrediction]:
+        """A ClassPrediction for each image.
+
+        Args:
+            topk: how many classes.
+            weights: "raw" or "ema"; by default the moving average where there is one.
+            output: .csv or .json file that is written too.
+            progress: whether a bar is shown.
+        """
+        if topk < 1:
+            raise ValueError(f"`topk` is {topk}, expected 1 or more: set it higher.")
+        path = None if output is None else check_output(output)
+        items, unreadable = find_images(inputs)
+        network, device = run.placed_network(weights)
+        rows = []
+        for names, images in _batches(tracked(items, "Predicting", progress=progress), run.preprocessing, unreadable):
+            with torch.inference_mode():
+                probabilities = network(images.to(device)).float().softmax(-1).cpu()
+            values, indices = probabilities.topk(min(topk, len(run.class_names)))
+            for name, row, places in zip(names, values.tolist(), indices.tolist(), strict=True):
+                rows.append(ClassPrediction(name, [run.class_names[place] for place in places], row))
+        predictions = Predictions(rows, unreadable)
+        if path:
+            predictions.save(path)
+        return predictions
+
+    def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
+        height, width = source.preprocessing.size
+        pattern = getattr(run.network, "pattern", None)
+        facts = (f"{len(run.class_names):,} classes", f"{height}×{width} px")
+        return (f"pattern {pattern}", *facts) if pattern else facts
+
+    def subject(self, run: "Run") -> Subject:
+        about = run.preprocessing
+        return Subject(run.network, lambda images, labels: images, about.displayed, about.transform())
+
+    def sections(self, run: "Run", source: Source) -> list[Section]:
+        answers = answers_of(run, source)
+        return [
+            ("Accuracy per class", _accuracies(answers)),
+            ("Most confused classes", _confused(answers, source)),
+            ("Calibration", _calibration(answers)),
+        ]
+
+    def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
+        """Networks that linvit registers with timm, family by family.
+
+        Keys: name, pattern, input_size, those of Cost, published_top1 (percent), published_parameters (millions) and
+        published_macs (billions) as the sources print them, None where they do not, and released_weights.
+
+        Raises ValueError for an unknown family.
+        """
+        for name in model_names(family):
+            network = timm.create_model(name, device="meta")
+            config = network.pretrained_cfg
+            published = PUBLISHED.get(name)
+            yield {
+                "name": name,
+                "pattern": network.pattern,
+                "input_size": list(config["input_size"]),
+                **asdict(count_cost(network, config["input_size"])),
+                "published_top1": published.top1 if published else None,
+                "published_parameters": published.parameters if published else None,
+                "published_macs": published.macs if published else None,
+                "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
+            }
+
+
+def model_names(family: str | None = None) -> list[str]:
+    """Names that linvit registers with timm, family by family; raises ValueError for an unknown family."""
+    names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
+    families = sorted({_family(name) for name in names})
+    if family is not None and family not in families:
+        raise ValueError(f"`family` is {family!r}, expected one of {', '.join(families)}: choose one of them.")
+    return [name for name in names if family in (None, _family(name))]
+
+
+def _family(name: str) -> str:
+    return next((base for base in BASES if name.startswith(f"{base}_")), name.partition("_")[0])
 
 
 def _match_classes(run: "Run", source: Source) -> None:
@@ -67,3 +174,92 @@ def _match_classes(run: "Run", source: Source) -> None:
             f"{' …' if len(classes) > 5 else ''}: evaluate it on data that it was made for."
         )
     source.class_names = classes
+
+
+def _batches(items: Any, preprocessing: Preprocessing, unreadable: list[str]) -> Iterator[tuple[list[str], Tensor]]:
+    transform = preprocessing.transform()
+    names: list[str] = []
+    images: list[Tensor] = []
+    for name, item in items:
+        try:
+            images.append(transform(read_image(item, name, preprocessing.channels)))
+        except CorruptImageError as error:
+            unreadable.append(str(error))
+            continue
+        names.append(name)
+        if len(images) == BATCH:
+            yield names, torch.stack(images)
+            names, images = [], []
+    if images:
+        yield names, torch.stack(images)
+
+
+class _Numbered(Dataset[Any]):
+    """(image, (target, index)) of a data set, so that an image is found again; a sentence passes as it is."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.dataset[index]
+        return item if isinstance(item, str) else (item[0], torch.tensor([int(item[1]), index]))
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def answers_of(run: "Run", source: Source) -> Answers:
+    """The network's answer to every readable validation image; raises ValueError where there is none."""
+    network, device = run.placed_network()
+    loader = source.val_dataloader()
+    numbered = DataLoader(
+        _Numbered(loader.dataset), loader.batch_size, num_workers=loader.num_workers, collate_fn=loader.collate_fn
+    )
+    batches: list[tuple[Tensor, ...]] = []
+    for images, targets, _ in numbered:
+        if images is not None:
+            confidences, predictions = network(images.to(device)).float().softmax(-1).max(-1)
+            batches.append((targets[:, 1], targets[:, 0], predictions.cpu(), confidences.cpu()))
+    if not batches:
+        raise ValueError("The data has no readable image: there is nothing to report on.")
+    return Answers(*(torch.cat(column) for column in zip(*batches, strict=True)), source.class_names)
+
+
+def _accuracies(answers: Answers) -> Sequence[str]:
+    accuracy, counts = per_class(answers)
+    known = accuracy[counts > 0]
+    words = f"Mean over classes {100 * known.mean():.2f} %, lowest {100 * known.min():.2f} %."
+    return [figure_image(figures.class_accuracies(answers), "accuracy per class"), paragraph(words)]
+
+
+def _confused(answers: Answers, source: Source) -> Sequence[str]:
+    pairs = confused_pairs(answers, PAIRS, EXAMPLES)
+    wrong = int((~answers.right).sum())
+    if not pairs:
+        return [paragraph(f"None: all {len(answers.targets):,} images are classified correctly.")]
+    rows = [
+        {
+            "true": answers.class_names[pair.true],
+            "answered as": answers.class_names[pair.answered],
+            "images": pair.count,
+            "of the class": f"{100 * pair.share:.1f} %",
+        }
+        for pair in pairs
+    ]
+    dataset = source.val_set()
+    shown = figures.confused_images(
+        answers, pairs[:PAIRS_WITH_IMAGES], lambda index: source.preprocessing.displayed(dataset[index][0])
+    )
+    words = f"{wrong:,} of {len(answers.targets):,} images are misclassified; the table has the most frequent pairs."
+    confident = paragraph("Their most confident mistakes:")
+    return [paragraph(words), table(rows), confident, figure_image(shown, "misclassified images")]
+
+
+def _calibration(answers: Answers) -> Sequence[str]:
+    confidence, error = answers.confidences.mean().item(), expected_calibration_error(answers)
+    words = (
+        f"Expected calibration error {100 * error:.2f} % ({BINS} bins of equal width). Mean confidence"
+        f" {100 * confidence:.2f} %, accuracy {100 * answers.right.double().mean():.2f} %."
+    )
+    return [figure_image(figures.calibration_curve(answers), "accuracy against confidence"), paragraph(words)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis import answer_figures as figures
-from linvit.analysis.dense_pictures import draw_objects
+from linvit.analysis.dense_images import draw_objects
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.dense.coco import Coco, to_original, to_results
 from linvit.data.dense.masks import to_mask, to_runs
@@ -24,7 +24,7 @@ from linvit.runs.dense import (
     DensePredictions,
     DenseSpec,
     Saver,
-    chunks,
+    at_once,
     displayed,
     save_pixels,
     truth_and_answer,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from linvit.runs.run import Run
 
 THRESHOLD = 0.5
+SHAPES = {"box": "boxes", "mask": "masks"}
 
 
 class DetectionSpec(DenseSpec):
@@ -78,10 +79,9 @@ class DetectionSpec(DenseSpec):
         def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> ObjectPrediction:
             return detected(network, image, name, size, run.class_names, threshold)
 
-        def without_masks(row: ObjectPrediction) -> ObjectPrediction:
-            return replace(row, masks=None)
-
-        return self.predict_each(run, inputs, predicted, without_masks, weights, output, progress)
+        return self.predict_each(
+            run, inputs, predicted, lambda row: replace(row, masks=None), weights, output, progress
+        )
 
     @contextlib.contextmanager
     def json_writer(self, run: "Run", path: Path) -> Iterator[Callable[[ObjectPrediction], None]]:
@@ -132,13 +132,9 @@ class DetectionSpec(DenseSpec):
         sections = []
         for shape, overlap in run.task.overlaps.items():
             values = average_precision_by_class(truth, rows, image_ids, overlap)
-            sections.append((f"Average precision of {shape} predictions per class", _per_class(values, source)))
+            sections.append((f"Average precision of {SHAPES[shape]} per class", _per_class(values, source)))
         words = f"the answer to the right, objects with a score of {100 * THRESHOLD:g} % or more"
-
-        def overlays(network: nn.Module, image: Tensor, target: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-            return _truth_and_answer(network, source, image, target, device)
-
-        return [*sections, truth_and_answer(run, source, overlays, words)]
+        return [*sections, truth_and_answer(run, source, _truth_and_answer, words)]
 
 
 def category_ids(run: "Run") -> list[int]:
@@ -161,7 +157,7 @@ def detected(
     answer = {key: value[order] for key, value in answer.items()}
     masks: list[dict[str, Any]] | None = [] if "masks" in answer else None
     boxes = []
-    for places in torch.arange(len(order)).split(chunks(len(order), size)):
+    for places in torch.arange(len(order)).split(at_once(size)):
         original = to_original({key: value[places] for key, value in answer.items()}, tuple(image.shape[-2:]), size)
         boxes.append(original["boxes"].float())
         if masks is not None:
@@ -201,20 +197,21 @@ def _per_class(values: Mapping[int, tuple[float, float, int]], source: Any) -> l
     ids = source.annotations("val").category_ids
     shares = torch.tensor([values[key][0] if key in values else float("nan") for key in ids])
     names = dict(zip(ids, source.class_names, strict=True))
+    if not values:
+        return [paragraph("The data has no objects.")]
     shown = figure_image(figures.class_shares(shares, source.class_names, "AP"), "average precision per class")
     rows = [
         {"class": names[key], "AP": f"{100 * ap:.2f} %", "AP50": f"{100 * ap50:.2f} %", "objects": f"{count:,}"}
         for key, (ap, ap50, count) in values.items()
     ]
-    absent = len(ids) - len(values)
-    note = [paragraph(f"{absent} classes do not occur in the data.")] if absent else []
-    return [shown, table(rows), *note]
+    absent = f" {len(ids) - len(values)} classes have no object in the data." * (len(values) < len(ids))
+    return [shown, table(rows), paragraph(f"AP is the mean over IoU 0.50 to 0.95.{absent}")]
 
 
 def _truth_and_answer(
     network: nn.Module, source: DenseSource, image: Tensor, target: dict[str, Any], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    names, shown, size = source.class_names, displayed(image, source), tuple(image.shape[-2:])
+    names, shown, size = source.class_names, displayed(image, source.preprocessing), tuple(image.shape[-2:])
     crowds = zip(target["labels"].tolist(), target["iscrowd"].tolist(), strict=True)
     words = [names[label] + " (crowd)" * crowd for label, crowd in crowds]
     masks = target["masks"].bool() if "masks" in target else None

@@ -1,16 +1,77 @@
 """Runs of image generation."""
 
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from linvit.data.generation.canvas import Canvas, DigitPictures
-from linvit.data.generation.latents import Latents
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.utils import make_grid
+
+from linvit.analysis.cost import count_batch
+from linvit.analysis.report import figure_image, paragraph
+from linvit.data.generation.digits import DigitImages, GenerationPreprocessing
+from linvit.data.generation.latents import Latents, decoded, open_autoencoder
 from linvit.data.source import Source
-from linvit.models.dit import create_dit
+from linvit.files import check_writable, replacing
+from linvit.models.dit import DIT_MECHANISMS, create_dit
 from linvit.runs.named import NamedSpec
+from linvit.runs.spec import Section, Subject
 from linvit.tasks.diffusion import Diffusion
+from linvit.tasks.sampling import TRAIN_STEPS, sample
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
+
+BATCH = 128
+SMALLEST = 48  # pixels of an image in the grid: smaller ones are enlarged, pixel by pixel
+SUFFIXES = (".png", ".npz")
+CLASSES, COUNT, GUIDANCES = 10, 6, (1.0, 2.0)  # of a report
+ANALYZED_TIME = 250
+# Further arguments of dit_small_patch2, and billions of MACs per pass as MALA's Table 8 prints them.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "DiT-S/2": {},
+    "with local=true": {"local": True},
+    "with mlp_ratio=2": {"mlp_ratio": 2.0},
+    "with both": {"local": True, "mlp_ratio": 2.0},
+}
+PUBLISHED = {("DiT-S/2", "softmax"): "6.06"}
+
+
+@dataclass(frozen=True)
+class GeneratedImages:
+    """images: uint8 (number, channels, height, width). labels: int64 (number,), places in class_names, equal ones in a
+    row. per_class: how many images each class has."""
+
+    images: Tensor
+    labels: Tensor
+    class_names: list[str]
+    per_class: int
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def grid(self) -> Image.Image:
+        """A row for each class; small images are enlarged."""
+        factor = -(-SMALLEST // self.images.shape[-1])
+        images = self.images.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
+        grid = make_grid(images, nrow=self.per_class, padding=2, pad_value=128)
+        return Image.fromarray(grid.movedim(0, -1).numpy())
+
+    def save(self, path: str | Path) -> None:
+        """Writes a .png grid, or .npz with uint8 (images, height, width, 3) as `arr_0` and int64 `labels`, which ADM's
+        evaluation suite reads; raises ValueError for another ending."""
+        path = check_image_output(path)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            if path.suffix == ".png":
+                self.grid().save(file, format="PNG")
+            else:
+                pixels = self.images.expand(-1, 3, -1, -1).movedim(1, -1).numpy()
+                np.savez(file, arr_0=pixels, labels=self.labels.numpy())
 
 
 class DiffusionSpec(NamedSpec):
@@ -18,14 +79,154 @@ class DiffusionSpec(NamedSpec):
 
     name = "diffusion"
     task = Diffusion
-    sources: ClassVar = {"digit_pictures": DigitPictures, "latents": Latents}
+    sources: ClassVar = {"digit_images": DigitImages, "latents": Latents}
     folder_source = "latents"
-    preprocessing = Canvas
+    preprocessing = GenerationPreprocessing
     kept = ("generates", "sampler", "steps", "clips")
     create = staticmethod(create_dit)
-    instead_of_predict = "call `generate`"
+    instead_of_predict = "use `generate` instead"
 
     def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
         if name == "latents" and run.preprocessing.decoder is None:
             raise ValueError("`root` is a folder, but this run generates the digits it was trained on: leave it out.")
         return self.create_source(name, settings)
+
+    def generate(
+        self,
+        run: "Run",
+        *,
+        classes: Sequence[str | int] | None = None,
+        count: int = 8,
+        guidance: float = 1.0,
+        steps: int = 50,
+        sampler: str = "ddim",
+        seed: int = 0,
+        autoencoder: str | None = None,
+        weights: str | None = None,
+        output: str | Path | None = None,
+    ) -> GeneratedImages:
+        """`count` images of each class; the same arguments give the same images.
+
+        Args:
+            classes: names or numbers; all by default.
+            count: images per class.
+            guidance: scale of classifier-free guidance; 1 is off.
+            steps: of sampling, up to 1,000.
+            sampler: "ddim" or "ddpm".
+            seed: of the random numbers.
+            autoencoder: of latents, a folder or a name on the Hugging Face hub; by default that of the data.
+            weights: "raw" or "ema"; by default the moving average where there is one.
+            output: .png or .npz file that is written too.
+        """
+        _check(count, guidance, seed)
+        path = None if output is None else check_image_output(output)
+        network, device = run.placed_network(weights)
+        chosen = [_class_number(name, run.class_names) for name in run.class_names if classes is None]
+        chosen += [_class_number(str(name), run.class_names) for name in classes or ()]
+        labels = torch.tensor(chosen).repeat_interleave(count)
+        autoencoder = _known_autoencoder(run.preprocessing, autoencoder)
+        images = []
+        for number, batch in enumerate(labels.split(BATCH)):
+            # the seeds of the batches of one call are apart from those of the next
+            batch_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+            sampled = sample(network, batch.to(device), steps, guidance, sampler, batch_seed, run.task.clips)
+            if not sampled.isfinite().all():
+                raise ValueError(
+                    "The generated images are not finite: lower `guidance`, or use a run that did not diverge."
+                )
+            images.append(_pixels(run.preprocessing, sampled, autoencoder).cpu())
+        generated = GeneratedImages(torch.cat(images), labels, run.class_names, count)
+        if path:
+            generated.save(path)
+        return generated
+
+    def subject(self, run: "Run") -> Subject:
+        def inputs(images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            times = torch.full((len(images),), ANALYZED_TIME)
+            noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+            return run.task.noise_loss.noised(images, times, noise), times, labels
+
+        note = f" at time {ANALYZED_TIME} of {TRAIN_STEPS:,}, with the class of each image"
+        return Subject(run.network, inputs, lambda image: _displayed(run.preprocessing, image), None, note)
+
+    def sections(self, run: "Run", source: Source) -> list[Section]:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8.0, 6.5), layout="constrained")
+        for axes, guidance in zip(figure.subplots(1, len(GUIDANCES)), GUIDANCES, strict=True):
+            shown = self.generate(run, classes=run.class_names[:CLASSES], count=COUNT, guidance=guidance)
+            axes.imshow(np.asarray(shown.grid()))
+            axes.set_title(f"guidance {guidance:g}")
+            axes.set_axis_off()
+        words = "Distances are in the features of a classifier of our own: they compare with no published FID."
+        image = figure_image(figure, "generated images, a row for each class, at guidance 1 and 2")
+        return [("Generated images", [paragraph(words), image])]
+
+    def listing(self) -> Iterator[dict[str, Any]]:
+        """Variants of DiT-S/2 with each mechanism: variant, mechanism, parameters, macs of one pass (of layers),
+        macs_attention (on top), published_macs (billions or None)."""
+        for variant, arguments in VARIANTS.items():
+            for mechanism in DIT_MECHANISMS:
+                with torch.device("meta"):
+                    network = create_dit("dit_small_patch2", 1000, mechanism=mechanism, learn_sigma=True, **arguments)
+                number = torch.zeros(1, dtype=torch.long)
+                side = network.input_size
+                cost = count_batch(network, torch.zeros(1, network.channels, side, side), number, number)
+                published = {"published_macs": PUBLISHED.get((variant, mechanism))}
+                yield {"variant": variant, "mechanism": mechanism, **asdict(cost), **published}
+
+
+def check_image_output(path: str | Path) -> Path:
+    """The path itself; raises ValueError for what is no .png or .npz file, OSError where it cannot be written."""
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"`output` is {path}, expected a .png or .npz file: name one of them.")
+    if path.is_dir():
+        raise ValueError(f"`output` is {path}, which is a folder: name a file.")
+    check_writable(path.parent)
+    return path
+
+
+def _check(count: int, guidance: float, seed: int) -> None:
+    if count < 1:
+        raise ValueError(f"`count` is {count}, expected 1 or more images: set it higher.")
+    if not 0 <= guidance < math.inf:
+        raise ValueError(f"`guidance` is {guidance:g}, expected 0 or more, where 1 is off: change it.")
+    if seed < 0:
+        raise ValueError(f"`seed` is {seed}, expected 0 or more: choose another.")
+
+
+def _class_number(name: str, class_names: Sequence[str]) -> int:
+    if name in class_names:
+        return list(class_names).index(name)
+    if name.isdecimal() and int(name) < len(class_names):
+        return int(name)
+    known = ", ".join(class_names[:10]) + " …" * (len(class_names) > 10)
+    raise ValueError(f"The class {name!r} is unknown: name one of {known}, or its number.")
+
+
+def _known_autoencoder(preprocessing: GenerationPreprocessing, name: str | None) -> str | None:
+    """The autoencoder that is asked for, else that of the data; opened, so that a wrong one ends here."""
+    if preprocessing.decoder is None:
+        if name is not None:
+            raise ValueError(f"`autoencoder` is {name!r}, but this run generates pixels, not latents: leave it out.")
+        return None
+    open_autoencoder(name or preprocessing.decoder)
+    return name or preprocessing.decoder
+
+
+def _pixels(preprocessing: GenerationPreprocessing, images: Tensor, autoencoder: str | None) -> Tensor:
+    """uint8 (batch, channels, height, width)."""
+    values = preprocessing.values(images.float())
+    if autoencoder:
+        values = decoded(values, autoencoder)
+    return (values * 255).round().to(torch.uint8)
+
+
+def _displayed(preprocessing: GenerationPreprocessing, image: Tensor) -> Tensor:
+    """(height, width[, 3]) in 0..1; of latents the mean over their channels."""
+    values = preprocessing.values(image[None])[0]
+    if preprocessing.decoder is not None:
+        values = values.mean(0, keepdim=True)
+        values = (values - values.min()) / (values.max() - values.min()).clamp_min(1e-6)
+    return values[0] if len(values) == 1 else values.movedim(0, -1)

@@ -1,16 +1,29 @@
 """Runs of language models."""
 
+import codecs
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
+from linvit.analysis.report import paragraph, preformatted
 from linvit.data.source import Source
 from linvit.data.text.files import Stdlib, TextFolder, TextPreprocessing
 from linvit.data.text.hub import HuggingFaceText
+from linvit.data.text.tokens import Bytes, Tokenizer
+from linvit.models.sequence import generate
 from linvit.runs.decoders import DecoderSpec
 from linvit.runs.opening import changed_settings
+from linvit.runs.spec import Section, check_options
 from linvit.tasks.language import Language
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
+
+PROMPTS = ("", "def ", "import ")
+LENGTH, TEMPERATURE, TOP_P = 300, 0.8, 0.95
 
 
 class LanguageSpec(DecoderSpec):
@@ -32,3 +45,89 @@ class LanguageSpec(DecoderSpec):
             read |= {"suffixes": stored["suffixes"]} if "suffixes" in stored else {}
             settings = settings | {"held_out": changed.get("held_out", 1.0)}
         return self.create_source(name, read | settings)
+
+    def evaluate(self, run: "Run", data: str | Path | None, progress: bool, trainer: Any, **options: Any) -> Any:
+        """As for every task; with `tasks`, those of EleutherAI's lm-evaluation-harness, and then
+
+        include: folder of your own tasks, in place of the harness's. limit: items of each task. batch_size: texts at
+        once. weights: "raw" or "ema".
+        """
+        if options.get("tasks") is None:
+            for name in ("include", "limit"):
+                if name in options:
+                    raise ValueError(f"`{name}` is for `tasks`, which is not given: add it, or leave `{name}` out.")
+            return super().evaluate(run, data, progress, trainer, **options)
+        from linvit.runs.harness import evaluate_tasks
+
+        if data is not None:
+            raise ValueError("`tasks` bring data of their own: leave `data` out.")
+        check_options(evaluate_tasks, self.name, options)
+        return evaluate_tasks(run, **options)
+
+    def generate(
+        self,
+        run: "Run",
+        *,
+        prompt: str = "",
+        tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        weights: str | None = None,
+    ) -> Iterator[str]:
+        """The prompt and its continuation, piece by piece, until the document ends or so many tokens are generated.
+
+        Args:
+            prompt: how the text begins; bytes that are no UTF-8, surrogates here, are read as they are by networks of
+                bytes.
+            tokens: how many at most.
+            temperature: logits are divided by it; 0 takes the most likely token.
+            top_p: nucleus sampling: the likeliest tokens up to this total probability are kept.
+            seed: of the random numbers.
+            weights: "raw" or "ema"; by default the moving average where there is one.
+        """
+        if tokens < 1:
+            raise ValueError(f"`tokens` is {tokens}, expected 1 or more: set it higher.")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"`seed` is {seed}, expected a whole number from 0 and below 2⁶⁴: choose another.")
+        network, device = run.placed_network(weights)
+        tokenizer = run.preprocessing.open()
+        start = prompt.encode("utf-8", "surrogateescape")  # what a shell hands over, byte by byte
+        context = torch.tensor([tokenizer.separator, *tokenizer.encode(start)], device=device)
+        generator = torch.Generator().manual_seed(seed)
+        continuation = generate(network, context, tokens, temperature, top_p, generator, stop=tokenizer.separator)  # type: ignore[arg-type]
+        return itertools.chain([start.decode("utf-8", "replace")], pieces(tokenizer, continuation))
+
+    def sections(self, run: "Run", source: Source) -> list[Section]:
+        samples = []
+        for seed, prompt in enumerate(PROMPTS):
+            text = "".join(
+                self.generate(run, prompt=prompt, tokens=LENGTH, temperature=TEMPERATURE, top_p=TOP_P, seed=seed)
+            )
+            begin = f"after {prompt!r}" if prompt else "from the start of a document"
+            words = f"{begin}, temperature {TEMPERATURE}, top-p {TOP_P}, seed {seed}:"
+            samples += [paragraph(words), preformatted(text)]
+        return [*super().sections(run, source), ("Generated text", samples)]
+
+
+def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
+    """The text of tokens as they come; a character of several tokens comes when it is whole."""
+    if isinstance(tokenizer, Bytes):
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in tokens:
+            yield decoder.decode(bytes([token]))
+        yield decoder.decode(b"", final=True)
+        return
+    shown: list[int] = []  # the tokens of the last piece: spaces can depend on them
+    held: list[int] = []
+    for token in tokens:
+        held.append(token)
+        text = _after(tokenizer, shown, held)
+        if not text.endswith("�"):
+            yield text
+            shown, held = held, []
+    yield _after(tokenizer, shown, held)
+
+
+def _after(tokenizer: Tokenizer, shown: Sequence[int], held: Sequence[int]) -> str:
+    return tokenizer.decode([*shown, *held])[len(tokenizer.decode(shown)) :]

@@ -19,6 +19,7 @@ class RecallSpec(DecoderSpec):
     sources: ClassVar = {"recall": Recall, "copy": Copy}
     folder_source = "recall"
     preprocessing = RecallPreprocessing
+    instead_of_predict = instead_of_generate = "use `evaluate` instead"
 
     def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
         if "root" in settings:

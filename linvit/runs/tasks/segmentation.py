@@ -1,11 +1,45 @@
 """Runs of semantic segmentation."""
 
-from typing import ClassVar
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
+from torchmetrics.functional.classification import multiclass_confusion_matrix
+from torchvision.transforms.v2 import functional as F
+
+from linvit.analysis import answer_figures as figures
+from linvit.analysis.dense_images import draw_map, shares
+from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.dense.ade20k import Ade20k
+from linvit.data.dense.source import DenseSource
+from linvit.data.images.image import SMALLEST
+from linvit.data.source import Source
+from linvit.files import write_json
 from linvit.models.dense.frameworks import SEGMENTORS
-from linvit.runs.dense import DenseSpec
-from linvit.tasks.segmentation import Segmentation
+from linvit.runs.dense import (
+    OVERLAYS,
+    DensePredictions,
+    DenseSpec,
+    Saver,
+    at_once,
+    displayed,
+    save_pixels,
+    truth_and_answer,
+    untaken_name,
+)
+from linvit.runs.predictions import MapPrediction
+from linvit.runs.spec import Section
+from linvit.tasks.segmentation import IGNORED, Segmentation, overlaps_by_class
+
+if TYPE_CHECKING:
+    from linvit.runs.run import Run
+
+PAIRS = 20
 
 
 class SegmentationSpec(DenseSpec):
@@ -16,3 +50,127 @@ class SegmentationSpec(DenseSpec):
     sources: ClassVar = {"ade20k": Ade20k}
     folder_source = "ade20k"
     frameworks = SEGMENTORS
+
+    def predict(
+        self,
+        run: "Run",
+        inputs: Sequence[Any],
+        *,
+        weights: str | None = None,
+        output: str | Path | None = None,
+        progress: bool = False,
+    ) -> DensePredictions:
+        """A MapPrediction for each image.
+
+        Args:
+            weights: "raw" or "ema"; by default the moving average where there is one.
+            output: folder for maps of labels, numbered as in the training data, labels.json, and images under the
+                colours of their classes; each image is written at once and its map is not kept.
+            progress: whether a bar is shown.
+        """
+
+        def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> MapPrediction:
+            labels = label_map(network, image, size)
+            of_classes = shares(labels, len(run.class_names))
+            return MapPrediction(name, labels, [(run.class_names[place], share) for place, share in of_classes])
+
+        return self.predict_each(
+            run, inputs, predicted, lambda row: replace(row, labels=None), weights, output, progress
+        )
+
+    @contextlib.contextmanager
+    def save_one_by_one(self, run: "Run", folder: Path) -> Iterator[Saver]:
+        first = int(((run.recipe or {}).get("data") or {}).get("reduces_zero_label", True))
+        taken: set[str] = set()
+
+        def save(row: MapPrediction, image: Tensor) -> None:
+            assert row.labels is not None
+            name = untaken_name(row.file, taken)
+            save_pixels(row.labels + first, folder / "maps" / f"{name}.png")
+            save_pixels(draw_map(image, row.labels, run.class_names), folder / OVERLAYS / f"{name}.jpg")
+
+        yield save
+        names = {str(number): name for number, name in enumerate(run.class_names, start=first)}
+        write_json(folder / "labels.json", names, indent=1)
+
+    def sections(self, run: "Run", source: Source) -> list[Section]:
+        names = source.class_names
+        confusion = _confusion(run, source)
+        overlap, accuracy, pixels = overlaps_by_class(confusion)
+        rows = [
+            {
+                "class": names[place],
+                "IoU": _percent(overlap[place]),
+                "pixel accuracy": _percent(accuracy[place]),
+                "pixels": f"{int(pixels[place]):,}",
+            }
+            for place in range(len(names))
+        ]
+        shown = figure_image(figures.class_shares(overlap, names, "IoU"), "intersection over union per class")
+        return [
+            ("Intersection over union per class", [shown, table(rows)]),
+            ("Confused classes", _confused(confusion, names)),
+            truth_and_answer(run, source, _truth_and_answer, "the answer to the right"),
+        ]
+
+
+@torch.inference_mode()
+def label_map(network: nn.Module, image: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 (height, width), the class of each pixel at its file's size, of one normalized image."""
+    height, width = image.shape[-2:]
+    filled = pad(image, (0, max(0, SMALLEST - width), 0, max(0, SMALLEST - height)))
+    logits = network(filled[None]).float()[..., :height, :width]
+    best = torch.full(size, -torch.inf, device=logits.device)
+    labels = torch.zeros(size, dtype=torch.uint8, device=logits.device)
+    each = at_once(size)
+    for first in range(0, logits.shape[1], each):
+        scores = logits[:, first : first + each]
+        if (height, width) != size:
+            scores = interpolate(scores, size, mode="bilinear", align_corners=False)
+        largest, places = scores[0].max(0)
+        labels = torch.where(largest > best, (places + first).to(torch.uint8), labels)
+        best = torch.maximum(best, largest)
+    return labels.cpu()
+
+
+@torch.inference_mode()
+def _confusion(run: "Run", source: Source) -> Tensor:
+    """Counts of pixels (true class, answered class)."""
+    network, device = run.placed_network()
+    count = source.num_classes
+    confusion = torch.zeros(count, count, dtype=torch.int64)
+    for images, maps in source.val_dataloader():
+        logits = network(images.to(device)).float()
+        if logits.shape[-2:] != maps.shape[-2:]:
+            logits = interpolate(logits, maps.shape[-2:], mode="bilinear", align_corners=False)
+        confusion += multiclass_confusion_matrix(logits.argmax(1).cpu(), maps, count, ignore_index=IGNORED)
+    return confusion
+
+
+def _confused(confusion: Tensor, names: Sequence[str]) -> list[str]:
+    errors = (confusion - torch.diag(confusion.diag())).flatten()
+    largest = [place for place in errors.argsort(descending=True, stable=True)[:PAIRS].tolist() if errors[place]]
+    rows = [
+        {
+            "true": names[true],
+            "answered as": names[answered],
+            "pixels": f"{errors[true * len(names) + answered].item():,}",
+            "of the class": _percent(errors[true * len(names) + answered] / confusion[true].sum()),
+        }
+        for true, answered in (divmod(place, len(names)) for place in largest)
+    ]
+    shown = figure_image(figures.confusion_matrix(confusion, names), "pixels of each true class by the answered class")
+    return [shown, table(rows) if rows else paragraph("Every pixel is answered right.")]
+
+
+def _truth_and_answer(
+    network: nn.Module, source: DenseSource, image: Tensor, labels: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    size = tuple(labels.shape)
+    answer = label_map(network, image.to(device), size)
+    shown = F.resize(displayed(image, source.preprocessing), list(size))
+    return draw_map(shown, labels, source.class_names), draw_map(shown, answer, source.class_names)
+
+
+def _percent(share: Tensor) -> str:
+    return "–" if share.isnan() else f"{100 * share:.1f} %"

@@ -1,17 +1,41 @@
 """Runs of speech recognition."""
 
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from linvit.analysis.report import paragraph, table
 from linvit.data.source import Source
+from linvit.data.speech.audio import HOP, CorruptAudioError, read_audio, window_samples
 from linvit.data.speech.hub import HuggingFaceSpeech
-from linvit.data.speech.librispeech import LibriSpeech, SpeechFolder, SpeechPreprocessing
-from linvit.models.conformer import create_conformer
+from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, SpeechPreprocessing
+from linvit.layers.conformer import SUBSAMPLED
+from linvit.models.conformer import StreamMemory, create_conformer
+from linvit.runs.images import find_inputs
 from linvit.runs.named import NamedSpec
 from linvit.runs.opening import changed_settings
-from linvit.tasks.speech import Speech
+from linvit.runs.predictions import Predictions, Transcript, check_output
+from linvit.runs.progress import tracked
+from linvit.runs.spec import Section, check_options
+from linvit.tasks.speech import Speech, known_beam
+from linvit.tasks.transcription import BLANK, spelled, word_edits
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
+
+logger = logging.getLogger(__name__)
+WORST, CORRECT = 20, 5  # utterances of a report
+DECODING = ("beam", "language_model", "lm_weight", "word_bonus")
+MECHANISMS = ("softmax", "linear", "mala", "rala")
+PIECES = {"conformer_nano": 11, "conformer_small": 1024}
+PUBLISHED = "10.3"  # millions, of all three rows of MALA's Table 7 and of Conformer (S)
 
 
 class SpeechSpec(NamedSpec):
@@ -28,10 +52,249 @@ class SpeechSpec(NamedSpec):
     def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
         changed = changed_settings(run, name, settings)
         if name == "librispeech" and "root" in changed and "val" not in changed:
-            source: LibriSpeech = SpeechFolder(settings["root"], run.class_names, run.preprocessing)
-            source.batch_size = settings.get("batch_size", source.batch_size)
-            source.num_workers = settings.get("num_workers", source.num_workers)
-            return source
-        source = self.create_source(name, settings)  # type: ignore[assignment]
+            folder = SpeechFolder(settings["root"], run.class_names, run.preprocessing)
+            for key in ("batch_size", "num_workers", "max_corrupt"):
+                setattr(folder, key, settings.get(key, getattr(folder, key)))
+            if len(inside := folder.parts_within()) > 1:
+                logger.warning(
+                    "%s holds the parts %s, which are evaluated together: name one to evaluate it alone.",
+                    folder.root,
+                    ", ".join(inside),
+                )
+            return folder
+        source = self.create_source(name, settings)
         source.class_names, source.preprocessing = run.class_names, run.preprocessing
         return source
+
+    def configure(self, run: "Run", **options: Any) -> dict[str, Any]:
+        """Sets how texts are decoded, see predict, and returns the other options."""
+        set_decoding(run, **{key: options.pop(key) for key in DECODING if key in options})
+        return options
+
+    def predict(
+        self,
+        run: "Run",
+        inputs: Sequence[Any],
+        *,
+        beam: int | None = None,
+        language_model: str | Path | None = None,
+        lm_weight: float | None = None,
+        word_bonus: float | None = None,
+        weights: str | None = None,
+        output: str | Path | None = None,
+        progress: bool = False,
+    ) -> Predictions[Transcript]:
+        """A Transcript of each sound file, or float array of samples at the network's rate, each by itself.
+
+        Files of another sampling rate are resampled, their channels averaged.
+
+        Args:
+            beam: width of the beam of CTC decoding, by default the recipe's; 1 is greedy.
+            language_model: n-gram language model of words, .arpa or in KenLM's binary form; needs a beam.
+            lm_weight: weight of its score (0.5).
+            word_bonus: score added for each word (0); needs a beam.
+            weights: "raw" or "ema"; by default the moving average where there is one.
+            output: .csv or .json file that is written too.
+            progress: whether a bar is shown.
+        """
+        set_decoding(run, beam, language_model, lm_weight, word_bonus)
+        path = None if output is None else check_output(output)
+        items, unreadable = find_inputs(inputs, SUFFIXES, "sound")
+        network, device = run.placed_network(weights)
+        rows = []
+        for name, item in tracked(items, "Transcribing", progress=progress):
+            try:
+                features = run.preprocessing.features(_samples(item, name, run.preprocessing.rate))
+            except CorruptAudioError as error:
+                unreadable.append(str(error))
+                continue
+            (pieces,) = transcribed(run, network, features[None].to(device), torch.tensor([len(features)]).to(device))
+            rows.append(Transcript(name, spelled(pieces, run.class_names)))
+        transcripts = Predictions(rows, unreadable)
+        if path:
+            transcripts.save(path)
+        return transcripts
+
+    def transcriber(self, run: "Run", weights: str | None = None) -> "Transcriber":
+        return Transcriber(run, weights)
+
+    def stream(self, run: "Run", inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
+        check_options(stream, self.name, options)
+        return stream(run, inputs, seconds, **options)
+
+    def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
+        decoding = f"beam width {run.task.beam}" if run.task.beam > 1 else "greedy decoding"
+        return decoding, f"data: {source.preprocessing.corpus}", f"evaluated on {source.root}"
+
+    def sections(self, run: "Run", source: Source) -> list[Section]:
+        utterances = _utterances(run, source)
+        worst = [row for row in sorted(utterances, key=lambda row: -row["edits"]) if row["edits"]][:WORST]
+        correct = [row for row in utterances if not row["edits"]][:CORRECT]
+        none = [paragraph("None.")]
+        return [
+            ("By speaker", [table(_by_speaker(utterances, run))]),
+            (f"The {len(worst)} utterances with the most errors", [table(worst)] if worst else none),
+            ("Without an error", [table(correct)] if correct else none),
+        ]
+
+    def listing(self) -> Iterator[dict[str, Any]]:
+        """Conformers with each mechanism: name, mechanism, pieces, ctc and transducer (parameters of encoder and head),
+        published (millions or None)."""
+        for name, pieces in PIECES.items():
+            for mechanism in MECHANISMS:
+                counts = {}
+                for head in ("ctc", "transducer"):
+                    with torch.device("meta"):
+                        network = create_conformer(name, pieces, mechanism=mechanism, head=head)
+                    counts[head] = sum(parameter.numel() for parameter in network.parameters())
+                published = PUBLISHED if name == "conformer_small" and mechanism != "rala" else None
+                yield {"name": name, "mechanism": mechanism, "pieces": pieces, **counts, "published": published}
+
+
+class Transcriber:
+    """Transcribes samples as they come; at the end the text is that of the whole at once, decoded greedily.
+
+    Args:
+        run: of a causal network with CTC.
+        weights: "raw" or "ema"; by default the moving average where there is one.
+
+    Raises:
+        ValueError: for a network that is not causal, or a transducer.
+    """
+
+    def __init__(self, run: "Run", weights: str | None = None) -> None:
+        self.network, self.device = run.placed_network(weights)
+        if not self.network.causal or self.network.transduces:
+            raise ValueError(
+                f"{run.path} needs whole utterances: only a model trained with causal=true and head=ctc transcribes a"
+                " stream."
+            )
+        self.preprocessing, self.class_names = run.preprocessing, run.class_names
+        self.memory = StreamMemory()
+        self.pieces: list[int] = []
+        self._waiting = torch.zeros(0)
+        self._last = BLANK
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return spelled(self.pieces, self.class_names)
+
+    def add(self, samples: Tensor | np.ndarray, last: bool = False) -> str:
+        """The text so far, with these samples, floats (samples,) at the network's rate; `last` where no more come."""
+        self._waiting = torch.cat((self._waiting, torch.as_tensor(samples, dtype=torch.float32)))
+        hop, window = round(HOP * self.preprocessing.rate), window_samples(self.preprocessing.rate)
+        frames = max(0, 1 + (len(self._waiting) - window) // hop)
+        frames = frames if last else frames // SUBSAMPLED * SUBSAMPLED
+        if frames:
+            self._read(self.preprocessing.features(self._waiting[: (frames - 1) * hop + window]))
+            self._waiting = self._waiting[frames * hop :]
+        return self.text
+
+    @torch.inference_mode()
+    def _read(self, features: Tensor) -> None:
+        for piece in self.network.read(features[None].to(self.device), self.memory)[0].argmax(-1).tolist():
+            if piece not in (BLANK, self._last):
+                self.pieces.append(piece)
+            self._last = piece
+
+
+def stream(run: "Run", inputs: Sequence[Any], seconds: float, *, weights: str | None = None) -> Iterator[str]:
+    """What each so many seconds of a sound add to its text.
+
+    Raises ValueError for more than one sound, a time that is not above 0, and as Transcriber.
+    """
+    if len(inputs) != 1:
+        raise ValueError(f"A stream is one sound, but there are {len(inputs)}: give one file.")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"`seconds` is {seconds}, expected a time above 0: change it.")
+    transcriber = Transcriber(run, weights)
+    ((name, item),), _ = find_inputs(inputs, SUFFIXES, "sound")
+    samples = _samples(item, name, run.preprocessing.rate)
+    pieces = samples.split(max(1, round(seconds * run.preprocessing.rate)))
+
+    def added() -> Iterator[str]:
+        for number, piece in enumerate(pieces, start=1):
+            before = transcriber.text
+            yield transcriber.add(piece, last=number == len(pieces))[len(before) :]
+
+    return added()
+
+
+def set_decoding(
+    run: "Run",
+    beam: int | None = None,
+    language_model: str | Path | None = None,
+    lm_weight: float | None = None,
+    word_bonus: float | None = None,
+) -> None:
+    """How texts are decoded from here on; without a beam as the recipe says.
+
+    Raises ValueError for a beam width below 1 or of a transducer, a language model or bonus without a beam, and a
+    weight without a language model; as NGram for the language model.
+    """
+    task = run.task
+    recipe_beam = (run.recipe or {}).get("task", {}).get("beam", 1)
+    beam = known_beam(recipe_beam if beam is None else beam, task.network)
+    if lm_weight is not None and language_model is None:
+        raise ValueError("`lm_weight` is the weight of `language_model`, which is not given: leave it out, or add one.")
+    for name, value in {"language_model": language_model, "word_bonus": word_bonus}.items():
+        if value is not None and beam == 1:
+            raise ValueError(f"`{name}` needs a beam: set `beam=16`, for example.")
+    decoding: dict[str, Any] = {"names": run.class_names, "bonus": word_bonus or 0.0}
+    if language_model is not None:
+        from linvit.tasks.n_gram import NGram
+
+        decoding |= {"language_model": NGram(language_model), "weight": 0.5 if lm_weight is None else lm_weight}
+    task.beam, task.decoding = beam, decoding
+
+
+@torch.inference_mode()
+def transcribed(run: "Run", network: nn.Module, features: Tensor, lengths: Tensor) -> list[list[int]]:
+    """The pieces of each utterance of a batch, see Speech.decoded."""
+    return network.transduce(features, lengths) if network.transduces else run.task.decoded(*network(features, lengths))
+
+
+def _samples(item: Any, name: str, rate: int) -> Tensor:
+    if isinstance(item, Path):
+        return read_audio(item, rate)
+    samples = torch.as_tensor(item)
+    if samples.ndim != 1 or not samples.is_floating_point():
+        shape = tuple(samples.shape)
+        raise ValueError(f"The {name} is an array of {samples.dtype} {shape}, expected floats (samples,): convert it.")
+    if len(samples) < window_samples(rate):
+        raise CorruptAudioError(f"The {name} has {len(samples)} samples, less than one frame: leave it out.")
+    return samples.float()
+
+
+def _utterances(run: "Run", source: Source) -> list[dict[str, Any]]:
+    """Of each utterance: speaker, file, reference, transcript, and the edits between the two in words."""
+    network, device = run.placed_network()
+    rows = []
+    for features, targets in source.val_dataloader():
+        answers = transcribed(run, network, features.to(device), targets["lengths"].to(device))
+        for pieces, text, path in zip(answers, targets["texts"], targets["paths"], strict=True):
+            transcript = spelled(pieces, run.class_names)
+            edits, words = word_edits(text, transcript)
+            row = {"speaker": _speaker(path), "file": path.name, "reference": text, "transcript": transcript}
+            rows.append(row | {"edits": edits, "words": words})
+    return rows
+
+
+def _speaker(path: Path) -> str:
+    """The folder above the chapter's; where the path has none, the nearest: the split of a data set of the hub."""
+    folders = path.parts[:-1]
+    return folders[-2:][0] if folders else "–"
+
+
+def _by_speaker(utterances: Sequence[dict[str, Any]], run: "Run") -> list[dict[str, Any]]:
+    speakers: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in utterances:
+        speakers[row["speaker"]].append(row)
+    wer = run.task.measures["wer"]
+    rows = []
+    for speaker, rows_of_speaker in sorted(speakers.items()):
+        edits, words = (sum(row[key] for row in rows_of_speaker) for key in ("edits", "words"))
+        counts = {"speaker": speaker, "utterances": len(rows_of_speaker), "words": words, "edits": edits}
+        rows.append(counts | {wer.heading: wer.cell(edits / max(words, 1))})
+    return rows

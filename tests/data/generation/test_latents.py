@@ -7,7 +7,7 @@ from diffusers import AutoencoderKL
 from PIL import Image
 
 from linvit.cli import main
-from linvit.data import Latents
+from linvit.data.generation import Latents
 from linvit.data.generation.latents import _squared, decoded
 from linvit.runs.draw import draw
 from linvit.runs.restore import restore

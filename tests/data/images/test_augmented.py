@@ -3,7 +3,7 @@ import pytest
 from imagenet_folder import write_imagenet
 from PIL import Image
 
-from linvit.data import ImageFolder
+from linvit.data.images import ImageFolder
 
 
 @pytest.fixture(scope="module")

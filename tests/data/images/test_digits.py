@@ -2,7 +2,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from linvit.data import Digits
+from linvit.data.images import Digits
 from linvit.data.images.digits import MEAN, STD
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linvit.data import ImageFolder
+from linvit.data.images import ImageFolder
 
 
 def fill(folder, count=3, size=(50, 40), mode="RGB"):

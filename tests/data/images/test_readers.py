@@ -6,7 +6,7 @@ import pytest
 import torch
 from imagenet_folder import CLASSES, fill, write_imagenet
 
-from linvit.data import ImageFolder, TimmImages
+from linvit.data.images import ImageFolder, TimmImages
 
 OPTIONS = {"size": 32, "batch_size": 4, "num_workers": 0}
 

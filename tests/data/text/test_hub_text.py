@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from linvit.data import HuggingFaceText
+from linvit.data.text import HuggingFaceText
 from linvit.data.text.tokens import join
 
 pytest.importorskip("datasets", reason="the extra `language` is not installed")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from linvit.data import Copy, Recall
+from linvit.data.text import Copy, Recall
 
 IGNORED = -100
 

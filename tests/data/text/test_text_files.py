@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from linvit.data import Stdlib, TextFolder
+from linvit.data.text import Stdlib, TextFolder
 from linvit.data.text.files import NOT_READ
 
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from linvit.analysis import dense_pictures
-from linvit.analysis.dense_pictures import class_colors, draw_map, draw_objects, shares, side_by_side
+from linvit.analysis import dense_images
+from linvit.analysis.dense_images import class_colors, draw_map, draw_objects, shares, side_by_side
 from linvit.analysis.figures import training_curve
 from linvit.analysis.answer_figures import CONFUSED, confusion_matrix
 
@@ -14,7 +14,7 @@ def test_colors_differ_and_stay():
     assert class_colors(3) == class_colors(150)[:3]
 
 
-def test_small_pictures_are_enlarged_and_large_ones_keep_their_size():
+def test_small_images_are_enlarged_and_large_ones_keep_their_size():
     assert draw_objects(GREY, torch.zeros(0, 4), [], [], 2).shape == (3, 520, 650)
     large = torch.zeros(3, 700, 20, dtype=torch.uint8)
     assert torch.equal(draw_objects(large, torch.zeros(0, 4), [], [], 2, []), large)
@@ -24,24 +24,30 @@ def test_the_first_mask_is_on_top_in_its_color():
     masks = torch.zeros(2, 700, 700, dtype=torch.bool)
     masks[0, 200:400, 200:400] = True
     masks[1, 300:600, 300:600] = True
-    picture = torch.zeros(3, 700, 700, dtype=torch.uint8)
+    image = torch.zeros(3, 700, 700, dtype=torch.uint8)
     boxes = torch.tensor([[200.0, 200, 400, 400], [300, 300, 600, 600]])
-    drawn = draw_objects(picture, boxes, [1, 0], ["one", "two"], 2, masks)
-    first, second = (dense_pictures.SHADE * torch.tensor(color) for color in (class_colors(2)[1], class_colors(2)[0]))
+    drawn = draw_objects(image, boxes, [1, 0], ["one", "two"], 2, masks)
+    first, second = (dense_images.SHADE * torch.tensor(color) for color in (class_colors(2)[1], class_colors(2)[0]))
     assert (drawn[:, 350, 350] - first).abs().max() <= 1
     assert (drawn[:, 500, 500] - second).abs().max() <= 1
     assert drawn[:, 650, 650].tolist() == [0, 0, 0]
 
 
-def test_words_stay_inside_and_apart(monkeypatch):
-    taken = []
-    meet = dense_pictures._meet
-    monkeypatch.setattr(dense_pictures, "_meet", lambda one, other: taken.append(one) or meet(one, other))
-    boxes = torch.tensor([[0.0, 0, 50, 40], [48, 0, 50, 2], [48, 38, 50, 40], [0, 38, 50, 40]])
-    drawn = draw_objects(GREY, boxes, [0] * 4, ["a rather long name: 99 %"] * 4, 1)
-    height, width = drawn.shape[1:]
-    assert taken
-    assert all(0 <= left < right < width and 0 <= top < bottom < height for left, top, right, bottom in taken)
+def test_words_stay_inside_and_apart():
+    boxes = torch.tensor([[0.0, 0, 50, 40], [48, 0, 50, 2], [48, 38, 50, 40], [0, 38, 50, 40], [0, 0, 9, 9]])
+    labels, words = [0, 1, 2, 3, 4], ["a rather long name: 99 %"] * 5
+    alone, together = (
+        [
+            int((drawn == torch.tensor(color)[:, None, None]).all(0).sum())
+            for drawn, color in zip(images, class_colors(5), strict=True)
+        ]
+        for images in (
+            [draw_objects(GREY, torch.tensor([[20.0, 20, 21, 21]]), [label], words[:1], 5) for label in labels],
+            [draw_objects(GREY, boxes, labels, words, 5)] * 5,
+        )
+    )
+    assert min(alone) > 1000, "a label and a tiny box"
+    assert all(there >= 0.9 * expected for there, expected in zip(together, alone, strict=True))
 
 
 def test_a_map_has_its_colors_and_a_legend():
@@ -52,7 +58,7 @@ def test_a_map_has_its_colors_and_a_legend():
     assert drawn.shape[1] == 520
     assert drawn.shape[2] > 650
     assert drawn[:, 300, -1].tolist() == [255, 255, 255]
-    expected = 100 + dense_pictures.SHADE * (torch.tensor(class_colors(3)[2]) - 100)
+    expected = 100 + dense_images.SHADE * (torch.tensor(class_colors(3)[2]) - 100)
     assert (drawn[:, 260, 500] - expected).abs().max() <= 1
     assert shares(labels, 3) == [(0, 39 * 25 / 2000), (2, 39 * 25 / 2000)]
 
@@ -61,14 +67,17 @@ def test_a_map_has_its_colors_and_a_legend():
 def test_a_legend_of_many_classes_and_any_shape(size):
     labels = (torch.arange(size[0] * size[1]) % 150).reshape(size)
     drawn = draw_map(torch.zeros(3, *size, dtype=torch.uint8), labels, [f"class {number}" for number in range(150)])
-    letters = dense_pictures.LETTERS[0]
-    assert drawn.shape[1] == max(size[0], letters + dense_pictures.ROWS * (3 * letters // 2))
+    letters = dense_images.LETTERS[0]
+    assert drawn.shape[1] == max(size[0], (dense_images.ROWS + 1) * (3 * letters // 2))
     legend = drawn[..., size[1] :]
     assert legend.shape[2] > 100
-    assert (legend[:, -letters // 2 :] == 255).all(), "nothing is cut"
+    assert (legend[:, -letters // 2 :] == 255).all(), "nothing is cut below"
+    assert (legend[..., -letters // 2 :] == 255).all(), "nor at the side"
+    fills = [torch.tensor(color)[:, None, None] for color in class_colors(dense_images.ROWS - 1)]
+    assert all((legend == fill).all(0).any() for fill in fills)
 
 
-def test_pictures_of_two_heights_stand_side_by_side():
+def test_images_of_two_heights_stand_side_by_side():
     both = side_by_side(torch.zeros(3, 10, 20, dtype=torch.uint8), torch.zeros(3, 30, 20, dtype=torch.uint8))
     assert both.shape == (3, 30, 50)
     assert both[:, 20, 5].tolist() == [255, 255, 255]
