@@ -60,10 +60,10 @@ def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
         ValueError: for an unknown part; the message lists the known ones.
     """
     parts = () if variant == PLAIN else tuple(variant.split("+"))
-    for part in parts:
-        if part not in known:
+    for name in parts:
+        if name not in known:
             raise ValueError(
-                f"variant {variant!r} has the part {part!r}, expected {PLAIN} or parts of {', '.join(known)}: join by +"
+                f"variant {variant!r} has the part {name!r}, expected {PLAIN} or parts of {', '.join(known)}: join by +"
             )
     return parts
 

@@ -22,9 +22,7 @@ def _number(value: float | None) -> str:
 
 
 def _error(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.0e}" if math.isfinite(value) else "not finite"
+    return "–" if value is None else f"{value:.0e}"
 
 
 def _ratio(value: float | None) -> str:
@@ -39,8 +37,12 @@ def _per_second(calls: int) -> Cell:
     return lambda row: _number(None if row.median_ms is None else 1000 / row.median_ms / calls)
 
 
-def _other_error(arrangement: str) -> Cell:
-    return lambda row: _error(row.errors.get(arrangement))
+def _precise(arrangement: str | None = None) -> Cell:
+    def cell(row: Row) -> str:
+        error = row.error if arrangement is None else row.errors[arrangement]
+        return f"{error:.1e}" if error is not None and math.isfinite(error) else "not finite"
+
+    return cell
 
 
 VARIANT: dict[str, Cell] = {"variant": lambda row: row.variant, "dtype": lambda row: row.dtype}
@@ -74,8 +76,8 @@ COLUMNS: dict[str, dict[str, Cell]] = {
     },
     "precision": {
         "operator": lambda row: row.name, "inputs": lambda row: row.variant, "dtype": lambda row: row.dtype, **TOKENS,
-        "released": _other_error("released"), "float32 math": _other_error("float32 math"),
-        "returned in dtype": _other_error("returned in dtype"), "ours": lambda row: _error(row.error),
+        "released": _precise("released"), "float32 math": _precise("float32 math"),
+        "returned in dtype": _precise("returned in dtype"), "ours": _precise(),
         "ours / float32 math": lambda row: _ratio((row.error or 0) / row.errors["float32 math"]),
     },
 }  # fmt: skip

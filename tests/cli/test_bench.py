@@ -102,7 +102,7 @@ def test_a_gpu_that_is_not_there(monkeypatch, capsys):
 def test_every_kind_gives_its_table_and_files(arguments, head, rows, tmp_path, capsys):
     assert main(["bench", *arguments, "--output", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert head in lines[0]
+    assert any(head in line for line in lines)
     assert len(json.loads((tmp_path / "bench.json").read_text())["rows"]) == rows
     assert (tmp_path / "growth.svg").is_file() == (arguments[0] != "precision")
 
