@@ -49,7 +49,7 @@ language: $(STAMP)
 		--folder runs/language/recall --seeds 3 --workers 2 --over data.pairs=4,8,16,32
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/memory/copy_$(m).yaml) \
 		--folder runs/language/copy --seeds 3 --workers 2 --over data.symbols=8,16,32
-	$(BIN)/python -m linvit.bench.decoding runs/language/decoding.svg
+	$(BIN)/linvit bench decoding --output runs/language/decoding
 
 # Needs espeak-ng, which your system's packages have; says so where it is absent.
 data/speech/.made: | $(STAMP)
@@ -68,7 +68,7 @@ speech: data/speech/.made
 generation: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/generation/digits_$(m).yaml) \
 		--folder runs/generation --seeds 3 --workers 2 --also generated_accuracy guided_fid guided_accuracy
-	$(BIN)/python -m linvit.bench.sampling runs/generation/sampling.svg
+	$(BIN)/linvit bench sampling --output runs/generation/sampling
 
 scenes: $(STAMP)
 	test -d data/scenes || $(BIN)/linvit data make-scenes data/scenes
@@ -81,7 +81,7 @@ parity: $(STAMP)
 	$(BIN)/python -m pytest -m "slow or not slow" -s -q tests/models/test_parity.py
 
 precision: $(STAMP)
-	$(BIN)/python -m linvit.bench.precision
+	$(BIN)/linvit bench precision --output runs/precision
 
 # Every part is a folder with a bench.json; one that is there is not measured again. Quiet machine, about half an hour.
 BENCH := runs/bench

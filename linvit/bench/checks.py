@@ -32,7 +32,7 @@ def check(name: str, got: Sequence[Tensor], expected: Sequence[Tensor], toleranc
     Raises:
         WrongResultError: if it is above tolerance; the message names variant and error.
     """
-    error = max(relative_error(own, other) for own, other in zip(got, expected, strict=True))
+    error = max(relative_error(result, other) for result, other in zip(got, expected, strict=True))
     if error > tolerance:
         raise WrongResultError(
             f"{name} gives a wrong result: its relative error is {error:.1e}, expected at most {tolerance:.0e}; "

@@ -109,7 +109,7 @@ class Timing:
 
     def ratio_to(self, base: "Timing") -> float:
         """How many times as fast as base: the median over rounds of base's time over this one's, round by round."""
-        return statistics.median(other / own for own, other in zip(self.seconds, base.seconds, strict=False))
+        return statistics.median(other / seconds for seconds, other in zip(self.seconds, base.seconds, strict=False))
 
 
 def interleave(

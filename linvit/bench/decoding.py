@@ -1,132 +1,112 @@
-"""Speed and memory of writing token by token, linear mechanisms against softmax with a cache of keys and values.
+"""`linvit bench decoding`: generating token by token, linear mechanisms against softmax with its cache.
 
-`python -m linvit.bench.decoding FIGURE.svg` measures one decoder after contexts of 1,024, 8,192 and 65,536 tokens,
-one sequence, one thread, mechanisms in turn, each context in rounds; it prints a table and draws it.
+One sequence, mechanisms in turn; the memory of a row is what the decoder keeps of the tokens that it has read.
 """
 
-import argparse
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from matplotlib.figure import Figure
 
-from linvit.analysis.figures import figure_path, save_figure
-from linvit.layers.causal import CAUSAL_MECHANISMS, KeyValues
-from linvit.models.sequence import Decoder, Memory, create_sequence
+from linvit.bench import rows
+from linvit.bench.checks import TOLERANCES, check
+from linvit.bench.clock import Call
+from linvit.bench.memory import MEBIBYTE
+from linvit.bench.progress import Progress
+from linvit.bench.rows import Report, Row
+from linvit.layers.cache import KeyValues
+from linvit.models.registry import create
+from linvit.models.sequence import Decoder, DecoderCache
 
-MECHANISMS = ("softmax", "linear", "mala", "rala")
-CONTEXTS = (1024, 8192, 65_536)
-COLOURS = {"softmax": "#D55E00", "linear": "#555555", "mala": "#0072B2", "rala": "#009E73"}
-PIECE = 2048  # tokens of the context that are read at once
+BLOCK = 2048  # tokens of the context that are read at once
+CHECKED = 48  # tokens after which a step is compared with the forward pass
 VOCABULARY = 257
 
 
 @dataclass(frozen=True)
-class Point:
-    """Decoding after a context: best seconds a token over the rounds, and bytes that the decoder keeps."""
+class Options(rows.Options):
+    """What `linvit bench decoding` measures: the mechanisms in one decoder, after contexts of so many tokens."""
 
-    mechanism: str
-    context: int
-    seconds: float
-    memory: int
+    names: Sequence[str] = ("softmax", "linear", "mala", "rala")
+    network: str = "sequence_nano"
+    contexts: Sequence[int] = (1024, 8192, 65_536)
 
-
-@torch.inference_mode()
-def measure(
-    name: str = "sequence_nano", contexts: Sequence[int] = CONTEXTS, tokens: int = 32, rounds: int = 5
-) -> list[Point]:
-    """Points of every mechanism; after each context `tokens` are written, `rounds` times, in turn."""
-    torch.manual_seed(0)
-    networks = {mechanism: create_sequence(name, VOCABULARY, mechanism=mechanism).eval() for mechanism in MECHANISMS}
-    points = []
-    for context in contexts:
-        held = {mechanism: filled(network, context) for mechanism, network in networks.items()}
-        sizes = {mechanism: memory.num_bytes() for mechanism, memory in held.items()}
-        best = dict.fromkeys(MECHANISMS, float("inf"))
-        for _ in range(rounds):
-            for mechanism, network in networks.items():
-                best[mechanism] = min(best[mechanism], _seconds(network, held[mechanism], tokens))
-        points += [Point(mechanism, context, best[mechanism], sizes[mechanism]) for mechanism in MECHANISMS]
-    return points
+    def __post_init__(self) -> None:
+        wrong = [value for value in (*self.contexts, self.rounds) if value < 1]
+        if wrong:
+            raise ValueError(f"bench decoding got {wrong[0]} as a context or number of rounds, expected 1 or more")
+        for name in self.names:
+            with torch.device("meta"):
+                create(self.network, VOCABULARY, mechanism=name)  # refuses unknown names
 
 
 @torch.inference_mode()
-def filled(network: Decoder, context: int) -> Memory:
+def measure(options: Options, report: Report, progress: Progress) -> None:
+    """Checks a step of every mechanism against the forward pass, then times one token after every context.
+
+    Raises WrongResultError before anything is timed, if a mechanism is wrong.
+    """
+    torch.manual_seed(options.seed)
+    networks = {}
+    for name in options.names:
+        network = create(options.network, VOCABULARY, mechanism=name).eval().to(options.device)
+        networks[name] = network, _error(name, network, options.device)
+    for context in options.contexts:
+        progress.group(f"{options.network} after {context:,} tokens", options.rounds)
+        calls: dict[str, tuple[Row, Call]] = {}
+        for name, (network, error) in networks.items():
+            progress.say(f"reading {context:,} tokens with {name}")
+            memory = filled(network, context)
+            row = Row(name, options.network, "float32", 1, options.threads, "token", tokens=context, error=error)
+            row.peak_mib = memory.num_bytes() / MEBIBYTE
+            report.rows.append(row)
+            calls[name] = row, step(network, memory)
+        rows.time_all(calls, options, progress, {"softmax": "softmax"})
+    report.findings["growth"] = rows.growth(report.rows)
+
+
+def _error(name: str, network: Decoder, device: str) -> float:
+    tokens = torch.randint(VOCABULARY, (1, CHECKED + 1), device=device)
+    memory = DecoderCache()
+    network.read(tokens[:, :-1], memory)
+    got = network.read(tokens[:, -1:], memory)[:, -1]
+    label = f"a step of the decoder with {name}"
+    return check(label, (got,), (network(tokens)[:, -1],), 10 * TOLERANCES[torch.float32])
+
+
+def filled(network: Decoder, context: int) -> DecoderCache:
     """What a decoder keeps of that many tokens.
 
-    They are read by linear mechanisms; softmax attention's keys and values are drawn, because reading takes time
-    quadratic in them, and writing costs the same whatever they are.
+    They are read by linear mechanisms; keys and values of softmax attention are random, because reading takes time
+    quadratic in them, and generating costs the same whatever they are.
     """
-    memory = Memory()
-    if CAUSAL_MECHANISMS[network.mechanism] is not None:
-        for piece in torch.randint(VOCABULARY, (1, context)).split(PIECE, dim=1):
-            network.read(piece, memory)
+    device = next(network.parameters()).device
+    memory = DecoderCache()
+    network.read(torch.randint(VOCABULARY, (1, min(4, context)), device=device), memory)
+    if not any(isinstance(layer.read, KeyValues) for layer in memory.layers):
+        rest = torch.randint(VOCABULARY, (1, context - memory.tokens), device=device)
+        for block in rest.split(BLOCK, dim=1) if rest.numel() else ():
+            network.read(block, memory)
         return memory
-    network.read(torch.randint(VOCABULARY, (1, 4)), memory)
     for layer in memory.layers:
-        assert isinstance(layer.read, KeyValues)
-        assert layer.read.key is not None
-        more = (*layer.read.key.shape[:2], context - layer.read.length, layer.read.key.shape[-1])
-        layer.read.append(torch.randn(more), torch.randn(more))
+        keys = layer.read.key
+        more = keys.new_empty(*keys.shape[:2], context - layer.read.length, keys.shape[-1])
+        layer.read.append(more.normal_(), torch.randn_like(more))
     memory.tokens = context
     return memory
 
 
-def _seconds(network: Decoder, memory: Memory, tokens: int) -> float:
-    token = torch.zeros(1, 1, dtype=torch.long)
-    start = time.perf_counter()
-    for _ in range(tokens):
-        token = network.read(token, memory)[:, -1:].argmax(-1)
-    return (time.perf_counter() - start) / tokens
+def step(network: Decoder, memory: DecoderCache) -> Call:
+    """Reads one token after those in memory, whose number of tokens stays."""
+    token = torch.zeros(1, 1, dtype=torch.long, device=next(network.parameters()).device)
+    context = memory.tokens
 
+    def read() -> tuple[torch.Tensor]:
+        logits = network.read(token, memory)
+        memory.tokens = context
+        for layer in memory.layers:
+            if isinstance(layer.read, KeyValues):
+                layer.read.length = context
+        return (logits,)
 
-def decoding_figure(points: Sequence[Point]) -> Figure:
-    """Tokens a second and memory over the context, whose axis is logarithmic, as is that of memory."""
-    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
-    speed, memory = figure.subplots(1, 2)
-    for mechanism in dict.fromkeys(point.mechanism for point in points):
-        own = [point for point in points if point.mechanism == mechanism]
-        style = {"marker": "o", "color": COLOURS[mechanism], "label": mechanism, "alpha": 0.8}
-        speed.plot([point.context for point in own], [1 / point.seconds for point in own], **style)
-        memory.plot([point.context for point in own], [point.memory / 2**20 for point in own], **style)
-    for axes, label in ((speed, "tokens a second"), (memory, "memory of what was read, MiB")):
-        axes.set(xlabel="tokens of context", ylabel=label, xscale="log")
-        contexts = sorted({point.context for point in points})
-        axes.set_xticks(contexts, [f"{context:,}" for context in contexts], minor=False)
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    speed.set_ylim(0, None)
-    memory.set_yscale("log")
-    memory.legend(frameon=False)
-    return figure
-
-
-def markdown(points: Sequence[Point]) -> list[str]:
-    """The table, line by line."""
-    rows = ["| context | mechanism | tokens a second | against softmax | memory |", "|---:|---|---:|---:|---:|"]
-    softmax = {point.context: point.seconds for point in points if point.mechanism == "softmax"}
-    for point in points:
-        ratio = softmax[point.context] / point.seconds
-        rows.append(
-            f"| {point.context:,} | {point.mechanism} | {1 / point.seconds:,.0f} | {ratio:.2f}× |"
-            f" {point.memory / 2**20:.2f} MiB |"
-        )
-    return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("figure", type=figure_path)
-    parser.add_argument("--model", default="sequence_nano", help="a name that `linvit models --sequence` lists")
-    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    points = measure(options.model, options.contexts)
-    print("\n".join(markdown(points)))
-    save_figure(decoding_figure(points), options.figure)
-
-
-if __name__ == "__main__":
-    main()
+    return read

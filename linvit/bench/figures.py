@@ -1,4 +1,4 @@
-"""Pictures of what was measured: accuracy over latency, time and memory over tokens or pixels, loss curves."""
+"""Figures of what was measured: accuracy over latency, time and memory over tokens or pixels, loss curves."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,16 +8,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from linvit.analysis.figures import COLOURS
+from linvit.bench import inference
+from linvit.bench.page import CLOCKS
 from linvit.bench.rows import Report, Row, curves, measured
+from linvit.models.published import PUBLISHED
 
 LINES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
+def accuracies(report: Report) -> dict[str, tuple[float, str]]:
+    """Published top-1 and its source of every network in the report that has one."""
+    names = dict.fromkeys(row.name for row in report.rows)
+    ours = {name: (PUBLISHED[name].top1, PUBLISHED[name].source) for name in names if name in PUBLISHED}
+    return {**inference.published(list(names)), **ours} if report.kind == "model" else {}
+
+
 def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iterator[tuple[str, Figure]]:
     """File name and figure of everything that the report has the numbers for."""
     if any(len(line) > 1 for line in curves(report.rows).values()):
-        yield "growth.svg", growth(report.rows, report.findings.get("growth", {}))
+        yield "growth.svg", growth(report)
     if report.kind == "model":
         for batch in sorted({row.batch for row in measured(report.rows)}):
             rows = [row for row in measured(report.rows) if row.batch == batch and row.name in accuracies]
@@ -29,8 +39,9 @@ def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iter
         yield f"loss_{name}.svg", losses(name, variants)
 
 
-def growth(rows: Sequence[Row], exponents: Mapping[str, float]) -> Figure:
-    """Time, and memory where it was measured, over tokens or pixels, all axes logarithmic; exponents by label."""
+def growth(report: Report) -> Figure:
+    """Time, and memory where it was measured, over tokens or pixels, all axes logarithmic."""
+    rows, exponents = report.rows, report.findings.get("growth", {})
     lines = {name: line for name, line in curves(rows).items() if len(line) > 1}
     names = list(dict.fromkeys(line[0].name for line in lines.values()))
     variants = list(dict.fromkeys((line[0].variant, line[0].dtype, line[0].batch) for line in lines.values()))
@@ -57,7 +68,8 @@ def growth(rows: Sequence[Row], exponents: Mapping[str, float]) -> Figure:
         if with_memory and known:
             panels[1].plot([row.extent for row in known], [row.peak_mib for row in known], **style)
     what = "tokens" if rows[0].tokens is not None else "pixels"
-    labels = (f"ms a call{common}", "peak memory above inputs and weights, MiB")
+    memory = "memory of what was read" if report.kind == "decoding" else "peak memory above inputs and weights"
+    labels = (f"ms per call{common}", f"{memory}, MiB")
     for axes, label in zip(panels, labels, strict=False):
         axes.set(xlabel=what, ylabel=label, xscale="log", yscale="log")
         axes.grid(alpha=0.3)
@@ -82,29 +94,29 @@ def _short(extent: int) -> str:
 
 
 def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -> Figure:
-    """Published accuracy over measured time, one colour a network, one marker a variant, lines between variants."""
+    """Published accuracy over measured time, one colour per network, one marker per variant, lines between variants."""
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
     names = list(dict.fromkeys(row.name for row in rows))
     variants = list(dict.fromkeys((row.variant, row.dtype) for row in rows))
     heights = _apart({name: accuracies[name][0] for name in names})
     for index, name in enumerate(names):
-        own = [row for row in rows if row.name == name]
+        points = [row for row in rows if row.name == name]
         top1 = accuracies[name][0]
         colour = COLOURS[index % len(COLOURS)]
-        ours = own[0].pattern is not None
-        axes.plot([row.median_ms for row in own], [top1] * len(own), color=colour, alpha=0.5, linewidth=1)
-        for row in own:
+        ours = points[0].pattern is not None
+        axes.plot([row.median_ms for row in points], [top1] * len(points), color=colour, alpha=0.5, linewidth=1)
+        for row in points:
             marker = MARKERS[variants.index((row.variant, row.dtype))]
             face = colour if ours else "white"
             axes.plot(row.median_ms, top1, marker, markerfacecolor=face, color=colour, markersize=8)
-        words = f"{name} ({own[0].pattern})" if ours else name
-        at = max(row.median_ms for row in own)
+        words = f"{name} ({points[0].pattern})" if ours else name
+        at = max(row.median_ms for row in points)
         axes.annotate(words, (at, heights[name]), (7, -3), textcoords="offset points", fontsize=8, color=colour)
     for marker, (variant, dtype) in zip(MARKERS, variants, strict=False):
         axes.plot([], [], marker, color="#555555", markerfacecolor="white", label=f"{variant} {dtype}")
     size, batch, threads = rows[0].size, rows[0].batch, rows[0].threads
-    clock = {"cpu": "CPU time", "wall": "time on the wall", "gpu": "GPU time"}[rows[0].clock or "cpu"]
+    clock = CLOCKS[rows[0].clock or "cpu"]
     heading = f"{clock}, {size[0]} × {size[1]} px, batch {batch}, {threads} thread{'s' * (threads > 1)}"
     axes.set(xlabel=f"ms a batch ({heading})", ylabel="published ImageNet-1k top-1, %", xscale="log")
     low, high = axes.get_xlim()
@@ -142,14 +154,14 @@ def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
     left, right = figure.subplots(1, 2)
     plain = variants["plain"]["losses"] if "plain" in variants else next(iter(variants.values()))["losses"]
     noises: dict[float, str] = {}
-    for index, (variant, found) in enumerate(variants.items()):
+    for index, (variant, curve) in enumerate(variants.items()):
         style = {"color": COLOURS[index % len(COLOURS)], "label": variant, "linestyle": LINES[index % len(LINES)]}
-        steps = range(1, 1 + len(found["losses"]))
-        left.plot(steps, found["losses"], **style)
-        off = [abs(own - other) for own, other in zip(found["losses"], plain, strict=True)]
+        steps = range(1, 1 + len(curve["losses"]))
+        left.plot(steps, curve["losses"], **style)
+        off = [abs(loss - other) for loss, other in zip(curve["losses"], plain, strict=True)]
         if any(off):
             right.plot(steps, [value or float("nan") for value in off], **style)
-        noises.setdefault(found["noise"], "bfloat16" if "bf16" in variant else "float32")
+        noises.setdefault(curve["noise"], "bfloat16" if "bf16" in variant else "float32")
     for noise, dtype in noises.items():
         right.axhline(noise, color="#BBBBBB", linewidth=1)
         right.annotate(f"noise of {dtype}", (1, noise), (0, 3), textcoords="offset points", fontsize=8, color="#777777")

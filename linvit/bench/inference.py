@@ -46,6 +46,7 @@ class Options(rows.Options):
     peer_variants: Sequence[str] = ("plain", "fused")
     sizes: Sequence[tuple[int, int]] = ((224, 224),)
     batches: Sequence[int] = (1,)
+    framework: str | None = None  # of segmentors, whose backbones the networks are
 
     def __post_init__(self) -> None:
         check_names([*self.names, *self.peers])
@@ -61,7 +62,7 @@ def cases(options: Options, size: tuple[int, int], batch: int) -> list[Case]:
     listed = [(name, variant) for name in options.names for variant in options.variants]
     listed += [(name, variant) for name in options.peers for variant in options.peer_variants]
     return [
-        Case(name, variant, size, batch, options.device, options.threads, options.seed)
+        Case(name, variant, size, batch, options.device, options.threads, options.seed, options.framework)
         for name, variant in dict.fromkeys(listed)
         if is_ours(name) or "reference" not in parts_of(variant)
     ]
@@ -85,13 +86,13 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
 
 
 def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
-    found: dict[Case, Row] = {}
+    case_rows: dict[Case, Row] = {}
     calls: dict[Case, Call] = {}
-    for name, own in itertools.groupby(group, lambda case: case.name):
-        prepared = _prepared(name, list(own), options, progress)
+    for name, variants in itertools.groupby(group, lambda case: case.name):
+        prepared = _prepared(name, list(variants), options, progress)
         for case, row, call in prepared:
             report.rows.append(row)
-            found[case] = row
+            case_rows[case] = row
             if call is not None:
                 calls[case] = call
     progress.say("timing")
@@ -101,7 +102,7 @@ def _measure_one_size(options: Options, group: list[Case], report: Report, progr
     try:
         interleave(named, clock, options.rounds, timings, progress.advance, options.seconds)
     finally:
-        _fill(found, timings, clock.name, options)
+        _fill(case_rows, timings, clock.name, options)
 
 
 def _prepared(
@@ -110,7 +111,7 @@ def _prepared(
     """The calls of one network, each checked against the plain one."""
     first = group[0]
     try:
-        network = randomised(create(name, first.size)).to(first.device)
+        network = randomised(create(name, first.size, first.framework)).to(first.device)
     except ValueError as error:
         return [(case, _row(case, None, str(error)), None) for case in group]
     x = images(first)
@@ -149,12 +150,13 @@ def _peak(case: Case, call: Call, progress: Progress) -> float | None:
 def _row(case: Case, network: nn.Module | None, skipped: str | None = None) -> Row:
     dtype = str(case.dtype).removeprefix("torch.")
     row = Row(case.name, case.variant, dtype, case.batch, case.threads, size=case.size, skipped=skipped)
-    row.pattern = getattr(network, "pattern", None)
+    modules = () if network is None else network.modules()
+    row.pattern = next((module.pattern for module in modules if hasattr(module, "pattern")), None)
     return row
 
 
-def _fill(found: dict[Case, Row], timings: dict[str, Timing], clock: str, options: Options) -> None:
-    for case, row in found.items():
+def _fill(case_rows: dict[Case, Row], timings: dict[str, Timing], clock: str, options: Options) -> None:
+    for case, row in case_rows.items():
         rivals = {"reference": replace(case, variant="reference").label}
         for variant, name in itertools.product(("plain", "fused"), (*options.names, *options.peers)):
             if name != case.name:
@@ -163,16 +165,16 @@ def _fill(found: dict[Case, Row], timings: dict[str, Timing], clock: str, option
 
 
 def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """growth: the exponent of pixels; crossover: pixels from which on a network without softmax beats one with it."""
+    """growth, memory_growth: exponents of pixels; crossover: from how many on a network without softmax is faster."""
     lines = {name: line for name, line in rows.curves(measured).items() if len(line) > 1}
-    growth = {name: rows.exponent(line) for name, line in lines.items()}
     meets = {
-        f"{one} against {other}": rows.crossover(lines[one], lines[other])
-        for one, other in itertools.permutations(lines, 2)
-        if _without_softmax(lines[one][0]) and _rival(lines[one][0], lines[other][0])
+        f"{name} against {other}": rows.crossover(lines[name], lines[other])
+        for name, other in itertools.permutations(lines, 2)
+        if _without_softmax(lines[name][0]) and _rival(lines[name][0], lines[other][0])
     }
     return {
-        "growth": {name: value for name, value in growth.items() if value is not None},
+        "growth": rows.growth(measured),
+        "memory_growth": rows.growth(measured, quantity="peak_mib"),
         "crossover": {name: value for name, value in meets.items() if value is not None},
     }
 
@@ -181,10 +183,10 @@ def _without_softmax(row: Row) -> bool:
     return row.pattern is not None and "S" not in row.pattern
 
 
-def _rival(own: Row, other: Row) -> bool:
+def _rival(row: Row, other: Row) -> bool:
     """A network with softmax, computed the same way: ours with S in its pattern, or a transformer of timm's."""
     softmax = "S" in other.pattern if other.pattern else other.name.startswith(("swin", "deit", "vit"))
-    return softmax and (own.variant, own.batch) == (other.variant, other.batch)
+    return softmax and (row.variant, row.batch) == (other.variant, other.batch)
 
 
 def published(names: Sequence[str]) -> dict[str, tuple[float, str]]:

@@ -28,7 +28,7 @@ def describe(device: str, threads: int) -> dict[str, Any]:
 
 def sentence(machine: dict[str, Any]) -> str:
     """The same in one line."""
-    parts = [
+    facts = [
         machine["gpu"] or machine["processor"],
         " ".join(machine["instructions"]),
         f"{machine['cores']} cores, {machine['threads']} used",
@@ -39,7 +39,7 @@ def sentence(machine: dict[str, Any]) -> str:
         if machine.get("commit")
         else "",
     ]
-    return "; ".join(part for part in parts if part)
+    return "; ".join(filter(None, facts))
 
 
 def _processor_information() -> dict[str, str]:

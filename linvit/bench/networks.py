@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from linvit.bench import runtimes
 from linvit.bench.clock import Call
 from linvit.bench.reference import reference_model
+from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.fusion import fuse
 from linvit.kernels import cpu
+from linvit.models.dense.frameworks import build_dense
 
 PLAIN = "plain"
 PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", "onnxruntime", "openvino")
@@ -31,7 +33,7 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class Case:
-    """One network, variant and size (height, width) of the images."""
+    """One network, variant and size (height, width) of the images; with a framework, a segmentor on that network."""
 
     name: str
     variant: str
@@ -40,6 +42,7 @@ class Case:
     device: str = "cpu"
     threads: int = 1
     seed: int = 0
+    framework: str | None = None
 
     @property
     def label(self) -> str:
@@ -57,10 +60,10 @@ def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
         ValueError: for an unknown part; the message lists the known ones.
     """
     parts = () if variant == PLAIN else tuple(variant.split("+"))
-    for part in parts:
-        if part not in known:
+    for name in parts:
+        if name not in known:
             raise ValueError(
-                f"variant {variant!r} has the part {part!r}, expected {PLAIN} or parts of {', '.join(known)}: join by +"
+                f"variant {variant!r} has the part {name!r}, expected {PLAIN} or parts of {', '.join(known)}: join by +"
             )
     return parts
 
@@ -78,8 +81,13 @@ def check_names(names: Sequence[str]) -> None:
             raise ValueError(f"network {name!r} is unknown, expected one of ours or of timm's: see {near}")
 
 
-def create(name: str, size: tuple[int, int], **options: object) -> nn.Module:
-    """A network for images of this size, without published weights; those of a fixed size are told which."""
+def create(name: str, size: tuple[int, int], framework: str | None = None, **options: object) -> nn.Module:
+    """A network for images of this size, without published weights; those of a fixed size are given it.
+
+    With a framework, a segmentor on it, for as many classes as ADE20K has.
+    """
+    if framework:
+        return build_dense(framework, name, ADE20K_CLASSES, **options)
     try:
         return (
             timm.create_model(name, num_classes=CLASSES, **options)
@@ -163,5 +171,5 @@ def _without_kernel(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Te
 def build_call(case: Case) -> Call:
     """The variant of a fresh network, for a process of its own."""
     with torch.inference_mode():
-        network = randomised(create(case.name, case.size)).to(case.device)
+        network = randomised(create(case.name, case.size, case.framework)).to(case.device)
         return torch.inference_mode()(variant_call(network, images(case), case))

@@ -1,80 +1,76 @@
-"""Half precision: the error of RALA and MALA as we arrange them and as they were released.
+"""`linvit bench precision`: the error of RALA and MALA in half precision, as we arrange them and as they were released.
 
-Run `python -m linvit.bench.precision` for the table of docs/results.md.
+Nothing is timed. Errors are relative L2 errors against float64 on unrounded inputs, infinite where the result is not
+finite. A row's own error is ours; beside it stand those of
+released: the released arrangement, all in the row's dtype;
+float32 math: rounded inputs, float32 from there on, output in float32;
+returned in dtype: the same, its output rounded to the dtype, the least that an operator in that dtype can reach.
 """
 
-import argparse
 import itertools
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from linvit.bench import reference
+from linvit.bench import reference, rows
+from linvit.bench.checks import TOLERANCES, check, relative_error
+from linvit.bench.operators import DTYPES
+from linvit.bench.progress import Progress
+from linvit.bench.rows import Report, Row
 from linvit.ops import mala, rala
 
-TOKENS = (196, 3136, 12544, 50176)
-SCALES = (1, 4, 16)
-DTYPES = (torch.float16, torch.bfloat16)
-
-
-class Row(NamedTuple):
-    """Relative L2 errors against float64 on unrounded inputs; NaN where the result is not finite.
-
-    float32_math: rounded inputs, float32 from there on, output in float32. returned: the same, its output rounded to
-    the inputs' dtype: the least that an operator in that dtype can reach. released, ours: all in that dtype.
-    """
-
-    operator: str
-    tokens: int
-    scale: int
-    dtype: torch.dtype
-    float32_math: float
-    returned: float
-    released: float
-    ours: float
-
-
+HEADS, WIDTH, CHECKED = 2, 64, 60
 OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "rala": (rala, reference.rala),
     "mala": (mala, reference.mala),
 }
 
 
-def half_precision(seed: int = 0, tokens: tuple[int, ...] = TOKENS) -> Iterator[Row]:
-    """Errors for q, k, v ~ N(0, scale²), 2 heads of width 64, for every operator, length, scale and half dtype."""
-    for operator, length, scale in itertools.product(OPERATORS, tokens, SCALES):
-        ours, released = OPERATORS[operator]
-        generator = torch.Generator().manual_seed(seed)
-        exact_inputs = scale * torch.randn(3, 1, 2, length, 64, dtype=torch.float64, generator=generator)
-        exact = ours(*exact_inputs)
-        for dtype in DTYPES:
-            inputs = exact_inputs.to(dtype)
-            wide = ours(*inputs.float())
-            outputs = (wide, wide.to(dtype), released(*inputs), ours(*inputs))
-            yield Row(operator, length, scale, dtype, *(_error(out, exact) for out in outputs))
+@dataclass(frozen=True)
+class Options(rows.Options):
+    """What `linvit bench precision` measures: queries, keys and values are N(0, deviation²)."""
+
+    names: Sequence[str] = tuple(OPERATORS)
+    tokens: Sequence[int] = (196, 3136, 12544, 50176)
+    deviations: Sequence[int] = (1, 4, 16)
+    dtypes: Sequence[str] = ("float16", "bfloat16")
+
+    def __post_init__(self) -> None:
+        for what, given, known in (("names", self.names, OPERATORS), ("dtypes", self.dtypes, DTYPES)):
+            for name in given:
+                if name not in known:
+                    raise ValueError(f"`{what}` has {name!r}, expected some of {', '.join(known)}.")
 
 
-def markdown(rows: Iterator[Row]) -> Iterator[str]:
-    """The table, line by line."""
-    yield "| operator | N | std | dtype | released arrangement | float32 math | returned in dtype | ours | ratio |"
-    yield "|---|---:|---:|---|---:|---:|---:|---:|---:|"
-    for row in rows:
-        dtype = str(row.dtype).removeprefix("torch.")
-        released = "NaN" if row.released != row.released else f"{row.released:.1e}"
-        yield (
-            f"| {row.operator} | {row.tokens} | {row.scale} | {dtype} | {released} | {row.float32_math:.1e} "
-            f"| {row.returned:.1e} | {row.ours:.1e} | {row.ours / row.float32_math:.2f} |"
-        )
+@torch.inference_mode()
+def measure(options: Options, report: Report, progress: Progress) -> None:
+    """Checks that both arrangements are the same in float64, then measures their errors in half precision."""
+    for name in options.names:
+        ours, released = OPERATORS[name]
+        inputs = _inputs(options.seed, 1, CHECKED)
+        check(f"the released {name}", (released(*inputs),), (ours(*inputs),), TOLERANCES[torch.float64])
+        progress.group(name, len(options.tokens) * len(options.deviations))
+        for tokens, deviation in itertools.product(options.tokens, options.deviations):
+            exact_inputs = _inputs(options.seed, deviation, tokens)
+            exact = ours(*exact_inputs)
+            for dtype in options.dtypes:
+                inputs = exact_inputs.to(DTYPES[dtype])
+                wide = ours(*inputs.float())
+                row = Row(name, f"deviation {deviation}", dtype, 1, options.threads, tokens=tokens)
+                row.error = relative_error(ours(*inputs), exact)
+                others = {
+                    "released": released(*inputs),
+                    "float32 math": wide,
+                    "returned in dtype": wide.to(DTYPES[dtype]),
+                }
+                row.errors = {other: relative_error(output, exact) for other, output in others.items()}
+                report.rows.append(row)
+            progress.advance()
 
 
-def _error(out: Tensor, exact: Tensor) -> float:
-    return ((out - exact).norm() / exact.norm()).item() if out.isfinite().all() else float("nan")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    for line in markdown(half_precision(parser.parse_args().seed)):
-        print(line, flush=True)
+def _inputs(seed: int, deviation: int, tokens: int) -> Tensor:
+    """float64 (3, 1, heads, tokens, width): query, key and value."""
+    generator = torch.Generator().manual_seed(seed)
+    return deviation * torch.randn(3, 1, HEADS, tokens, WIDTH, dtype=torch.float64, generator=generator)

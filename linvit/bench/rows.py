@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from linvit.bench.clock import Timing
+from linvit.bench.clock import Call, Timing, clock_for, interleave
+from linvit.bench.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Row:
     name: operator or network; pattern: of a network of ours. variant: how it is computed. work: forward,
     forward_backward or step. clock: cpu (of the process), wall or gpu. median_ms, spread_ms (interquartile range): of
     one call. ratio: how many times as fast as the plain eager float32 row named in base. against: the same against
-    other rows of the run. error: relative L2 error of the check. peak_mib: memory above inputs and weights. skipped:
-    why nothing was measured.
+    other rows of the run. error: relative L2 error of the check; errors: of other arrangements. peak_mib: memory above
+    inputs and weights. skipped: why nothing was measured.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Row:
     ratio: float | None = None
     against: dict[str, float] = field(default_factory=dict)
     error: float | None = None
+    errors: dict[str, float] = field(default_factory=dict)
     peak_mib: float | None = None
     skipped: str | None = None
 
@@ -91,6 +93,21 @@ def fill(row: Row, label: str, timings: Mapping[str, Timing], clock: str, base: 
             row.against[name] = timing.ratio_to(timings[rival])
 
 
+def time_all(
+    calls: Mapping[str, tuple[Row, Call]], options: Options, progress: Progress, rivals: Mapping[str, str]
+) -> None:
+    """Times the calls in turn, by label, into their rows; rivals as in `fill`."""
+    progress.say("timing")
+    timings: dict[str, Timing] = {}
+    clock = clock_for(options.device, options.threads, graphs=False)
+    prepared = {label: call for label, (_, call) in calls.items()}
+    try:
+        interleave(prepared, clock, options.rounds, timings, progress.advance, options.seconds)
+    finally:
+        for label, (row, _) in calls.items():
+            fill(row, label, timings, clock.name, "", rivals)
+
+
 def measured(rows: Sequence[Row]) -> list[Row]:
     """Those with a time."""
     return [row for row in rows if row.median_ms is not None]
@@ -98,32 +115,42 @@ def measured(rows: Sequence[Row]) -> list[Row]:
 
 def curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Measured rows that differ in nothing but their extent, by label, smallest first."""
-    found: dict[str, list[Row]] = {}
+    lines: dict[str, list[Row]] = {}
     for row in sorted(measured(rows), key=lambda row: row.extent):
         work = "" if row.work == "forward" else f", {row.work.replace('_', ' + ')}"
         batch = "" if row.batch == 1 else f", batch {row.batch}"
-        found.setdefault(f"{row.label}{work}{batch}", []).append(row)
-    return found
+        lines.setdefault(f"{row.label}{work}{batch}", []).append(row)
+    return lines
 
 
-def exponent(rows: Sequence[Row], least_extent: int = 0) -> float | None:
-    """The power of the extent with which time grows, fitted by least squares to the logarithms; None for one extent."""
-    points = [(math.log(r.extent), math.log(r.median_ms)) for r in measured(rows) if r.extent >= least_extent]
+def growth(rows: Sequence[Row], least_extent: int = 0, quantity: str = "median_ms") -> dict[str, float]:
+    """The exponent of every curve that has one, by label."""
+    exponents = {name: exponent(line, least_extent, quantity) for name, line in curves(rows).items()}
+    return {name: value for name, value in exponents.items() if value is not None}
+
+
+def exponent(rows: Sequence[Row], least_extent: int = 0, quantity: str = "median_ms") -> float | None:
+    """The power of the extent with which time, or memory, grows; None for one extent.
+
+    It is fitted by least squares to the logarithms.
+    """
+    values = [(row.extent, getattr(row, quantity)) for row in measured(rows) if row.extent >= least_extent]
+    points = [(math.log(extent), math.log(value)) for extent, value in values if value]
     if len({x for x, _ in points}) < 2:
         return None
-    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    mean_x, mean_y = (sum(coordinates) / len(points) for coordinates in zip(*points, strict=True))
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
 
 
-def crossover(own: Sequence[Row], other: Sequence[Row]) -> float | None:
-    """The extent from which on `own` is the faster of two curves, on straight lines between the logarithms.
+def crossover(ours: Sequence[Row], other: Sequence[Row]) -> float | None:
+    """The extent from which on the first is the faster of two curves, on straight lines between the logarithms.
 
     0 where it is faster at every common extent, None where it is slower at the last one, or nothing is common.
     """
     times = {row.extent: row.median_ms for row in measured(other)}
     gaps = [
         (math.log(row.extent), math.log(row.median_ms / times[row.extent]))
-        for row in sorted(measured(own), key=lambda row: row.extent)
+        for row in sorted(measured(ours), key=lambda row: row.extent)
         if row.extent in times
     ]
     if not gaps or gaps[-1][1] > 0:

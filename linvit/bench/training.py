@@ -144,11 +144,11 @@ def _measure_one(name: str, options: Options, report: Report, progress: Progress
     batch = data(options.batch, options.size, options.seed, options.device)
     plain = Step(Case(name, "plain", options.size, options.batch, options.device), deepcopy(network))
     expected = [plain.gradients(*batch), *_gradients(plain)]
-    found: dict[Case, Row] = {}
+    case_rows: dict[Case, Row] = {}
     calls: dict[str, Call] = {}
     for case in cases(name, options):
         progress.say(f"checking {case.label}")
-        row = found[case] = _row(case, network)
+        row = case_rows[case] = _row(case, network)
         report.rows.append(row)
         try:
             step = Step(case, deepcopy(network))
@@ -165,17 +165,17 @@ def _measure_one(name: str, options: Options, report: Report, progress: Progress
                 if options.device == "cpu"
                 else memory.peak_above_on_gpu(calls[case.label])
             )
-    _time(found, calls, options, progress)
+    _time(case_rows, calls, options, progress)
 
 
-def _time(found: dict[Case, Row], calls: dict[str, Call], options: Options, progress: Progress) -> None:
+def _time(case_rows: dict[Case, Row], calls: dict[str, Call], options: Options, progress: Progress) -> None:
     progress.say("timing")
     timings: dict[str, Timing] = {}
     clock = clock_for(options.device, options.threads, graphs=False)  # the optimizer's step is not captured
     try:
         interleave(calls, clock, options.rounds, timings, progress.advance, options.seconds)
     finally:
-        for case, row in found.items():
+        for case, row in case_rows.items():
             rivals = {"reference": replace(case, variant="reference").label}
             rows.fill(row, case.label, timings, clock.name, replace(case, variant="plain").label, rivals)
 
@@ -213,7 +213,7 @@ def loss_curves(name: str, options: Options, progress: Progress) -> dict[str, di
     plain = Case(name, "plain", options.curve_size, options.curve_batch, options.device, options.threads, options.seed)
     expected = _losses(plain, options.curve_steps)
     noises: dict[str, float] = {}
-    found: dict[str, dict[str, object]] = {}
+    curves: dict[str, dict[str, object]] = {}
     for case in cases(name, options):
         progress.say(f"{options.curve_steps} steps of {name} {case.variant}")
         dtype = torch.bfloat16 if "bf16" in parts_of(case.variant, PARTS) else torch.float32
@@ -223,14 +223,14 @@ def loss_curves(name: str, options: Options, progress: Progress) -> dict[str, di
             noises[str(dtype)] = max(_deviation(noisy, expected), least)
         losses = _losses(replace(plain, variant=case.variant), options.curve_steps)
         deviation, noise = _deviation(losses, expected), noises[str(dtype)]
-        found[case.variant] = {
+        curves[case.variant] = {
             "losses": losses,
             "deviation": deviation,
             "noise": noise,
             "agrees": deviation <= NOISE_FACTOR * noise,
         }
         progress.advance()
-    return found
+    return curves
 
 
 def _losses(case: Case, steps: int, noise: float = 0.0) -> list[float]:
@@ -249,4 +249,4 @@ def _losses(case: Case, steps: int, noise: float = 0.0) -> list[float]:
 
 
 def _deviation(losses: Sequence[float], expected: Sequence[float]) -> float:
-    return max(abs(own - other) for own, other in zip(losses, expected, strict=True))
+    return max(abs(loss - other) for loss, other in zip(losses, expected, strict=True))

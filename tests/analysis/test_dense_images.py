@@ -34,7 +34,7 @@ def test_the_first_mask_is_on_top_in_its_color():
 
 
 def test_words_stay_inside_and_apart():
-    boxes = torch.tensor([[0.0, 0, 50, 40], [48, 0, 50, 2], [48, 38, 50, 40], [0, 38, 50, 40], [0, 0, 9, 9]])
+    boxes = torch.tensor([[0.0, 0, 1, 1], [49, 0, 50, 1], [49, 39, 50, 40], [0, 39, 1, 40], [0, 0, 1, 1]])
     labels, words = [0, 1, 2, 3, 4], ["a rather long name: 99 %"] * 5
     alone, together = (
         [
@@ -47,7 +47,7 @@ def test_words_stay_inside_and_apart():
         )
     )
     assert min(alone) > 1000, "a label and a tiny box"
-    assert all(there >= 0.9 * expected for there, expected in zip(together, alone, strict=True))
+    assert all(there >= 0.8 * expected for there, expected in zip(together, alone, strict=True))
 
 
 def test_a_map_has_its_colors_and_a_legend():

@@ -1,39 +1,39 @@
-import sys
+"""`linvit bench sampling` on small images."""
 
 import pytest
+import torch
 
-from linvit.bench import sampling
-from linvit.runs.listing_generation import describe_generators
-
-
-def test_the_figure_and_the_table_hold_what_was_measured(tmp_path, monkeypatch, capsys):
-    figure = tmp_path / "sampling.svg"
-    monkeypatch.setattr(sys, "argv", ["sampling", str(figure), "--sides", "8", "16", "--rounds", "1"])
-    monkeypatch.setattr(sampling.torch, "set_num_threads", lambda number: None)
-    sampling.main()
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[1] for line in printed[2:]] == ["16", "64"]
-    assert "images a second, 50 steps" in figure.read_text() or figure.stat().st_size > 5000
+from linvit.bench.checks import WrongResultError
+from linvit.bench.progress import Progress
+from linvit.bench.rows import Report
+from linvit.bench.sampling import Options, measure
+from linvit.models.dit import DiT
 
 
-def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_is_measured(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["sampling", "figure.xyz"])
-    with pytest.raises(SystemExit):
-        sampling.main()
-    assert "another ending than .svg or .png" in capsys.readouterr().err
+def measured(**options):
+    report = Report("sampling")
+    measure(Options(**{"sides": (8, 16), "rounds": 1, **options}), report, Progress())
+    return report
 
 
-def test_dit_small_has_the_macs_that_its_paper_prints():
-    rows = {(row["variant"], row["mechanism"]): row for row in describe_generators()}
+def test_mechanisms_are_checked_and_timed_side_by_side():
+    rows = measured(memory=True).rows
+    assert [(row.name, row.tokens, row.size) for row in rows] == [
+        ("softmax", 16, (8, 8)),
+        ("mala", 16, (8, 8)),
+        ("softmax", 64, (16, 16)),
+        ("mala", 64, (16, 16)),
+    ]
+    assert all(row.median_ms > 0 and 0 < row.error < 1e-5 for row in rows)
+    assert rows[1].against["softmax"] > 0
 
-    def every(variant, mechanism):
-        row = rows[variant, mechanism]
-        return (row["macs"] + row["macs_attention"]) / 1e9
 
-    assert every("DiT-S/2", "softmax") == pytest.approx(6.06, abs=0.005)
-    tokens, width, head_width, layers = 256, 384, 64, 12
-    matrices = 2 * tokens**2 * width * layers / 1e9  # scores, and scores times values
-    assert every("DiT-S/2", "softmax") - rows["DiT-S/2", "softmax"]["macs"] / 1e9 == pytest.approx(matrices)
-    states = 2 * tokens * width * head_width * layers / 1e9
-    assert every("DiT-S/2", "linear") - every("DiT-S/2", "softmax") == pytest.approx(states - matrices, abs=2e-3)
-    assert len({rows["DiT-S/2", mechanism]["parameters"] for mechanism in ("softmax", "linear", "mala", "rala")}) == 1
+def test_a_wrong_pass_is_refused(monkeypatch):
+    monkeypatch.setattr(DiT, "forward", lambda self, image, time, label: torch.rand_like(image))
+    with pytest.raises(WrongResultError, match="softmax at 8 px gives a wrong result"):
+        measured()
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="dit_nona_patch2"):
+        Options(network="dit_nona_patch2")

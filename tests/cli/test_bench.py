@@ -6,7 +6,7 @@ import pytest
 
 from linvit import allocator
 from linvit.bench import operators
-from linvit.cli import main
+from linvit.cli import _parser, main
 
 OP = ["bench", "op", "rala", "--tokens", "6", "12", "--heads", "1", "--width", "4", "--rounds", "1"]
 
@@ -56,17 +56,17 @@ def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "sentence"),
     [
         (["op", "ralla"], "operator is 'ralla', expected one of linear"),
         (["model", "ravlt_tinny"], "network 'ravlt_tinny' is unknown"),
         (["train", "care_nano", "--variants", "onnxruntime"], "has the part 'onnxruntime'"),
     ],
 )
-def test_unknown_names_end_in_one_sentence(arguments, words, capsys):
+def test_unknown_names_end_in_one_sentence(arguments, sentence, capsys):
     assert main(["bench", *arguments]) == 2
     shown = capsys.readouterr()
-    assert words in shown.err
+    assert sentence in shown.err
     assert len(shown.err.splitlines()) == 1
 
 
@@ -88,4 +88,26 @@ def test_memory_is_kept_where_the_system_can(has_glibc, monkeypatch, capsys):
 def test_a_gpu_that_is_not_there(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["bench", "op", "--device", "cuda"]) == 2
-    assert "torch sees no GPU" in capsys.readouterr().err
+    assert "--device is 'cuda', but torch sees no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "head", "rows"),
+    [
+        (["decoding", "mala", "softmax", "--contexts", "16", "32", "--rounds", "1"], "kept MiB", 4),
+        (["sampling", "--sides", "8", "16", "--rounds", "1"], "images/s, 50 steps", 4),
+        (["precision", "mala", "--tokens", "49"], "ours / float32 math", 6),
+    ],
+)
+def test_every_kind_gives_its_table_and_files(arguments, head, rows, tmp_path, capsys):
+    assert main(["bench", *arguments, "--output", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(head in line for line in lines)
+    assert len(json.loads((tmp_path / "bench.json").read_text())["rows"]) == rows
+    assert (tmp_path / "growth.svg").is_file() == (arguments[0] != "precision")
+
+
+def test_an_argument_that_is_not_given_keeps_the_default_of_its_kind():
+    options = _parser().parse_args(["bench", "memory", "--sizes", "64"])
+    given = {name: getattr(options, name) for name in options.settings if name in options}
+    assert given == {"sizes": [(64, 64)], "keep_memory": False, "json": False, "output": None, "write": None}

@@ -1,0 +1,77 @@
+"""The kinds of benchmarks by name: each is a module with `Options` and `measure(options, report, progress)`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linvit.bench import decoding, inference, machine, operators, precision, sampling, segmentation, training
+from linvit.bench.progress import Progress
+from linvit.bench.rows import Options, Report
+from linvit.environment import commit
+from linvit.files import replacing, write_json
+
+KINDS: dict[str, Any] = {
+    "op": operators,
+    "model": inference,
+    "train": training,
+    "decoding": decoding,
+    "sampling": sampling,
+    "memory": segmentation,
+    "precision": precision,
+}
+
+
+def new_report(kind: str, options: Options, keeps_memory: bool = False) -> Report:
+    """An empty report that knows the machine; raises ValueError for a device that is not there."""
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(
+            f"`device` is {options.device!r}, but torch sees no GPU here: leave it out to measure the CPU."
+        )
+    about = {**machine.describe(options.device, options.threads), "commit": commit()}
+    return Report(kind, about | {"keeps_memory": keeps_memory})
+
+
+def measure(kind: str, progress: Progress | None = None, **options: Any) -> Report:
+    """Measures and returns a report, with `.rows`, `.findings` and `.as_dict()`.
+
+    Args:
+        kind: a name in KINDS.
+        progress: is told what is measured at the moment.
+        options: fields of the kind's Options.
+
+    Raises ValueError for options that are not known, WrongResultError where something computes a wrong result.
+    """
+    chosen = KINDS[kind].Options(**options)
+    report = new_report(kind, chosen)
+    fill(report, chosen, progress or Progress())
+    return report
+
+
+def fill(report: Report, options: Options, progress: Progress) -> None:
+    """Measures into a report, which holds what was measured so far when this is interrupted. Raises as `measure`."""
+    with _threads(options.threads):
+        KINDS[report.kind].measure(options, report, progress)
+
+
+def save(report: Report, folder: Path) -> None:
+    """Writes bench.json and the figures as .svg, each whole or not at all."""
+    from linvit.bench.figures import accuracies, figures
+
+    write_json(folder / "bench.json", report.as_dict(), indent=1)
+    for name, figure in figures(report, accuracies(report)):
+        with replacing(folder / name) as temporary:
+            figure.savefig(temporary, format="svg")
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """So many threads in torch, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,149 @@
+"""What a benchmark measured as a table, sentences, and a section of a Markdown page."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from linvit.analysis.markdown import check_marks, markdown_table, replace_between_marks
+from linvit.bench import machine
+from linvit.bench.rows import Report, Row, measured
+from linvit.files import replacing
+
+CLOCKS = {"cpu": "CPU time", "wall": "wall time", "gpu": "GPU time"}
+STEPS = 50  # of sampling an image
+
+Cell = Callable[[Row], str]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _error(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0e}"
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _against(rival: str) -> Cell:
+    return lambda row: _ratio(row.against.get(rival))
+
+
+def _per_second(calls: int) -> Cell:
+    return lambda row: _number(None if row.median_ms is None else 1000 / row.median_ms / calls)
+
+
+def _precise(arrangement: str | None = None) -> Cell:
+    def cell(row: Row) -> str:
+        error = row.error if arrangement is None else row.errors[arrangement]
+        return f"{error:.1e}" if error is not None and math.isfinite(error) else "not finite"
+
+    return cell
+
+
+VARIANT: dict[str, Cell] = {"variant": lambda row: row.variant, "dtype": lambda row: row.dtype}
+TOKENS: dict[str, Cell] = {"tokens": lambda row: f"{row.tokens:,}"}
+SIZE: dict[str, Cell] = {"px": lambda row: f"{row.size[0]} × {row.size[1]}" if row.size else "–"}
+BATCH: dict[str, Cell] = {"batch": lambda row: str(row.batch)}
+TIME: dict[str, Cell] = {"ms": lambda row: _number(row.median_ms), "± IQR": lambda row: _number(row.spread_ms)}
+RATIOS: dict[str, Cell] = {"× plain": lambda row: _ratio(row.ratio), "× reference": _against("reference")}
+ERROR: dict[str, Cell] = {"error": lambda row: _error(row.error)}
+PEAK: dict[str, Cell] = {"peak MiB": lambda row: _number(row.peak_mib)}
+NETWORK: dict[str, Cell] = {"network": lambda row: row.name, "pattern": lambda row: row.pattern or "–"}
+MECHANISM: dict[str, Cell] = {"mechanism": lambda row: row.name, "network": lambda row: row.variant}
+
+OF_NETWORKS = {**NETWORK, **SIZE, **VARIANT, **BATCH, **TIME, **RATIOS, **ERROR, **PEAK}
+COLUMNS: dict[str, dict[str, Cell]] = {
+    "op": {
+        "operator": lambda row: row.name,
+        **VARIANT, **TOKENS, **BATCH, **TIME, **RATIOS, "× sdpa": _against("sdpa"), **ERROR, **PEAK,
+    },
+    "model": OF_NETWORKS,
+    "train": OF_NETWORKS,
+    "memory": OF_NETWORKS,
+    "decoding": {
+        **MECHANISM, **TOKENS, **TIME,
+        "tokens/s": _per_second(1), "× softmax": _against("softmax"), **ERROR,
+        "kept MiB": lambda row: _number(row.peak_mib),
+    },
+    "sampling": {
+        **MECHANISM, **SIZE, **TOKENS, **TIME,
+        f"images/s, {STEPS} steps": _per_second(STEPS), "× softmax": _against("softmax"), **ERROR, **PEAK,
+    },
+    "precision": {
+        "operator": lambda row: row.name, "inputs": lambda row: row.variant, "dtype": lambda row: row.dtype, **TOKENS,
+        "released": _precise("released"), "float32 math": _precise("float32 math"),
+        "returned in dtype": _precise("returned in dtype"), "ours": _precise(),
+        "ours / float32 math": lambda row: _ratio((row.error or 0) / row.errors["float32 math"]),
+    },
+}  # fmt: skip
+WORDS = {"operator", "network", "mechanism", "pattern", "px", "variant", "dtype", "inputs"}
+
+
+def cells(report: Report) -> list[dict[str, str]]:
+    """The rows as they stand in tables, by heading."""
+    return [{heading: cell(row) for heading, cell in COLUMNS[report.kind].items()} for row in report.rows]
+
+
+def words(report: Report) -> int:
+    """How many columns, the first ones, hold words."""
+    return sum(heading in WORDS for heading in COLUMNS[report.kind])
+
+
+def to_markdown(report: Report) -> str:
+    """Machine, table and sentences."""
+    rows = [list(row.values()) for row in cells(report)]
+    table = markdown_table(list(COLUMNS[report.kind]), rows, left=words(report))
+    sections = [f"{machine.sentence(report.machine)}.", table, "\n".join(f"- {line}" for line in sentences(report))]
+    return "\n\n".join(filter(None, sections))
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The lines of a page between which the results in a folder of that name stand."""
+    return f"<!-- bench {name}:begin -->", f"<!-- bench {name}:end -->"
+
+
+def check_page(page: Path, folder: Path) -> None:
+    """Raises ValueError where the page has no place for the results that the folder is named after."""
+    check_marks(page, *marks(folder.name))
+
+
+def write_page(report: Report, page: Path, folder: Path) -> None:
+    """Puts the results and figures of a folder between the marks of its name; figures are copied beside the page."""
+    sections = [to_markdown(report)]
+    for figure in sorted(folder.glob("*.svg")):
+        name = f"bench_{folder.name}_{figure.name}"
+        with replacing(page.parent / name) as temporary:
+            temporary.write_bytes(figure.read_bytes())
+        sections.append(f"![{figure.stem.replace('_', ' ')}]({name})")
+    replace_between_marks(page, "\n".join(["", "\n\n".join(sections), "", ""]), *marks(folder.name))
+
+
+def sentences(report: Report) -> Iterator[str]:
+    """What is missing and why, what the table's columns are, growth, crossovers, and whether loss curves agree."""
+    for row in report.rows:
+        if row.skipped is not None:
+            extent = f" at {row.tokens:,} tokens" if row.tokens is not None else ""
+            yield f"{row.name} {row.variant} {row.dtype}{extent}: {row.skipped}"
+    clocks = {row.clock for row in measured(report.rows)}
+    for clock in sorted(filter(None, clocks)):
+        yield f"ms: median over the rounds of {CLOCKS[clock]} per call; IQR: interquartile range; ×: times as fast as."
+    extent = "tokens" if any(row.tokens is not None for row in report.rows) else "pixels"
+    for name, value in report.findings.get("growth", {}).items():
+        yield f"{name} grows with {extent}^{value:.2f}"
+    for name, value in report.findings.get("memory_growth", {}).items():
+        yield f"{name}: memory grows with {extent}^{value:.2f}"
+    for name, value in report.findings.get("crossover", {}).items():
+        rival = "" if " against " in name else " against sdpa"
+        yield f"{name}{rival}: faster {'at every size' if value == 0 else f'from about {value:,.0f} {extent} on'}"
+    for name, variants in report.findings.get("curves", {}).items():
+        for variant, curve in variants.items():
+            agreement = "agrees" if curve["agrees"] else "DOES NOT AGREE"
+            yield (
+                f"loss curve of {name} {variant}: {agreement} with plain, at most {curve['deviation']:.1e} off in "
+                f"{len(curve['losses'])} steps (noise of its dtype: {curve['noise']:.1e})"
+            )

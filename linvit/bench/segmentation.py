@@ -1,0 +1,28 @@
+"""`linvit bench memory`: memory and time of a segmentor as images grow, linear in all stages against softmax in two."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from linvit.bench import inference
+from linvit.models.dense.frameworks import SEGMENTORS
+
+
+@dataclass(frozen=True)
+class Options(inference.Options):
+    """What `linvit bench memory` measures: `names` are backbones in `framework`; sizes are (height, width)."""
+
+    names: Sequence[str] = ("ravlt_tiny", "ravlt_tiny_linear")
+    variants: Sequence[str] = ("plain",)
+    peers: Sequence[str] = ()
+    framework: str | None = "semantic_fpn"
+    sizes: Sequence[tuple[int, int]] = ((256, 1024), (384, 1536), (512, 2048), (768, 3072))
+    rounds: int = 3
+    memory: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.framework not in SEGMENTORS:
+            raise ValueError(f"`framework` is {self.framework!r}, expected one of {', '.join(SEGMENTORS)}.")
+
+
+measure = inference.measure
