@@ -61,6 +61,8 @@ class DenseSpec(TaskSpec):
         return f"{model['framework']} on {model['backbone']}"
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
+        if "class_names" in given:
+            raise ValueError("`class_names` are those of the network: leave them out.")
         source = self.create_source(name, stored | given | {"class_names": run.class_names})
         return prepared_for(run, source, given)
 

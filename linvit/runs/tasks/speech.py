@@ -24,6 +24,7 @@ from linvit.runs.images import find_inputs
 from linvit.runs.named import NamedSpec
 from linvit.runs.predictions import Predictions, Transcript, check_output
 from linvit.runs.progress import tracked
+from linvit.runs.settings import check_names, parameters
 from linvit.runs.spec import Section, check_options
 from linvit.tasks.speech import Speech, known_beam
 from linvit.tasks.transcription import BLANK, spelled, word_edits
@@ -52,6 +53,7 @@ class SpeechSpec(NamedSpec):
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         settings = stored | given
+        check_names("setting of the data", given, parameters(self.sources[name]))
         if name == "librispeech" and "root" in given and "val" not in given:
             folder = SpeechFolder(settings["root"], run.class_names, run.preprocessing)
             for key in ("batch_size", "num_workers", "max_corrupt"):
