@@ -88,7 +88,7 @@ def test_what_is_saved_later_is_what_is_written_at_once(scenes, tmp_path, networ
     assert len(files) == (4 if network == "objects" else 7)
     for file in files:
         assert (tmp_path / "later" / file).read_bytes() == (tmp_path / "at_once" / file).read_bytes()
-    with pytest.raises(ValueError, match="were written to .*at_once and not kept"):
+    with pytest.raises(ValueError, match=r"were written to .*at_once and not kept"):
         written.save(tmp_path / "again")
 
 

@@ -136,7 +136,7 @@ def test_wrong_use_ends_in_a_sentence(run, command, message, capsys):
         ({"seed": 2**64}, "expected a whole number from 0"),
         (
             {"classes": ["3"]},
-            "`classes` is no option of generate for the task language, which takes `prompt`, `tokens`",
+            "`classes` is no option of generate for the task language, which takes `prompt`",
         ),
     ],
 )
