@@ -1,6 +1,7 @@
 """Images with a map of labels, in ADE20K's layout: images/training/X.jpg and annotations/training/X.png."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,7 @@ class Ade20k(DenseSource):
     root: folder with images/{training,validation} and annotations/{training,validation}. reduces_zero_label: 0 in the
     files means ignored and 1 is the first class; else 0 is the first class. num_labels: number of classes, by default
     those named in the root's objectInfo*.txt, else 150. class_names: in the order of the labels, in place of that file.
-    max_corrupt: how many images or maps that cannot be used are left out, named, before the run stops. Raises
-    ValueError for a folder without images.
+    options: see DenseSource. Raises ValueError for a folder without images.
     """
 
     task = "segmentation"
@@ -52,15 +52,9 @@ class Ade20k(DenseSource):
         reduces_zero_label: bool = True,
         num_labels: int | None = None,
         class_names: list[str] | None = None,
-        batch_size: int = 2,
-        val_batch_size: int = 1,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        max_corrupt: int = 0,
-        seed: int = 0,
-        num_workers: int = 4,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size, val_batch_size, long_side, short_side, mean, std, max_corrupt, seed, num_workers)
+        super().__init__(long_side, short_side, **options)
         self.assemble = stack_maps
         self.root = Path(root)
         self.reduces_zero_label = reduces_zero_label
@@ -87,7 +81,7 @@ class Ade20k(DenseSource):
         return self._maps("train", self.transform)
 
     def val_set(self) -> Dataset[Any]:
-        return self._maps("val", ImageAlone(self.preprocessing.transform()))
+        return self._maps("val", partial(_image_alone, self.preprocessing.transform()))
 
     def raw_maps(self, split: str) -> tuple["LabelledMaps", list[str]]:
         """Untransformed images and maps of "train" or "val", and a sentence for each file without its partner."""
@@ -134,14 +128,8 @@ class LabelledMaps(Dataset[Any]):
         return len(self.pairs)
 
 
-class ImageAlone:
-    """Transforms the image and leaves its map as it is."""
-
-    def __init__(self, transform: Callable[[Any], Tensor]) -> None:
-        self.transform = transform
-
-    def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return self.transform(image), labels.as_subclass(Tensor)
+def _image_alone(transform: Callable[[Any], Tensor], image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return transform(image), labels.as_subclass(Tensor)
 
 
 def read_map(path: Path, num_classes: int, reduces_zero_label: bool = True) -> Tensor:
