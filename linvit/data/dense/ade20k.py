@@ -17,6 +17,7 @@ from linvit.data.dense.annotations import allow
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
 from linvit.data.images.image import CorruptImageError
+from linvit.data.source import reason_of
 
 SPLITS = {"train": "training", "val": "validation"}
 CLASSES = 150
@@ -142,8 +143,9 @@ def read_map(path: Path, num_classes: int, reduces_zero_label: bool = True) -> T
             image.load()
             mode, values = image.mode, np.asarray(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CorruptImageError(f"{path} is not a readable map of labels ({reason}): replace the file.") from error
+        raise CorruptImageError(
+            f"{path} is not a readable map of labels ({reason_of(error)}): replace the file."
+        ) from error
     if mode not in ("L", "P"):
         raise CorruptImageError(f"{path} has the mode {mode}, expected one channel of 8 bits: save labels as they are.")
     first, last = (1, num_classes) if reduces_zero_label else (0, num_classes - 1)
