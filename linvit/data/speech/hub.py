@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from linvit.data.hub import check_column, load_rows
+from linvit.data.hub import load_rows
 from linvit.data.speech.audio import CorruptAudioError, read_audio
 from linvit.data.speech.librispeech import LibriSpeech, Utterance
 
@@ -91,8 +91,6 @@ class HuggingFaceSpeech(LibriSpeech):
         if name not in self._splits:
             import datasets
 
-            rows = load_rows(self.asked, name)
-            check_column(rows, "text", self.text)
-            check_column(rows, "sound", self.sound)
+            rows = load_rows(self.asked, name, text=self.text, sound=self.sound)
             self._splits[name] = rows.cast_column(self.sound, datasets.Audio(decode=False))
         return self._splits[name]

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from linvit.data.hub import check_column, load_rows
+from linvit.data.hub import load_rows
 from linvit.data.order import Batches, share
 from linvit.data.text.files import TextPreprocessing, TextSource
 from linvit.data.text.tokens import WIDTH, Rows, Stream, Tokenizer, dtype_for
@@ -125,8 +125,7 @@ class HuggingFaceText(TextSource):
     def documents(self, split: str, streaming: bool = False) -> Any:
         """The rows of a split, with the text in `column`."""
         name = self.train_split if split == "train" or self.val_split is None else self.val_split
-        rows = load_rows(self.asked, name, streaming)
-        check_column(rows, "column", self.column)
+        rows = load_rows(self.asked, name, streaming, column=self.column)
         if split == "train":
             return rows.skip(self.val_documents) if self.val_split is None else rows
         return rows.take(self.val_documents) if streaming else rows.select(range(min(len(rows), self.val_documents)))
