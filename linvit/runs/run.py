@@ -108,7 +108,7 @@ class Run:
             overrides = {("name" if str(data) in self.spec.sources else "root"): str(data), **overrides}
         name = overrides.pop("name", None) or self._source_name(trained_on, overrides)
         if name is None:
-            raise ValueError("This network names no data: say on what to evaluate with `root`, a folder, or `name`.")
+            raise ValueError("This network names no data: give a folder or a name such as digits as `data`.")
         return self.spec.open_source(self, name, stored if name == trained_on else {}, overrides)
 
     def _source_name(self, stored: str | None, overrides: Mapping[str, Any]) -> str | None:
