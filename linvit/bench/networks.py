@@ -57,10 +57,10 @@ def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
         ValueError: for an unknown part; the message lists the known ones.
     """
     parts = () if variant == PLAIN else tuple(variant.split("+"))
-    for part in parts:
-        if part not in known:
+    for name in parts:
+        if name not in known:
             raise ValueError(
-                f"variant {variant!r} has the part {part!r}, expected {PLAIN} or parts of {', '.join(known)}: join by +"
+                f"variant {variant!r} has the part {name!r}, expected {PLAIN} or parts of {', '.join(known)}: join by +"
             )
     return parts
 
@@ -96,7 +96,7 @@ def _takes_any(name: str) -> bool:
 
 
 def randomised(network: nn.Module, seed: int = 1) -> nn.Module:
-    """The network in eval mode, every parameter and statistic drawn anew, so that a part left out shows in the output.
+    """The network in eval mode, every parameter and statistic random, so that whatever is left out shows in the output.
 
     Fresh networks hide mistakes: norms of weight 1, and layer scales of 1e-6 that leave blocks without effect.
     """
