@@ -132,9 +132,9 @@ class AgentAttention(TokenAttention):
         **kwargs,
     ):
         dd = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, grid, *args, **kwargs, **dd)
-        self.agents = tuple(agents)
         number = agents[0] * agents[1]
+        super().__init__(width, heads, mechanism, grid, *args, operator_size=(heads, number), **kwargs, **dd)
+        self.agents = tuple(agents)
         shapes = {
             "an_bias": (heads, number, self.BIAS, self.BIAS),
             "na_bias": (heads, number, self.BIAS, self.BIAS),
