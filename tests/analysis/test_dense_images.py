@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from linvit.analysis import dense_images
+from linvit.analysis.answer_figures import CONFUSED, confusion_matrix
 from linvit.analysis.dense_images import class_colors, draw_map, draw_objects, shares, side_by_side
 from linvit.analysis.figures import training_curve
-from linvit.analysis.answer_figures import CONFUSED, confusion_matrix
 
 GREY = torch.full((3, 40, 50), 100, dtype=torch.uint8)
 
