@@ -8,10 +8,9 @@ import timm
 import torch
 
 from linvit.analysis.cost import count_cost
-from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
+from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.models.published import PUBLISHED
 from linvit.models.swapped import NAMES
-from linvit.ops import PRESETS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "mechanisms.md").read_text()
 AXES = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.partition("## Where paper")[0], re.MULTILINE))
@@ -32,30 +31,30 @@ def value_of(formula):
 
 
 def test_all_mechanisms_are_listed():
-    assert set(AXES) == set(TOKEN_ATTENTIONS)
+    assert set(AXES) == set(MECHANISMS)
     assert set(SIZES) == set(NAMES)
 
 
-@pytest.mark.parametrize("mechanism", PRESETS)
+@pytest.mark.parametrize("mechanism", LINEAR_AXES)
 def test_axes_are_the_presets(mechanism):
     kappa, alpha, normalizer = (tuple(re.findall(r"`(\w+)`", cell)) for cell in cells(AXES[mechanism])[:3])
-    preset = {"feature_map": "elu1", "weighting": "uniform", "normalizer": "divide", **PRESETS[mechanism]}
+    preset = {"feature_map": "elu1", "weighting": "uniform", "normalizer": "divide", **LINEAR_AXES[mechanism]}
     maps = preset["feature_map"]
     assert kappa == (maps if isinstance(maps, tuple) else (maps,))
     assert (alpha, normalizer) == ((preset["weighting"],), (preset["normalizer"],))
 
 
-@pytest.mark.parametrize("mechanism", TOKEN_ATTENTIONS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_extra_parameters_and_products(mechanism):
     *_, parameters, macs = cells(AXES[mechanism])
-    layer = TOKEN_ATTENTIONS[mechanism](C, H, mechanism, (6, 8), num_prefix=1)
+    layer = MECHANISMS[mechanism].tokens(C, H, mechanism, (6, 8), num_prefix=1)
     layer.eval().last_grid.note((6, 8))
     extra = sum(p.numel() for p in layer.parameters()) - 4 * C * C - 4 * C
     if mechanism == "enhanced":
         assert (extra, value_of(parameters)) == (0, 40 * C)  # they stand in the feed-forward
     else:
         assert extra == value_of(parameters)
-    layer.mix.fused = False  # the products of a fused softmax are not seen by the counter on every machine
+    layer.operator.fused = False  # the products of a fused softmax are not seen by the counter on every machine
     counted = count_cost(Alone(layer), (1, N, C)).macs_attention
     assert counted == value_of(macs)
 

@@ -28,4 +28,4 @@ def test_all_but_the_exports_run(tmp_path, monkeypatch):
 def test_the_exports_run(tmp_path, monkeypatch):
     names = run((BLOCKS[0], BLOCKS[4]), tmp_path, monkeypatch)
     x = names["x"]
-    assert names["compiled"](x).shape == names["program"].module()(x).shape == names["scripted"](x).shape == (2, 1000)
+    assert names["compiled"](x).shape == names["program"].module()(x).shape == (2, 1000)

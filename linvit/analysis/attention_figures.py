@@ -15,26 +15,9 @@ from linvit.analysis.magnitude import LOG_RATIO, PAPER_SCALE, READOUTS, SORTED
 from linvit.analysis.measured import Layer, Measured, select
 from linvit.analysis.rank import LOCAL, MATRICES, MIXED, MODULATED, SPECTRUM, STATE, TOLERANCES
 from linvit.analysis.scores import Map, evenly
+from linvit.layers.mechanisms import MECHANISMS
 
-MECHANISM_COLOURS = {
-    "softmax": "#555555",
-    "linear": "#0072B2",
-    "rala": "#D55E00",
-    "mala": "#009E73",
-    "rala_mala": "#CC79A7",
-    "softmax_unit_query": "#999999",
-    "linear_relu": "#56B4E9",
-    "linear_exp": "#3F51B5",
-    "hydra": "#E69F00",
-    "efficient": "#8C564B",
-    "linear_angular": "#BCBD22",
-    "enhanced": "#17BECF",
-    "focused": "#9467BD",
-    "inline": "#B8860B",
-    "mlla": "#7F3C8D",
-    "agent": "#A5AA99",
-    PAPER_SCALE: "#66C2A5",
-}
+COLOURS = {**{name: mechanism.colour for name, mechanism in MECHANISMS.items()}, PAPER_SCALE: "#66C2A5"}
 MATRIX_COLOURS = {STATE: "#CC79A7", MIXED: "#0072B2", LOCAL: "#E69F00", MODULATED: "#009E73"}
 MATRIX_LABELS = {
     STATE: "KV state",
@@ -52,7 +35,7 @@ RANK_TITLES = {
 SCORE_TITLES = {
     "entropy_share": "entropy of |A|/Σ|A|\nover log N",
     "negative_share": "entries below zero, %",
-    "negative_mass": "their part of Σ|A|, %",
+    "negative_mass": "their share of Σ|A|, %",
     "row_sum": "sum of a row",
 }
 PERCENT = ("negative_share", "negative_mass")
@@ -64,11 +47,11 @@ HIGHEST_RATIO = 1e4
 
 def colour_of(mechanism: str) -> str:
     """The mechanism's colour in every figure; black for one that has none."""
-    return MECHANISM_COLOURS.get(mechanism, "black")
+    return COLOURS.get(mechanism, "black")
 
 
 def rank_figure(measured: Sequence[Measured]) -> Figure:
-    """Every measure of rank side by side over the layers, one line a matrix; shaded: one standard deviation.
+    """Every measure of rank side by side over the layers, one line for each matrix; shaded: one standard deviation.
 
     measured: from `measure_ranks`. Dashed: the largest possible rank; squares: the layer's mechanism.
     """
@@ -77,8 +60,7 @@ def rank_figure(measured: Sequence[Measured]) -> Figure:
     full = [min(layer.width, layer.grid[0] * layer.grid[1]) for layer in layers]
     for axes, (measure, title) in zip(figure.subplots(1, len(RANK_TITLES)), RANK_TITLES.items(), strict=True):
         for matrix in MATRICES:
-            found = select(measured, matrix=matrix)
-            _line(axes, layers, found, measure, MATRIX_COLOURS[matrix])
+            _line(axes, layers, select(measured, matrix=matrix), measure, MATRIX_COLOURS[matrix])
         axes.set_ylim(0, 1.06 * max(full) if measure in TOLERANCES else None)
         axes.step(range(1, len(layers) + 1), full, where="mid", color="#999999", linestyle="--", scaley=False)
         _number_layers(axes, layers)
@@ -101,9 +83,9 @@ def spectrum_figure(measured: Sequence[Measured]) -> Figure:
         axes.axis("off")
     for axes, layer in zip(grid.flat, layers, strict=False):
         for matrix in MATRICES:
-            for one in select(measured, matrix=matrix):
-                if one.layer == layer:
-                    values = one.mean(SPECTRUM).numpy()
+            for entry in select(measured, matrix=matrix):
+                if entry.layer == layer:
+                    values = entry.mean(SPECTRUM).numpy()
                     axes.plot(range(1, len(values) + 1), values, color=MATRIX_COLOURS[matrix], linewidth=1.2)
         for tolerance in filter(None, TOLERANCES.values()):
             axes.axhline(tolerance, color="#999999", linestyle=":", linewidth=0.8)
@@ -119,26 +101,24 @@ def spectrum_figure(measured: Sequence[Measured]) -> Figure:
     return figure
 
 
-def score_map_figure(pictures: Sequence[Tensor], maps: Sequence[Sequence[Map]], point: tuple[float, float]) -> Figure:
-    """A row an image: the query on it, then its row of scores over it in at most five layers, evenly chosen.
+def score_map_figure(images: Sequence[Tensor], maps: Sequence[Sequence[Map]], point: tuple[float, float]) -> Figure:
+    """A row for each image: the query on it, then its row of scores over it in at most five layers, evenly chosen.
 
     Args:
-        pictures: (height, width, 3) or (height, width) in 0..1, what the network saw.
-        maps: from `score_maps` on the same images and point.
+        images: (height, width, 3) or (height, width) in 0..1, what the network saw.
+        maps: from `score_maps` of the same images and point.
         point: (height, width) in 0..1 of the image.
     """
     shown = [_evenly(row, MOST_MAPS) for row in maps]
     columns = 1 + max(len(row) for row in shown)
-    height, width = pictures[0].shape[:2]
-    figure = Figure(figsize=(1.9 * columns, (1.9 * height / width + 0.4) * len(pictures)), layout="constrained")
-    for row, picture, found in zip(
-        figure.subplots(len(pictures), columns, squeeze=False), pictures, shown, strict=True
-    ):
-        row[0].imshow(picture, cmap="gray", vmin=0, vmax=1)
+    height, width = images[0].shape[:2]
+    figure = Figure(figsize=(1.9 * columns, (1.9 * height / width + 0.4) * len(images)), layout="constrained")
+    for row, image, chosen in zip(figure.subplots(len(images), columns, squeeze=False), images, shown, strict=True):
+        row[0].imshow(image, cmap="gray", vmin=0, vmax=1)
         row[0].plot(point[1] * width - 0.5, point[0] * height - 0.5, "o", color="white", markeredgecolor="black")
         row[0].set_title("query", fontsize=7)
-        for axes, one in zip(row[1:], found, strict=False):
-            _draw_map(axes, picture, one)
+        for axes, score_map in zip(row[1:], chosen, strict=False):
+            _draw_map(axes, image, score_map)
         for axes in row:
             axes.axis("off")
     return figure
@@ -149,12 +129,12 @@ def score_measure_figure(measured: Sequence[Measured]) -> Figure:
     layers = layers_of(measured)
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     for axes, (measure, title) in zip(figure.subplots(1, len(SCORE_TITLES)), SCORE_TITLES.items(), strict=True):
-        for one in measured:
-            bare = one.condition["rotation"] == "off"
-            place = 1 + layers.index(one.layer) + (0.18 if bare else -0.18 if one.layer.rotated else 0)
+        for entry in measured:
+            bare = entry.condition["rotation"] == "off"
+            place = 1 + layers.index(entry.layer) + (0.18 if bare else -0.18 if entry.layer.rotated else 0)
             factor = 100 if measure in PERCENT else 1
-            mean, deviation = (factor * x.item() for x in (one.mean(measure), one.deviation(measure)))
-            colour = colour_of(one.layer.mechanism)
+            mean, deviation = (factor * x.item() for x in (entry.mean(measure), entry.deviation(measure)))
+            colour = colour_of(entry.layer.mechanism)
             fill = "white" if bare else colour
             axes.errorbar(
                 place, mean, deviation, color=colour, marker="o", markerfacecolor=fill, markersize=5, linewidth=1
@@ -185,8 +165,8 @@ def readout_figure(measured: Sequence[Measured]) -> Figure:
     keys = measured[0].values[SORTED].shape[-1]
     for axes, name in zip(top, READOUTS, strict=True):
         for factor, shade in zip(SHOWN_FACTORS, SHADES, strict=True):
-            for one in select(measured, readout=name, factor=factor):
-                axes.plot(range(1, keys + 1), keys * one.mean(SORTED).numpy(), color=shade, label=f"a = {factor:g}")
+            for entry in select(measured, readout=name, factor=factor):
+                axes.plot(range(1, keys + 1), keys * entry.mean(SORTED).numpy(), color=shade, label=f"a = {factor:g}")
         axes.axhline(0, color="#999999", linewidth=0.8)
         axes.set_yscale("symlog", linthresh=1)
         axes.set(xscale="log", xlabel="key, best first")
@@ -205,7 +185,7 @@ def readout_figure(measured: Sequence[Measured]) -> Figure:
 
 
 def magnitude_figure(measured: Sequence[Measured]) -> Figure:
-    """Every layer's own mechanism with its queries scaled: a line a layer, paler for earlier ones.
+    """Every layer's own mechanism with its queries scaled: a line for each layer, paler for earlier ones.
 
     measured: from `measure_magnitude`.
     """
@@ -213,8 +193,8 @@ def magnitude_figure(measured: Sequence[Measured]) -> Figure:
     figure = Figure(figsize=(13, 3.7), layout="constrained")
     lines = []
     for number, layer in enumerate(layers, start=1):
-        found = [one for one in measured if one.layer == layer]
-        lines.append((found, colour_of(layer.mechanism), 0.25 + 0.75 * number / len(layers), None))
+        entries = [entry for entry in measured if entry.layer == layer]
+        lines.append((entries, colour_of(layer.mechanism), 0.25 + 0.75 * number / len(layers), None))
     _against_magnitude(figure.subplots(1, 4), lines)
     _legend(figure, _mechanism_handles(layers, ""))
     return figure
@@ -223,7 +203,7 @@ def magnitude_figure(measured: Sequence[Measured]) -> Figure:
 def comparison_figure(
     networks: Mapping[str, Sequence[Measured]], panels: Sequence[tuple[str, Mapping[str, object], str]]
 ) -> Figure:
-    """The same measures of several networks over their layers, one line a network.
+    """The same measures of several networks over their layers, one line for each network.
 
     Args:
         networks: name → measurements of one kind.
@@ -245,7 +225,7 @@ def comparison_figure(
 
 def layers_of(measured: Sequence[Measured]) -> list[Layer]:
     """The layers that were measured, each once, in order."""
-    return list(dict.fromkeys(one.layer for one in measured))
+    return list(dict.fromkeys(entry.layer for entry in measured))
 
 
 def _network_colours(networks: Mapping[str, Sequence[Measured]]) -> dict[str, str]:
@@ -253,13 +233,13 @@ def _network_colours(networks: Mapping[str, Sequence[Measured]]) -> dict[str, st
     first = {name: measured[0].layer.mechanism for name, measured in networks.items()}
     if len(set(first.values())) == len(first):
         return {name: colour_of(mechanism) for name, mechanism in first.items()}
-    return dict(zip(first, list(MECHANISM_COLOURS.values()) * len(first), strict=False))
+    return dict(zip(first, list(COLOURS.values()) * len(first), strict=False))
 
 
-def _line(axes: Axes, layers: Sequence[Layer], found: Sequence[Measured], measure: str, colour: str) -> None:
-    x = np.array([1 + layers.index(one.layer) for one in found])
-    mean = np.array([one.mean(measure).item() for one in found])
-    deviation = np.array([one.deviation(measure).item() for one in found])
+def _line(axes: Axes, layers: Sequence[Layer], entries: Sequence[Measured], measure: str, colour: str) -> None:
+    x = np.array([1 + layers.index(entry.layer) for entry in entries])
+    mean = np.array([entry.mean(measure).item() for entry in entries])
+    deviation = np.array([entry.deviation(measure).item() for entry in entries])
     axes.plot(x, mean, color=colour, marker=".", linewidth=1.2)
     axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
 
@@ -271,16 +251,16 @@ def _against_magnitude(panels: Sequence[Axes], lines: Sequence[tuple[Sequence[Me
     }
     for axes, (measure, title) in zip(panels, titles.items(), strict=False):
         factor = 100 if measure in PERCENT else 1
-        for found, colour, alpha, label in lines:
-            x = [one.condition["factor"] for one in found]
-            y = [factor * one.mean(measure).item() for one in found]
+        for entries, colour, alpha, label in lines:
+            x = [entry.condition["factor"] for entry in entries]
+            y = [factor * entry.mean(measure).item() for entry in entries]
             axes.plot(x, y, color=colour, alpha=alpha, marker=".", label=label)
         axes.set_title(title, fontsize=10)
     panels[0].set_ylim(min(0.95, panels[0].get_ylim()[0]), 1.005)
     panels[1].set_ylim(-1, max(5, panels[1].get_ylim()[1]))
-    for found, colour, alpha, label in lines:
-        x = [one.condition["factor"] for one in found]
-        ratio = [np.exp(min(_mean_ratio(one), 700)) for one in found]
+    for entries, colour, alpha, label in lines:
+        x = [entry.condition["factor"] for entry in entries]
+        ratio = [np.exp(min(_mean_ratio(entry), 700)) for entry in entries]
         panels[3].plot(x, ratio, color=colour, alpha=alpha, marker=".", label=label)
     panels[3].set(yscale="log", ylim=(0.9, min(HIGHEST_RATIO, max(10, panels[3].get_ylim()[1]))))
     panels[3].set_title("p: best key's score over\nthat of the upper quartile", fontsize=10)
@@ -292,29 +272,29 @@ def _against_magnitude(panels: Sequence[Axes], lines: Sequence[tuple[Sequence[Me
         axes.grid(alpha=0.3)
 
 
-def _mean_ratio(one: Measured) -> float:
-    return float(one.values[LOG_RATIO].double().nanmean())
+def _mean_ratio(entry: Measured) -> float:
+    return float(entry.values[LOG_RATIO].double().nanmean())
 
 
-def _draw_map(axes: Axes, picture: Tensor, one: Map) -> None:
+def _draw_map(axes: Axes, image: Tensor, score_map: Map) -> None:
     """The photo in grey, coloured where the scores are large."""
-    grey = picture.mean(-1) if picture.dim() == 3 else picture
+    grey = image.mean(-1) if image.dim() == 3 else image
     height, width = grey.shape
     where = (0, width, height, 0)
-    largest = max(one.scores.abs().max().item(), 1e-12)
+    largest = max(score_map.scores.abs().max().item(), 1e-12)
     axes.imshow(0.5 + 0.5 * grey, cmap="gray", vmin=0, vmax=1, extent=where)
     axes.imshow(
-        one.scores,
+        score_map.scores,
         cmap="RdBu_r",
         norm=TwoSlopeNorm(0, -largest, largest),
-        alpha=(0.15 + 0.7 * one.scores.abs() / largest).numpy(),
+        alpha=(0.15 + 0.7 * score_map.scores.abs() / largest).numpy(),
         extent=where,
         interpolation="nearest",
     )
-    rows, columns = one.layer.grid
-    x, y = (one.token[1] + 0.5) * width / columns, (one.token[0] + 0.5) * height / rows
+    rows, columns = score_map.layer.grid
+    x, y = (score_map.token[1] + 0.5) * width / columns, (score_map.token[0] + 0.5) * height / rows
     axes.plot(x, y, "o", color="white", markeredgecolor="black", markersize=4)
-    axes.set_title(f"{one.layer.name}\n{one.layer.mechanism} {_size(one.layer)}", fontsize=7)
+    axes.set_title(f"{score_map.layer.name}\n{score_map.layer.mechanism} {_size(score_map.layer)}", fontsize=7)
 
 
 def _number_layers(axes: Axes, layers: Sequence[Layer], squares: bool = True) -> None:
@@ -330,7 +310,7 @@ def _number_layers(axes: Axes, layers: Sequence[Layer], squares: bool = True) ->
 
 
 def _plain_ticks(axis: Axis) -> None:
-    """0.25 and 1e-05 in the place of powers, and no small ticks: a tenth of the time to draw."""
+    """0.25 and 1e-05 instead of powers, and no small ticks: a tenth of the time to draw."""
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: f"{value:g}")
 

@@ -31,7 +31,7 @@ def count_dense_cost(framework: str, backbone: str, **kwargs) -> Cost:
         ValueError: for an unknown framework.
     """
     if framework not in FRAMEWORKS:
-        raise ValueError(f"framework is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them")
+        raise ValueError(f"`framework` is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them.")
     size = DETECTION_SIZE if framework in DETECTORS else SEGMENTATION_SIZE
     network = _backbone(backbone, tuple(sorted(kwargs.items())))
     body, heads = _backbone_cost(network, size), _heads_cost(framework, network.channels, size)

@@ -16,24 +16,24 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Found, Gathered, Layer, Measured, gather
-from linvit.analysis.probe import Probe
+from linvit.analysis.measured import Gathered, Layer, Measured, Values, gather
+from linvit.analysis.probe import Inputs, Probe
 from linvit.analysis.scores import evenly, one_image, scaled, score_measures, score_rows
-from linvit.layers.axes import Operands
-from linvit.ops import PRESETS
-from linvit.ops.position import rotate
+from linvit.layers.mechanisms import MECHANISMS
+from linvit.layers.operator import Operands
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 QUERIES = 64  # of an image, evenly chosen
 QUARTILE = 0.25  # the second key of a ratio stands at this share of the keys, best first
 SORTED, LOG_RATIO = "sorted", "log_ratio"
 PAPER_SCALE = "mala, paper's scale"
-READOUTS = {"softmax": None, "linear": PRESETS["linear"], "mala": PRESETS["mala"], PAPER_SCALE: PRESETS["mala"]}
+READOUTS = {name: MECHANISMS[name].axes for name in ("softmax", "linear", "mala")}
+READOUTS[PAPER_SCALE] = READOUTS["mala"]
 
 
 def measure_magnitude(
     network: nn.Module,
-    batches: Iterable[Tensor],
+    batches: Iterable[Inputs],
     layers: Sequence[str] | None = None,
     factors: Sequence[float] = FACTORS,
 ) -> list[Measured]:
@@ -47,9 +47,9 @@ def measure_magnitude(
     Args and raises as in `measure_ranks`.
     """
 
-    def measures(probe: Probe) -> Found:
-        for one in range(len(probe.operands.query)):
-            operands = _double(one_image(probe.operands, one))
+    def measures(probe: Probe) -> Values:
+        for index in range(len(probe.operands.query)):
+            operands = _double(one_image(probe.operands, index))
             for factor, values in _by_factor(operands, factors).items():
                 values.pop(SORTED)
                 yield {"factor": factor}, values
@@ -65,13 +65,13 @@ def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[M
     without the factor 1/(N·√width) of the released code; PAPER_SCALE is that form.
     """
     gathered = Gathered()
-    for one in range(len(probe.operands.query)):
-        operands = replace(_double(one_image(probe.operands, one)), rotary=None)
+    for index in range(len(probe.operands.query)):
+        operands = replace(_double(one_image(probe.operands, index)), rotary=None)
         tokens, width = operands.key.shape[-2:]
         for name, options in READOUTS.items():
             unit = tokens * width**0.5 if name == PAPER_SCALE else 1.0
-            found = _by_factor(replace(operands, options=options), [unit * factor for factor in factors])
-            for factor, values in zip(factors, found.values(), strict=True):
+            measures = _by_factor(replace(operands, options=options), [unit * factor for factor in factors])
+            for factor, values in zip(factors, measures.values(), strict=True):
                 gathered.add(Layer.of(probe), {"readout": name, "factor": factor}, values)
     return gathered.result()
 
@@ -80,23 +80,22 @@ def _by_factor(operands: Operands, factors: Sequence[float]) -> dict[float, dict
     places = evenly(operands.query.shape[-2], QUERIES)
     order = score_rows(operands, places).argsort(-1, descending=True)
     pair = order[..., [0, int(QUARTILE * order.shape[-1])]]
-    found, ratios = {}, []
+    measures, ratios = {}, []
     for factor in factors:
         at_factor = scaled(operands, factor)
         scores = score_rows(at_factor, places)
-        found[factor] = {**score_measures(scores), SORTED: scores.sort(-1, descending=True).values.mean(-2)}
+        measures[factor] = {**score_measures(scores), SORTED: scores.sort(-1, descending=True).values.mean(-2)}
         ratios.append(_log_ratio(at_factor, places, scores, pair))
     kept = torch.stack(ratios).isfinite().all(0)
-    for values, ratio in zip(found.values(), ratios, strict=True):
+    for values, ratio in zip(measures.values(), ratios, strict=True):
         values[LOG_RATIO] = ratio.masked_fill(~kept, torch.nan).nanmedian(-1).values
-    return found
+    return measures
 
 
 def _log_ratio(operands: Operands, places: Tensor, scores: Tensor, pair: Tensor) -> Tensor:
     """log(A_m / A_n) for each query, (batch, heads, queries), pair being m and n; NaN unless both are positive."""
     if operands.options is None:  # small ones are 0 after the softmax
-        rotary = operands.rotary
-        query, key = (x if rotary is None else rotate(x, rotary) for x in (operands.query, operands.key))
+        query, key = operands.rotated()
         logits = (query[:, :, places] @ key.mT * query.shape[-1] ** -0.5).gather(-1, pair)
         return logits[..., 0] - logits[..., 1]
     both = scores.gather(-1, pair)
@@ -104,5 +103,4 @@ def _log_ratio(operands: Operands, places: Tensor, scores: Tensor, pair: Tensor)
 
 
 def _double(operands: Operands) -> Operands:
-    parts = {name: getattr(operands, name).double() for name in ("query", "key", "value")}
-    return replace(operands, **parts)
+    return replace(operands, **{name: getattr(operands, name).double() for name in ("query", "key", "value")})

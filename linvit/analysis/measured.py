@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.probe import Probe, visit
+from linvit.analysis.probe import Inputs, Probe, visit
 
-Found = Iterable[tuple[Mapping[str, object], Mapping[str, Tensor]]]
+Values = Iterable[tuple[Mapping[str, object], Mapping[str, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -65,35 +65,35 @@ class Gathered:
 
     def __init__(self) -> None:
         self._layers: dict[str, Layer] = {}
-        self._parts: dict[tuple, list[Mapping[str, Tensor]]] = defaultdict(list)
+        self._batches: dict[tuple, list[Mapping[str, Tensor]]] = defaultdict(list)
 
     def add(self, layer: Layer, condition: Mapping[str, object], values: Mapping[str, Tensor]) -> None:
         """Take values (images, heads, …) of some more images."""
         self._layers.setdefault(layer.name, layer)
-        self._parts[layer.name, tuple(condition.items())].append({name: x.cpu() for name, x in values.items()})
+        self._batches[layer.name, tuple(condition.items())].append({name: x.cpu() for name, x in values.items()})
 
     def result(self) -> list[Measured]:
-        """One entry a layer and condition, layers in the network's order, conditions in the order they came."""
+        """An entry for each layer and condition, layers in the network's order, conditions in the order they came."""
         place = {name: number for number, name in enumerate(self._layers)}
-        entries = sorted(self._parts.items(), key=lambda entry: place[entry[0][0]])
+        entries = sorted(self._batches.items(), key=lambda entry: place[entry[0][0]])
         return [
             Measured(
                 self._layers[name],
                 dict(condition),
-                {measure: torch.cat([part[measure] for part in parts]) for measure in parts[0]},
+                {measure: torch.cat([values[measure] for values in batches]) for measure in batches[0]},
             )
-            for (name, condition), parts in entries
+            for (name, condition), batches in entries
         ]
 
 
 def gather(
-    network: nn.Module, batches: Iterable[Tensor], layers: Sequence[str] | None, measure: Callable[[Probe], Found]
+    network: nn.Module, batches: Iterable[Inputs], layers: Sequence[str] | None, measure: Callable[[Probe], Values]
 ) -> list[Measured]:
     """What `measure` says of every attention over more than one token, put together over the batches.
 
     Args:
         network: as in `visit`.
-        batches: images, (batch, channels, height, width).
+        batches: inputs as in `visit`.
         layers: names of layers, all for None.
         measure: called with each Probe; conditions with their values, (images, heads, …).
 
@@ -107,17 +107,17 @@ def gather(
             for condition, values in measure(probe):
                 gathered.add(Layer.of(probe), condition, values)
 
-    for images in batches:
-        visit(network, images, look, layers)
+    for inputs in batches:
+        visit(network, inputs, look, layers)
     return gathered.result()
 
 
 def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
-    """One row a layer, condition, head and measure that is a number: mean and standard deviation over the images."""
+    """A row for each layer, condition, head and measure that is a number: mean and deviation over the images."""
     table = []
-    for one in measured:
-        layer = one.layer
-        for measure, values in one.values.items():
+    for entry in measured:
+        layer = entry.layer
+        for measure, values in entry.values.items():
             if values.dim() > 2:
                 continue
             means, deviations = values.double().mean(0).tolist(), values.double().std(0, correction=0).tolist()
@@ -126,7 +126,7 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
                     {
                         "layer": layer.name,
                         "mechanism": layer.mechanism,
-                        **one.condition,
+                        **entry.condition,
                         "head": head,
                         "measure": measure,
                         "mean": mean,
@@ -139,4 +139,4 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
 
 def select(measured: Sequence[Measured], **condition: object) -> list[Measured]:
     """The entries whose condition has these values."""
-    return [one for one in measured if all(one.condition.get(key) == value for key, value in condition.items())]
+    return [entry for entry in measured if all(entry.condition.get(key) == value for key, value in condition.items())]

@@ -1,24 +1,28 @@
 """What goes into every attention of a network, and what becomes of it on the way out."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from timm.layers import Attention, PatchEmbed
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from linvit.layers.attention import Attention2d
-from linvit.layers.axes import Axes, Operands
 from linvit.layers.mixer import ValueAttention
-from linvit.layers.token_attention import TokenAttention, merged
-from linvit.ops import Rotary
+from linvit.layers.operator import AttentionSteps, Operands, merged
+from linvit.layers.token_attention import TokenAttention
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.position import rotate
 from linvit.ops.state import accumulator_dtype, summarize
 from linvit.ops.weighting import Weights, token_weights
 
 MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
+KINDS = (Attention2d, ValueAttention, TokenAttention, Attention)
+"""The kinds of attention modules that can be looked at."""
+Inputs = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -79,39 +83,39 @@ def kv_state(operands: Operands) -> Tensor:
 
 @torch.no_grad()
 def visit(
-    network: nn.Module, images: Tensor, look: Callable[[Probe], None], layers: Sequence[str] | None = None
+    network: nn.Module, inputs: Inputs, look: Callable[[Probe], None], layers: Sequence[str] | None = None
 ) -> None:
-    """Run the network in eval mode on images and show each attention to `look` as soon as it has worked, in order.
+    """Run the network in eval mode and show each attention to `look` as soon as it has worked, in order.
 
     Args:
-        network: any network with attention of a kind in KINDS.
-        images: (batch, channels, height, width).
-        look: called with one Probe a layer, which is not kept afterwards.
+        network: any network with attention of one of KINDS. Of a detector give the backbone.
+        inputs: what it takes: images (batch, channels, height, width), or a tuple of arguments, such as the images,
+            times and labels of a DiT.
+        look: called with one Probe for each layer, which is not kept afterwards.
         layers: names of the layers to show, as in attention_layers; all by default.
 
     Raises:
-        ValueError: if the network has no attention of these kinds, or no layer of one of these names.
+        ValueError: if the network has no attention of these kinds, no layer of one of these names, or takes a different
+            number of inputs.
     """
     known = attention_layers(network)
     chosen = known if layers is None else _chosen(layers, known)
-    handles = []
-    for name in chosen:
-        module = network.get_submodule(name)
-        take = KINDS[_kind(module)]
-        handles.append(module.register_forward_hook(_hook(name, take, look, network, images)))
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    _check_number(network, inputs)
+    handles = [_watched(network, name, look, inputs[0]) for name in chosen]
     training = network.training
     try:
-        network.eval()(images)
+        network.eval()(*inputs)
     finally:
         network.train(training)
         for handle in handles:
             handle.remove()
 
 
-def probe(network: nn.Module, images: Tensor, layers: Sequence[str] | None = None) -> list[Probe]:
+def probe(network: nn.Module, inputs: Inputs, layers: Sequence[str] | None = None) -> list[Probe]:
     """All that `visit` shows, as a list; raises as `visit`."""
     probes: list[Probe] = []
-    visit(network, images, probes.append, layers)
+    visit(network, inputs, probes.append, layers)
     return probes
 
 
@@ -121,19 +125,26 @@ def attention_layers(network: nn.Module) -> list[str]:
     Raises:
         ValueError: if there are none.
     """
-    found = [name for name, module in network.named_modules() if _kind(module)]
-    if not found:
+    names = [name for name, module in network.named_modules() if isinstance(module, KINDS)]
+    if not names:
         raise ValueError(
             f"{type(network).__name__} has no attention to look at, expected {', '.join(k.__name__ for k in KINDS)}:"
-            " choose a RAVLT, MAViT, CARE, DeiT or swapped network"
+            " choose a RAVLT, MAViT, CARE, DeiT, DiT or swapped network"
         )
-    return found
+    return names
 
 
 def unseen_attention(network: nn.Module) -> list[str]:
     """The kinds of attention modules in the network that cannot be looked at, by class name."""
-    classes = {type(module) for module in network.modules() if not _kind(module)}
+    classes = {type(module) for module in network.modules() if not isinstance(module, KINDS)}
     return sorted(kind.__name__ for kind in classes if "Attention" in kind.__name__ and "Block" not in kind.__name__)
+
+
+def one_by_one(inputs: Inputs) -> Iterator[Inputs]:
+    """The inputs of each image of a batch, every argument of which has the batch first."""
+    batch = inputs if isinstance(inputs, tuple) else (inputs,)
+    for images in zip(*(x.split(1) for x in batch), strict=True):
+        yield images if isinstance(inputs, tuple) else images[0]
 
 
 def _chosen(layers: Sequence[str], known: list[str]) -> list[str]:
@@ -143,58 +154,57 @@ def _chosen(layers: Sequence[str], known: list[str]) -> list[str]:
     return [name for name in known if name in layers]
 
 
-def _kind(module: nn.Module) -> type[nn.Module] | None:
-    return next((kind for kind in KINDS if isinstance(module, kind)), None)
+def _check_number(network: nn.Module, inputs: tuple[Any, ...]) -> None:
+    signature = inspect.signature(network.forward)
+    try:
+        signature.bind(*inputs)
+    except TypeError:
+        names = ", ".join(f"`{name}`" for name in signature.parameters)
+        given = "1 input was" if len(inputs) == 1 else f"{len(inputs)} inputs were"
+        raise ValueError(f"{type(network).__name__} takes {names}, but {given} given: give all, as a tuple.") from None
 
 
-def _hook(name: str, take: Callable[..., Probe], look: Callable[[Probe], None], network: nn.Module, images: Tensor):
-    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        look(take(name, module, args, network, images))
+def _watched(network: nn.Module, name: str, look: Callable[[Probe], None], images: Tensor) -> RemovableHandle:
+    """A hook on a layer that makes a Probe of what its operator is given and returns."""
+    attention = network.get_submodule(name)
+    if isinstance(attention, Attention):
 
-    return hook
+        def timms_hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            look(_probe_of_timms(name, attention, args[0], *_token_grid(network, images, args[0].shape[1])))
 
+        return attention.register_forward_hook(timms_hook)
 
-def _take_attention2d(name: str, module: Attention2d, args: tuple[Tensor, ...], *_: Any) -> Probe:
-    x, cos, sin = args
-    maps = module.qkvo(x).chunk(4, dim=1)
-    query, key, value, modulation = (_tokens(part, module.mix) for part in maps)
-    operands = module.mix.operands(query, key, value, Rotary(cos, sin))
-    features = {MIXED: operands.output()}
-    features[LOCAL] = features[MIXED] + _tokens(module.lepe(maps[2]), module.mix)
-    features[MODULATED] = features[LOCAL] * modulation
-    return Probe(name, module.mix.mechanism, operands, features, tuple(x.shape[-2:]))
+    def hook(operator: nn.Module, args: tuple[Operands], mixed: Tensor) -> None:
+        look(_probe(name, attention, args[0], mixed))
+
+    return attention.operator.register_forward_hook(hook)
 
 
-def _take_value_attention(name: str, module: ValueAttention, args: tuple[Tensor, ...], *_: Any) -> Probe:
-    (x,) = args
-    parts = (_tokens(part, module.mix) for part in (*module.qk(x).chunk(2, dim=1), x))
-    operands = module.mix.operands(*parts, None)
-    return Probe(name, module.mix.mechanism, operands, {MIXED: operands.output()}, tuple(x.shape[-2:]))
-
-
-def _take_token_attention(name: str, module: TokenAttention, args: tuple[Tensor, ...], *_: Any) -> Probe:
-    x, grid = args[0], module.last_grid.size
-    operands = module.operands(x, grid)
-    mixed = operands.output()
-    local = module.with_local(mixed, operands, x, grid)
-    modulated = module.modulated(local, x)
+def _probe(name: str, attention: AttentionSteps, operands: Operands, mixed: Tensor) -> Probe:
+    arranged = attention.arranged(mixed, operands)
+    local = attention.with_local(arranged, operands)
+    gated = attention.gated(local, operands)
     features = {MIXED: mixed}
-    if local is not mixed:
-        features[LOCAL] = local
-    if modulated is not local:
-        features[MODULATED] = modulated
-    features = {step: merged(y).unflatten(-1, (module.heads, -1)).transpose(1, 2) for step, y in features.items()}
-    return Probe(name, module.mix.mechanism, operands, features, grid, module.num_prefix)
+    if local is not arranged:
+        features[LOCAL] = attention.by_head(local)
+    if gated is not local:
+        features[MODULATED] = attention.by_head(gated)
+    features = {step: _in_heads(merged(y), attention.heads) for step, y in features.items()}
+    return Probe(name, attention.operator.mechanism, operands, features, operands.grid, operands.num_prefix)
 
 
-def _take_timm_attention(
-    name: str, module: Attention, args: tuple[Tensor, ...], network: nn.Module, images: Tensor
-) -> Probe:
-    x = args[0]
-    query, key, value = module.qkv(x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    operands = Operands(module.q_norm(query), module.k_norm(key), value, None)
-    grid, num_prefix = _token_grid(network, images, x.shape[1])
-    return Probe(name, "softmax", operands, {MIXED: operands.output()}, grid, num_prefix)
+def _probe_of_timms(name: str, attention: Attention, x: Tensor, grid: tuple[int, int], num_prefix: int) -> Probe:
+    query, key, value = attention.qkv(x).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    operands = Operands(attention.q_norm(query), attention.k_norm(key), value, None)
+    features = {MIXED: operands.output()}
+    if attention.gate is not None or not isinstance(attention.norm, nn.Identity):
+        gate = 1.0 if attention.gate is None else attention.gate(x).sigmoid()
+        features[MODULATED] = _in_heads(attention.norm(merged(features[MIXED])) * gate, attention.num_heads)
+    return Probe(name, "softmax", operands, features, grid, num_prefix)
+
+
+def _in_heads(y: Tensor, heads: int) -> Tensor:
+    return y.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def _token_grid(network: nn.Module, images: Tensor, tokens: int) -> tuple[tuple[int, int], int]:
@@ -208,16 +218,3 @@ def _token_grid(network: nn.Module, images: Tensor, tokens: int) -> tuple[tuple[
             " only a ViT that keeps all its patches can be looked at."
         )
     return grid, num_prefix
-
-
-def _tokens(x: Tensor, axes: Axes) -> Tensor:
-    return x.unflatten(1, (axes.heads, -1)).flatten(-2).mT
-
-
-KINDS: dict[type[nn.Module], Callable[..., Probe]] = {
-    Attention2d: _take_attention2d,
-    ValueAttention: _take_value_attention,
-    TokenAttention: _take_token_attention,
-    Attention: _take_timm_attention,
-}
-"""Each kind of attention module with the function that makes a Probe of it."""

@@ -1,6 +1,6 @@
 """Ranks of what attention keeps and returns (RALA, CVPR 2025, figures 2, 4, 5 and 8).
 
-The paper names no tolerance, and the tolerance decides the picture: so every measure stands beside the others.
+The paper names no tolerance, and the tolerance decides the result: so every measure stands beside the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Found, Measured, gather
-from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Probe
+from linvit.analysis.measured import Measured, Values, gather
+from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Inputs, Probe
 
 STATE = "state"
 MATRICES = (STATE, MIXED, LOCAL, MODULATED)
@@ -44,23 +44,23 @@ def rank_measures(matrix: Tensor) -> dict[str, Tensor]:
 
 def matrices(probe: Probe) -> dict[str, Tensor]:
     """The KV state of a linear attention, and its features over the image's tokens after each step (no class token)."""
-    found = {} if probe.operands.options is None else {STATE: probe.kv_state()}
-    return found | {name: x[:, :, probe.num_prefix :] for name, x in probe.features.items()}
+    state = {} if probe.operands.options is None else {STATE: probe.kv_state()}
+    return state | {name: x[:, :, probe.num_prefix :] for name, x in probe.features.items()}
 
 
-def measure_ranks(network: nn.Module, batches: Iterable[Tensor], layers: Sequence[str] | None = None) -> list[Measured]:
+def measure_ranks(network: nn.Module, batches: Iterable[Inputs], layers: Sequence[str] | None = None) -> list[Measured]:
     """The measures of every attention over more than one token, for each image and head; condition: {"matrix": …}.
 
     Args:
         network: as in `visit`.
-        batches: images, (batch, channels, height, width).
+        batches: inputs as in `visit`.
         layers: names of layers, all by default.
 
     Raises:
         ValueError: as `visit`.
     """
 
-    def ranks(probe: Probe) -> Found:
+    def ranks(probe: Probe) -> Values:
         for name, matrix in matrices(probe).items():
             yield {"matrix": name}, rank_measures(matrix)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.measured import Found, Layer, Measured, gather
-from linvit.analysis.probe import Probe, mapped, visit
-from linvit.layers.axes import Operands
+from linvit.analysis.measured import Layer, Measured, Values, gather
+from linvit.analysis.probe import Inputs, Probe, mapped, one_by_one, visit
+from linvit.layers.operator import Operands
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 from linvit.ops.state import summarize
@@ -53,7 +53,7 @@ def score_measures(scores: Tensor) -> dict[str, Tensor]:
 
 
 def measure_scores(
-    network: nn.Module, batches: Iterable[Tensor], layers: Sequence[str] | None = None
+    network: nn.Module, batches: Iterable[Inputs], layers: Sequence[str] | None = None
 ) -> list[Measured]:
     """score_measures of every attention over more than one token, for each image and head.
 
@@ -64,9 +64,9 @@ def measure_scores(
     Args and raises as in `measure_ranks`.
     """
 
-    def measures(probe: Probe) -> Found:
-        for one in range(len(probe.operands.query)):  # one image at a time: the matrix is tokens × tokens
-            operands = one_image(probe.operands, one)
+    def measures(probe: Probe) -> Values:
+        for index in range(len(probe.operands.query)):  # one image at a time: the matrix is tokens × tokens
+            operands = one_image(probe.operands, index)
             rotated = operands.rotary is not None
             yield {"rotation": "on" if rotated else "none"}, _measured_rows(operands)
             if rotated:
@@ -87,10 +87,10 @@ def score_rows(operands: Operands, places: Tensor) -> Tensor:
         scores = rows.scores()
     else:
         scores = torch.cat(
-            [_part(rows, slice(None), slice(start, start + size)).scores() for start in range(0, heads, size)], 1
+            [_selected(rows, slice(None), slice(start, start + size)).scores() for start in range(0, heads, size)], 1
         )
-    scores = operands.share * scores
-    scores[:, :, torch.arange(len(places)), places] += operands.own
+    scores = operands.read_share * scores
+    scores[:, :, torch.arange(len(places)), places] += operands.value_share
     return scores
 
 
@@ -100,10 +100,10 @@ def evenly(length: int, most: int) -> Tensor:
 
 
 def _at_queries(operands: Operands, places: Tensor) -> Operands:
-    """Operands, rotated already, whose score matrix has the rows of these queries alone; share and own left out."""
+    """Operands, rotated already, whose score matrix has the rows of these queries alone; the shares left out."""
     rotary = operands.rotary
     if operands.options is None:
-        query, key = (x if rotary is None else rotate(x, rotary) for x in (operands.query, operands.key))
+        query, key = operands.rotated()
         return Operands(query[:, :, places], key, operands.value, None)
     ready = scaled(operands, 1.0)
     query, key, options = ready.query[:, :, places], ready.key, dict(ready.options or {})
@@ -135,15 +135,15 @@ def _measured_rows(operands: Operands) -> dict[str, Tensor]:
 
 def one_image(operands: Operands, index: int) -> Operands:
     """The operands of one image of the batch."""
-    return _part(operands, slice(index, index + 1))
+    return _selected(operands, slice(index, index + 1))
 
 
-def _part(operands: Operands, *images_and_heads: slice) -> Operands:
-    parts = {name: getattr(operands, name)[images_and_heads] for name in ("query", "key", "value")}
+def _selected(operands: Operands, *images_and_heads: slice) -> Operands:
+    tokens = {name: getattr(operands, name)[images_and_heads] for name in ("query", "key", "value")}
     options = operands.options
     if options and isinstance(options.get("weighting"), Tensor):
         options = {**options, "weighting": options["weighting"][images_and_heads]}
-    return replace(operands, options=options, **parts)
+    return replace(operands, options=options, **tokens)
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,12 @@ class Map:
 
 
 def score_maps(
-    network: nn.Module, images: Tensor, point: tuple[float, float], layers: Sequence[str] | None = None
+    network: nn.Module, inputs: Inputs, point: tuple[float, float], layers: Sequence[str] | None = None
 ) -> list[list[Map]]:
     """For each image, the row of the token that covers a point, in every attention over more than one token.
 
     Args:
-        network: as in `visit`.
-        images: (batch, channels, height, width).
+        network, inputs: as in `visit`.
         point: (height, width), each from 0 to 1 of the image.
         layers: names of layers, all by default.
 
@@ -172,12 +171,12 @@ def score_maps(
     Raises:
         ValueError: as `visit`.
     """
-    found: list[list[Map]] = []
-    for image in images.split(1):
+    maps_of_images: list[list[Map]] = []
+    for image in one_by_one(inputs):
         maps: list[Map] = []
         visit(network, image, lambda probe, maps=maps: maps.append(_map(probe, point)), layers)
-        found.append([one for one in maps if one.layer.grid != (1, 1)])
-    return found
+        maps_of_images.append([shown for shown in maps if shown.layer.grid != (1, 1)])
+    return maps_of_images
 
 
 def _map(probe: Probe, point: tuple[float, float]) -> Map:

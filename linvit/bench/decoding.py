@@ -14,8 +14,9 @@ from linvit.bench.clock import Call
 from linvit.bench.memory import MEBIBYTE
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row
-from linvit.layers.causal import KeyValues
-from linvit.models.sequence import Decoder, Memory, create_sequence
+from linvit.layers.cache import KeyValues
+from linvit.models.registry import create
+from linvit.models.sequence import Decoder, DecoderCache
 
 BLOCK = 2048  # tokens of the context that are read at once
 CHECKED = 48  # tokens after which a step is compared with the forward pass
@@ -36,7 +37,7 @@ class Options(rows.Options):
             raise ValueError(f"bench decoding got {wrong[0]} as a context or number of rounds, expected 1 or more")
         for name in self.names:
             with torch.device("meta"):
-                create_sequence(self.network, VOCABULARY, mechanism=name)  # refuses unknown names
+                create(self.network, VOCABULARY, mechanism=name)  # refuses unknown names
 
 
 @torch.inference_mode()
@@ -48,7 +49,7 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
     torch.manual_seed(options.seed)
     networks = {}
     for name in options.names:
-        network = create_sequence(options.network, VOCABULARY, mechanism=name).eval().to(options.device)
+        network = create(options.network, VOCABULARY, mechanism=name).eval().to(options.device)
         networks[name] = network, _error(name, network, options.device)
     for context in options.contexts:
         progress.group(f"{options.network} after {context:,} tokens", options.rounds)
@@ -66,21 +67,21 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
 
 def _error(name: str, network: Decoder, device: str) -> float:
     tokens = torch.randint(VOCABULARY, (1, CHECKED + 1), device=device)
-    memory = Memory()
+    memory = DecoderCache()
     network.read(tokens[:, :-1], memory)
     got = network.read(tokens[:, -1:], memory)[:, -1]
     label = f"a step of the decoder with {name}"
     return check(label, (got,), (network(tokens)[:, -1],), 10 * TOLERANCES[torch.float32])
 
 
-def filled(network: Decoder, context: int) -> Memory:
+def filled(network: Decoder, context: int) -> DecoderCache:
     """What a decoder keeps of that many tokens.
 
     They are read by linear mechanisms; keys and values of softmax attention are random, because reading takes time
     quadratic in them, and generating costs the same whatever they are.
     """
     device = next(network.parameters()).device
-    memory = Memory()
+    memory = DecoderCache()
     network.read(torch.randint(VOCABULARY, (1, min(4, context)), device=device), memory)
     if not any(isinstance(layer.read, KeyValues) for layer in memory.layers):
         rest = torch.randint(VOCABULARY, (1, context - memory.tokens), device=device)
@@ -95,7 +96,7 @@ def filled(network: Decoder, context: int) -> Memory:
     return memory
 
 
-def step(network: Decoder, memory: Memory) -> Call:
+def step(network: Decoder, memory: DecoderCache) -> Call:
     """Reads one token after those in memory, whose number of tokens stays."""
     token = torch.zeros(1, 1, dtype=torch.long, device=next(network.parameters()).device)
     context = memory.tokens

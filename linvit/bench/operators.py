@@ -16,14 +16,15 @@ from linvit.bench.clock import Call, Timing, clock_for, interleave
 from linvit.bench.progress import Progress
 from linvit.bench.reference import REFERENCES, wide_tables
 from linvit.bench.rows import Report, Row
-from linvit.ops import PRESETS, Rotary, linear_attention, rotary_2d
+from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
+from linvit.layers.token_attention import GatedAttention
+from linvit.ops import Rotary, linear_attention, rotary_2d
 
 SOFTMAX = "softmax"
 VARIANTS = ("plain", "compiled", "cpp", "triton", "reference", "sdpa")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYOUTS = ("heads", "tokens", "map", "own")
 OWN_LAYOUT = {"reference": "map", "sdpa": "heads"}  # the released networks' and softmax's best; ours get tokens
-ROTATED = ("rala", "mala", "rala_mala")  # as in RAVLT and MAViT; CARE and the others have no rotation
 TOKENS = (49, 196, 784, 3136, 12544, 50176)
 FITTED_FROM = 784  # fewer tokens cost more in calls than in arithmetic
 
@@ -52,6 +53,11 @@ class Case:
     def name(self) -> str:
         return f"{self.operator} {self.variant} {self.dtype} at {self.tokens} tokens"
 
+    @property
+    def rotated(self) -> bool:
+        """Whether there is a rotation, as in RAVLT and MAViT; CARE and the others have none."""
+        return MECHANISMS[self.operator].tokens is GatedAttention and self.width % 4 == 0
+
 
 @dataclass(frozen=True)
 class Options(rows.Options):
@@ -70,7 +76,7 @@ class Options(rows.Options):
     sdpa_tokens: int = 12544
 
     def __post_init__(self) -> None:
-        _known("operator", self.operators, PRESETS)
+        _known("operator", self.operators, LINEAR_AXES)
         _known("variant", self.variants, VARIANTS)
         _known("dtype", self.dtypes, DTYPES)
         _known("layout", [self.layout], LAYOUTS)
@@ -96,7 +102,7 @@ def operands(case: Case) -> tuple[list[Tensor], Rotary | None, Tensor | None]:
     generator = torch.Generator().manual_seed(case.seed)
     shape = (case.batch, case.heads, case.tokens, case.width)
 
-    def drawn() -> Tensor:
+    def random() -> Tensor:
         x = torch.randn(shape, generator=generator).to(case.device, DTYPES[case.dtype])
         layout = OWN_LAYOUT.get(case.variant, "tokens") if case.layout == "own" else case.layout
         if layout == "heads":
@@ -104,11 +110,11 @@ def operands(case: Case) -> tuple[list[Tensor], Rotary | None, Tensor | None]:
         order = (0, 2, 1, 3) if layout == "tokens" else (0, 1, 3, 2)
         return x.permute(order).contiguous().permute(order)
 
-    inputs = [drawn() for _ in range(3)]
+    inputs = [random() for _ in range(3)]
     rotary = None
-    if case.operator in ROTATED and case.width % 4 == 0:
+    if case.rotated:
         rotary = rotary_2d(grid(case.tokens), case.width, device=torch.device(case.device))
-    return inputs, rotary, drawn() if case.backward else None
+    return inputs, rotary, random() if case.backward else None
 
 
 def build_call(case: Case) -> Call:
@@ -145,7 +151,7 @@ def _function(case: Case, rotary: Rotary | None) -> Callable[..., Tensor]:
             tables = type(tables)(*(table.to(DTYPES.get(case.dtype, torch.float64)) for table in tables))
         return partial(REFERENCES[case.operator], tables=tables)
     backend = case.variant if case.variant in ("cpp", "triton") else "torch"
-    function = partial(linear_attention, rotary=rotary, backend=backend, **PRESETS[case.operator])
+    function = partial(linear_attention, rotary=rotary, backend=backend, **LINEAR_AXES[case.operator])
     if backend != "torch":
         shape = (1, 1, case.tokens, case.width)
         function(*(torch.zeros(shape, device=case.device, dtype=DTYPES[case.dtype]) for _ in range(3)))
@@ -156,14 +162,14 @@ def exact(case: Case) -> tuple[Tensor, ...]:
     """The same in float64 on the same (rounded) inputs: the released order where it is written, else the operator."""
     inputs, _, gradient = operands(case)
     rotary = None
-    if case.operator in ROTATED and case.width % 4 == 0:
+    if case.rotated:
         rotary = rotary_2d(grid(case.tokens), case.width, dtype=torch.float64, device=torch.device(case.device))
     if case.variant == "sdpa":
         function: Callable[..., Tensor] = scaled_dot_product_attention
     elif case.operator in REFERENCES:
         function = partial(REFERENCES[case.operator], tables=None if rotary is None else wide_tables(rotary))
     else:
-        function = partial(linear_attention, rotary=rotary, **PRESETS[case.operator])
+        function = partial(linear_attention, rotary=rotary, **LINEAR_AXES[case.operator])
     results: tuple[Tensor, ...] = _call(
         function, [x.double() for x in inputs], None if gradient is None else gradient.double()
     )()
@@ -201,8 +207,8 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
 
 def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
     calls: dict[Case, Call] = {}
-    found = {case: _row(case, options) for case in group}
-    for case, row in found.items():
+    rows_of_cases = {case: _row(case, options) for case in group}
+    for case, row in rows_of_cases.items():
         report.rows.append(row)
         if case.variant == "sdpa" and case.tokens > options.sdpa_tokens:
             row.skipped = f"softmax attention is asked for up to {options.sdpa_tokens} tokens"
@@ -223,7 +229,7 @@ def _measure_one_size(options: Options, group: list[Case], report: Report, progr
         named = {case.name: call for case, call in calls.items()}
         interleave(named, clock, options.rounds, timings, progress.advance, options.seconds)
     finally:
-        _fill(found, timings, clock.name)
+        _fill(rows_of_cases, timings, clock.name)
 
 
 def _peak(case: Case, options: Options, call: Call) -> float | None:
@@ -243,8 +249,8 @@ def _row(case: Case, options: Options) -> Row:
     return Row(case.operator, case.variant, case.dtype, case.batch, options.threads, work, tokens=case.tokens)
 
 
-def _fill(found: dict[Case, Row], timings: dict[str, Timing], clock: str) -> None:
-    for case, row in found.items():
+def _fill(rows_of_cases: dict[Case, Row], timings: dict[str, Timing], clock: str) -> None:
+    for case, row in rows_of_cases.items():
         base = replace(case, variant="plain", dtype="float32")
         rivals = {
             "reference": replace(case, variant="reference").name,

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.layers import Axes
+from linvit.layers import Operands, Operator
+from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.pointwise import PointwiseConv
-from linvit.ops import PRESETS, Rotary
+from linvit.ops import Rotary
 
 EPS = 1e-6
 
@@ -99,24 +100,22 @@ REFERENCES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class ReferenceAxes(Axes):
-    """Axes whose mixing follows the released order and layout: a map in, channels first in memory, and out."""
+class ReferenceOperator(Operator):
+    """An operator that follows the released order and layout: maps with their channels first in memory."""
 
     shared: dict[str, tuple[Tensor, Tables]]
 
-    def mixed_map(self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
-        """What forward returns."""
-        batch, channels, height, width = value.shape
-        tokens = (x.reshape(batch, self.heads, x.shape[1] // self.heads, -1).mT for x in (query, key, value))
-        mixed = REFERENCES[self.mechanism](*tokens, self._tables(cos, sin))
-        return mixed.mT.reshape(batch, channels, height, width)
+    def forward(self, operands: Operands) -> Tensor:
+        tables = None if operands.rotary is None else self._tables(operands.rotary)
+        return REFERENCES[self.mechanism](operands.query, operands.key, operands.value, tables)
 
-    def _tables(self, cos: Tensor | None, sin: Tensor | None) -> Tables | None:
-        """The wide tables, made once a stage as released: blocks of one stage are handed the same cos."""
-        if cos is None or sin is None:
-            return None
-        if "last" not in self.shared or self.shared["last"][0] is not cos:
-            self.shared["last"] = cos, wide_tables(Rotary(cos, sin))
+    def as_map(self, y: Tensor, grid: tuple[int, int]) -> Tensor:
+        return y.mT.reshape(y.shape[0], -1, *grid)
+
+    def _tables(self, rotary: Rotary) -> Tables:
+        """The wide tables, made once a stage as released: blocks of one stage are handed the same cosines."""
+        if "last" not in self.shared or self.shared["last"][0] is not rotary.cos:
+            self.shared["last"] = rotary.cos, wide_tables(rotary)
         return self.shared["last"][1]
 
 
@@ -129,8 +128,8 @@ def reference_model(model: nn.Module) -> nn.Module:
         ValueError: where the model has no attention of ours, or one whose released order is not written here.
     """
     model = deepcopy(model)
-    found = [module for module in model.modules() if isinstance(module, Axes)]
-    if not found:
+    operators = [module for module in model.modules() if isinstance(module, Operator)]
+    if not operators:
         raise ValueError(
             f"{type(model).__name__} has none of our attentions, so it has no released order: "
             "expected one of `linvit models`, leave the variant `reference` out"
@@ -139,12 +138,12 @@ def reference_model(model: nn.Module) -> nn.Module:
         if isinstance(module, PointwiseConv):
             module.__class__ = nn.Conv2d
     shared: dict[str, tuple[Tensor, Tables]] = {}
-    for axes in found:
-        if axes.mechanism not in REFERENCES or (axes.options or {}) != PRESETS.get(axes.mechanism, {}):
+    for operator in operators:
+        if operator.mechanism not in REFERENCES or operator.options != MECHANISMS[operator.mechanism].axes:
             raise ValueError(
-                f"the released order of {axes.mechanism!r} with {dict(axes.options or {})} is not written, expected "
-                f"{', '.join(REFERENCES)} with its own axes: leave the variant `reference` out"
+                f"the released order of {operator.mechanism!r} with {dict(operator.options or {})} is not written, "
+                f"expected {', '.join(REFERENCES)} with its own axes: leave the variant `reference` out"
             )
-        axes.__class__ = ReferenceAxes
-        axes.shared = shared
+        operator.__class__ = ReferenceOperator
+        operator.shared = shared
     return model

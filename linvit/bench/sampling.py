@@ -12,7 +12,7 @@ from linvit.bench.clock import Call
 from linvit.bench.networks import randomised
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row
-from linvit.models.dit import create_dit
+from linvit.models.registry import create
 
 CLASSES = 10
 
@@ -35,7 +35,7 @@ class Options(rows.Options):
 
 def _network(options: Options, name: str, side: int, device: str | None = None) -> torch.nn.Module:
     with torch.device(device or options.device):
-        return create_dit(options.network, CLASSES, input_size=side, mechanism=name)
+        return create(options.network, CLASSES, input_size=side, mechanism=name)
 
 
 @torch.inference_mode()

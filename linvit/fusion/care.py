@@ -5,66 +5,41 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from linvit.fusion import folds
-from linvit.fusion.maps import first, heads_first, last, plus
+from linvit.fusion.maps import OnLast, first, last, plus
 from linvit.fusion.pyramid import fused_stem
-from linvit.layers import Axes, CareBlock, Interaction, PatchDownsample, PatchStem, TokenMixer
+from linvit.layers import CareBlock, Interaction, Operator, PatchDownsample, PatchStem, TokenMixer
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.mixer import Strips, ValueAttention
 from linvit.layers.pointwise import PointwiseConv
 from linvit.models.care import CARE, CareHead
 
 
-class FusedAttended(nn.Module):
-    """ValueAttention on (batch, height, width, channels)."""
-
-    def __init__(self, attention: ValueAttention):
-        super().__init__()
-        self.heads, self.mix = attention.heads, attention.mix
-        self.qk = folds.linear(attention.qk)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = (*self.qk(x).chunk(2, dim=-1), x)
-        tokens = heads_first(parts, self.heads)
-        mixed = self.mix.operands(*tokens, None).output(self.mix.fused)
-        return mixed.transpose(1, 2).reshape(x.shape)
-
-
-class Convolved(nn.Module):
-    """A convolution of (batch, height, width, channels)."""
-
-    def __init__(self, conv: nn.Conv2d):
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor) -> Tensor:
-        return last(self.conv(first(x)))
-
-
 class FusedMixer(nn.Module):
-    """TokenMixer on (batch, height, width, channels), parts that are convolved together in one convolution."""
+    """TokenMixer on (batch, height, width, channels), its local convolutions as one."""
 
     def __init__(self, mixer: TokenMixer):
         super().__init__()
         self.widths = mixer.widths
         attended = mixer.attended
         if isinstance(attended, Strips):
-            attended = Convolved(folds.summed([attended.vertical, attended.horizontal]))
+            attended = folds.summed([attended.vertical, attended.horizontal])
         else:
-            attended = FusedAttended(attended)
+            attended = folds.products(attended, "qk")
         local = [conv for conv in (mixer.local3, mixer.local7) if conv is not None]
         self.stacked = mixer.stacked
         if self.stacked:
-            self.parts = nn.Sequential(*(Convolved(folds.channels_last(conv)) for conv in local), attended)
+            self.groups = nn.Sequential(*(OnLast(folds.channels_last(conv)) for conv in local), OnLast(attended))
         else:
-            self.parts = nn.ModuleList([attended])
+            self.groups = nn.ModuleList([OnLast(attended)])
             if local:
-                self.parts.append(Convolved(folds.side_by_side(local)))
+                self.groups.append(OnLast(folds.side_by_side(local)))
                 self.widths = [mixer.widths[0], sum(mixer.widths[1:])]
 
     def forward(self, x: Tensor) -> Tensor:
         if self.stacked:
-            return self.parts(x)
-        return torch.cat([part(y) for part, y in zip(self.parts, x.split(self.widths, dim=-1), strict=True)], dim=-1)
+            return self.groups(x)
+        channels = x.split(self.widths, dim=-1)
+        return torch.cat([group(y) for group, y in zip(self.groups, channels, strict=True)], dim=-1)
 
 
 class FusedInteraction(nn.Module):
@@ -132,7 +107,7 @@ class FusedCareHead(nn.Module):
 
 
 def fused_care(model: CARE) -> CARE:
-    """One head in the place of two; the rest of the network is made of layers that have been fused already."""
+    """One head instead of two; the rest of the network is made of layers that have been fused already."""
     heads = [head for head in (model.head, model.dist_head) if head is not None]
     known = (CareHead, nn.GELU, nn.LayerNorm, nn.Dropout, nn.Linear, nn.Identity)
     if all(folds.made_of(head, *known) and isinstance(head.norm, nn.LayerNorm) for head in heads):
@@ -147,7 +122,7 @@ def fused_block(block: CareBlock) -> nn.Module:
         TokenMixer,
         Strips,
         ValueAttention,
-        Axes,
+        Operator,
         Interaction,
         DepthwiseConv,
         PointwiseConv,

@@ -10,15 +10,22 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils import fuse_conv_bn_eval
 
-from linvit.fusion.maps import GeluConv, Product
+from linvit.fusion.maps import GeluConv, MapProduct, Product
 
 Affine = nn.Conv1d | nn.Conv2d | nn.Linear
 
 
-def linear(layer: nn.Conv2d, activation: str = "none") -> Product:
+def linear(layer: nn.Conv2d, activation: str = "none", kind: type[Product] = Product) -> Product:
     """A 1×1 convolution as a product over the last dimension, for maps whose channels come last."""
-    product = Product(layer.in_channels, layer.out_channels, layer.bias is not None, activation, device="meta")
+    product = kind(layer.in_channels, layer.out_channels, layer.bias is not None, activation, device="meta")
     return _filled(product, layer.weight.flatten(1), layer.bias, layer.weight)
+
+
+def products(attention: nn.Module, *names: str) -> nn.Module:
+    """An attention on maps with products for its 1×1 convolutions of these names."""
+    for name in names:
+        setattr(attention, name, linear(getattr(attention, name), kind=MapProduct))
+    return attention
 
 
 def with_gelu(layer: nn.Conv2d) -> GeluConv:
@@ -103,7 +110,7 @@ def channels_last(layer: nn.Conv2d) -> nn.Conv2d:
 
 def made_of(module: nn.Module, *types: type[nn.Module]) -> bool:
     """Whether everything in the module is of exactly these classes: nothing quantized, adapted or reparametrized."""
-    return all(type(part) in types for part in module.modules())
+    return all(type(layer) in types for layer in module.modules())
 
 
 def _of_one_size(layers: Sequence[nn.Conv2d]) -> list[Tensor]:

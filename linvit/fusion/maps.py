@@ -1,7 +1,5 @@
 """Steps on maps whose channels come last in memory, each in as few passes as torch has."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -21,11 +19,6 @@ def plus(fresh: Tensor, x: Tensor) -> Tensor:
     return fresh.add_(x) if fresh.dtype == x.dtype else x + fresh
 
 
-def heads_first(parts: Sequence[Tensor], heads: int) -> list[Tensor]:
-    """Maps (batch, height, width, heads × w) as tokens (batch, heads, tokens, w): views, which the operator takes."""
-    return [part.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
-
-
 class Product(nn.Linear):
     """A linear layer, with GELU behind it or "none", in one pass of oneDNN where that can run.
 
@@ -41,6 +34,24 @@ class Product(nn.Linear):
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "none")
         out = super().forward(x)
         return out if self.activation == "none" else torch.ops.aten.gelu_(out)
+
+
+class MapProduct(Product):
+    """The same on a map (batch, channels, height, width) whose channels come last in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return first(super().forward(last(x)))
+
+
+class OnLast(nn.Module):
+    """A layer of maps, on (batch, height, width, channels)."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return last(self.layer(first(x)))
 
 
 class GeluConv(nn.Conv2d):

@@ -4,38 +4,13 @@ from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from linvit.fusion import folds
-from linvit.fusion.maps import first, heads_first, last, plus
+from linvit.fusion.maps import first, last, plus
 from linvit.fusion.timm_layers import folded_sequence
-from linvit.layers import Attention2d, AttentionBlock, Axes, ConvDownsample, ConvFeedForward, ConvStem
+from linvit.layers import Attention2d, AttentionBlock, ConvDownsample, ConvFeedForward, ConvStem, Operator
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.patches import Stem
 from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import Rotary
-
-
-class FusedAttention(nn.Module):
-    """Attention2d on (batch, height, width, channels)."""
-
-    def __init__(self, attention: Attention2d):
-        super().__init__()
-        self.heads, self.chunks = attention.heads, attention.chunks
-        self.rope, self.projected = attention.rope, attention.projected
-        self.qkvo = folds.linear(attention.qkvo)
-        self.mix = attention.mix
-        self.lepe = None if attention.lepe is None else folds.channels_last(attention.lepe)
-        self.modulate = attention.modulate
-        self.proj = folds.linear(attention.proj)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        parts = self.qkvo(x).chunk(self.chunks, dim=-1)
-        tokens = heads_first(parts[:3], self.heads)
-        operands = self.mix.operands(*tokens, Rotary(cos, sin) if self.rope else None)
-        mixed = operands.output(self.mix.fused).transpose(1, 2).reshape(parts[2].shape)
-        if self.lepe is not None:
-            mixed = plus(mixed, last(self.lepe(first(parts[2]))))
-        if self.modulate is not None:
-            mixed = mixed * self.modulate(parts[3] if self.projected else x)
-        return self.proj(mixed)
 
 
 class FusedFeedForward(nn.Module):
@@ -58,19 +33,19 @@ class FusedAttentionBlock(nn.Module):
         super().__init__()
         attention, feed_forward = block.attn, block.ffn
         self.cpe = None if block.cpe is None else folds.with_identity(block.cpe)
-        gate_reads_norm = attention.modulate is not None and not attention.projected
-        self.norm1 = (
-            _unfolded(block.norm1) if gate_reads_norm else folds.behind_layer_norm(block.norm1, [attention.qkvo])
-        )
+        readers = attention.input_layers()
+        self.norm1 = folds.behind_layer_norm(block.norm1, readers) if readers else _unfolded(block.norm1)
         self.norm2 = folds.behind_layer_norm(block.norm2, [feed_forward.fc1])
         folds.scaled(attention.proj, block.gamma_1)
         folds.scaled(feed_forward.fc2, block.gamma_2)
-        self.attn = FusedAttention(attention)
+        if attention.lepe is not None:
+            folds.channels_last(attention.lepe)
+        self.attn = folds.products(attention, "qkvo", "proj")
         self.ffn = FusedFeedForward(feed_forward)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         x = last(x if self.cpe is None else self.cpe(x))
-        x = plus(self.attn(self.norm1(x), cos, sin), x)
+        x = plus(last(self.attn(first(self.norm1(x)), rotary)), x)
         return first(plus(self.ffn(self.norm2(x)), x))
 
 
@@ -86,7 +61,7 @@ def fused_block(block: AttentionBlock) -> nn.Module:
     known = (
         AttentionBlock,
         Attention2d,
-        Axes,
+        Operator,
         ConvFeedForward,
         LayerNorm2d,
         DepthwiseConv,

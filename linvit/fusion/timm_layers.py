@@ -11,54 +11,24 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from linvit.fusion import folds
+from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.swapped import GlobalSwinBlock, LocalMlp
-from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention
-from linvit.layers.token_mechanisms import AgentAttention, FocusedAttention, InLineAttention, MLLAAttention
-
-Readers = list[nn.Module]
-
-
-def _reads_once(attention: nn.Module) -> Readers:
-    return [attention.qkv]
-
-
-def _reads_with_gate(attention: Attention) -> Readers:
-    return [attention.qkv] if attention.gate is None else [attention.qkv, attention.gate]
-
-
-def _reads_with_modulation(attention: GatedAttention) -> Readers:
-    if attention.modulation is not None:
-        return [attention.qkv, attention.modulation]
-    return [attention.qkv] if attention.modulate is None else []  # φ is the input itself
-
-
-def _reads_with_mean(attention: InLineAttention) -> Readers:
-    return [attention.qkv, attention.residual[0]]
-
-
-def _reads_first(mlp: nn.Module) -> Readers:
-    return [mlp.fc1]
-
 
 # Every layer that reads what such a module is given; none where the module uses it in another way as well. Swin's
 # windowed attention is not here: it pads with zeros behind the norm.
-READERS: dict[type[nn.Module], Callable[[nn.Module], Readers]] = {
-    Attention: _reads_with_gate,
-    GatedAttention: _reads_with_modulation,
-    InLineAttention: _reads_with_mean,
-    **dict.fromkeys(
-        (TokenAttention, Hydra, LinearAngular, FocusedAttention, MLLAAttention, AgentAttention), _reads_once
-    ),
-    **dict.fromkeys((Mlp, LocalMlp, MlpWithDepthwiseConv), _reads_first),
+INPUT_LAYERS: dict[type[nn.Module], Callable[[nn.Module], list[nn.Module]]] = {
+    Attention: lambda attention: [attention.qkv] if attention.gate is None else [attention.qkv, attention.gate],
+    **{mechanism.tokens: mechanism.tokens.input_layers for mechanism in MECHANISMS.values()},
+    **dict.fromkeys((Mlp, LocalMlp, MlpWithDepthwiseConv), lambda mlp: [mlp.fc1]),
 }
 
 
 def folded_block(block: nn.Module) -> nn.Module:
     """A block of two halves, each x + scale(layer(norm(x))): norms into what reads them, scales into the last layer."""
     for norm, layer, scale, final in (("norm1", block.attn, "ls1", "proj"), ("norm2", block.mlp, "ls2", "fc2")):
-        if type(layer) not in READERS:
+        if type(layer) not in INPUT_LAYERS:
             continue
-        readers = READERS[type(layer)](layer)
+        readers = INPUT_LAYERS[type(layer)](layer)
         if type(getattr(block, norm)) in (nn.LayerNorm, LayerNorm) and _plain(readers):
             setattr(block, norm, folds.behind_layer_norm(getattr(block, norm), readers))
         if type(getattr(block, scale, None)) is LayerScale and _plain([getattr(layer, final)]):
@@ -97,7 +67,7 @@ def _folded_pair(conv: nn.Module, norm: nn.Module) -> tuple[nn.Module, nn.Module
     return folds.before_batch_norm(conv, norm), rest
 
 
-def _plain(layers: Readers) -> bool:
+def _plain(layers: list[nn.Module]) -> bool:
     """Whether there are layers and all are known ones: neither quantized, nor adapted, nor reparametrized."""
     return bool(layers) and all(type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d) for layer in layers)
 

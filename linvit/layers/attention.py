@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from timm.layers import register_notrace_function
+from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
-from linvit.layers.axes import SOFTMAX, Axes, known_mechanism
+from linvit.layers.checks import check_heads, known
 from linvit.layers.depthwise import DepthwiseConv
+from linvit.layers.operator import AttentionSteps, Operands, Operator, known_mechanism
 from linvit.layers.pointwise import PointwiseConv
-from linvit.ops import rotary_2d
+from linvit.ops import Rotary, rotary_2d
 
 AXES = ("feature_map", "weighting", "normalizer")
 AROUND = ("modulation", "lepe", "rope")
@@ -24,22 +24,9 @@ MODULATIONS: dict[str, tuple[bool, type[nn.Module] | None]] = {
 
 
 @register_notrace_function
-@torch.jit.ignore
-def rotary_tables(x: Tensor, head_width: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for the grid of a map (batch, channels, height, width), made once for all blocks of a stage."""
-    rotary = rotary_2d((x.shape[-2], x.shape[-1]), head_width, dtype=x.dtype, device=x.device)
-    return rotary.cos, rotary.sin
-
-
-def known_modulation(name: str) -> tuple[bool, type[nn.Module] | None]:
-    """The entry of MODULATIONS.
-
-    Raises:
-        ValueError: for an unknown name; the message lists the known ones.
-    """
-    if name not in MODULATIONS:
-        raise ValueError(f"modulation is {name!r}, expected one of {', '.join(MODULATIONS)}: choose a known one")
-    return MODULATIONS[name]
+def rotary_table(x: Tensor, head_width: int) -> Rotary:
+    """The rotation for the grid of a map (batch, channels, height, width), made once for all blocks of a stage."""
+    return rotary_2d((x.shape[-2], x.shape[-1]), head_width, dtype=x.dtype, device=x.device)
 
 
 def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> dict[str, Any]:
@@ -50,17 +37,17 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
     Raises:
         ValueError: for an unknown key; the message lists the known ones.
     """
-    attention = attention or {}
-    unknown = [key for key in attention if key not in (*AXES, *AROUND)]
-    if unknown:
-        raise ValueError(
-            f"attention has the key {unknown[0]!r}, expected some of {', '.join((*AXES, *AROUND))}: choose a known one"
-        )
-    return {key: value for key, value in attention.items() if key in AROUND or mechanism not in SOFTMAX}
+    for key in attention or {}:
+        if key not in (*AXES, *AROUND):
+            known_keys = ", ".join((*AXES, *AROUND))
+            raise ValueError(f"`attention` has the key {key!r}, expected some of {known_keys}: choose a known one")
+    linear = known_mechanism(mechanism).axes is not None
+    return {key: value for key, value in (attention or {}).items() if key in AROUND or linear}
 
 
-class Attention2d(nn.Module):
-    """Attention with a local term and a modulation: proj((mix(q, k, v) + lepe(v)) · φ(x)).
+@register_notrace_module
+class Attention2d(AttentionSteps):
+    """Attention with a local term and a modulation: proj((operator(q, k, v) + lepe(v)) · φ(x)).
 
     One 1×1 convolution makes q, k, v and, where φ is a projection, φ(x). RALA (arXiv 2411.07635) and MALA (arXiv
     2507.00698) as released: the papers have neither lepe nor RoPE; the code is followed.
@@ -68,11 +55,11 @@ class Attention2d(nn.Module):
     Args:
         width: channels in and out.
         heads: number of heads; divides width.
-        mechanism: a name in MECHANISMS, such as "rala", "mala", "linear" or "softmax".
+        mechanism: a name in MECHANISMS that stands in maps, such as "rala", "mala", "linear" or "softmax".
         modulation: φ: "linear", a projection of x as released; "tanh" of that projection; "identity", x itself; "none".
         lepe: whether the 5×5 depthwise convolution of the values is added.
         rope: whether queries and keys are rotated by their position.
-        axes: feature_map, weighting or normalizer other than the mechanism's own, see Axes.
+        axes: feature_map, weighting or normalizer other than the mechanism's own, see Operator.
 
     Raises:
         ValueError: if the mechanism or the modulation is unknown or heads does not divide width.
@@ -92,29 +79,43 @@ class Attention2d(nn.Module):
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        if width % heads:
-            raise ValueError(
-                f"Attention2d: width {width} is not a multiple of the {heads} heads: change one of the two"
-            )
+        check_heads(width, heads)
         self.heads, self.rope = heads, rope
-        self.projected, phi = known_modulation(modulation)
-        self.chunks = 4 if self.projected else 3
-        self.mix = Axes(known_mechanism(mechanism), heads, width // heads, **axes, **dd)
-        self.qkvo = PointwiseConv(width, self.chunks * width, **dd)
+        self.projected, phi = known("modulation", modulation, MODULATIONS)
+        self.operator = Operator(mechanism, heads, width // heads, place="maps", **axes, **dd)
+        self.qkvo = PointwiseConv(width, (4 if self.projected else 3) * width, **dd)
         self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None
         self.modulate = phi() if phi is not None else None
         self.proj = PointwiseConv(width, width, **dd)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Map (batch, width, height, width) and the rotary table of its grid to a map of the same shape."""
-        parts = self.qkvo(x).chunk(self.chunks, dim=1)
-        value = parts[2]
-        if self.rope:
-            mixed = self.mix(parts[0], parts[1], value, cos, sin)
-        else:
-            mixed = self.mix(parts[0], parts[1], value, None, None)
-        if self.lepe is not None:
-            mixed = mixed + self.lepe(value)
-        if self.modulate is not None:
-            mixed = mixed * self.modulate(parts[3] if self.projected else x)
-        return self.proj(mixed)
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """Map (batch, width, height, width) and the rotation of its grid to a map of the same shape."""
+        return self.proj(self.attended(self.operands(x, rotary)))
+
+    def operands(self, x: Tensor, rotary: Rotary) -> Operands:
+        """What enters the operator: views of one projection."""
+        projections = self.qkvo(x).chunk(4 if self.projected else 3, dim=1)
+        tokens = (self.by_head(y) for y in projections[:3])
+        gate = projections[3] if self.projected else x
+        return self.operator.operands(*tokens, rotary if self.rope else None, gate=gate, grid=tuple(x.shape[-2:]))
+
+    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
+        return self.operator.as_map(mixed, operands.grid)
+
+    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
+        return y if self.lepe is None else y + self.lepe(value_map(operands))
+
+    def gated(self, y: Tensor, operands: Operands) -> Tensor:
+        return y if self.modulate is None else y * self.modulate(operands.gate)
+
+    def by_head(self, y: Tensor) -> Tensor:
+        return y.reshape(y.shape[0], self.heads, y.shape[1] // self.heads, -1).mT
+
+    def input_layers(self) -> list[nn.Module]:
+        """Every layer that reads the input; none where it is also used in another way."""
+        return [] if self.modulate is not None and not self.projected else [self.qkvo]
+
+
+def value_map(operands: Operands) -> Tensor:
+    """The values (batch, heads, tokens, width) as the map that they were taken from: a view."""
+    return operands.value.mT.flatten(1, 2).unflatten(-1, operands.grid)

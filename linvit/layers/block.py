@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from linvit.layers.attention import Attention2d, attention_options
 from linvit.layers.feed_forward import ConvFeedForward
 from linvit.layers.mixer import LOCAL_SIZES, Interaction, TokenMixer
+from linvit.ops import Rotary
 
 
 def _drop_path(rate: float) -> nn.Module:
@@ -61,11 +62,11 @@ class AttentionBlock(nn.Module):
         nn.init.constant_(self.gamma_1, self.layer_scale)
         nn.init.constant_(self.gamma_2, self.layer_scale)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Map (batch, width, height, width) and the rotary table of its grid to a map of the same shape."""
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """Map (batch, width, height, width) and the rotation of its grid to a map of the same shape."""
         if self.cpe is not None:
             x = x + self.cpe(x)
-        x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), cos, sin))
+        x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), rotary))
         return x + self.drop_path(self.gamma_2 * self.ffn(self.norm2(x)))
 
 

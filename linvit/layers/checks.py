@@ -1,7 +1,23 @@
-"""What the sizes of a network can be."""
+"""What the arguments of a layer can be; each raises ValueError for what it cannot."""
+
+from collections.abc import Mapping
+from typing import Any
 
 
-def check_size(name: str, size: object, least: int = 1) -> None:
-    """Raises ValueError for what is no whole number, or less than `least`."""
+def known(argument: str, name: str, table: Mapping[str, Any]) -> Any:
+    """The entry of that name."""
+    if name not in table:
+        raise ValueError(f"`{argument}` is {name!r}, expected one of {', '.join(table)}: choose a known one")
+    return table[name]
+
+
+def check_size(argument: str, size: object, least: int = 1) -> None:
+    """A whole number of `least` or more."""
     if not isinstance(size, int) or size < least:
-        raise ValueError(f"{name} is {size!r}, expected a whole number of {least} or more: change it")
+        raise ValueError(f"`{argument}` is {size!r}, expected a whole number of {least} or more: change it")
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Heads that divide the width."""
+    if width % heads:
+        raise ValueError(f"`width` is {width} and `heads` {heads}, expected a multiple: change one of the two")

@@ -1,40 +1,27 @@
 """What a Conformer is made of, for utterances of different lengths padded to one, and for streams.
 
 Frames beyond an utterance's end are neither attended to, convolved nor counted, so that they change nothing before it.
-Causal layers go on from an AttentionMemory: linear attention from a State, softmax from its keys and values, and both
+Causal layers go on from an AttentionCache: linear attention from a State, softmax from its keys and values, and both
 from the last inputs of the convolution.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, glu, pad, relu, scaled_dot_product_attention, silu
+from torch.nn.functional import conv2d, glu, pad, relu, silu
 
-from linvit.layers.causal import CAUSAL_MECHANISMS, CAUSAL_MODULATIONS, AttentionMemory, KeyValues
-from linvit.ops import PRESETS, Rotary, State, linear_attention
+from linvit.layers.cache import AttentionCache
+from linvit.layers.causal import CAUSAL_MODULATIONS
+from linvit.layers.checks import check_heads, known
+from linvit.layers.operator import AttentionSteps, Operands, Operator, merged
+from linvit.ops import Rotary
 
-# None stands for softmax with relative positions.
-FRAME_MECHANISMS: Mapping[str, dict[str, Any] | None] = {
-    "softmax": None,
-    **{name: PRESETS[name] for name in ("linear", "mala", "rala", "rala_mala")},
-}
 CONV_NORMS: Mapping[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 SUBSAMPLED = 4  # frames of features to one of the encoder
-
-
-def known(what: str, name: str, table: Mapping[str, Any]) -> Any:
-    """The entry of that name.
-
-    Raises:
-        ValueError: for an unknown name; the message lists the known ones.
-    """
-    if name not in table:
-        raise ValueError(f"{what} is {name!r}, expected one of {', '.join(table)}: choose a known one")
-    return table[name]
 
 
 def subsampled(lengths: Tensor) -> Tensor:
@@ -102,18 +89,17 @@ class Subsampling(nn.Module):
         return self.proj(x.transpose(1, 2).flatten(2))
 
 
-class FrameAttention(nn.Module):
+class FrameAttention(AttentionSteps):
     """Attention between the frames of an utterance: softmax with relative positions, or a linear mechanism with a gate.
 
     Args:
         width: channels in and out.
         heads: number of heads; divides width.
-        mechanism: "softmax", "linear", "mala", "rala" or "rala_mala".
+        mechanism: a name in MECHANISMS that stands in sequences.
         causal: each frame sees itself and those before it; RALA's weights are then of the queries so far.
         modulation: φ, a name in CAUSAL_MODULATIONS: what a further projection of x goes through before it multiplies
             what a linear mechanism gives. Its projection stands where softmax has that of its positions, so that all
             mechanisms are of one size.
-        rope: whether a linear mechanism rotates queries and keys in the numerator.
 
     Raises:
         ValueError: for an unknown mechanism or modulation, and if heads does not divide width.
@@ -126,23 +112,22 @@ class FrameAttention(nn.Module):
         mechanism: str,
         causal: bool = False,
         modulation: str = "linear",
-        rope: bool = False,
         device=None,
         dtype=None,
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        self.options = known("mechanism", mechanism, CAUSAL_MECHANISMS if causal else FRAME_MECHANISMS)
-        phi = known("modulation", modulation, CAUSAL_MODULATIONS) if self.options is not None else None
-        if width % heads:
-            raise ValueError(f"width is {width} and heads {heads}, expected a multiple: change one of the two")
-        self.heads, self.mechanism, self.causal, self.rope = heads, mechanism, causal, rope
+        check_heads(width, heads)
+        self.operator = Operator(mechanism, heads, width // heads, causal=causal, place="sequences", **dd)
+        softmax = self.operator.options is None
+        phi = None if softmax else known("modulation", modulation, CAUSAL_MODULATIONS)
+        self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, **dd)
         self.gate = nn.Linear(width, width, **dd) if phi else None
         self.modulate = phi() if phi else None
         self.proj = nn.Linear(width, width, **dd)
-        if self.options is None:
-            self.position = nn.Linear(width, width, bias=False, **dd)
+        self.position = nn.Linear(width, width, bias=False, **dd) if softmax else None
+        if softmax:
             self.content_bias = nn.Parameter(torch.zeros(heads, width // heads, **dd))
             self.position_bias = nn.Parameter(torch.zeros(heads, width // heads, **dd))
 
@@ -151,52 +136,41 @@ class FrameAttention(nn.Module):
         x: Tensor,
         positions: Tensor | Rotary | None = None,
         valid: Tensor | None = None,
-        memory: AttentionMemory | None = None,
+        cache: AttentionCache | None = None,
     ) -> Tensor:
         """Frames (batch, frames, width) to the same shape.
 
         positions: of softmax, `relative_positions` from keys - 1 down to 1 - queries; of a linear mechanism the table
-        of its rotation. valid: True where a frame is part of its utterance, (batch, frames). memory: what came before,
-        of causal attention; it takes these frames up.
+        of its rotation. valid: True where a frame belongs to its utterance, (batch, frames). cache: of causal
+        attention, what came before these frames, which are added to it.
         """
-        query, key, value = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
-        if self.options is None:
-            mixed = self._softmax(query, key, value, positions, valid, memory)
-        elif memory is not None:
-            state = State.empty(query, value) if memory.read is None else memory.read
-            mixed, memory.read = linear_attention(
-                query, key, value, rotary=positions, causal=True, state=state, **self.options
-            )
-        else:
-            mixed = linear_attention(
-                query, key, value, rotary=positions, key_mask=valid, causal=self.causal, **self.options
-            )
-        mixed = mixed.transpose(1, 2).flatten(-2)
-        if self.gate is not None:
-            mixed = mixed * self.modulate(self.gate(x))
-        return self.proj(mixed)
+        return self.proj(self.attended(self.operands(x, positions, valid, cache)))
 
-    def _softmax(
+    def operands(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        positions: Tensor,
-        valid: Tensor | None,
-        memory: AttentionMemory | None,
-    ) -> Tensor:
-        if memory is not None:
-            memory.read = memory.read or KeyValues()
-            key, value = memory.read.append(key, value)
-        queries, keys = query.shape[-2], key.shape[-2]
-        place = self.position(positions).unflatten(-1, (self.heads, -1)).transpose(0, 1)
-        bias = by_distance((query + self.position_bias[:, None]) @ place.mT, keys) * query.shape[-1] ** -0.5
-        if self.causal:
-            later = torch.ones(queries, keys, dtype=torch.bool, device=query.device).triu(1 + keys - queries)
-            bias = bias.masked_fill(later, -torch.inf)
-        if valid is not None:
-            bias = bias.masked_fill(~valid[:, None, None, :], -torch.inf)
-        return scaled_dot_product_attention(query + self.content_bias[:, None], key, value, attn_mask=bias)
+        x: Tensor,
+        positions: Tensor | Rotary | None = None,
+        valid: Tensor | None = None,
+        cache: AttentionCache | None = None,
+    ) -> Operands:
+        """What enters the operator."""
+        query, key, value = (self.by_head(t) for t in self.qkv(x).chunk(3, dim=-1))
+        context = {"cache": cache, "key_mask": valid, "x": x}
+        if self.position is None:
+            return self.operator.operands(query, key, value, positions, **context)
+        operands = self.operator.operands(query + self.content_bias[:, None], key, value, **context)
+        place = self.by_head(self.position(positions)[None])
+        distances = (query + self.position_bias[:, None]) @ place.mT
+        return replace(operands, bias=by_distance(distances, operands.key.shape[-2]) * query.shape[-1] ** -0.5)
+
+    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
+        return merged(mixed)
+
+    def gated(self, y: Tensor, operands: Operands) -> Tensor:
+        return y if self.gate is None else y * self.modulate(self.gate(operands.x))
+
+    def by_head(self, y: Tensor) -> Tensor:
+        return y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class ConvModule(nn.Module):
@@ -222,16 +196,16 @@ class ConvModule(nn.Module):
         self.conv_norm = known("conv_norm", norm, CONV_NORMS)(width, **dd)
         self.proj = nn.Linear(width, width, **dd)
 
-    def forward(self, x: Tensor, valid: Tensor | None = None, memory: AttentionMemory | None = None) -> Tensor:
-        """Frames (batch, frames, width) to the same shape; valid and memory as in FrameAttention."""
+    def forward(self, x: Tensor, valid: Tensor | None = None, cache: AttentionCache | None = None) -> Tensor:
+        """Frames (batch, frames, width) to the same shape; valid and cache as in FrameAttention."""
         x = glu(self.expand(self.norm(x)), dim=-1)
         if valid is not None:
             x = x.masked_fill(~valid.unsqueeze(-1), 0)
-        held = None if memory is None else memory.conv
-        history = pad(x, (0, 0, *self.around)) if held is None else torch.cat((held, x), dim=1)
-        if memory is not None:
-            memory.conv = history[:, history.shape[1] - self.around[0] :]
-        # a picture of one row, channels last in memory as the frames are: no copy
+        before = None if cache is None else cache.conv
+        history = pad(x, (0, 0, *self.around)) if before is None else torch.cat((before, x), dim=1)
+        if cache is not None:
+            cache.conv = history[:, history.shape[1] - self.around[0] :]
+        # an image of one row, channels last in memory as the frames are: no copy
         row, weight = history.mT.unsqueeze(-2), self.depthwise.weight.unsqueeze(-2)
         x = conv2d(row, weight, self.depthwise.bias, groups=x.shape[-1]).squeeze(-2).mT
         return self.proj(silu(self._normalized(x, valid)))
@@ -249,10 +223,10 @@ class ConformerBlock(nn.Module):
     """Half a feed-forward, attention, convolution, half a feed-forward, each added to its input; and a norm.
 
     Args:
-        width, heads, mechanism, causal, modulation, rope: see FrameAttention.
+        width, heads, mechanism, causal, modulation: see FrameAttention.
         kernel, conv_norm: see ConvModule.
         ratio: channels inside the feed-forwards over width.
-        dropout: share of what each part adds, and of the feed-forwards' inside, that is dropped.
+        dropout: share of what each of these adds, and of the feed-forwards' inside, that is dropped.
 
     Source: Conformer (Interspeech 2020, arXiv 2005.08100), Eq. 1.
     """
@@ -265,7 +239,6 @@ class ConformerBlock(nn.Module):
         kernel: int,
         causal: bool = False,
         modulation: str = "linear",
-        rope: bool = False,
         conv_norm: str = "batch",
         ratio: int = 4,
         dropout: float = 0.1,
@@ -278,7 +251,7 @@ class ConformerBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width, **dd)
         self.ffn1 = Mlp(width, ratio * width, **feed)
         self.norm2 = nn.LayerNorm(width, **dd)
-        self.attn = FrameAttention(width, heads, mechanism, causal, modulation, rope, **dd)
+        self.attn = FrameAttention(width, heads, mechanism, causal, modulation, **dd)
         self.conv = ConvModule(width, kernel, causal, conv_norm, **dd)
         self.norm3 = nn.LayerNorm(width, **dd)
         self.ffn2 = Mlp(width, ratio * width, **feed)
@@ -290,11 +263,11 @@ class ConformerBlock(nn.Module):
         x: Tensor,
         positions: Tensor | Rotary | None = None,
         valid: Tensor | None = None,
-        memory: AttentionMemory | None = None,
+        cache: AttentionCache | None = None,
     ) -> Tensor:
         """As FrameAttention."""
         x = x + 0.5 * self.ffn1(self.norm1(x))
-        x = x + self.dropout(self.attn(self.norm2(x), positions, valid, memory))
-        x = x + self.dropout(self.conv(x, valid, memory))
+        x = x + self.dropout(self.attn(self.norm2(x), positions, valid, cache))
+        x = x + self.dropout(self.conv(x, valid, cache))
         x = x + 0.5 * self.ffn2(self.norm3(x))
         return self.norm4(x)

@@ -1,6 +1,5 @@
 """Depthwise convolutions that keep the sides of a map."""
 
-import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
@@ -22,8 +21,7 @@ class DepthwiseConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""
-        if not torch.jit.is_scripting():
-            kernels = built_for_cpu()
-            if kernels is not None and kernels.depthwise.obstacle(x, self.weight) is None:
-                return kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
+        kernels = built_for_cpu()
+        if kernels is not None and kernels.depthwise.obstacle(x, self.weight) is None:
+            return kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
         return self._conv_forward(x, self.weight, self.bias)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 import torch
+from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from linvit.layers.axes import Axes, known_mechanism
+from linvit.layers.checks import known
 from linvit.layers.depthwise import DepthwiseConv
+from linvit.layers.operator import AttentionSteps, Operands, Operator
 from linvit.layers.pointwise import PointwiseConv
 
 STRIPS = "strips"
@@ -27,7 +29,8 @@ class Strips(nn.Module):
         return self.vertical(x) + self.horizontal(x)
 
 
-class ValueAttention(nn.Module):
+@register_notrace_module
+class ValueAttention(AttentionSteps):
     """Attention whose value is the input itself; only query and key are projected.
 
     The paper calls the feature map an identity; the released code takes elu + 1 with a normaliser and is followed.
@@ -40,20 +43,31 @@ class ValueAttention(nn.Module):
                 f"ValueAttention: width {width} is not a multiple of the head width {head_width}: change one"
             )
         self.heads = width // head_width
-        self.mix = Axes(known_mechanism(mechanism), self.heads, head_width, device=device, dtype=dtype)
+        self.operator = Operator(mechanism, self.heads, head_width, place="maps", device=device, dtype=dtype)
         self.qk = PointwiseConv(width, 2 * width, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.attended(self.operands(x))
+
+    def operands(self, x: Tensor) -> Operands:
+        """What enters the operator."""
         query, key = self.qk(x).chunk(2, dim=1)
-        return self.mix(query, key, x.to(query.dtype), None, None)  # autocast projects in half precision
+        tokens = (query, key, x.to(query.dtype))  # autocast projects in half precision
+        return self.operator.operands(*(self.by_head(y) for y in tokens), grid=tuple(x.shape[-2:]))
+
+    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
+        return self.operator.as_map(mixed, operands.grid)
+
+    def by_head(self, y: Tensor) -> Tensor:
+        return y.reshape(y.shape[0], self.heads, y.shape[1] // self.heads, -1).mT
 
 
 class TokenMixer(nn.Module):
-    """Mix parts of the features apart from each other: some by attention, some by local depthwise convolutions.
+    """Mix groups of channels apart from each other: some by attention, some by local depthwise convolutions.
 
     Args:
         width: channels of the features, those of the memory left out.
-        head_width: channels of a head of the attended part; unused for strips.
+        head_width: channels of a head of the attended group; unused for strips.
         mechanism: "strips", or a mechanism: "linear" in the paper.
         split: "asymmetric" attends to a third of the channels, as released, "symmetric" to half of them, "attended" to
             all of them, without local convolutions; "stacked" sends all channels through the local convolutions, the
@@ -78,7 +92,7 @@ class TokenMixer(nn.Module):
         dd = {"device": device, "dtype": dtype}
         sizes = () if split == "attended" else _known_sizes(local_sizes)
         self.stacked = split == "stacked"
-        self.widths = _part_widths(width, split, len(sizes))
+        self.widths = _group_widths(width, split, len(sizes))
         attended, local = self.widths[0], self.widths[-1]
         self.attended = (
             Strips(attended, **dd) if mechanism == STRIPS else ValueAttention(attended, head_width, mechanism, **dd)
@@ -94,28 +108,27 @@ class TokenMixer(nn.Module):
             if self.local7 is not None:
                 x = self.local7(x)
             return self.attended(x)
-        parts = x.split(self.widths, dim=1)
-        mixed = [self.attended(parts[0])]
+        groups = x.split(self.widths, dim=1)
+        mixed = [self.attended(groups[0])]
         if self.local3 is not None:
-            mixed.append(self.local3(parts[1]))
+            mixed.append(self.local3(groups[1]))
         if self.local7 is not None:
-            mixed.append(self.local7(parts[-1]))
+            mixed.append(self.local7(groups[-1]))
         return torch.cat(mixed, dim=1)
 
 
 def _known_sizes(local_sizes: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(local_sizes)
     if sizes not in (LOCAL_SIZES, *((size,) for size in LOCAL_SIZES)):
-        raise ValueError(f"local_sizes is {sizes}, expected (3, 7), (3,) or (7,): one convolution serves each size")
+        raise ValueError(f"`local_sizes` is {sizes}, expected (3, 7), (3,) or (7,): one convolution serves each size")
     return sizes
 
 
-def _part_widths(width: int, split: str, num_local: int) -> list[int]:
-    """Channels of the attended part, then of each local one; a single number where all parts are all channels."""
-    if split not in SHARES:
-        raise ValueError(f"split is {split!r}, expected one of {', '.join(SHARES)}: choose a known one")
-    attended, undivided = divmod(width, SHARES[split])
-    if SHARES[split] == 1:
+def _group_widths(width: int, split: str, num_local: int) -> list[int]:
+    """Channels of the attended group, then of each local one; a single number where each group is all channels."""
+    divisor = known("split", split, SHARES)
+    attended, undivided = divmod(width, divisor)
+    if divisor == 1:
         return [width]
     local, left = divmod(width - attended, num_local)
     if undivided or left:

@@ -8,7 +8,6 @@ MIN_SIDE = 32
 
 
 @register_notrace_function
-@torch.jit.ignore
 def checked_image(x: Tensor, in_chans: int) -> Tensor:
     """The batch itself if a four-stage network can read it.
 

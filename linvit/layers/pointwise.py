@@ -28,6 +28,6 @@ class PointwiseConv(nn.Conv2d):
 
 def _channels_innermost(x: Tensor) -> bool:
     """Whether this is an eager map on a CPU whose channels lie innermost; compilers choose for themselves."""
-    if torch.jit.is_scripting() or torch.compiler.is_compiling() or x.device.type != "cpu":
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
         return False
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

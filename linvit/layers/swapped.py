@@ -5,19 +5,17 @@ from timm.layers import Mlp, PatchEmbed, register_notrace_module
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
-from linvit.layers.scripted import CalledBack, call_with_tokens
-from linvit.layers.token_attention import Grid, TokenAttention
+from linvit.layers.token_attention import CurrentGrid, TokenAttention
 
 
 @register_notrace_module
-class GridPatchEmbed(PatchEmbed, CalledBack):
+class GridPatchEmbed(PatchEmbed):
     """timm's patch embedding, which also notes the grid of the images that it reads; made by `watching`."""
 
-    __jit_ignored_attributes__ = ("source",)
-    source: Grid
+    source: CurrentGrid
 
     @classmethod
-    def watching(cls, embed: PatchEmbed, source: Grid) -> "GridPatchEmbed":
+    def watching(cls, embed: PatchEmbed, source: CurrentGrid) -> "GridPatchEmbed":
         """The same layer, parameters and settings, that notes the grid in source.
 
         Raises:
@@ -30,17 +28,11 @@ class GridPatchEmbed(PatchEmbed, CalledBack):
             )
         watching = cls.__new__(cls)
         watching.__dict__ = dict(embed.__dict__)
-        watching.source, watching.number = source, 0
+        watching.source = source
         return watching
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, channels, height, width) to tokens."""
-        if torch.jit.is_scripting():
-            return call_with_tokens(self.number, self.training, x, None)
-        return self.embedded(x)
-
-    def embedded(self, x: Tensor) -> Tensor:
-        """What forward returns."""
         height, width = self.dynamic_feat_size((x.shape[-2], x.shape[-1]))
         self.source.note((int(height), int(width)))
         return PatchEmbed.forward(self, x)
@@ -74,7 +66,7 @@ class GlobalSwinBlock(nn.Module):
 
 
 @register_notrace_module
-class LocalMlp(CalledBack):
+class LocalMlp(nn.Module):
     """timm's Mlp with a 3×3 depthwise convolution of its hidden map, before the activation.
 
     Enhanced linear attention (EfficientViT, first version, 2022) has it there; the place is read from the abstract and
@@ -84,8 +76,6 @@ class LocalMlp(CalledBack):
         mlp: the feed-forward whose layers are taken over.
         attention: the attention of the same block, which knows the grid.
     """
-
-    __jit_ignored_attributes__ = ("last_grid",)
 
     def __init__(self, mlp: Mlp, attention: TokenAttention, device=None, dtype=None):
         super().__init__()
@@ -97,12 +87,6 @@ class LocalMlp(CalledBack):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens to tokens of the same shape; the grid is that of the attention before."""
-        if torch.jit.is_scripting():
-            return call_with_tokens(self.number, self.training, x, None)
-        return self.mapped(x)
-
-    def mapped(self, x: Tensor) -> Tensor:
-        """What forward returns."""
         x = self.fc1(x)
         prefix, tokens = x[:, : self.num_prefix], x[:, self.num_prefix :]
         local = self.conv(tokens.mT.unflatten(-1, self.last_grid.size)).flatten(2).mT

@@ -1,22 +1,21 @@
 """Attention over tokens in the place of timm's `Attention`: qkv and proj stay, what lies between them is exchanged."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from math import pi
+from typing import Any
 
-import torch
 from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
-from linvit.layers.attention import known_modulation
-from linvit.layers.axes import Axes, Operands
+from linvit.layers.attention import MODULATIONS
+from linvit.layers.checks import check_heads, known
 from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.scripted import CalledBack, call_with_tokens
+from linvit.layers.operator import AttentionSteps, Operands, Operator, merged
 from linvit.ops import Rotary, rotary_2d
 
 
-class Grid:
+class CurrentGrid:
     """Height and width in tokens of the images at hand, `size`; None before the first.
 
     The last grid of every number of tokens is kept too: a block that is recomputed in the backward pass may meet images
@@ -37,26 +36,27 @@ class Grid:
 
 
 @register_notrace_module
-class TokenAttention(CalledBack):
-    """proj(mix(qkv(x))): a mechanism that needs nothing around its operator; one opaque step for tracers.
+class TokenAttention(AttentionSteps):
+    """proj(operator(qkv(x))): a mechanism that needs nothing around its operator; one opaque step for tracers.
 
-    Subclasses change what enters the operator (`operands`), add a local term (`with_local`) or a gate (`modulated`).
+    Subclasses change what enters the operator (`query_key_value`, `rotary`, `feature_map`), add a local term
+    (`with_local`) or a gate (`gated`).
 
     Args:
         width: channels in and out.
         heads: number of heads; divides width.
-        mechanism: "softmax", "softmax_unit_query" or a name in PRESETS.
+        mechanism: a name in MECHANISMS.
         grid: (height, width) in tokens for which tables of positions are made; other sizes are interpolated.
         num_prefix: tokens before those of the grid, such as a class token; local terms and rotations leave them alone.
-        source: where the grid of the images at hand is found when forward is not told.
+        source: where the grid of the images at hand is found when forward is not given one.
         qkv_bias, proj_bias, proj_drop: as in timm.
-        axes: feature_map, weighting, normalizer other than the mechanism's own, see Axes.
+        axes: feature_map, weighting, normalizer other than the mechanism's own, see Operator.
 
     Raises:
         ValueError: if heads does not divide width.
     """
 
-    __jit_ignored_attributes__ = ("source", "last_grid")
+    read_share, value_share = 1.0, 0.0
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class TokenAttention(CalledBack):
         mechanism: str,
         grid: tuple[int, int],
         num_prefix: int = 0,
-        source: Grid | None = None,
+        source: CurrentGrid | None = None,
         qkv_bias: bool = True,
         proj_bias: bool = True,
         proj_drop: float = 0.0,
@@ -75,14 +75,11 @@ class TokenAttention(CalledBack):
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        if width % heads:
-            raise ValueError(
-                f"{type(self).__name__}: width {width} is not a multiple of the {heads} heads: change one of the two"
-            )
+        check_heads(width, heads)
         self.heads, self.num_prefix, self.source = heads, num_prefix, source
         self.grid = tuple(grid)
-        self.last_grid = Grid()
-        self.mix = Axes(mechanism, heads, width // heads, **axes, **dd)
+        self.last_grid = CurrentGrid()
+        self.operator = Operator(mechanism, heads, width // heads, **axes, **dd)
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias, **dd)
         self.proj = nn.Linear(width, width, bias=proj_bias, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -102,35 +99,30 @@ class TokenAttention(CalledBack):
         """
         if attn_mask is not None or is_causal:
             raise ValueError("the attention got a mask, expected none: a swapped attention sees every token")
-        if torch.jit.is_scripting():
-            return call_with_tokens(self.number, self.training, x, grid)
-        return self.attended(x, grid)
-
-    def attended(self, x: Tensor, grid: list[int] | None) -> Tensor:
-        """What forward returns."""
         size = self.known_grid(x, grid)
         self.last_grid.note(size)
-        operands = self.operands(x, size)
-        y = self.modulated(self.with_local(operands.output(self.mix.fused), operands, x, size), x)
-        return self.proj_drop(self.proj(merged(y)))
+        return self.proj_drop(self.proj(merged(self.attended(self.operands(x, size)))))
 
     def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
         """What enters the operator, from tokens (batch, tokens, channels)."""
-        return self.mix.operands(*self.query_key_value(x), self.rotary(x, grid))
+        steps: dict[str, Any] = {"x": x, "grid": grid, "num_prefix": self.num_prefix}
+        shares = {"read_share": self.read_share, "value_share": self.value_share}
+        tokens = self.query_key_value(x, grid)
+        return self.operator.operands(*tokens, self.rotary(x, grid), self.feature_map(), **shares, **steps)
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
         """The rotation of the tokens of a grid; none here."""
         return None
 
-    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """What the operator returned, (batch, heads, tokens, width), with the local term added; none here."""
-        return mixed
+    def feature_map(self) -> Callable[[Tensor], Tensor] | None:
+        """A feature map with parameters of the layer, in place of the mechanism's own; none here."""
+        return None
 
-    def modulated(self, y: Tensor, x: Tensor) -> Tensor:
-        """(batch, heads, tokens, width) times the gate; none here."""
-        return y
+    def input_layers(self) -> list[nn.Module]:
+        """Every layer that reads the input; none where it is also used in another way."""
+        return [self.qkv]
 
-    def query_key_value(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         """Each (batch, heads, tokens, width)."""
         return self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -147,17 +139,11 @@ class TokenAttention(CalledBack):
         return int(height), int(width)
 
 
-def merged(x: Tensor) -> Tensor:
-    """(batch, heads, tokens, width) to (batch, tokens, heads × width)."""
-    return x.transpose(1, 2).flatten(2)
-
-
-def convolved(convolution: nn.Module, value: Tensor, grid: tuple[int, int], num_prefix: int) -> Tensor:
-    """A convolution over the channels of all heads, zero for the prefix; (batch, heads, tokens, width) in and out."""
-    heads = value.shape[1]
-    as_map = merged(value)[:, num_prefix:].mT.unflatten(-1, grid)
-    tokens = convolution(as_map).flatten(2).mT
-    return pad(tokens, (0, 0, num_prefix, 0)).unflatten(-1, (heads, -1)).transpose(1, 2)
+def convolved(convolution: Callable[[Tensor], Tensor], operands: Operands) -> Tensor:
+    """The values, (batch, heads, tokens, width), convolved over the channels of all heads; zero for the prefix."""
+    as_map = merged(operands.value)[:, operands.num_prefix :].mT.unflatten(-1, operands.grid)
+    tokens = pad(convolution(as_map).flatten(2).mT, (0, 0, operands.num_prefix, 0))
+    return tokens.unflatten(-1, (operands.value.shape[1], -1)).transpose(1, 2)
 
 
 def behind_prefix(rotary: Rotary, num_prefix: int) -> Rotary:
@@ -174,9 +160,8 @@ class Hydra(TokenAttention):
     The paper replaces the last layers of a ViT; here, as in FLatten's comparison, any.
     """
 
-    def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
-        channels = (merged(part).mT.unsqueeze(-1) for part in self.query_key_value(x))
-        return self.mix.operands(*channels, None)
+    def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
+        return [merged(tokens).mT.unsqueeze(-1) for tokens in super().query_key_value(x, grid)]
 
 
 class LinearAngular(TokenAttention):
@@ -186,17 +171,16 @@ class LinearAngular(TokenAttention):
     the token's own value. Its masked softmax branch exists in training only and is left out.
     """
 
+    read_share, value_share = 1 / pi, 0.5
+
     def __init__(self, width: int, heads: int, mechanism: str, *args, device=None, dtype=None, **kwargs):
         super().__init__(width, heads, mechanism, *args, device=device, dtype=dtype, **kwargs)
         self.dconv = nn.Conv2d(
             heads, heads, (9, 1), padding=(4, 0), groups=heads, bias=False, device=device, dtype=dtype
         )
 
-    def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
-        return replace(super().operands(x, grid), share=1 / pi, own=0.5)
-
-    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        return normalize(mixed, dim=-1) + self.dconv(operands.value)
+    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
+        return normalize(y, dim=-1) + self.dconv(operands.value)
 
 
 class GatedAttention(TokenAttention):
@@ -228,10 +212,10 @@ class GatedAttention(TokenAttention):
     ):
         dd = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, *args, **kwargs, **dd)
-        projected, phi = known_modulation(modulation)
+        projected, phi = known("modulation", modulation, MODULATIONS)
         if rope and width // heads % 4:
             raise ValueError(
-                f"head width is {width // heads}, expected a multiple of 4 for RoPE: change heads, or rope=False"
+                f"the head width is {width // heads}, expected a multiple of 4 for RoPE: change `heads` or `rope`"
             )
         self.rope = rope
         self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None
@@ -248,13 +232,16 @@ class GatedAttention(TokenAttention):
         table = rotary_2d(grid, x.shape[-1] // self.heads, dtype=x.dtype, device=x.device)
         return behind_prefix(table, self.num_prefix)
 
-    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        if self.lepe is None:
-            return mixed
-        return mixed + convolved(self.lepe, operands.value, grid, self.num_prefix)
+    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
+        return y if self.lepe is None else y + convolved(self.lepe, operands)
 
-    def modulated(self, y: Tensor, x: Tensor) -> Tensor:
+    def gated(self, y: Tensor, operands: Operands) -> Tensor:
         if self.modulate is None:
             return y
-        gate = self.modulate(x if self.modulation is None else self.modulation(x))
-        return y * gate.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        gate = self.modulate(operands.x if self.modulation is None else self.modulation(operands.x))
+        return y * gate.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
+
+    def input_layers(self) -> list[nn.Module]:
+        if self.modulation is not None:
+            return [self.qkv, self.modulation]
+        return [self.qkv] if self.modulate is None else []

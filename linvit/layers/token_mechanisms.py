@@ -1,5 +1,6 @@
 """Published mechanisms with parameters of their own around the operator: FLatten, InLine, MLLA, Agent."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -7,16 +8,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
 
-from linvit.layers.axes import Operands
-from linvit.layers.token_attention import (
-    GatedAttention,
-    Hydra,
-    LinearAngular,
-    TokenAttention,
-    behind_prefix,
-    convolved,
-    merged,
-)
+from linvit.layers.operator import Operands, merged
+from linvit.layers.token_attention import TokenAttention, behind_prefix, convolved
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops.feature_map import focused
 
@@ -40,24 +33,28 @@ class FocusedAttention(TokenAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Temperature softplus(0), positions drawn anew."""
+        """Temperature softplus(0), random positions."""
         nn.init.zeros_(self.scale)
         trunc_normal_(self.positional_encoding, std=0.02)
 
-    def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
-        query, key, value = self.query_key_value(x)
+    def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
+        query, key, value = super().query_key_value(x, grid)
         table = self.positional_encoding
         if grid != self.grid:
             table = interpolate(table.mT.unflatten(-1, self.grid), grid, mode="bicubic").flatten(2).mT
         positions = pad(table, (0, 0, self.num_prefix, 0)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        temperature = softplus(self.scale).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        kappa = partial(focused, temperature=temperature) if self.mix.options["feature_map"] == "focused" else None
-        return self.mix.operands(query, key + positions, value, None, kappa)
+        return query, key + positions, value
 
-    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def feature_map(self) -> Callable[[Tensor], Tensor] | None:
+        if (self.operator.options or {}).get("feature_map") != "focused":
+            return None
+        return partial(focused, temperature=softplus(self.scale).unflatten(-1, (self.heads, -1)).transpose(1, 2))
+
+    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         value = operands.value[:, :, self.num_prefix :]
-        local = self.dwc(value.flatten(0, 1).mT.unflatten(-1, grid)).flatten(2).mT.unflatten(0, value.shape[:2])
-        return mixed + pad(local, (0, 0, self.num_prefix, 0))
+        local = self.dwc(value.flatten(0, 1).mT.unflatten(-1, operands.grid)).flatten(2).mT
+        local = local.unflatten(0, value.shape[:2])
+        return y + pad(local, (0, 0, self.num_prefix, 0))
 
 
 class InLineAttention(TokenAttention):
@@ -75,15 +72,18 @@ class InLineAttention(TokenAttention):
             nn.Conv1d(width, 9 * width, 1, groups=heads, **dd),
         )
 
-    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        batch, _, channels = x.shape
-        weight = self.residual(x.mean(1).unsqueeze(-1)).reshape(batch * channels, 1, 3, 3)
+    def input_layers(self) -> list[nn.Module]:
+        return [self.qkv, self.residual[0]]
+
+    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
+        batch, _, channels = operands.x.shape
+        weight = self.residual(operands.x.mean(1).unsqueeze(-1)).reshape(batch * channels, 1, 3, 3)
 
         def convolution(values: Tensor) -> Tensor:
-            every_image = values.reshape(1, batch * channels, *grid)
+            every_image = values.reshape(1, batch * channels, *operands.grid)
             return conv2d(every_image, weight, padding=1, groups=batch * channels).reshape_as(values)
 
-        return mixed + convolved(convolution, operands.value, grid, self.num_prefix)
+        return y + convolved(convolution, operands)
 
 
 class MLLAAttention(TokenAttention):
@@ -103,8 +103,8 @@ class MLLAAttention(TokenAttention):
         cos, sin = behind_prefix(table, self.num_prefix)
         return Rotary(*(t.unflatten(-1, (self.heads, -1)).transpose(0, 1) for t in (cos, sin)))
 
-    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        return mixed + convolved(self.lepe, operands.value, grid, self.num_prefix)
+    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
+        return y + convolved(self.lepe, operands)
 
 
 class AgentAttention(TokenAttention):
@@ -152,21 +152,21 @@ class AgentAttention(TokenAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All biases drawn anew."""
+        """Random biases."""
         for parameter in self.parameters(recurse=False):
             trunc_normal_(parameter, std=0.02)
 
-    def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
-        query, key, value = self.query_key_value(x)
+    def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
+        query, key, value = super().query_key_value(x, grid)
         as_map = merged(query)[:, self.num_prefix :].mT.unflatten(-1, grid)
         pooled = adaptive_avg_pool2d(as_map, self.agents).flatten(2).unflatten(1, (self.heads, -1)).mT
         scale = query.shape[-1] ** -0.5
         seen_by_agents = (scale * pooled @ key.mT + self._agent_bias(grid)).softmax(-1)
         sees_agents = (scale * query @ pooled.mT + self._token_bias(grid)).softmax(-1)
-        return self.mix.operands(sees_agents, seen_by_agents.mT, value, None)
+        return sees_agents, seen_by_agents.mT, value
 
-    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        return mixed + convolved(self.dwc, operands.value, grid, self.num_prefix)
+    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
+        return y + convolved(self.dwc, operands)
 
     def _agent_bias(self, grid: tuple[int, int]) -> Tensor:
         """(1, heads, agents, tokens)."""
@@ -189,23 +189,3 @@ def _stretched(table: Tensor, dim: int, length: int) -> Tensor:
     last = table.movedim(dim, -1)
     stretched = interpolate(last.reshape(1, -1, last.shape[-1]), length, mode="linear")
     return stretched.reshape(*last.shape[:-1], length).movedim(-1, dim)
-
-
-TOKEN_ATTENTIONS: dict[str, type[TokenAttention]] = {
-    "softmax": TokenAttention,
-    "softmax_unit_query": TokenAttention,
-    "linear": TokenAttention,
-    "linear_relu": TokenAttention,
-    "linear_exp": TokenAttention,
-    "hydra": Hydra,
-    "efficient": TokenAttention,
-    "linear_angular": LinearAngular,
-    "enhanced": TokenAttention,
-    "focused": FocusedAttention,
-    "inline": InLineAttention,
-    "mlla": MLLAAttention,
-    "agent": AgentAttention,
-    "rala": GatedAttention,
-    "mala": GatedAttention,
-    "rala_mala": GatedAttention,
-}

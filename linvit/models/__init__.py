@@ -5,4 +5,4 @@ from linvit.models.mavit import MAViT as MAViT
 from linvit.models.pyramid import Pyramid as Pyramid
 from linvit.models.ravlt import RAVLT as RAVLT
 from linvit.models.swap import swap_attention as swap_attention
-from linvit.models.swapped import MECHANISMS as MECHANISMS
+from linvit.models.swapped import NAMES as NAMES

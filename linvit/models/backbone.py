@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import torch
 from timm.layers import trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -27,15 +26,13 @@ class Backbone(nn.Module):
         ]
 
     def init_weights(self, needs_reset: bool = True) -> None:
-        """Draw all weights anew; needs_reset also resets norms and layer scales (after to_empty)."""
+        """Initialise all weights; needs_reset also resets norms and layer scales (after to_empty)."""
         self.apply(partial(init_weights, needs_reset=needs_reset))
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Nothing beyond timm's rule for vectors, as in the released training."""
         return set()
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict:
         """Groups for layer-wise learning rates."""
         blocks = [
@@ -45,7 +42,6 @@ class Backbone(nn.Module):
         ]
         return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else blocks}
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute every block in the backward pass instead of keeping its activations."""
         for stage in self.stages:

@@ -22,7 +22,6 @@ Pattern "CCLL" as released: strip convolutions in the first two stages, linear a
 published weights on a hub. The nano size is ours, for images of 32 to 64 px.
 """
 
-import torch
 from timm.layers import calculate_drop_path_rates, get_device_dtype
 from timm.models import (
     checkpoint_seq,
@@ -59,7 +58,7 @@ class CareStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
-        if self.grad_checkpointing and not torch.jit.is_scripting():
+        if self.grad_checkpointing:
             return checkpoint_seq(self.blocks, x)
         return self.blocks(x)
 
@@ -165,12 +164,10 @@ class CARE(Backbone):
         self.dist_head = CareHead(self.num_features, num_classes, drop_rate, **dd) if distillation else None
         self.init_weights(needs_reset=False)
 
-    @torch.jit.ignore
     def set_distilled_training(self, enable: bool = True) -> None:
         """While training, return (logits, distilled logits) instead of their mean."""
         self.distilled_training = enable
 
-    @torch.jit.ignore
     def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
         """The last linear layer, or both of them."""
         return self.head.fc if self.dist_head is None else (self.head.fc, self.dist_head.fc)
@@ -185,7 +182,6 @@ class CARE(Backbone):
             if head is not None:
                 head.reset(self.num_features, num_classes, **get_device_dtype(self))
 
-    @torch.jit.ignore
     def native_state_dict(self, state_dict: dict) -> dict:
         """See checkpoint_filter_fn."""
         return checkpoint_filter_fn(state_dict, self)
@@ -203,7 +199,7 @@ class CARE(Backbone):
         out = self.head(x, pre_logits)
         if self.dist_head is not None:
             distilled = self.dist_head(x, pre_logits)
-            if self.distilled_training and self.training and not pre_logits and not torch.jit.is_scripting():
+            if self.distilled_training and self.training and not pre_logits:
                 return out, distilled
             out = (out + distilled) / 2
         return out if self.global_pool == "avg" else out.permute(0, 3, 1, 2)
@@ -211,7 +207,7 @@ class CARE(Backbone):
 
 def _known_pool(global_pool: str) -> str:
     assert global_pool in ("avg", ""), (
-        f"global_pool is {global_pool!r}, expected 'avg' or '' (none): choose one of them"
+        f"`global_pool` is {global_pool!r}, expected 'avg' or '' (none): choose one of them"
     )
     return global_pool
 
@@ -236,7 +232,7 @@ def checkpoint_filter_fn(state_dict: dict, model: nn.Module) -> dict:
     Wrappers and `module.` are taken off (see family.unwrapped).
     """
     state_dict = unwrapped(state_dict)
-    if not any(part in key for key in state_dict for part in _RELEASED):
+    if not any(name in key for key in state_dict for name in _RELEASED):
         return state_dict
     warn_of_pattern(model, "CCLL")
     return {renamed(key, _RULES): value for key, value in state_dict.items()}

@@ -13,32 +13,34 @@ positions, gives that, and is what stands here; without it the linear rows would
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from linvit.layers.causal import AttentionMemory
-from linvit.layers.conformer import SUBSAMPLED, ConformerBlock, Subsampling, known, relative_positions, subsampled
+from linvit.layers.cache import AttentionCache
+from linvit.layers.checks import known
+from linvit.layers.conformer import SUBSAMPLED, ConformerBlock, Subsampling, relative_positions, subsampled
 from linvit.layers.transducer import Joint, Predictor
-from linvit.models.named import check_named
 from linvit.ops import Rotary, rotary_1d
 
-CONFORMERS: Mapping[str, dict[str, int]] = {
+SIZES: Mapping[str, dict[str, int]] = {
     "conformer_nano": {"mels": 40, "width": 64, "depth": 3, "heads": 4, "kernel": 15},
     "conformer_small": {"mels": 80, "width": 144, "depth": 16, "heads": 4, "kernel": 32},
 }
-OPTIONS = ("mechanism", "causal", "modulation", "rope", "conv_norm", "dropout", "head", "predictor_width")
 HEADS = {"ctc": False, "transducer": True}
 
 
 @dataclass
-class StreamMemory:
-    """All that a causal Conformer keeps of what it has heard: a memory a layer, and what the subsampling last saw."""
+class StreamCache:
+    """All that a causal Conformer keeps of a stream.
 
-    layers: list[AttentionMemory] = field(default_factory=list)
+    layers: a cache for each layer. inputs: what each convolution of the subsampling last saw. features, frames: how
+    many frames of features it has read, and how many frames of the encoder these became.
+    """
+
+    layers: list[AttentionCache] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
-    heard: int = 0
+    features: int = 0
     frames: int = 0
 
     def num_bytes(self) -> int:
@@ -53,9 +55,10 @@ class Conformer(nn.Module):
         pieces: number of outputs; piece 0 is the blank.
         mels: bands of the features.
         width, depth, heads, kernel: channels, layers, heads, and frames that a layer's convolution sees.
-        mechanism: "softmax" (with relative positions), "linear", "mala", "rala" or "rala_mala".
-        causal: no frame sees a later one, so that a stream can be heard piece by piece.
-        modulation, rope: of linear mechanisms, see FrameAttention.
+        mechanism: a name in MECHANISMS that stands in sequences; "softmax" has relative positions.
+        causal: no frame sees a later one, so that a stream can be transcribed piece by piece.
+        modulation: of linear mechanisms, see FrameAttention.
+        rope: whether linear mechanisms rotate queries and keys in the numerator.
         conv_norm: "batch" or "layer", see ConvModule.
         dropout: as in the paper.
         head: "ctc", one projection; or "transducer", predictor and joint network.
@@ -87,13 +90,13 @@ class Conformer(nn.Module):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
         if mechanism == "softmax" and width % 2:
-            raise ValueError(f"width is {width}, but relative positions need an even one: change it")
+            raise ValueError(f"`width` is {width}, but relative positions need an even one: change it")
         self.pieces, self.mels, self.width, self.mechanism, self.causal = pieces, mels, width, mechanism, causal
         self.rotated = rope and mechanism != "softmax"
         self.head_width = width // heads
         self.subsampling = Subsampling(mels, width, causal, **dd)
         self.dropout = nn.Dropout(dropout)
-        options = {"modulation": modulation, "rope": rope, "conv_norm": conv_norm, "dropout": dropout}
+        options = {"modulation": modulation, "conv_norm": conv_norm, "dropout": dropout}
         self.blocks = nn.ModuleList(
             ConformerBlock(width, heads, mechanism, kernel, causal, **options, **dd) for _ in range(depth)
         )
@@ -105,7 +108,7 @@ class Conformer(nn.Module):
             self.head = nn.Linear(width, pieces, **dd)
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """What was heard, (batch, frames / 4 rounded up, width), and how many of these frames each utterance has.
+        """The encoder's frames, (batch, frames / 4 rounded up, width), and how many each utterance has.
 
         Args:
             features: (batch, frames, mels), of each utterance its own frames first.
@@ -142,7 +145,7 @@ class Conformer(nn.Module):
     def transduce(self, features: Tensor, lengths: Tensor, most: int = 10) -> list[list[int]]:
         """The pieces that a transducer writes: the most probable one at each step, at most `most` in a frame."""
         x, lengths = self.encode(features, lengths)
-        told = []
+        texts = []
         for row, length in zip(x, lengths.tolist(), strict=True):
             pieces: list[int] = []
             place, held = self.predictor(torch.zeros(1, 1, dtype=torch.long, device=x.device))
@@ -153,35 +156,35 @@ class Conformer(nn.Module):
                         break
                     pieces.append(piece)
                     place, held = self.predictor(torch.tensor([[piece]], device=x.device), held)
-            told.append(pieces)
-        return told
+            texts.append(pieces)
+        return texts
 
-    def read(self, features: Tensor, memory: StreamMemory) -> Tensor:
-        """As forward for CTC, for frames that come after those in `memory`, which takes them up.
+    def read(self, features: Tensor, cache: StreamCache) -> Tensor:
+        """As forward for CTC, for frames that come after those in `cache`, to which they are added.
 
         Args:
             features: (batch, frames, mels), a multiple of 4 frames but in the last call.
-            memory: `StreamMemory()` to begin.
+            cache: `StreamCache()` to begin.
 
         Raises:
             ValueError: for a network that is not causal or transduces, and frames after a piece that was no multiple.
         """
         self._check(features)
         if not self.causal or self.transduces or self.training:
-            raise ValueError("Only a causal Conformer with head 'ctc', in evaluation mode, hears a stream.")
-        if memory.heard % SUBSAMPLED:
+            raise ValueError("Only a causal Conformer with `head='ctc'`, in evaluation mode, reads a stream.")
+        if cache.features % SUBSAMPLED:
             raise ValueError(
-                f"{memory.heard} frames were heard, which is no multiple of {SUBSAMPLED}: give pieces of multiples of"
+                f"{cache.features} frames were read, which is no multiple of {SUBSAMPLED}: give pieces of multiples of"
                 f" {SUBSAMPLED} frames; only the last may have another length."
             )
-        if not memory.layers:
-            memory.layers = [AttentionMemory() for _ in self.blocks]
-        x = self.subsampling(features, None, memory.inputs)
-        positions = self._positions(x, memory.frames)
-        for block, held in zip(self.blocks, memory.layers, strict=True):
-            x = block(x, positions, None, held)
-        memory.heard += features.shape[1]
-        memory.frames += x.shape[1]
+        if not cache.layers:
+            cache.layers = [AttentionCache() for _ in self.blocks]
+        x = self.subsampling(features, None, cache.inputs)
+        positions = self._positions(x, cache.frames)
+        for block, layer in zip(self.blocks, cache.layers, strict=True):
+            x = block(x, positions, None, layer)
+        cache.features += features.shape[1]
+        cache.frames += x.shape[1]
         return self.head(x)
 
     def _positions(self, x: Tensor, start: int) -> Tensor | Rotary | None:
@@ -195,16 +198,6 @@ class Conformer(nn.Module):
     def _check(self, features: Tensor) -> None:
         if features.dim() != 3 or features.shape[-1] != self.mels:
             raise ValueError(
-                f"The features are of shape {tuple(features.shape)}, but this Conformer hears (batch, frames,"
-                f" {self.mels}): set mels alike for network and data."
+                f"The features are of shape {tuple(features.shape)}, expected (batch, frames, {self.mels}): make the"
+                " features with as many bands as the network's `mels`."
             )
-
-
-def create_conformer(name: str, pieces: int, /, **arguments: Any) -> Conformer:
-    """A Conformer by its name in CONFORMERS, for that many pieces; arguments are those of Conformer, sizes included.
-
-    Raises:
-        ValueError: for an unknown name or argument; the message offers the nearest.
-    """
-    check_named(name, arguments, CONFORMERS, OPTIONS, "networks")
-    return Conformer(pieces, **{**CONFORMERS[name], **arguments})

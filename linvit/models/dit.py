@@ -24,21 +24,20 @@ from timm.layers import Mlp, PatchEmbed, build_sincos2d_pos_embed
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from linvit.layers.axes import Operands
+from linvit.layers.checks import known
+from linvit.layers.mechanisms import at
+from linvit.layers.operator import Operands
 from linvit.layers.token_attention import TokenAttention, convolved
-from linvit.models.named import check_named
 
-DIT_MECHANISMS = ("softmax", "linear", "mala", "rala")
 FREQUENCIES = 256  # sine features of the time
 _LATENTS = {"input_size": 32, "channels": 4, "patch_size": 2}
-DITS: Mapping[str, dict[str, int]] = {
+SIZES: Mapping[str, dict[str, int]] = {
     "dit_nano_patch2": {"input_size": 8, "channels": 1, "patch_size": 2, "width": 64, "depth": 4, "heads": 4},
     "dit_small_patch2": {**_LATENTS, "width": 384, "depth": 12, "heads": 6},
     "dit_base_patch2": {**_LATENTS, "width": 768, "depth": 12, "heads": 12},
     "dit_large_patch2": {**_LATENTS, "width": 1024, "depth": 24, "heads": 16},
     "dit_xlarge_patch2": {**_LATENTS, "width": 1152, "depth": 28, "heads": 16},
 }
-OPTIONS = ("mechanism", "mlp_ratio", "local", "learn_sigma", "label_std")
 
 
 class DiTAttention(TokenAttention):
@@ -51,8 +50,8 @@ class DiTAttention(TokenAttention):
         convolution = nn.Conv2d(width, width, 3, padding=1, groups=width, device=device, dtype=dtype)
         self.local = convolution if local else None
 
-    def with_local(self, mixed: Tensor, operands: Operands, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        return mixed if self.local is None else mixed + convolved(self.local, operands.value, grid, 0)
+    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
+        return y if self.local is None else y + convolved(self.local, operands)
 
 
 class DiTBlock(nn.Module):
@@ -83,11 +82,11 @@ class DiT(nn.Module):
         input_size, channels: side in pixels (or of the latents) and channels of the square images.
         patch_size: side of a patch; divides input_size.
         width, depth, heads: channels, blocks, heads.
-        mechanism: "softmax", "linear", "mala" or "rala".
+        mechanism: a name in MECHANISMS that stands in images.
         mlp_ratio: channels inside the feed-forward over width.
         local: whether a depthwise 3×3 convolution of v is added to the attention.
         learn_sigma: whether as many channels again say where the variance lies between its bounds (−1 … 1).
-        label_std: of the label embedding at first; 0.02 as released, which short trainings hardly hear.
+        label_std: of the label embedding at first; 0.02 as released, which short trainings hardly notice.
 
     Raises:
         ValueError: for an unknown mechanism and sizes that do not fit together.
@@ -159,7 +158,7 @@ class DiT(nn.Module):
         if tuple(images.shape[1:]) != (self.channels, self.input_size, self.input_size):
             raise ValueError(
                 f"The images are {'×'.join(map(str, images.shape[1:]))}, but this DiT reads"
-                f" {self.channels}×{self.input_size}×{self.input_size}: set its channels and input_size to the data's."
+                f" {self.channels}×{self.input_size}×{self.input_size}: set `channels` and `input_size`."
             )
         x = self.patch_embed(images) + self.positions.to(images.dtype)
         condition = self.time_embed(time_features(times, x.dtype)) + self.label_embed(labels)
@@ -182,24 +181,15 @@ def time_features(times: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), -1).to(dtype)
 
 
-def create_dit(name: str, num_classes: int, /, **arguments: Any) -> DiT:
-    """A DiT by its name in DITS, for that many classes; arguments are those of DiT, sizes included.
-
-    Raises:
-        ValueError: for an unknown name or argument; the message offers the nearest.
-    """
-    check_named(name, arguments, DITS, OPTIONS, "generators")
-    return DiT(num_classes, **{**DITS[name], **arguments})
-
-
 def _check(input_size: int, patch_size: int, width: int, mechanism: str, mlp_ratio: float, label_std: float) -> None:
-    if mechanism not in DIT_MECHANISMS:
-        raise ValueError(f"mechanism is {mechanism!r}, expected one of {', '.join(DIT_MECHANISMS)}: choose a known one")
+    known("mechanism", mechanism, at("images"))
     if input_size % patch_size:
-        raise ValueError(f"input_size {input_size} is no multiple of patch_size {patch_size}: change one of the two")
+        raise ValueError(
+            f"`input_size` is {input_size}, which is no multiple of `patch_size` {patch_size}: change one of the two"
+        )
     if width * mlp_ratio < 1:
-        raise ValueError(f"mlp_ratio is {mlp_ratio}, which leaves the feed-forward no channels: set it higher")
+        raise ValueError(f"`mlp_ratio` is {mlp_ratio}, which leaves the feed-forward no channels: set it higher")
     if label_std < 0:
-        raise ValueError(f"label_std is {label_std}, but a deviation is 0 or more: set it higher")
+        raise ValueError(f"`label_std` is {label_std}, but a deviation is 0 or more: set it higher")
     if width % 4:
-        raise ValueError(f"width is {width}, but positions in two directions need a multiple of 4: change it")
+        raise ValueError(f"`width` is {width}, but positions in two directions need a multiple of 4: change it")

@@ -23,7 +23,7 @@ def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...
     """
     if len(pattern) != 4 or not set(pattern) <= set(letters):
         known = ", ".join(f"{letter} = {mechanism}" for letter, mechanism in letters.items())
-        raise ValueError(f"pattern is {pattern!r}, expected four letters out of ({known}): give one for each stage")
+        raise ValueError(f"`pattern` is {pattern!r}, expected four letters out of ({known}): give one for each stage")
     return tuple(letters[letter] for letter in pattern)
 
 

@@ -83,8 +83,7 @@ def require_fit(weights: Mapping, model: nn.Module, caller: str, adapted: tuple[
         ValueError: one error that lists every key that is missing, unexpected or misshapen.
     """
     keys = tuple(f"{name}." for name in adapted)
-    own = model.state_dict()
-    faults = [fault for key, fault in _faults(weights, own) if not key.startswith(keys)]
+    faults = [fault for key, fault in _faults(weights, model.state_dict()) if not key.startswith(keys)]
     if faults:
         raise ValueError(
             f"{caller}: the checkpoint does not fit this {type(model).__name__} in {len(faults)} keys "
@@ -106,15 +105,15 @@ def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
-def _faults(weights: Mapping, own: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    for key, value in own.items():
+def _faults(weights: Mapping, expected: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    for key, value in expected.items():
         if key not in weights and not key.endswith(".num_batches_tracked"):
             yield key, f"missing {key} {_shape(value)}"
     for key, value in weights.items():
-        if key not in own:
+        if key not in expected:
             yield key, f"unexpected {key} {_shape(value)}"
-        elif _shape(value) != _shape(own[key]):
-            yield key, f"misshapen {key}: checkpoint {_shape(value)}, model {_shape(own[key])}"
+        elif _shape(value) != _shape(expected[key]):
+            yield key, f"misshapen {key}: checkpoint {_shape(value)}, model {_shape(expected[key])}"
 
 
 def _shape(value: object) -> str:

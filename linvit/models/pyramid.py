@@ -7,7 +7,7 @@ from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dt
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_tables
+from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_table
 from linvit.layers.attention import AXES
 from linvit.layers.pointwise import PointwiseConv
 from linvit.models.backbone import Backbone
@@ -67,12 +67,9 @@ class PyramidStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
-        cos, sin = rotary_tables(x, self.head_width)
+        rotary = rotary_table(x, self.head_width)
         for block in self.blocks:
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x, cos, sin)
-            else:
-                x = block(x, cos, sin)
+            x = checkpoint(block, x, rotary) if self.grad_checkpointing else block(x, rotary)
         return x
 
 
@@ -126,7 +123,7 @@ class Pyramid(Backbone):
         unheeded = [key for key in attention or {} if key in AXES]
         if unheeded and "L" not in pattern:
             raise ValueError(
-                f"attention has {unheeded[0]!r}, but {pattern} has no linear stage: drop it or change pattern"
+                f"`attention` has {unheeded[0]!r}, but {pattern} has no linear stage: drop it or change `pattern`"
             )
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         self.stem = ConvStem(in_chans, widths[0], **dd)
@@ -156,7 +153,6 @@ class Pyramid(Backbone):
         self.head_hidden_size = self.head.num_features
         self.init_weights(needs_reset=False)
 
-    @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
         """The last linear layer."""
         return self.head.fc
@@ -167,7 +163,6 @@ class Pyramid(Backbone):
         self.head.reset(num_classes, global_pool, in_features=self.num_features, **get_device_dtype(self))
         self.head_hidden_size = self.head.num_features
 
-    @torch.jit.ignore
     def native_state_dict(self, state_dict: dict) -> dict:
         """See checkpoint_filter_fn."""
         return checkpoint_filter_fn(state_dict, self)

@@ -17,28 +17,26 @@ token is read (weighting "prefix_query_mean").
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from linvit.layers.causal import FORMS, AttentionMemory, CausalAttention, CausalConv, DecoderBlock, Packing
-from linvit.models.named import check_named
+from linvit.layers.cache import AttentionCache
+from linvit.layers.causal import FORMS, CausalAttention, CausalConv, DecoderBlock, Packing
 from linvit.ops import Rotary, rotary_1d
 
-SEQUENCES: Mapping[str, dict[str, int]] = {
+SIZES: Mapping[str, dict[str, int]] = {
     "sequence_nano": {"width": 128, "depth": 4, "heads": 4, "hidden": 352},
     "sequence_340m": {"width": 1024, "depth": 24, "heads": 16, "hidden": 2816},
 }
-OPTIONS = ("mechanism", "conv", "lepe", "modulation", "rope")
 
 
 @dataclass
-class Memory:
-    """All that a decoder keeps of the tokens it has read: their number, and a memory a layer."""
+class DecoderCache:
+    """All that a decoder keeps of the tokens it has read: their number, and a cache for each layer."""
 
-    layers: list[AttentionMemory] = field(default_factory=list)
+    layers: list[AttentionCache] = field(default_factory=list)
     tokens: int = 0
 
     def num_bytes(self) -> int:
@@ -52,8 +50,8 @@ class Decoder(nn.Module):
     Args:
         vocabulary: number of different tokens.
         width, depth, heads, hidden: channels, layers, heads and channels of the feed-forward.
-        mechanism: "softmax", "linear", "mala", "rala" or "rala_mala".
-        options: conv, lepe, modulation and rope of every layer, see CausalAttention.
+        mechanism: a name in MECHANISMS that stands in sequences.
+        conv, lepe, modulation, rope: of every layer, see CausalAttention.
 
     Raises:
         ValueError: for an unknown mechanism or modulation, and sizes that do not fit together.
@@ -67,12 +65,16 @@ class Decoder(nn.Module):
         heads: int,
         hidden: int,
         mechanism: str = "mala",
+        conv: int = 4,
+        lepe: int = 0,
+        modulation: str = "none",
+        rope: bool = False,
         device=None,
         dtype=None,
-        **options,
     ):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
+        options = {"conv": conv, "lepe": lepe, "modulation": modulation, "rope": rope}
         self.vocabulary, self.width, self.mechanism = vocabulary, width, mechanism
         self.embed = nn.Embedding(vocabulary, width, **dd)
         self.blocks = nn.ModuleList(
@@ -108,7 +110,7 @@ class Decoder(nn.Module):
             ValueError: for an unknown form.
         """
         if form not in FORMS:
-            raise ValueError(f"form is {form!r}, expected {' or '.join(FORMS)}")
+            raise ValueError(f"`form` is {form!r}, expected {' or '.join(FORMS)}")
         packing = None
         if documents is not None and bool((documents[:, 1:] != documents[:, :-1]).any()):
             packing = Packing(documents)
@@ -118,31 +120,21 @@ class Decoder(nn.Module):
             x = block(x, rotary, packing, None, form)
         return linear(self.norm(x), self.embed.weight)
 
-    def read(self, tokens: Tensor, memory: Memory) -> Tensor:
-        """As forward, for tokens that come after those in `memory`, which takes them up; `Memory()` to begin."""
-        if not memory.layers:
-            memory.layers = [AttentionMemory() for _ in self.blocks]
+    def read(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
+        """As forward, for tokens after those in `cache`, to which they are added; `DecoderCache()` to begin."""
+        if not cache.layers:
+            cache.layers = [AttentionCache() for _ in self.blocks]
         x = self.embed(tokens)
-        rotary = self._rotary(tokens.shape[1], memory.tokens, x)
-        for block, held in zip(self.blocks, memory.layers, strict=True):
-            x = block(x, rotary, None, held)
-        memory.tokens += tokens.shape[1]
+        rotary = self._rotary(tokens.shape[1], cache.tokens, x)
+        for block, layer in zip(self.blocks, cache.layers, strict=True):
+            x = block(x, rotary, None, layer)
+        cache.tokens += tokens.shape[1]
         return linear(self.norm(x), self.embed.weight)
 
     def _rotary(self, tokens: int, start: int, x: Tensor) -> Rotary | None:
         if not self.attentions[0].rope:
             return None
         return rotary_1d(tokens, self.head_width, start=start, dtype=x.dtype, device=x.device)
-
-
-def create_sequence(name: str, vocabulary: int, /, **arguments: Any) -> Decoder:
-    """A decoder by its name in SEQUENCES, for that many tokens; arguments are those of Decoder, sizes included.
-
-    Raises:
-        ValueError: for an unknown name or argument; the message offers the nearest.
-    """
-    check_named(name, arguments, SEQUENCES, OPTIONS, "decoders")
-    return Decoder(vocabulary, **{**SEQUENCES[name], **arguments})
 
 
 def generate(
@@ -154,32 +146,32 @@ def generate(
     generator: torch.Generator | None = None,
     stop: int | None = None,
 ) -> Iterator[int]:
-    """The tokens that follow a prompt, one by one, as they are drawn.
+    """The tokens that follow a prompt, one by one, as they are generated.
 
     Args:
         network: in evaluation mode.
         prompt: int64 (tokens,), at least one.
         tokens: how many at most.
         temperature: logits are divided by it; 0 takes the most probable token.
-        top_p: draws from the most probable tokens that together have this probability.
-        generator: what is drawn from, on the CPU.
+        top_p: keeps the most probable tokens up to this total probability.
+        generator: random numbers, on the CPU.
         stop: a token that ends the text, which is not given.
 
     Raises:
         ValueError: for an empty prompt, a temperature that is negative or not finite, and top_p outside (0, 1]; at the
-            call, before anything is drawn.
+            call, before anything is generated.
     """
     if prompt.numel() == 0:
-        raise ValueError("The prompt is empty: give at least one token.")
+        raise ValueError("The `prompt` is empty: give at least one token.")
     if not 0 <= temperature < math.inf:
-        raise ValueError(f"The temperature is {temperature}, expected 0 or a positive number: change it.")
+        raise ValueError(f"The `temperature` is {temperature}, expected 0 or a positive number: change it.")
     if not 0 < top_p <= 1:
-        raise ValueError(f"top-p is {top_p}, expected a probability above 0 and up to 1: change it.")
-    return _written(network, prompt, tokens, temperature, top_p, generator, stop)
+        raise ValueError(f"`top_p` is {top_p}, expected a probability above 0 and up to 1: change it.")
+    return _generated(network, prompt, tokens, temperature, top_p, generator, stop)
 
 
 @torch.inference_mode()
-def _written(
+def _generated(
     network: Decoder,
     prompt: Tensor,
     tokens: int,
@@ -188,17 +180,17 @@ def _written(
     generator: torch.Generator | None,
     stop: int | None,
 ) -> Iterator[int]:
-    memory = Memory()
-    logits = network.read(prompt[None], memory)[0, -1]
+    cache = DecoderCache()
+    logits = network.read(prompt[None], cache)[0, -1]
     for _ in range(tokens):
-        token = _drawn(logits.float().cpu(), temperature, top_p, generator)
+        token = _sampled(logits.float().cpu(), temperature, top_p, generator)
         if token == stop:
             return
         yield token
-        logits = network.read(torch.tensor([[token]], device=prompt.device), memory)[0, -1]
+        logits = network.read(torch.tensor([[token]], device=prompt.device), cache)[0, -1]
 
 
-def _drawn(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> int:
+def _sampled(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> int:
     scaled = logits / temperature if temperature else logits
     if temperature == 0 or scaled.isinf().any():  # so small that the quotient overflows: all but 0
         return int(logits.argmax())

@@ -11,9 +11,11 @@ from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, 
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
+from linvit.layers.checks import known
+from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.swapped import GlobalSwinBlock, GridPatchEmbed, LocalMlp
-from linvit.layers.token_attention import Grid, TokenAttention
-from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
+from linvit.layers.token_attention import CurrentGrid, TokenAttention
+from linvit.layers.token_mechanisms import AgentAttention
 
 AGENTS = ((3, 3), (4, 4), (7, 7), (7, 7))
 """Agents of the four stages of a pyramid, as released; a ViT has those of the last."""
@@ -32,46 +34,46 @@ def swap_attention(
 
     Args:
         model: a VisionTransformer (DeiT, ViT), SwinTransformer or PyramidVisionTransformerV2.
-        mechanism: a name in TOKEN_ATTENTIONS, such as "rala".
+        mechanism: a name in MECHANISMS, such as "rala".
         pattern: one letter a stage, L for the mechanism and S for what is there, such as "LLSS"; in a ViT one letter a
             block, or fewer for equal runs of blocks. Everywhere by default.
         attention: arguments of the mechanism, such as {"weighting": "uniform"}; {"mechanism": "softmax"} puts another
             operator into the mechanism's surroundings.
 
     Returns:
-        The same model, with `pattern` and `mechanism` as attributes.
+        The same model, with `pattern` and `mechanism` as attributes; in the pattern every softmax attention is an S.
 
     Raises:
         ValueError: for an unknown mechanism or pattern, a model or attention of another kind, or a width that the
             mechanism cannot take. The model is then unchanged.
     """
-    if mechanism not in TOKEN_ATTENTIONS:
-        raise ValueError(
-            f"mechanism is {mechanism!r}, expected one of {', '.join(TOKEN_ATTENTIONS)}: choose a known one"
-        )
+    options = {"mechanism": mechanism, **(attention or {})}
+    softmax = known("mechanism", options["mechanism"], MECHANISMS).axes is None
+    known("mechanism", mechanism, MECHANISMS)
     for kind, swap in SWAPS.items():
         if isinstance(model, kind):
-            changes = swap(model, mechanism, pattern, dict(attention or {}))
+            letters, changes = swap(model, mechanism, pattern, options)
             break
     else:
-        known = ", ".join(kind.__name__ for kind in SWAPS)
-        raise ValueError(f"the model is a {type(model).__name__}, expected one of {known}")
+        kinds = ", ".join(kind.__name__ for kind in SWAPS)
+        raise ValueError(f"the model is a {type(model).__name__}, expected one of {kinds}")
     for change in changes:
         change()
-    model.mechanism = mechanism
+    model.mechanism, model.pattern = mechanism, letters.replace("L", "S") if softmax else letters
     return model
 
 
 Change = Callable[[], None]
+Swapped = tuple[str, list[Change]]  # the pattern, and what is to be done
 
 
-def _swap_vit(model: VisionTransformer, mechanism: str, pattern: str | None, options: dict) -> list[Change]:
+def _swap_vit(model: VisionTransformer, mechanism: str, pattern: str | None, options: dict) -> Swapped:
     letters = _letters(pattern, len(model.blocks))
     if "L" in letters and not isinstance(model.patch_drop, nn.Identity):
         raise ValueError(
             "the model drops patches in training, and what is left has no grid: create it with patch_drop_rate=0"
         )
-    source = Grid()
+    source = CurrentGrid()
     embed = GridPatchEmbed.watching(model.patch_embed, source)
     shared = {"num_prefix": model.num_prefix_tokens, "source": source, **options}
     changes: list[Change] = [lambda: setattr(model, "patch_embed", embed)]
@@ -82,11 +84,10 @@ def _swap_vit(model: VisionTransformer, mechanism: str, pattern: str | None, opt
             _require_plain(block.attn)
             new = _attention(block.attn, mechanism, model.patch_embed.grid_size, AGENTS[-1], shared)
             changes += _placed(block, new, mechanism)
-    changes.append(lambda: setattr(model, "pattern", pattern or "L"))
-    return changes
+    return pattern or "L", changes
 
 
-def _swap_swin(model: SwinTransformer, mechanism: str, pattern: str | None, options: dict) -> list[Change]:
+def _swap_swin(model: SwinTransformer, mechanism: str, pattern: str | None, options: dict) -> Swapped:
     letters = _letters(pattern, len(model.layers), exact=True)
     changes: list[Change] = []
     for i, (letter, stage) in enumerate(zip(letters, model.layers, strict=True)):
@@ -97,11 +98,10 @@ def _swap_swin(model: SwinTransformer, mechanism: str, pattern: str | None, opti
             whole = GlobalSwinBlock(block, new)
             changes.append(lambda blocks=stage.blocks, j=j, whole=whole: blocks.__setitem__(j, whole))
             changes += _placed(whole, new, mechanism)
-    changes.append(lambda: setattr(model, "pattern", letters))
-    return changes
+    return letters, changes
 
 
-def _swap_pvt(model: PyramidVisionTransformerV2, mechanism: str, pattern: str | None, options: dict) -> list[Change]:
+def _swap_pvt(model: PyramidVisionTransformerV2, mechanism: str, pattern: str | None, options: dict) -> Swapped:
     letters = _letters(pattern, len(model.stages), exact=True)
     image = model.pretrained_cfg["input_size"][1:] if hasattr(model, "pretrained_cfg") else (224, 224)
     changes: list[Change] = []
@@ -109,14 +109,13 @@ def _swap_pvt(model: PyramidVisionTransformerV2, mechanism: str, pattern: str | 
         grid = tuple(-(-side // info["reduction"]) for side in image)
         for block in stage.blocks if letter == "L" else ():
             _require(block.attn, ReducedAttention)
-            if mechanism == "enhanced":
+            if MECHANISMS[mechanism].local_feed_forward:
                 raise ValueError(
-                    "mechanism 'enhanced' brings a local feed-forward, which PVT has already: use 'linear_relu'"
+                    f"`mechanism` {mechanism!r} brings a local feed-forward, which PVT has already: use 'linear_relu'"
                 )
             new = _attention(block.attn, mechanism, grid, AGENTS[min(i, 3)], options)
             changes += _placed(block, new, mechanism)
-    changes.append(lambda: setattr(model, "pattern", letters))
-    return changes
+    return letters, changes
 
 
 SWAPS = {VisionTransformer: _swap_vit, SwinTransformer: _swap_swin, PyramidVisionTransformerV2: _swap_pvt}
@@ -129,17 +128,17 @@ def _attention(old: nn.Module, mechanism: str, grid: tuple[int, int], agents: tu
     width = qkv.in_features
     if (qkv.out_features, old.proj.in_features, old.proj.out_features) != (3 * width, width, width):
         raise ValueError(f"the attention maps {width} channels to heads of another width in all: it cannot be swapped")
-    if mechanism == "agent":
+    kind = MECHANISMS[mechanism].tokens
+    if issubclass(kind, AgentAttention):
         options = {"agents": agents, **options}
-    arguments = {"mechanism": mechanism, "grid": grid, "device": weight.device, "dtype": weight.dtype, **options}
-    new = TOKEN_ATTENTIONS[mechanism](width, old.num_heads, **arguments)
+    new = kind(width, old.num_heads, grid=grid, device=weight.device, dtype=weight.dtype, **options)
     new.qkv, new.proj, new.proj_drop = qkv, old.proj, old.proj_drop
     return new.train(old.training)
 
 
 def _placed(block: nn.Module, new: TokenAttention, mechanism: str) -> list[Change]:
     changes: list[Change] = [lambda: setattr(block, "attn", new)]
-    if mechanism == "enhanced":
+    if MECHANISMS[mechanism].local_feed_forward:
         _require(block.mlp, Mlp)
         weight = block.mlp.fc1.weight
         mlp = LocalMlp(block.mlp, new, device=weight.device, dtype=weight.dtype).train(block.training)
@@ -162,7 +161,7 @@ def _letters(pattern: str | None, count: int, exact: bool = False) -> str:
         return "L" * count
     if not pattern or set(pattern) - set("LS") or count % len(pattern) or (exact and len(pattern) != count):
         expected = f"{count} letters" if exact else f"{count} letters or a number that divides it"
-        raise ValueError(f"pattern is {pattern!r}, expected {expected}, L for the mechanism or S for what is there")
+        raise ValueError(f"`pattern` is {pattern!r}, expected {expected}, L for the mechanism or S for what is there")
     return "".join(letter * (count // len(pattern)) for letter in pattern)
 
 

@@ -20,24 +20,9 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.pretrained import create
 from linvit.models.swap import swap_attention
-
-MECHANISMS = (
-    "softmax",
-    "linear",
-    "hydra",
-    "efficient",
-    "linear_angular",
-    "enhanced",
-    "focused",
-    "inline",
-    "mlla",
-    "agent",
-    "rala",
-    "mala",
-)
-DEIT_ONLY = ("softmax_unit_query", "rala_mala")
 
 SWIN = {"patch_size": 4, "window_size": 7, "embed_dim": 96, "num_heads": (3, 6, 12, 24)}
 BASES: dict[str, dict[str, Any]] = {
@@ -45,13 +30,7 @@ BASES: dict[str, dict[str, Any]] = {
     "swin_tiny": {**SWIN, "depths": (2, 2, 6, 2)},
     "swin_small": {**SWIN, "depths": (2, 2, 18, 2)},
 }
-OWN = {
-    "deit_tiny_inline": {"num_heads": 6},
-    "swin_tiny_inline": {"pattern": "LLLS"},
-    "swin_tiny_agent": {"pattern": "LLLS"},
-}
-NAMES = [f"{base}_{mechanism}" for base in BASES for mechanism in MECHANISMS]
-NAMES += [f"deit_tiny_{mechanism}" for mechanism in DEIT_ONLY]
+NAMES = [f"{base}_{name}" for base in BASES for name, entry in MECHANISMS.items() if base in entry.networks]
 
 
 def _cfg(name: str) -> dict[str, Any]:
@@ -80,7 +59,7 @@ def _build(
     model = body(**kwargs)
     if mechanism == "softmax":
         if attention:
-            raise ValueError(f"attention is {attention}, expected nothing: softmax attention has no axes to change")
+            raise ValueError(f"`attention` is {attention}, expected nothing: softmax attention has no axes to change")
         model.pattern, model.mechanism = "S" * len(pattern or "S"), mechanism
         return model
     return swap_attention(model, mechanism, pattern, attention)
@@ -90,7 +69,7 @@ def _create(name: str, pretrained: bool, **kwargs) -> nn.Module:
     base = next(base for base in BASES if name.startswith(f"{base}_"))
     mechanism = name.removeprefix(f"{base}_")
     body, pattern = (VisionTransformer, None) if base == "deit_tiny" else (SwinTransformer, "LLSS")
-    arguments = {"pattern": pattern, **BASES[base], **OWN.get(name, {}), **kwargs}
+    arguments = {"pattern": pattern, **BASES[base], **MECHANISMS[mechanism].networks[base], **kwargs}
     feature_cfg = {"feature_cls": "getter", "out_indices": 3} if body is VisionTransformer else None
     return create(partial(_build, body, mechanism), name, pretrained, None, feature_cfg, **arguments)
 

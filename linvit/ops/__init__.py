@@ -1,6 +1,5 @@
 """The formula: pure functions of tensors, torch alone."""
 
-from linvit.ops.linear_attention import PRESETS as PRESETS
 from linvit.ops.linear_attention import linear_attention as linear_attention
 from linvit.ops.linear_attention import mala as mala
 from linvit.ops.linear_attention import rala as rala

@@ -143,34 +143,12 @@ def linear_attention(
         return out if state is None else (out, after._replace(query=query_mean, num_queries=num_queries))
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "linear": {},
-    "linear_relu": {"feature_map": "relu"},
-    "linear_exp": {"feature_map": "exp"},
-    "hydra": {"feature_map": "unit_channels", "normalizer": "sum"},
-    "efficient": {"feature_map": ("softmax", "softmax_tokens"), "normalizer": "sum"},
-    "linear_angular": {"feature_map": "unit", "normalizer": "sum"},
-    "enhanced": {"feature_map": "relu"},
-    "focused": {"feature_map": "focused"},
-    "inline": {"feature_map": "identity", "normalizer": "subtract"},
-    "mlla": {},
-    "agent": {"feature_map": "identity", "normalizer": "sum"},
-    "rala": {"weighting": "query_mean"},
-    "mala": {"normalizer": "magnitude"},
-    "rala_mala": {"weighting": "query_mean", "normalizer": "magnitude"},
-}
-"""The mechanisms as options of `linear_attention` and `attention_scores`; what is not named is the default.
-
-What stands around the operator (convolutions, gates, positions, the agents themselves) belongs to the layers.
-"""
-
-
 def rala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Rank-augmented linear attention: elu1, query-mean weights, divide. Shapes and options as in `linear_attention`.
 
     Source: RALA (CVPR 2025), Eq. 4 to 6, as released; the modulation φ(x) belongs to the layer.
     """
-    out: Tensor = linear_attention(query, key, value, **PRESETS["rala"], **options)
+    out: Tensor = linear_attention(query, key, value, weighting="query_mean", **options)
     return out
 
 
@@ -179,7 +157,7 @@ def mala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
 
     Source: MALA (ICCV 2025), as released (similarity scaled by 1/(N·√width)).
     """
-    out: Tensor = linear_attention(query, key, value, **PRESETS["mala"], **options)
+    out: Tensor = linear_attention(query, key, value, normalizer="magnitude", **options)
     return out
 
 

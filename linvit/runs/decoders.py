@@ -12,8 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.source import Source
-from linvit.layers.causal import CAUSAL_MECHANISMS
-from linvit.models.sequence import SEQUENCES, Decoder, Memory, create_sequence
+from linvit.layers.mechanisms import at
+from linvit.models.registry import create
+from linvit.models.sequence import SIZES, Decoder, DecoderCache
 from linvit.runs.named import NamedSpec
 from linvit.runs.spec import Section
 from linvit.tasks.language import IGNORED
@@ -30,7 +31,7 @@ READ, PIECE = 256, 37  # tokens
 class DecoderSpec(NamedSpec):
     """A task that trains a decoder of tokens."""
 
-    create = staticmethod(create_sequence)
+    family = "sequence"
     instead_of_predict = "use `generate` or `evaluate` instead"
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
@@ -44,14 +45,16 @@ class DecoderSpec(NamedSpec):
             ("The same row, processed in other ways", _forms(network, source, device)),
         ]
 
+    listing_caption = f"memory: of one sequence after {CONTEXT:,} tokens, float32; that of softmax grows with them"
+
     def listing(self) -> Iterator[dict[str, Any]]:
         """Decoders with each mechanism: name, mechanism, vocabulary, parameters, memory (bytes of the state after
         CONTEXT tokens, float32), and whether it grows with them."""
-        for name in SEQUENCES:
-            for mechanism in CAUSAL_MECHANISMS:
-                memory = Memory()
+        for name in SIZES:
+            for mechanism, entry in at("sequences").items():
+                memory = DecoderCache()
                 with torch.device("meta"):
-                    network = create_sequence(name, VOCABULARIES[name], mechanism=mechanism)
+                    network = create(name, VOCABULARIES[name], mechanism=mechanism)
                     network.read(torch.zeros(1, CONTEXT, dtype=torch.long), memory)
                 yield {
                     "name": name,
@@ -59,7 +62,7 @@ class DecoderSpec(NamedSpec):
                     "vocabulary": VOCABULARIES[name],
                     "parameters": sum(parameter.numel() for parameter in network.parameters()),
                     "memory": memory.num_bytes(),
-                    "grows": CAUSAL_MECHANISMS[mechanism] is None,
+                    "grows": entry.axes is None,
                 }
 
 
@@ -111,7 +114,7 @@ def distances(network: Decoder, tokens: Tensor) -> dict[str, float]:
     """Relative distance of the logits of tokens (1, tokens) from the chunked form, by the way of processing."""
 
     def in_pieces(length: int) -> Tensor:
-        memory = Memory()
+        memory = DecoderCache()
         return torch.cat([network.read(piece, memory) for piece in tokens.split(length, dim=1)], dim=1)
 
     whole = network(tokens)

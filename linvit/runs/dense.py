@@ -123,6 +123,8 @@ class DenseSpec(TaskSpec):
                 kept.append(item)
         return DensePredictions(self, run, rows, unreadable, kept, folder)
 
+    listing_caption = "MACs as the papers count: convolutions and linear layers, + attention products"
+
     def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
         """Every framework on every size of RAVLT and MAViT, as released (pattern LLSS) and linear throughout (LLLL).
 

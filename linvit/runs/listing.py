@@ -1,103 +1,60 @@
-"""`linvit models`: every registered network, or what recipes train, with size, cost and published accuracy."""
+"""The networks that can be trained, or that recipes train, with size, cost and published values, as rows."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import timm
-from rich import box
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 from linvit.analysis.cost import Cost, count_cost
 from linvit.models.by_name import create_classifier
-from linvit.models.published import PUBLISHED
-from linvit.models.sequence import SEQUENCES
-from linvit.models.swapped import BASES
+from linvit.runs.progress import tracked
 from linvit.runs.recipe import base_of, read_recipe
-from linvit.runs.screen import show as show_table
+from linvit.runs.settings import check_names
+from linvit.runs.tasks import TASKS
+
+Rows = list[dict[str, Any]]
 
 
-def model_names(family: str | None = None) -> list[str]:
-    """Names that linvit registers with timm, family by family; raises ValueError for an unknown family."""
-    names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
-    families = sorted({_family(name) for name in names})
-    if family is not None and family not in families:
-        raise ValueError(f"Unknown family {family!r}: the known ones are {', '.join(families)}.")
-    return [name for name in names if family in (None, _family(name))]
+def list_networks(task: str = "classification", family: str | None = None, progress: bool = False) -> Rows:
+    """Rows on the networks of a task, see `listing` in its file of `linvit.runs.tasks`.
 
-
-def _family(name: str) -> str:
-    return next((base for base in BASES if name.startswith(f"{base}_")), name.partition("_")[0])
-
-
-def describe(name: str) -> dict[str, Any]:
-    """name, parameters, macs, macs_attention, pattern, input_size, published_top1 (percent or None), released_weights.
-
-    published_parameters (millions) and published_macs (billions) are there for swapped networks, as their sources print
-    them, else None; macs are of convolutions and linear layers, as the papers count; macs_attention come on top (see
-    analysis.cost).
+    family: only this one, such as ravlt or swin_tiny. Raises ValueError for an unknown task or family.
     """
-    network = timm.create_model(name, device="meta")
-    config = network.pretrained_cfg
-    cost = count_cost(network, config["input_size"])
-    published = PUBLISHED.get(name)
-    return {
-        "name": name,
-        "parameters": cost.parameters,
-        "macs": cost.macs,
-        "macs_attention": cost.macs_attention,
-        "pattern": network.pattern,
-        "input_size": list(config["input_size"]),
-        "published_top1": published.top1 if published else None,
-        "published_parameters": published.parameters if published else None,
-        "published_macs": published.macs if published else None,
-        "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
-    }
+    check_names("task", [task], TASKS)
+    listing = TASKS[task].listing
+    if family is not None and "family" not in inspect.signature(listing).parameters:
+        raise ValueError(f"`family` is {family!r}, but the networks of the task {task} have no families: leave it out.")
+    rows = listing() if family is None else listing(family)  # type: ignore[call-arg]
+    return list(tracked(rows, "Counting", progress=progress))
 
 
-def describe_all(names: list[str]) -> list[dict[str, Any]]:
-    """describe for each name, with a bar on stderr meanwhile, since counting takes about a second a model."""
-    return [describe(name) for name in track(names, "Counting", console=Console(stderr=True), transient=True)]
+def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
+    """The classifiers that recipes train, against those of their bases, from files and, recursively, folders.
 
+    Keys: recipe, those of Cost (at the recipe's size), published (the words of the recipe's header, None without), base
+    (path of the recipe below, None where that names no network), more_parameters, more_macs (what the recipe's network
+    has over its base's).
 
-def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
-    """The recipes that name a network among the given files and, recursively, in the given folders.
-
-    Raises ValueError where there is none.
-    """
-    files = [file for path in map(Path, paths) for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
-    found = [file for file in files if _model_of(file) is not None]
-    if not found:
-        raise ValueError(f"No recipe in {', '.join(map(str, paths))} names a model: give a recipe or a folder of them.")
-    return found
-
-
-def describe_recipes(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """Each recipe's network against that of its base, with a bar on stderr meanwhile.
-
-    Keys: recipe, parameters, macs, macs_attention (as in describe, at the recipe's size), published (the words of the
-    recipe's header, None without), base (path of the recipe below, None where that names no network),
-    more_parameters, more_macs (what the recipe's network has over its base's).
+    Raises ValueError where no recipe names a classifier.
     """
     costs: dict[Path, Cost] = {}
 
     def cost_of(file: Path) -> Cost:
         if file.resolve() not in costs:
-            costs[file.resolve()] = _count_recipe(file)
+            costs[file.resolve()] = _count(file)
         return costs[file.resolve()]
 
     rows = []
-    for file in track(files, "Counting", console=Console(stderr=True), transient=True):
+    for file in tracked(recipe_files(paths), "Counting", progress=progress):
         cost, base = cost_of(file), base_of(file)
-        below = cost_of(base) if base is not None and _model_of(base) is not None else None
+        below = cost_of(base) if base is not None and _names_classifier(base) else None
         rows.append(
             {
                 "recipe": str(file),
-                "parameters": cost.parameters,
-                "macs": cost.macs,
-                "macs_attention": cost.macs_attention,
+                **asdict(cost),
                 "published": _published(file),
                 "base": str(base) if below else None,
                 "more_parameters": cost.parameters - below.parameters if below else None,
@@ -107,32 +64,65 @@ def describe_recipes(files: Sequence[Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def show_recipes(rows: list[dict[str, Any]]) -> None:
-    """Prints the rows as one table in Markdown."""
-    table = Table(box=box.MARKDOWN)
-    table.add_column("recipe")
-    for heading in ("parameters", "against base", "MACs", "against base", "+ attention"):
-        table.add_column(heading, justify="right")
-    table.add_column("published")
-    for row in rows:
-        table.add_row(
-            row["recipe"],
-            f"{row['parameters']:,}",
-            "–" if row["base"] is None else f"{row['more_parameters']:+,}",
-            _giga(row["macs"]),
-            "–" if row["base"] is None else f"{row['more_macs'] / 1e9:+.3f} G",
-            _giga(row["macs_attention"]),
-            row["published"] or "–",
-        )
-    show_table(table)
+def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
+    """The recipes that name a classifier among the given files and, recursively, in the given folders.
+
+    Raises ValueError where there is none.
+    """
+    files = [file for path in map(Path, paths) for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
+    recipes = [file for file in files if _names_classifier(file)]
+    if not recipes:
+        raise ValueError(f"No recipe in {', '.join(map(str, paths))} names a model: give a recipe or a folder of them.")
+    return recipes
 
 
-def _model_of(file: Path) -> dict[str, Any] | None:
-    model = read_recipe(file).get("model")
-    return model if model and model.get("name") and model["name"] not in SEQUENCES else None
+def readable(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The rows as people read them, with a heading and unit for each key."""
+    return [
+        {heading: "–" if row[key] is None else cell(row[key]) for key, (heading, cell) in COLUMNS.items() if key in row}
+        for row in rows
+    ]
 
 
-def _count_recipe(file: Path) -> Cost:
+def _giga(value: int) -> str:
+    return f"{value / 1e9:.3f} G"
+
+
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "recipe": ("recipe", str),
+    "framework": ("framework", str),
+    "name": ("model", str),
+    "variant": ("model", str),
+    "backbone": ("backbone", str),
+    "mechanism": ("mechanism", str),
+    "pattern": ("pattern", str),
+    "input_size": ("px", lambda size: str(size[-1])),
+    "vocabulary": ("vocabulary", "{:,}".format),
+    "pieces": ("pieces", "{:,}".format),
+    "parameters": ("parameters", "{:,}".format),
+    "more_parameters": ("parameters over base", "{:+,}".format),
+    "macs": ("MACs", _giga),
+    "more_macs": ("MACs over base", lambda value: f"{value / 1e9:+.3f} G"),
+    "macs_attention": ("+ attention", _giga),
+    "memory": ("memory", lambda value: f"{value / 2**20:.2f} MiB"),
+    "ctc": ("with CTC", "{:,}".format),
+    "transducer": ("as transducer", "{:,}".format),
+    "published_parameters": ("published M", str),
+    "published_macs": ("published G", str),
+    "published_top1": ("top-1", "{} %".format),
+    "released_weights": ("released weights", lambda value: "yes" if value else "–"),
+    "published": ("published", str),
+}
+"""The heading of each key, and how its values are shown."""
+
+
+def _names_classifier(file: Path) -> bool:
+    values = read_recipe(file)
+    task = (values.get("task") or {}).get("name", "classification")
+    return task == "classification" and bool((values.get("model") or {}).get("name"))
+
+
+def _count(file: Path) -> Cost:
     """Of the network with its own number of classes, whatever data the recipe reads, for colour images."""
     values = read_recipe(file)
     name = values["model"]["name"]
@@ -148,34 +138,3 @@ def _published(file: Path) -> str | None:
     """What the header says between `published:` and `ours:`."""
     line = next((line for line in file.read_text().splitlines() if line.startswith("# published: ")), None)
     return None if line is None else line.removeprefix("# published: ").partition("ours:")[0].strip()
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    """Prints the rows as one table."""
-    table = Table(caption="MACs of one image at the size given: convolutions and linear layers, + attention products")
-    for heading in ("model", "pattern"):
-        table.add_column(heading)
-    for heading in ("px", "parameters", "MACs", "+ attention", "published size", "top-1", "released weights"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            row["name"],
-            row["pattern"],
-            str(row["input_size"][-1]),
-            f"{row['parameters']:,}",
-            _giga(row["macs"]),
-            _giga(row["macs_attention"]),
-            _published_size(row),
-            f"{row['published_top1']} %" if row["published_top1"] else "–",
-            "yes" if row["released_weights"] else "–",
-        )
-    show_table(table)
-
-
-def _published_size(row: dict[str, Any]) -> str:
-    values = (row["published_parameters"], "M"), (row["published_macs"], "G")
-    return " / ".join(f"{value} {unit}" if value else "–" for value, unit in values) if values[0][0] else "–"
-
-
-def _giga(macs: int) -> str:
-    return f"{macs / 1e9:.3f} G"

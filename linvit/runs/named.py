@@ -1,17 +1,17 @@
 """Tasks whose networks are made by name, with a mechanism: decoders, image generators, Conformers."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import nn
 
+from linvit.models.registry import create
 from linvit.runs.spec import TaskSpec
 
 
 class NamedSpec(TaskSpec):
-    """A task whose networks come from `create(name, num_classes, **arguments)`."""
+    """A task whose networks are of one family of linvit.models.registry."""
 
-    create: ClassVar[Callable[..., nn.Module]]
+    family: ClassVar[str]
 
     def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         arguments = dict(model)
@@ -21,7 +21,7 @@ class NamedSpec(TaskSpec):
                 f"The model has no `name`: set it to one of those that `linvit models --task {self.name}` lists."
             )
         try:
-            return type(self).create(name, num_classes, **arguments)
+            return create(name, num_classes, family=self.family, **arguments)
         except TypeError as error:
             raise ValueError(f"An argument of the model {name} is of the wrong kind ({error}): change it.") from error
 

@@ -26,7 +26,7 @@ class Subject:
 
     network: with attention over images. inputs: what it takes, of normalized images and their labels (None where they
     are unknown). displayed: an image as (height, width, 3) or (height, width) in 0..1. transform: from an image file to
-    a normalized image; None where only the data of the run will do. note: what the report says behind the network's name.
+    a normalized image; None where only the data of the run will do. note: what the report adds to the network's name.
     """
 
     network: nn.Module
@@ -133,8 +133,10 @@ class TaskSpec:
         """What the report says of a run on a source, between its measures and the end."""
         return ()
 
+    listing_caption: ClassVar[str] = ""
+
     def listing(self) -> Iterator[dict[str, Any]]:
-        """Rows of `linvit models`: the networks that the task can train."""
+        """Rows of `linvit models`: the networks that the task can train; `family` is an argument where it has some."""
         return iter(())
 
 

@@ -3,7 +3,6 @@ import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from linvit.analysis import answer_figures
-from linvit.analysis.figures import svg, training_curve
 from linvit.analysis.answers import Answers, calibration, confused_pairs, expected_calibration_error, per_class
 from linvit.data import Preprocessing
 
@@ -93,20 +92,3 @@ def test_calibration_curve_says_its_error():
         "expected calibration error 50.00 %"
         in answer_figures.calibration_curve(answers_from([(0, 0), (1, 1)], [0.5, 0.5])).axes[0].get_title()
     )
-
-
-def test_training_curve_takes_rows_without_a_moving_average():
-    figure = training_curve(
-        [{"epoch": 1, "train_loss": 2.0, "top1": 0.5}, {"epoch": 2, "train_loss": 1.0, "top1": 0.75}]
-    )
-    loss, accuracy, rate = figure.axes
-    assert loss.lines[0].get_ydata().tolist() == [2, 1]
-    assert accuracy.lines[0].get_ydata().tolist() == [50, 75]
-    assert not rate.lines
-    assert "<svg" in svg(figure)
-
-
-@pytest.mark.parametrize("column", ["top1", "miou", "next_accuracy", "wer", "ema_generated_accuracy"])
-def test_the_score_of_every_task_has_its_curve(column):
-    scores = training_curve([{"epoch": 1, "lr": 0.1, column: 0.5}, {"epoch": 2, "lr": 0.1, column: 0.25}]).axes[1]
-    assert scores.lines[0].get_ydata().tolist() == [50, 25]

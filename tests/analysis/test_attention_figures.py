@@ -9,7 +9,7 @@ from linvit.analysis.magnitude import compare_readouts, measure_magnitude
 from linvit.analysis.probe import probe
 from linvit.analysis.rank import measure_ranks
 from linvit.analysis.scores import measure_scores, score_maps
-from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
+from linvit.layers.mechanisms import MECHANISMS
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def labels(figure):
 
 
 def test_every_mechanism_has_a_colour_of_its_own():
-    colours = [draw.MECHANISM_COLOURS[name] for name in TOKEN_ATTENTIONS]
+    colours = [draw.COLOURS[name] for name in MECHANISMS]
     assert len(set(colours)) == len(colours)
 
 

@@ -15,8 +15,9 @@ from linvit.analysis.magnitude import (
 from linvit.analysis.measured import rows, select
 from linvit.analysis.probe import Probe
 from linvit.analysis.scores import scaled
-from linvit.layers.axes import Operands
-from linvit.ops import PRESETS, attention_scores
+from linvit.layers.mechanisms import LINEAR_AXES
+from linvit.layers.operator import Operands
+from linvit.ops import attention_scores
 from linvit.ops.feature_map import elu1
 
 TOKENS, WIDTH = 37, 20
@@ -160,13 +161,13 @@ def test_in_the_papers_scale_the_ratio_is_saturated_from_the_start(query_and_key
 @pytest.mark.parametrize("name", ["rala", "mala", "rala_mala", "efficient", "hydra", "inline", "focused"])
 def test_operands_scaled_by_one_have_the_same_scores(query_and_key, name):
     query, key = query_and_key
-    operands = Operands(query, key, key, PRESETS[name])
+    operands = Operands(query, key, key, LINEAR_AXES[name])
     torch.testing.assert_close(scaled(operands, 1.0).scores(), operands.scores(), rtol=1e-9, atol=1e-13)
 
 
 def test_readouts_of_real_queries_say_what_the_facts_say(query_and_key):
     query, key = query_and_key
-    probe = Probe("layer", "mala", Operands(query, key, key, PRESETS["mala"]), {"mixed": key}, (1, TOKENS))
+    probe = Probe("layer", "mala", Operands(query, key, key, LINEAR_AXES["mala"]), {"mixed": key}, (1, TOKENS))
     found = compare_readouts(probe)
     assert len(found) == 4 * len(FACTORS)
 

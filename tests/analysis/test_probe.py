@@ -1,92 +1,178 @@
 import pytest
 import timm
 import torch
+from fused_networks import randomised
+from timm.layers import Attention
 from torch import nn
 
-import linvit  # noqa: F401
-from linvit.analysis.probe import KINDS, _kind, probe, unseen_attention
-from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
+import linvit
+from linvit.analysis.probe import LOCAL, MIXED, MODULATED, attention_layers, probe, unseen_attention
+from linvit.layers.mechanisms import MECHANISMS
+from linvit.models.registry import create
 from linvit.models.swap import swap_attention
+
+SMALL = {"img_size": 48, "patch_size": 16, "embed_dim": 48, "depth": 2}
+SURROUNDINGS = [
+    {"modulation": modulation, "lepe": lepe, "rope": rope}
+    for modulation in ("linear", "tanh", "identity", "none")
+    for lepe in (True, False)
+    for rope in (True, False)
+]
+AXES = [
+    {"feature_map": "relu", "weighting": "uniform"},
+    {"feature_map": ["elu1", "exp"], "normalizer": "magnitude_no_beta"},
+    {"weighting": "learned", "normalizer": "learned"},
+]
+LOCAL_TERMS = ("lepe", "dwc", "dconv", "local")
+
+
+class Seen:
+    """What hooks on an attention and the layers in it see, each as (batch, tokens, channels)."""
+
+    def __init__(self, attention):
+        self.last = self.mixed = self.local = None
+        if hasattr(attention, "proj"):
+            attention.proj.register_forward_pre_hook(lambda _, args: setattr(self, "last", rows(args[0])))
+        else:
+            attention.register_forward_hook(lambda _, args, output: setattr(self, "last", rows(output)))
+        if hasattr(attention, "operator"):
+            attention.operator.register_forward_hook(lambda _, args, output: setattr(self, "mixed", merged(output)))
+        for layer in (getattr(attention, name, None) for name in LOCAL_TERMS):
+            if isinstance(layer, nn.Module) and not isinstance(
+                attention, linvit.layers.token_mechanisms.FocusedAttention
+            ):
+                layer.register_forward_hook(lambda _, args, output: setattr(self, "local", rows(output.clone())))
+
+
+def rows(x):
+    return x.flatten(2).mT if x.dim() == 4 else x
+
+
+def merged(x):
+    return x.transpose(1, 2).flatten(2)
+
+
+def check(network, *inputs):
+    """Compares every probe of a randomised network in float64 with the hooks; returns the probes."""
+    network = randomised(network).double()
+    seen = {name: Seen(network.get_submodule(name)) for name in attention_layers(network)}
+    probes = probe(network, inputs if len(inputs) > 1 else inputs[0])
+    assert [p.name for p in probes] == list(seen)
+    for shown in probes:
+        hooks, steps = seen[shown.name], {name: merged(x) for name, x in shown.features.items()}
+        torch.testing.assert_close(list(steps.values())[-1], hooks.last)
+        torch.testing.assert_close(merged(shown.scores() @ shown.operands.value), steps[MIXED])
+        if hooks.mixed is not None:
+            torch.testing.assert_close(steps[MIXED], hooks.mixed)
+        if hooks.local is not None and shown.mechanism != "linear_angular":
+            added = (steps[LOCAL] - steps[MIXED])[:, shown.num_prefix :]
+            torch.testing.assert_close(added, hooks.local)
+        assert shown.grid[0] * shown.grid[1] + shown.num_prefix == hooks.last.shape[1]
+    return probes
+
+
+def images(height=64, width=96):
+    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["ravlt_nano", "mavit_nano"])
+@pytest.mark.parametrize("pattern", ["LLLL", "LLSS", "SSSS"])
+@pytest.mark.parametrize("attention", SURROUNDINGS)
+def test_probes_of_pyramids_are_what_the_layers_see(name, pattern, attention):
+    probes = check(timm.create_model(name, pattern=pattern, attention=attention), images())
+    linear = name.replace("ravlt_nano", "rala").replace("mavit_nano", "mala")
+    stages = [{"L": linear, "S": "softmax"}[pattern[int(p.name.split(".")[1])]] for p in probes]
+    assert [p.mechanism for p in probes] == stages
+    assert [p.grid for p in probes] == [(16, 24), (8, 12), (4, 6), (4, 6), (2, 3)]
+    for shown in probes:
+        expected = {MIXED, *([LOCAL] if attention["lepe"] else [])}
+        expected |= set() if attention["modulation"] == "none" else {MODULATED}
+        assert set(shown.features) == expected
+        assert (shown.operands.rotary is not None) == attention["rope"]
+
+
+@pytest.mark.parametrize("name", ["ravlt_nano", "mavit_nano", "deit_tiny_rala", "deit_tiny_rala_mala"])
+@pytest.mark.parametrize("attention", AXES)
+def test_probes_follow_the_axes(name, attention):
+    size = SMALL if name.startswith("deit") else {}
+    check(timm.create_model(name, attention=attention, **size), images(48, 48))
+
+
+@pytest.mark.parametrize("pattern", ["CCLL", "LLSS", "CCLS"])
+@pytest.mark.parametrize("split", ["asymmetric", "stacked", "attended"])
+def test_probes_of_care_are_what_the_layers_see(pattern, split):
+    probes = check(timm.create_model("care_nano", pattern=pattern, split=split), images())
+    assert {p.mechanism for p in probes} == {name for name in ("linear", "softmax") if name[0].upper() in pattern}
+
+
+@pytest.mark.parametrize("mechanism", list(MECHANISMS))
+def test_probes_of_deit_are_what_the_layers_see(mechanism):
+    network = swap_attention(timm.create_model("deit_tiny_patch16_224", **SMALL), mechanism)
+    for shown in check(network, images(48, 48)):
+        assert (shown.mechanism, shown.grid, shown.num_prefix) == (mechanism, (3, 3), 1)
+
+
+@pytest.mark.parametrize("mechanism", list(MECHANISMS))
+def test_probes_of_swin_are_what_the_layers_see(mechanism):
+    network = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=2, depths=(1, 1, 1, 1))
+    probes = check(swap_attention(network, mechanism, "LLSS"), images(64, 64))
+    assert [(p.mechanism, p.grid) for p in probes] == [(mechanism, (16, 16)), (mechanism, (8, 8))]
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_rala", "swin_tiny_mala"])
+@pytest.mark.parametrize("attention", SURROUNDINGS)
+def test_probes_of_gated_tokens_are_what_the_layers_see(name, attention):
+    size = SMALL if name.startswith("deit") else {"img_size": 64, "depths": (1, 1, 1, 1)}
+    probes = check(timm.create_model(name, attention=attention, **size), images(size["img_size"], size["img_size"]))
+    assert all((p.operands.rotary is not None) == attention["rope"] for p in probes)
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "mechanisms"),
-    [
-        ("ravlt_nano", {}, ["rala"] * 5),
-        ("mavit_nano", {"pattern": "LLSS"}, ["mala", "mala", "softmax", "softmax", "softmax"]),
-        ("care_nano", {"pattern": "CCLS"}, None),
-    ],
+    "options", [{}, {"qk_norm": True}, {"gated": True}, {"gated": True, "scale_norm": True, "qk_norm": True}]
 )
-def test_scores_times_values_are_the_outputs(name, arguments, mechanisms):
-    network = timm.create_model(name, dtype=torch.float64, **arguments)
-    network.train()
-    probes = probe(network, torch.randn(2, 3, 64, 96, dtype=torch.float64))
-    assert network.training
-    if mechanisms:
-        assert [p.mechanism for p in probes] == mechanisms
-        assert [p.grid for p in probes][::4] == [(16, 24), (2, 3)]
-    else:
-        assert {p.mechanism for p in probes} == {"linear", "softmax"}
-    for one in probes:
-        torch.testing.assert_close(one.scores() @ one.operands.value, one.outputs())
+def test_probes_of_timms_attention_are_what_the_layers_see(options):
+    network = timm.create_model("deit_tiny_patch16_224", **SMALL)
+    network.blocks[0].attn = Attention(48, 3, norm_layer=nn.LayerNorm, **options)
+    assert {p.mechanism for p in check(network, images(48, 48))} == {"softmax"}
 
 
-def test_probing_leaves_no_hook_behind():
-    network = timm.create_model("ravlt_nano")
+@pytest.mark.parametrize("mechanism", ["softmax", "linear", "mala", "rala"])
+@pytest.mark.parametrize("local", [False, True])
+def test_probes_of_a_dit_are_what_the_layers_see(mechanism, local):
+    network = create("dit_nano_patch2", 10, mechanism=mechanism, local=local)
+    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    probes = check(network, x, torch.tensor([3, 700]), torch.tensor([1, 10]))
+    assert [(p.mechanism, p.grid) for p in probes] == [(mechanism, (4, 4))] * 4
+    assert unseen_attention(network) == []
+
+
+def test_probing_keeps_the_mode_and_leaves_no_hook_behind():
+    network = timm.create_model("ravlt_nano").train()
     probe(network, torch.randn(1, 3, 32, 32))
+    assert network.training
     assert not any(module._forward_hooks for module in network.modules())
 
 
-SMALL = {"img_size": 48, "patch_size": 16, "embed_dim": 48, "depth": 2}
-
-
-@pytest.mark.parametrize("mechanism", list(TOKEN_ATTENTIONS))
-def test_swapped_networks_show_what_they_return(mechanism):
-    if f"deit_tiny_{mechanism}" in timm.list_models("deit_tiny_*"):
-        network = timm.create_model(f"deit_tiny_{mechanism}", dtype=torch.float64, **SMALL)
-    else:
-        network = swap_attention(timm.create_model("deit_tiny_patch16_224", **SMALL), mechanism).double()
-    for one in probe(network, torch.randn(2, 3, 48, 48, dtype=torch.float64)):
-        assert one.mechanism == mechanism
-        assert (one.grid, one.num_prefix) == ((3, 3), 1)
-        heads = 6 if mechanism == "inline" else 3
-        assert {x.shape for x in one.features.values()} == {(2, heads, 10, 48 // heads)}
-        last = list(one.features.values())[-1].transpose(1, 2).flatten(2)
-        block = network.get_submodule(one.name)
-        taken = []
-        handle = block.proj.register_forward_hook(lambda module, args, output, taken=taken: taken.append(args[0]))
-        torch.manual_seed(1)
-        x = torch.randn(2, 10, 48, dtype=torch.float64)
-        block.eval()(x)
-        handle.remove()
-        again = KINDS[_kind(block)](one.name, block, (x,), network, torch.empty(2, 3, 48, 48))
-        torch.testing.assert_close(list(again.features.values())[-1].transpose(1, 2).flatten(2), taken[0])
-        assert last.isfinite().all()
-
-
-def test_gated_attention_shows_each_step():
-    network = timm.create_model("deit_tiny_rala", **SMALL)
-    assert list(probe(network, torch.randn(1, 3, 48, 48))[0].features) == ["mixed", "local", "modulated"]
-    bare = timm.create_model("deit_tiny_rala", attention={"lepe": False, "modulation": "none"}, **SMALL)
-    assert list(probe(bare, torch.randn(1, 3, 48, 48))[0].features) == ["mixed"]
+def test_a_network_that_takes_other_inputs_says_which_were_given():
+    network = create("dit_nano_patch2", 10)
+    with pytest.raises(ValueError, match=r"DiT takes `images`, `times`, `labels`, but 1 input was given"):
+        probe(network, torch.zeros(1, 1, 8, 8))
 
 
 def test_layers_are_chosen_by_name():
     network = timm.create_model("ravlt_nano")
-    images = torch.randn(1, 3, 32, 32)
-    assert [one.name for one in probe(network, images, ["stages.1.blocks.0.attn"])] == ["stages.1.blocks.0.attn"]
+    shown = probe(network, torch.randn(1, 3, 32, 32), ["stages.1.blocks.0.attn"])
+    assert [p.name for p in shown] == ["stages.1.blocks.0.attn"]
     with pytest.raises(ValueError, match=r"no attention layer 'stem', but stages\.0\.blocks\.0\.attn"):
-        probe(network, images, ["stem"])
+        probe(network, torch.randn(1, 3, 32, 32), ["stem"])
 
 
 def test_swin_says_what_it_does_not_show():
     network = timm.create_model("swin_tiny_rala", img_size=64, depths=(1, 1, 1, 1))
-    probes = probe(network, torch.randn(1, 3, 64, 64))
-    assert [(one.mechanism, one.grid) for one in probes] == [("rala", (16, 16)), ("rala", (8, 8))]
     assert unseen_attention(network) == ["WindowAttention"]
     assert unseen_attention(timm.create_model("deit_tiny_rala", **SMALL)) == []
 
 
 def test_a_network_without_our_attention_is_refused():
-    with pytest.raises(ValueError, match="Linear has no attention to look at, expected Attention2d, ValueAttention"):
+    with pytest.raises(ValueError, match="Linear has no attention to look at"):
         probe(nn.Linear(2, 2), torch.randn(1, 2))

@@ -9,7 +9,8 @@ from linvit.bench.decoding import VOCABULARY, Options, filled, measure, step
 from linvit.bench.memory import MEBIBYTE
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report
-from linvit.models.sequence import Decoder, Memory, create_sequence
+from linvit.models.registry import create
+from linvit.models.sequence import Decoder, DecoderCache
 
 
 def measured(**options):
@@ -36,8 +37,8 @@ def test_time_has_an_exponent():
 @torch.inference_mode()
 @pytest.mark.parametrize("mechanism", ["softmax", "mala"])
 def test_a_filled_cache_has_the_size_of_one_that_was_read_and_steps_leave_it_so(mechanism):
-    network = create_sequence("sequence_nano", VOCABULARY, mechanism=mechanism)
-    memory = Memory()
+    network = create("sequence_nano", VOCABULARY, mechanism=mechanism)
+    memory = DecoderCache()
     network.read(torch.zeros(1, 40, dtype=torch.long), memory)
     cache = filled(network, 40)
     call = step(network, cache)

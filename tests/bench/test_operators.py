@@ -8,7 +8,7 @@ from linvit.bench.checks import WrongResultError
 from linvit.bench.operators import Case, Options, build_call, grid, measure, operands
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report
-from linvit.ops import PRESETS
+from linvit.layers.mechanisms import LINEAR_AXES
 
 
 def measured(**options):
@@ -19,7 +19,7 @@ def measured(**options):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_every_operator_is_checked_and_timed(backward):
-    names = [name for name in PRESETS if name != "agent"]
+    names = [name for name in LINEAR_AXES if name != "agent"]
     report = measured(operators=names, variants=("plain", "reference", "sdpa"), backward=backward)
     times = {(row.name, row.variant): row for row in report.rows}
     assert all(times[name, "plain"].median_ms > 0 for name in names)

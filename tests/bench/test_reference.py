@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 import linvit
 from linvit.bench.reference import REFERENCES, Tables, reference_model, rotate, wide_tables
-from linvit.ops import PRESETS, linear_attention, position, rotary_2d
+from linvit.layers.mechanisms import LINEAR_AXES
+from linvit.ops import linear_attention, position, rotary_2d
 
 
 @pytest.mark.parametrize("rotated", [False, True])
@@ -22,7 +23,7 @@ def test_equals_the_operator(name, rotated):
         turned = (position.rotate(x, rotary) if rotated else x for x in (query, key))
         expected = scaled_dot_product_attention(*turned, value)
     else:
-        expected = linear_attention(query, key, value, rotary=rotary, **PRESETS[name])
+        expected = linear_attention(query, key, value, rotary=rotary, **LINEAR_AXES[name])
     assert_close(got, expected, rtol=1e-11, atol=1e-12)
 
 

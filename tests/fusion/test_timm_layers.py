@@ -8,7 +8,7 @@ from timm.layers import ConvNormAct, LayerScale
 from torch import nn
 
 import linvit
-from linvit.models.swapped import DEIT_ONLY, MECHANISMS
+from linvit.layers.mechanisms import MECHANISMS
 
 
 def compare(model, x):
@@ -28,7 +28,7 @@ def weighted_norms(model):
     return [name for name, m in model.named_modules() if isinstance(m, nn.LayerNorm) and m.elementwise_affine]
 
 
-@pytest.mark.parametrize("mechanism", [*MECHANISMS, *DEIT_ONLY])
+@pytest.mark.parametrize("mechanism", [name for name, entry in MECHANISMS.items() if "deit_tiny" in entry.networks])
 def test_deit_with_every_mechanism(mechanism):
     model = timm.create_model(f"deit_tiny_{mechanism}", depth=1, num_classes=3, img_size=64, init_values=0.5)
     fused = compare(randomised(model), images(64, 64))
@@ -36,7 +36,7 @@ def test_deit_with_every_mechanism(mechanism):
     assert not any(isinstance(module, LayerScale) for module in fused.modules())
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", [name for name, entry in MECHANISMS.items() if "swin_tiny" in entry.networks])
 def test_swin_with_every_mechanism_and_padded_windows(mechanism):
     model = timm.create_model(f"swin_tiny_{mechanism}", depths=(1, 1, 1, 1), num_classes=3, img_size=64, embed_dim=48)
     fused = compare(randomised(model), images(64, 64, batch=1))

@@ -5,9 +5,9 @@ import torch
 from timm.layers import set_fused_attn
 from torch.testing import assert_close
 
-from linvit.layers import Attention2d, Axes, rotary_tables
+from linvit.layers import Attention2d, Operator, rotary_table
 from linvit.layers.attention import AXES, MODULATIONS, attention_options
-from linvit.layers.axes import MECHANISMS
+from linvit.layers.mechanisms import at
 from linvit.ops import rotary_2d
 from linvit.ops.position import rotate
 
@@ -27,10 +27,15 @@ def tokens(x):
     return torch.stack([torch.stack(row) for row in rows]).unflatten(0, (2, 2))
 
 
-def mixed(mechanism, *inputs, fused=True):
-    axes = Axes(mechanism, HEADS, CHANNELS // HEADS)
-    axes.fused = fused
-    return axes(*inputs)
+MECHANISMS = list(at("maps"))
+
+
+def mixed(mechanism, query, key, value, rotary, fused=True):
+    """The operator on maps, as Attention2d hands them over."""
+    operator = Operator(mechanism, HEADS, CHANNELS // HEADS)
+    operator.fused = fused
+    by_head = (x.reshape(len(x), HEADS, CHANNELS // HEADS, -1).mT for x in (query, key, value))
+    return operator.as_map(operator(operator.operands(*by_head, rotary)), value.shape[-2:])
 
 
 WRITTEN_OUT = ("linear", "mala", "rala", "softmax")
@@ -57,50 +62,50 @@ def written_out(mechanism, query, key, value, rotary):
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("mechanism", WRITTEN_OUT)
-def test_axes_equal_the_matrix_written_out(mechanism, fused):
+def test_operators_equal_the_matrix_written_out(mechanism, fused):
     query, key, value = maps()
     rotary = rotary_2d((HEIGHT, WIDTH), 8, dtype=torch.float64)
-    actual = mixed(mechanism, query, key, value, rotary.cos, rotary.sin, fused=fused)
+    actual = mixed(mechanism, query, key, value, rotary, fused=fused)
     assert actual.shape == value.shape
     assert_close(tokens(actual), written_out(mechanism, tokens(query), tokens(key), tokens(value), rotary))
 
 
-@pytest.mark.parametrize("mechanism", sorted(MECHANISMS))
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_output_equals_scores_times_value(mechanism):
     rotary = rotary_2d((HEIGHT, WIDTH), 8, dtype=torch.float64)
-    operands = Axes(mechanism, HEADS, 8).operands(*(tokens(x) for x in maps()), rotary)
+    operands = Operator(mechanism, HEADS, 8).operands(*(tokens(x) for x in maps()), rotary)
     assert_close(operands.scores() @ operands.value, operands.output())
-    own = replace(operands, share=0.3, own=0.5)
-    assert_close(own.scores() @ own.value, own.output())
-    assert_close(own.output(), 0.3 * operands.output() + 0.5 * operands.value)
+    both = replace(operands, read_share=0.3, value_share=0.5)
+    assert_close(both.scores() @ both.value, both.output())
+    assert_close(both.output(), 0.3 * operands.output() + 0.5 * operands.value)
 
 
-@pytest.mark.parametrize("mechanism", sorted(MECHANISMS))
-def test_axes_do_not_depend_on_memory_format(mechanism):
-    expected = mixed(mechanism, *maps(), None, None)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_operators_do_not_depend_on_memory_format(mechanism):
+    expected = mixed(mechanism, *maps(), None)
     last = [x.contiguous(memory_format=torch.channels_last) for x in maps()]
-    assert_close(mixed(mechanism, *last, None, None), expected)
+    assert_close(mixed(mechanism, *last, None), expected)
     joined = torch.cat(last, dim=1).contiguous(memory_format=torch.channels_last).chunk(3, dim=1)
-    assert_close(mixed(mechanism, *joined, None, None), expected)
+    assert_close(mixed(mechanism, *joined, None), expected)
 
 
 def test_rotary_tables_follow_the_grid():
-    cos, sin = rotary_tables(torch.zeros(1, 3, 4, 6, dtype=torch.float64), 8)
+    cos, sin = rotary_table(torch.zeros(1, 3, 4, 6, dtype=torch.float64), 8)
     expected = rotary_2d((4, 6), 8, dtype=torch.float64)
     assert torch.equal(cos, expected.cos)
     assert torch.equal(sin, expected.sin)
     assert cos.shape == (24, 4)
 
 
-@pytest.mark.parametrize("mechanism", sorted(MECHANISMS))
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_attention_is_gate_times_mixed_plus_local(mechanism):
     torch.manual_seed(0)
     layer = Attention2d(CHANNELS, HEADS, mechanism, dtype=torch.float64)
     (x,) = maps(count=1)
-    cos, sin = rotary_tables(x, 8)
+    rotary = rotary_table(x, 8)
     query, key, value, modulation = layer.qkvo(x).split(CHANNELS, dim=1)
-    attended = mixed(mechanism, query, key, value, cos, sin)
-    assert_close(layer(x, cos, sin), layer.proj((attended + layer.lepe(value)) * modulation))
+    attended = mixed(mechanism, query, key, value, rotary)
+    assert_close(layer(x, rotary), layer.proj((attended + layer.lepe(value)) * modulation))
 
 
 FACTORS = {
@@ -119,14 +124,14 @@ def test_attention_with_another_modulation_and_without_positions(modulation, rop
     layer = Attention2d(CHANNELS, HEADS, "rala", modulation=modulation, rope=rope, lepe=lepe, dtype=torch.float64)
     assert (layer.lepe is None) != lepe
     (x,) = maps(count=1)
-    cos, sin = rotary_tables(x, 8)
+    rotary = rotary_table(x, 8)
     query, key, value, *projected = layer.qkvo(x).split(CHANNELS, dim=1)
     assert len(projected) == (modulation in ("linear", "tanh"))
-    expected = mixed("rala", query, key, value, *((cos, sin) if rope else (None, None)))
+    expected = mixed("rala", query, key, value, rotary if rope else None)
     if lepe:
         expected = expected + layer.lepe(value)
     factor = FACTORS[modulation](x, projected[0] if projected else None)
-    assert_close(layer(x, cos, sin), layer.proj(expected * factor))
+    assert_close(layer(x, rotary), layer.proj(expected * factor))
 
 
 def test_axes_go_to_linear_stages_alone():
@@ -135,7 +140,7 @@ def test_axes_go_to_linear_stages_alone():
     assert attention_options(given, "softmax") == {"modulation": "none", "lepe": False}
     assert attention_options(None, "mala") == {}
     layer = Attention2d(CHANNELS, HEADS, "rala", **attention_options(given, "rala"))
-    assert {key: layer.mix.options[key] for key in AXES} == {key: given[key] for key in AXES}
+    assert {key: layer.operator.options[key] for key in AXES} == {key: given[key] for key in AXES}
 
 
 @pytest.mark.parametrize("mechanism", ["rala", "softmax"])
@@ -145,29 +150,29 @@ def test_unknown_attention_key(mechanism):
 
 
 def test_unknown_modulation():
-    with pytest.raises(ValueError, match=r"modulation is 'sigmoid', expected one of linear, tanh, identity, none"):
+    with pytest.raises(ValueError, match=r"`modulation` is 'sigmoid', expected one of linear, tanh, identity, none"):
         Attention2d(8, 1, "rala", modulation="sigmoid")
 
 
 def test_attention_heeds_timms_switch():
-    assert Attention2d(8, 1, "softmax").mix.fused
+    assert Attention2d(8, 1, "softmax").operator.fused
     set_fused_attn(False)
     try:
-        assert not Attention2d(8, 1, "softmax").mix.fused
+        assert not Attention2d(8, 1, "softmax").operator.fused
     finally:
         set_fused_attn(True)
 
 
 def test_unknown_mechanism():
-    with pytest.raises(ValueError, match=r"mechanism is 'performer', expected one of efficient, .*rala, .*softmax"):
+    with pytest.raises(ValueError, match=r"`mechanism` is 'performer', expected one of softmax, .*efficient, .*rala"):
         Attention2d(8, 1, "performer")
 
 
 def test_learned_axes_begin_uniform_and_without_offset():
     query, key, value = (tokens(x) for x in maps())
-    learned = Axes("rala", HEADS, 8, weighting="learned", normalizer="learned", dtype=torch.float64)
+    learned = Operator("rala", HEADS, 8, weighting="learned", normalizer="learned", dtype=torch.float64)
     assert [tuple(p.shape) for p in learned.parameters()] == [(HEADS * 8,), (HEADS,), (HEADS,)]
-    without = Axes("linear", HEADS, 8, normalizer="magnitude_no_gamma").operands(query, key, value, None)
+    without = Operator("linear", HEADS, 8, normalizer="magnitude_no_gamma").operands(query, key, value, None)
     assert without.output().shape == value.shape
     features = [torch.where(x > 0, x + 1, x.exp()) for x in (query, key)]
     expected = 8**-0.5 * (features[0] @ features[1].mT) @ value / value.shape[-2]
@@ -175,7 +180,7 @@ def test_learned_axes_begin_uniform_and_without_offset():
 
 
 def test_learned_axes_learn():
-    learned = Axes("rala", HEADS, 8, weighting="learned", normalizer="learned", dtype=torch.float64)
+    learned = Operator("rala", HEADS, 8, weighting="learned", normalizer="learned", dtype=torch.float64)
     operands = learned.operands(*(tokens(x) for x in maps()), None)
     operands.output().square().sum().backward()
     assert all(p.grad.abs().min() > 0 for p in learned.parameters())
@@ -187,21 +192,22 @@ def test_learned_axes_learn():
 
 @pytest.mark.parametrize("axis", ["feature_map", "weighting", "normalizer"])
 def test_unknown_axis_values_are_refused_at_once(axis):
-    with pytest.raises(ValueError, match=rf"{axis} is 'other', expected .*one of"):
-        Axes("rala", HEADS, 8, **{axis: "other"})
+    with pytest.raises(ValueError, match=rf"{axis}`? is 'other', expected .*one of"):
+        Operator("rala", HEADS, 8, **{axis: "other"})
 
 
 def test_softmax_has_no_axes():
     with pytest.raises(ValueError, match="'softmax' takes no weighting: choose a linear one"):
-        Axes("softmax", 1, 8, weighting="uniform")
+        Operator("softmax", 1, 8, weighting="uniform")
 
 
 def test_unit_queries_do_not_see_magnitude():
     query, key, value = (tokens(x) for x in maps())
-    axes = Axes("softmax_unit_query", HEADS, 8)
-    assert_close(axes.operands(3 * query, key, value, None).output(), axes.operands(query, key, value, None).output())
+    operator = Operator("softmax_unit_query", HEADS, 8)
+    larger = operator.operands(3 * query, key, value)
+    assert_close(larger.output(), operator.operands(query, key, value).output())
 
 
 def test_heads_that_do_not_divide():
-    with pytest.raises(ValueError, match="width 10 is not a multiple of the 3 heads"):
+    with pytest.raises(ValueError, match="`width` is 10 and `heads` 3, expected a multiple"):
         Attention2d(10, 3, "rala")

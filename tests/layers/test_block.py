@@ -2,25 +2,25 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from linvit.layers import AttentionBlock, CareBlock, rotary_tables
+from linvit.layers import AttentionBlock, CareBlock, rotary_table
 
 
 def test_attention_block_without_scale_is_the_position_term_alone():
     torch.manual_seed(0)
     block = AttentionBlock(8, 2, "rala", layer_scale=0.0)
     x = torch.randn(2, 8, 3, 5)
-    assert_close(block(x, *rotary_tables(x, 4)), x + block.cpe(x))
+    assert_close(block(x, rotary_table(x, 4)), x + block.cpe(x))
 
 
 def test_attention_block_adds_each_scaled_branch():
     torch.manual_seed(0)
     block = AttentionBlock(8, 2, "mala", layer_scale=0.5)
     x = torch.randn(2, 8, 3, 5)
-    cos, sin = rotary_tables(x, 4)
+    rotary = rotary_table(x, 4)
     y = x + block.cpe(x)
-    y = y + 0.5 * block.attn(block.norm1(y), cos, sin)
+    y = y + 0.5 * block.attn(block.norm1(y), rotary)
     y = y + 0.5 * block.ffn(block.norm2(y))
-    assert_close(block(x, cos, sin), y)
+    assert_close(block(x, rotary), y)
 
 
 def test_layer_scales_have_the_released_shapes():
@@ -68,7 +68,7 @@ def test_attention_block_without_position_term():
     torch.manual_seed(0)
     block = AttentionBlock(8, 2, "rala", layer_scale=0.0, cpe=False, attention={"modulation": "none"})
     x = torch.randn(2, 8, 3, 5)
-    assert torch.equal(block(x, *rotary_tables(x, 4)), x)
+    assert torch.equal(block(x, rotary_table(x, 4)), x)
     assert not [name for name in block.state_dict() if name.startswith("cpe")]
     assert block.attn.qkvo.out_channels == 24
 

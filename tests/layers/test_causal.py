@@ -1,14 +1,9 @@
 import pytest
 import torch
 
-from linvit.layers.causal import (
-    CAUSAL_MECHANISMS,
-    AttentionMemory,
-    CausalAttention,
-    CausalConv,
-    KeyValues,
-    Packing,
-)
+from linvit.layers.cache import AttentionCache, KeyValues
+from linvit.layers.causal import CausalAttention, CausalConv, Packing
+from linvit.layers.mechanisms import at
 
 
 def test_packing_brings_documents_apart_and_back():
@@ -29,10 +24,10 @@ def test_a_document_that_goes_on_in_the_next_row_begins_anew_there():
 
 def test_keys_and_values_keep_what_was_appended():
     cache = KeyValues()
-    parts = [torch.randn(2, 3, tokens, 4) for tokens in (1, 5, 1, 1, 9)]
-    for part in parts:
-        keys, values = cache.append(part, -part)
-    assert torch.equal(keys, torch.cat(parts, dim=2))
+    pieces = [torch.randn(2, 3, tokens, 4) for tokens in (1, 5, 1, 1, 9)]
+    for piece in pieces:
+        keys, values = cache.append(piece, -piece)
+    assert torch.equal(keys, torch.cat(pieces, dim=2))
     assert torch.equal(values, -keys)
     assert cache.num_bytes() == 2 * 4 * keys.numel()
 
@@ -50,34 +45,33 @@ def test_the_short_convolution_passes_on_at_first_and_goes_on_from_its_history()
     assert torch.allclose(whole[:, 5], by_hand, atol=1e-6)
 
 
-def test_memory_of_a_linear_mechanism_stays_and_that_of_softmax_grows():
+def test_the_cache_of_a_linear_mechanism_stays_and_that_of_softmax_grows():
     sizes = {}
-    for mechanism in CAUSAL_MECHANISMS:
-        attention, memory = CausalAttention(8, 2, mechanism), AttentionMemory()
+    for mechanism in at("sequences"):
+        attention, cache = CausalAttention(8, 2, mechanism), AttentionCache()
         with torch.no_grad():
-            found = []
+            sizes[mechanism] = []
             for tokens in (1, 3, 20):
-                attention(torch.randn(1, tokens, 8), memory=memory)
-                found.append(memory.num_bytes())
-        sizes[mechanism] = found
+                attention(torch.randn(1, tokens, 8), cache=cache)
+                sizes[mechanism].append(cache.num_bytes())
     softmax = sizes.pop("softmax")
     assert softmax[2] - softmax[1] == 20 * 2 * 8 * 4
-    for found in sizes.values():
-        assert found[0] == found[1] == found[2]
+    for size in sizes.values():
+        assert size[0] == size[1] == size[2]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mechanism": "care"}, r"mechanism is 'care', expected one of softmax, linear, mala, rala"),
-        ({"mechanism": "mala", "modulation": "relu"}, r"modulation is 'relu', expected one of none"),
-        ({"mechanism": "mala", "heads": 3}, r"width is 8 and heads 3"),
-        ({"mechanism": "mala", "heads": 0}, r"heads is 0, expected a whole number of 1 or more"),
-        ({"mechanism": "mala", "heads": 2.0}, r"heads is 2\.0, expected a whole number"),
-        ({"mechanism": "mala", "conv": -1}, r"conv is -1, expected a whole number of 0 or more"),
-        ({"mechanism": "mala", "lepe": 2.5}, r"lepe is 2\.5, expected a whole number"),
-        ({"mechanism": "mala", "heads": 8, "rope": True}, r"heads 8, but rope turns pairs of channels"),
-        ({"mechanism": "mala", "rope": "maybe"}, r"rope is 'maybe', expected true or false"),
+        ({"mechanism": "care"}, r"`mechanism` is 'care', expected one of softmax, linear, rala, mala"),
+        ({"mechanism": "mala", "modulation": "relu"}, r"`modulation` is 'relu', expected one of none"),
+        ({"mechanism": "mala", "heads": 3}, r"`width` is 8 and `heads` 3"),
+        ({"mechanism": "mala", "heads": 0}, r"`heads` is 0, expected a whole number of 1 or more"),
+        ({"mechanism": "mala", "heads": 2.0}, r"`heads` is 2\.0, expected a whole number"),
+        ({"mechanism": "mala", "conv": -1}, r"`conv` is -1, expected a whole number of 0 or more"),
+        ({"mechanism": "mala", "lepe": 2.5}, r"`lepe` is 2\.5, expected a whole number"),
+        ({"mechanism": "mala", "heads": 8, "rope": True}, r"`heads` 8, but `rope` turns pairs of channels"),
+        ({"mechanism": "mala", "rope": "maybe"}, r"`rope` is 'maybe', expected true or false"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):

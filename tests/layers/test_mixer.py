@@ -51,8 +51,8 @@ def test_stacked_sends_all_channels_through_everything():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((12, 2, "linear", "halves"), "split is 'halves', expected one of asymmetric, symmetric, stacked, attended"),
-        ((12, 2, "linear", "asymmetric", (5,)), r"local_sizes is \(5,\), expected \(3, 7\), \(3,\) or \(7,\)"),
+        ((12, 2, "linear", "halves"), "`split` is 'halves', expected one of asymmetric, symmetric, stacked, attended"),
+        ((12, 2, "linear", "asymmetric", (5,)), r"`local_sizes` is \(5,\), expected \(3, 7\), \(3,\) or \(7,\)"),
         ((8, 2, "strips"), "the asymmetric split of 8 feature channels leaves a remainder"),
         ((6, 1, "strips", "symmetric"), "the symmetric split of 6 feature channels leaves a remainder"),
     ],
@@ -83,7 +83,7 @@ def test_head_width_that_does_not_divide():
 
 
 def test_unknown_mechanism():
-    with pytest.raises(ValueError, match="mechanism is 'pooling', expected one of efficient, inline, linear"):
+    with pytest.raises(ValueError, match="`mechanism` is 'pooling', expected one of softmax, softmax_unit"):
         TokenMixer(24, 4, "pooling")
 
 

@@ -6,11 +6,11 @@ from torch import nn
 from torch.testing import assert_close
 
 from linvit.layers.swapped import GlobalSwinBlock, GridPatchEmbed, LocalMlp
-from linvit.layers.token_attention import Grid, TokenAttention
+from linvit.layers.token_attention import CurrentGrid, TokenAttention
 
 
 def test_patch_embed_notes_the_grid_and_is_the_same_layer():
-    embed, source = PatchEmbed(32, 8, 3, 16, strict_img_size=False), Grid()
+    embed, source = PatchEmbed(32, 8, 3, 16, strict_img_size=False), CurrentGrid()
     watching = GridPatchEmbed.watching(embed, source)
     x = torch.randn(1, 3, 24, 40)
     assert torch.equal(watching(x), embed(x))
@@ -21,7 +21,7 @@ def test_patch_embed_notes_the_grid_and_is_the_same_layer():
 
 
 def test_patch_embed_counts_padded_patches():
-    source = Grid()
+    source = CurrentGrid()
     GridPatchEmbed.watching(PatchEmbed(32, 8, strict_img_size=False, dynamic_img_pad=True), source)(
         torch.zeros(1, 3, 17, 30)
     )
@@ -29,7 +29,7 @@ def test_patch_embed_counts_padded_patches():
 
 
 def test_patch_embed_may_be_watched_again():
-    first, second = Grid(), Grid()
+    first, second = CurrentGrid(), CurrentGrid()
     embed = GridPatchEmbed.watching(PatchEmbed(32, 8), first)
     GridPatchEmbed.watching(embed, second)(torch.zeros(1, 3, 32, 32))
     assert (first.size, second.size) == (None, (4, 4))
@@ -37,7 +37,7 @@ def test_patch_embed_may_be_watched_again():
 
 def test_other_patch_embed_is_refused():
     with pytest.raises(ValueError, match="patch embedding is a HybridEmbed, expected timm's PatchEmbed"):
-        GridPatchEmbed.watching(HybridEmbed(nn.Conv2d(3, 4, 3), 32, 1), Grid())
+        GridPatchEmbed.watching(HybridEmbed(nn.Conv2d(3, 4, 3), 32, 1), CurrentGrid())
 
 
 def test_global_block_is_swins_with_one_window():

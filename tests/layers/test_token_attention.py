@@ -4,8 +4,8 @@ from published_mechanisms import WRITTEN_OUT
 from torch.testing import assert_close
 
 from linvit.layers.attention import MODULATIONS
-from linvit.layers.token_attention import GatedAttention, Grid, Hydra, TokenAttention
-from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
+from linvit.layers.mechanisms import MECHANISMS
+from linvit.layers.token_attention import CurrentGrid, GatedAttention, Hydra, TokenAttention
 
 CHANNELS, HEADS = 16, 2
 MADE_FOR = (4, 6)
@@ -19,7 +19,7 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.fixture(params=sorted(TOKEN_ATTENTIONS))
+@pytest.fixture(params=sorted(MECHANISMS))
 def mechanism(request):
     return request.param
 
@@ -28,7 +28,7 @@ def made(mechanism, grid=MADE_FOR, num_prefix=0, **options):
     """A layer in which every parameter is drawn, so that an error in any branch shows."""
     if mechanism == "agent":
         options = {"agents": (2, 3), **options}
-    layer = TOKEN_ATTENTIONS[mechanism](CHANNELS, HEADS, mechanism, grid, num_prefix, **options)
+    layer = MECHANISMS[mechanism].tokens(CHANNELS, HEADS, mechanism, grid, num_prefix, **options)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -43,7 +43,7 @@ def tokens(grid, num_prefix=0, batch=2):
 
 
 def test_every_mechanism_is_written_out():
-    assert set(WRITTEN_OUT) == set(TOKEN_ATTENTIONS)
+    assert set(WRITTEN_OUT) == set(MECHANISMS)
 
 
 @pytest.mark.parametrize("num_prefix", [0, 1, 3])
@@ -120,7 +120,7 @@ def test_height_and_width_are_not_exchanged(mechanism):
 
 @pytest.mark.parametrize("mechanism", ["linear", "rala"])
 def test_a_grid_is_told_or_found(mechanism):
-    source = Grid()
+    source = CurrentGrid()
     layer, x = made(mechanism, source=source), tokens((3, 8))
     with pytest.raises(ValueError, match=r"got 21 tokens, expected 0 \+ 4 × 6"):
         layer(tokens((3, 7)))
@@ -137,8 +137,8 @@ def test_masks_are_refused(mechanism):
 
 
 def test_heads_that_do_not_divide(mechanism):
-    with pytest.raises(ValueError, match="width 16 is not a multiple of the 3 heads"):
-        TOKEN_ATTENTIONS[mechanism](16, 3, mechanism, MADE_FOR)
+    with pytest.raises(ValueError, match="`width` is 16 and `heads` 3"):
+        MECHANISMS[mechanism].tokens(16, 3, mechanism, MADE_FOR)
 
 
 def test_unit_queries_do_not_see_magnitude():
@@ -186,7 +186,7 @@ def test_axes_are_passed_on():
 
 
 def test_unknown_modulation_and_head_width():
-    with pytest.raises(ValueError, match="modulation is 'sigmoid', expected one of linear, tanh, identity, none"):
+    with pytest.raises(ValueError, match="`modulation` is 'sigmoid', expected one of linear, tanh, identity, none"):
         made("rala", modulation="sigmoid")
     with pytest.raises(ValueError, match="head width is 6, expected a multiple of 4 for RoPE"):
         GatedAttention(12, 2, "rala", MADE_FOR)

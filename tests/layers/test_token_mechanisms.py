@@ -3,7 +3,8 @@ import torch
 from golden_networks import filled, golden, released_input
 from torch.testing import assert_close
 
-from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS, AgentAttention, FocusedAttention
+from linvit.layers.mechanisms import MECHANISMS
+from linvit.layers.token_mechanisms import AgentAttention, FocusedAttention
 
 RECORDS = golden("mechanisms")
 GRID = (14, 14)
@@ -67,7 +68,7 @@ def efficient(weights):
 
 
 def loaded(mechanism, weights, **options):
-    layer = TOKEN_ATTENTIONS[mechanism](weights["proj.weight"].shape[0], mechanism=mechanism, grid=GRID, **options)
+    layer = MECHANISMS[mechanism].tokens(weights["proj.weight"].shape[0], mechanism=mechanism, grid=GRID, **options)
     layer.load_state_dict(weights)
     return layer
 
@@ -131,7 +132,7 @@ def test_agents_have_biases_for_the_prefix_only_where_there_is_one():
 
 @pytest.mark.parametrize("mechanism", ["focused", "agent"])
 def test_tables_begin_small_and_differ(mechanism):
-    layer = TOKEN_ATTENTIONS[mechanism](8, 2, mechanism, GRID)
+    layer = MECHANISMS[mechanism].tokens(8, 2, mechanism, GRID)
     tables = [p for p in layer.parameters(recurse=False) if p.count_nonzero()]
     assert tables
     for table in tables:

@@ -63,20 +63,21 @@ def test_the_released_values_change_nothing():
 def test_softmax_stages_keep_their_attention_but_not_what_is_around_it():
     model = create("ravlt_nano", pattern="LLSS", attention={"feature_map": "relu", "modulation": "none"})
     blocks = [stage.blocks[0] for stage in model.stages]
-    assert [block.attn.mix.mechanism for block in blocks] == ["rala", "rala", "softmax", "softmax"]
+    assert [block.attn.operator.mechanism for block in blocks] == ["rala", "rala", "softmax", "softmax"]
     assert all(block.attn.modulate is None for block in blocks)
-    assert blocks[0].attn.mix.options["feature_map"] == "relu"
+    assert blocks[0].attn.operator.options["feature_map"] == "relu"
 
 
 def test_axes_without_a_linear_stage_are_refused():
-    with pytest.raises(ValueError, match="attention has 'weighting', but SSSS has no linear stage"):
+    with pytest.raises(ValueError, match="`attention` has 'weighting', but SSSS has no linear stage"):
         create("ravlt_nano", pattern="SSSS", attention={"weighting": "uniform"})
     create("ravlt_nano", pattern="SSSS", attention={"modulation": "none"})
 
 
 def test_learned_axis_values_are_not_decayed():
     model = create("mavit_nano", attention={"normalizer": "learned", "weighting": "learned"})
-    learned = {f"stages.{i}.blocks.0.attn.mix.{name}" for i in range(4) for name in ("beta", "gamma", "mean_query")}
+    names = ("beta", "gamma", "mean_query")
+    learned = {f"stages.{i}.blocks.0.attn.operator.{name}" for i in range(4) for name in names}
     assert model.no_weight_decay() == set()
     groups = Optimizer().build(model, 4).param_groups
     spared = {id(parameter) for group in groups if group["weight_decay"] == 0 for parameter in group["params"]}

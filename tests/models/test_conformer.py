@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from linvit.layers.conformer import FRAME_MECHANISMS, by_distance, relative_positions
-from linvit.models.conformer import Conformer, StreamMemory, create_conformer
+from linvit.layers.conformer import by_distance, relative_positions
+from linvit.layers.mechanisms import at
+from linvit.models.conformer import Conformer, StreamCache
+from linvit.models.registry import create
 
-MECHANISMS = tuple(FRAME_MECHANISMS)
+MECHANISMS = tuple(at("sequences"))
 SMALL = {"mels": 10, "width": 16, "depth": 2, "heads": 2, "kernel": 6}
 
 
@@ -76,10 +78,10 @@ def test_a_stream_in_pieces_is_the_whole_at_once(mechanism, rope, norm):
     x = features(2, 91, 10)
     whole, _ = network(x, torch.tensor([91, 91]))
     for sizes in ((4,) * 22 + (3,), (40, 8, 43), (91,)):
-        memory = StreamMemory()
-        heard = [network.read(piece, memory) for piece in x.split(sizes, 1)]
-        assert (torch.cat(heard, 1) - whole).abs().max() < 1e-11
-        assert memory.heard == 91
+        cache = StreamCache()
+        logits = [network.read(piece, cache) for piece in x.split(sizes, 1)]
+        assert (torch.cat(logits, 1) - whole).abs().max() < 1e-11
+        assert cache.features == 91
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -97,10 +99,10 @@ def test_a_causal_network_sees_nothing_later(mechanism):
 def test_linear_memory_stays_while_that_of_softmax_grows():
     sizes = {}
     for mechanism in ("softmax", "mala"):
-        network, memory = conformer(mechanism, causal=True), StreamMemory()
+        network, cache = conformer(mechanism, causal=True), StreamCache()
         for piece in features(1, 80, 10).split(40, 1):
-            network.read(piece, memory)
-            sizes.setdefault(mechanism, []).append(memory.num_bytes())
+            network.read(piece, cache)
+            sizes.setdefault(mechanism, []).append(cache.num_bytes())
     assert sizes["mala"][0] == sizes["mala"][1]
     assert sizes["softmax"][0] < sizes["softmax"][1]
 
@@ -135,7 +137,7 @@ def test_positions_are_sines_and_scores_fall_on_their_keys():
 )
 def test_conformer_small_has_the_published_10_3_million_parameters(mechanism, count):
     with torch.device("meta"):
-        network = create_conformer("conformer_small", 1024, mechanism=mechanism, head="transducer")
+        network = create("conformer_small", 1024, mechanism=mechanism, head="transducer")
     assert sum(parameter.numel() for parameter in network.parameters()) == count
     parts = {"blocks": 8_110_080, "subsampling": 603_072, "predictor": 1_149_440, "joint": 477_824}
     if mechanism == "softmax":
@@ -156,38 +158,38 @@ def test_a_transducer_gives_logits_of_every_frame_and_place():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mechanism": "care"}, "mechanism is 'care', expected one of softmax, linear, mala"),
-        ({"mechanism": "mala", "modulation": "x"}, "modulation is 'x'"),
-        ({"conv_norm": "group"}, "conv_norm is 'group', expected one of batch, layer"),
-        ({"head": "lm"}, "head is 'lm', expected one of ctc, transducer"),
-        ({"heads": 5}, "width is 64 and heads 5"),
-        ({"width": 33, "heads": 3}, "width is 33, but relative positions need an even one"),
-        ({"heads": 0}, "model.heads is 0, expected a whole number of 1 or more"),
-        ({"kernel": 0}, "model.kernel is 0, expected a whole number of 1 or more"),
-        ({"depth": 1.5}, "model.depth is 1.5, expected a whole number of 1 or more"),
+        ({"mechanism": "care"}, "`mechanism` is 'care', expected one of softmax, linear, rala"),
+        ({"mechanism": "mala", "modulation": "x"}, "`modulation` is 'x'"),
+        ({"conv_norm": "group"}, "`conv_norm` is 'group', expected one of batch, layer"),
+        ({"head": "lm"}, "`head` is 'lm', expected one of ctc, transducer"),
+        ({"heads": 5}, "`width` is 64 and `heads` 5"),
+        ({"width": 33, "heads": 3}, "`width` is 33, but relative positions need an even one"),
+        ({"heads": 0}, "`heads` is 0, expected a whole number of 1 or more"),
+        ({"kernel": 0}, "`kernel` is 0, expected a whole number of 1 or more"),
+        ({"depth": 1.5}, "`depth` is 1.5, expected a whole number of 1 or more"),
         ({"pieces": 5}, "no argument 'pieces'"),
-        ({"hedas": 5}, "did you mean 'model.heads'"),
+        ({"hedas": 5}, "did you mean `heads`"),
     ],
 )
 def test_wrong_arguments_end_in_a_sentence(arguments, message):
     with pytest.raises(ValueError, match=message):
-        create_conformer("conformer_nano", 11, **arguments)
+        create("conformer_nano", 11, **arguments)
 
 
 def test_an_unknown_name_offers_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'conformer_nano'"):
-        create_conformer("conformer_mini", 11)
+        create("conformer_mini", 11)
 
 
 def test_what_cannot_be_streamed_says_so():
     with pytest.raises(ValueError, match="causal Conformer"):
-        conformer("mala").read(features(1, 8, 10), StreamMemory())
-    network, memory = conformer("mala", causal=True), StreamMemory()
-    network.read(features(1, 7, 10), memory)
-    with pytest.raises(ValueError, match="7 frames were heard, which is no multiple of 4"):
-        network.read(features(1, 8, 10), memory)
-    with pytest.raises(ValueError, match=r"\(batch, frames, 10\): set mels alike for network and data"):
-        network.read(features(1, 8, 12), StreamMemory())
+        conformer("mala").read(features(1, 8, 10), StreamCache())
+    network, cache = conformer("mala", causal=True), StreamCache()
+    network.read(features(1, 7, 10), cache)
+    with pytest.raises(ValueError, match="7 frames were read, which is no multiple of 4"):
+        network.read(features(1, 8, 10), cache)
+    with pytest.raises(ValueError, match=r"expected \(batch, frames, 10\): make the features"):
+        network.read(features(1, 8, 12), StreamCache())
 
 
 @pytest.mark.parametrize("head", ["ctc", "transducer"])

@@ -2,8 +2,10 @@ import pytest
 import torch
 from diffusers import DiTTransformer2DModel
 
+from linvit.layers.mechanisms import at
 from linvit.models import dit
-from linvit.models.dit import DIT_MECHANISMS, DITS, create_dit, time_features
+from linvit.models.dit import time_features
+from linvit.models.registry import create
 
 
 def varied(network):
@@ -19,10 +21,10 @@ def inputs(network, batch=3):
     return images, torch.tensor([0, 500, 999])[:batch], torch.tensor([1, 9, 10])[:batch]
 
 
-@pytest.mark.parametrize("mechanism", DIT_MECHANISMS)
+@pytest.mark.parametrize("mechanism", list(at("images")))
 @pytest.mark.parametrize("local", [False, True])
 def test_at_first_it_predicts_nothing_and_then_every_input_counts(mechanism, local):
-    network = create_dit("dit_nano_patch2", 10, mechanism=mechanism, local=local)
+    network = create("dit_nano_patch2", 10, mechanism=mechanism, local=local)
     images, times, labels = inputs(network)
     assert (network(images, times, labels) == 0).all()
     varied(network)
@@ -35,7 +37,7 @@ def test_at_first_it_predicts_nothing_and_then_every_input_counts(mechanism, loc
 
 
 def test_with_softmax_it_is_the_dit_of_diffusers():
-    ours = varied(create_dit("dit_nano_patch2", 10, learn_sigma=True))
+    ours = varied(create("dit_nano_patch2", 10, learn_sigma=True))
     theirs = DiTTransformer2DModel(
         4, 16, in_channels=1, out_channels=2, num_layers=4, sample_size=8, patch_size=2, num_embeds_ada_norm=10
     ).eval()
@@ -82,20 +84,18 @@ def test_times_are_cosines_and_sines():
 )
 def test_published_sizes(name, millions):
     with torch.device("meta"):
-        network = create_dit(name, 1000, learn_sigma=True)
+        network = create(name, 1000, learn_sigma=True)
     parameters = sum(parameter.numel() for parameter in network.parameters()) + network.positions.numel()
     assert parameters / 1e6 == pytest.approx(millions, abs=0.52)  # the paper cuts 130.5 off
     if name == "dit_xlarge_patch2":
         assert parameters == 675_129_632  # as the released network counts, its fixed positions included
 
 
-@pytest.mark.parametrize("mechanism", DIT_MECHANISMS)
+@pytest.mark.parametrize("mechanism", list(at("images")))
 def test_every_mechanism_has_the_same_number_of_parameters(mechanism):
     with torch.device("meta"):
         count = {
-            kind: sum(
-                parameter.numel() for parameter in create_dit("dit_small_patch2", 1000, mechanism=kind).parameters()
-            )
+            kind: sum(parameter.numel() for parameter in create("dit_small_patch2", 1000, mechanism=kind).parameters())
             for kind in ("softmax", mechanism)
         }
     assert count[mechanism] == count["softmax"]
@@ -104,29 +104,29 @@ def test_every_mechanism_has_the_same_number_of_parameters(mechanism):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"mechanism": "focused"}, "expected one of softmax, linear, mala, rala"),
-        ({"patch_size": 3}, "input_size 8 is no multiple of patch_size 3"),
+        ({"mechanism": "focused"}, "expected one of softmax, linear, rala, mala"),
+        ({"patch_size": 3}, "`input_size` is 8, which is no multiple of `patch_size` 3"),
         ({"width": 66}, "need a multiple of 4"),
-        ({"heads": 5}, "64 is not a multiple of the 5 heads"),
-        ({"heads": 0}, "model.heads is 0, expected a whole number of 1 or more"),
-        ({"patch_size": 0}, "model.patch_size is 0, expected a whole number of 1 or more"),
-        ({"width": "wide"}, "model.width is 'wide', expected a whole number of 1 or more"),
-        ({"label_std": -1.0}, "label_std is -1.0, but a deviation is 0 or more"),
-        ({"mlp_ratio": 0.0}, "mlp_ratio is 0.0, which leaves the feed-forward no channels"),
+        ({"heads": 5}, "`width` is 64 and `heads` 5"),
+        ({"heads": 0}, "`heads` is 0, expected a whole number of 1 or more"),
+        ({"patch_size": 0}, "`patch_size` is 0, expected a whole number of 1 or more"),
+        ({"width": "wide"}, "`width` is 'wide', expected a whole number of 1 or more"),
+        ({"label_std": -1.0}, "`label_std` is -1.0, but a deviation is 0 or more"),
+        ({"mlp_ratio": 0.0}, "`mlp_ratio` is 0.0, which leaves the feed-forward no channels"),
         ({"num_classes": 5}, "no argument 'num_classes'"),
-        ({"depht": 5}, r"did you mean 'model\.depth'"),
+        ({"depht": 5}, r"did you mean `depth`"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
-        create_dit("dit_nano_patch2", 10, **changes)
+        create("dit_nano_patch2", 10, **changes)
 
 
 def test_images_of_another_size_are_refused():
-    network = create_dit("dit_nano_patch2", 10)
+    network = create("dit_nano_patch2", 10)
     with pytest.raises(ValueError, match="images are 1×16×16, but this DiT reads 1×8×8"):
         network(torch.zeros(1, 1, 16, 16), torch.zeros(1).long(), torch.zeros(1).long())
 
 
 def test_the_names_are_all_listed_in_the_page_of_the_module():
-    assert all(name in dit.__doc__ for name in DITS)
+    assert all(name in dit.__doc__ for name in dit.SIZES)

@@ -1,16 +1,17 @@
 import pytest
 import torch
 
-from linvit.layers.causal import CAUSAL_MECHANISMS
-from linvit.models.sequence import Memory, _drawn, create_sequence, generate
+from linvit.layers.mechanisms import at
+from linvit.models.registry import create
+from linvit.models.sequence import DecoderCache, _sampled, generate
 
-MECHANISMS = list(CAUSAL_MECHANISMS)
+MECHANISMS = list(at("sequences"))
 AROUND = {"plain": {}, "everything": {"lepe": 5, "modulation": "silu", "rope": True}}
 
 
 def small(mechanism, dtype=torch.float64, **options):
     sizes = {"width": 16, "depth": 2, "heads": 2, "hidden": 24}
-    network = create_sequence("sequence_nano", 29, mechanism=mechanism, **sizes | options)
+    network = create("sequence_nano", 29, mechanism=mechanism, **sizes | options)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -22,7 +23,7 @@ def tokens(batch=2, length=77):
 
 
 def recurrent(network, row, pieces):
-    memory = Memory()
+    memory = DecoderCache()
     return torch.cat([network.read(piece, memory) for piece in row.split(pieces, 1)], 1)
 
 
@@ -99,12 +100,10 @@ def test_gradients_of_chunks_equal_those_of_the_matrix():
 def test_the_published_size_has_the_same_parameters_with_every_mechanism():
     with torch.device("meta"):
         counts = {
-            mechanism: sum(
-                p.numel() for p in create_sequence("sequence_340m", 32_000, mechanism=mechanism).parameters()
-            )
+            mechanism: sum(p.numel() for p in create("sequence_340m", 32_000, mechanism=mechanism).parameters())
             for mechanism in MECHANISMS
         }
-        gated = create_sequence("sequence_340m", 32_000, modulation="linear")
+        gated = create("sequence_340m", 32_000, modulation="linear")
     layer = 4 * 1024**2 + 3 * 1024 * 2816 + 3 * 1024 * 4 + 2 * 1024
     assert set(counts.values()) == {32_000 * 1024 + 24 * layer + 1024} == {341_394_432}
     assert sum(p.numel() for p in gated.parameters()) == 341_394_432 + 24 * 1024**2
@@ -122,24 +121,22 @@ def test_a_seed_writes_the_same_again_and_little_of_top_p_is_greedy():
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_drawn_tokens_are_those_of_the_parallel_form(mechanism):
+def test_sampled_tokens_are_those_of_the_parallel_form(mechanism):
     network, prompt = small(mechanism), tokens(1, 5)[0]
     written = list(generate(network, prompt, 70, 0.8, 0.9, torch.Generator().manual_seed(3)))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         logits = network(torch.cat((prompt, torch.tensor(written)))[None])[0, 4:-1]
-    assert [_drawn(row.float(), 0.8, 0.9, generator) for row in logits] == written
+    assert [_sampled(row.float(), 0.8, 0.9, generator) for row in logits] == written
     assert len(set(written)) > 3
 
 
 def test_top_p_draws_from_the_most_probable_alone():
-    from linvit.models.sequence import _drawn
-
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
     generator = torch.Generator().manual_seed(0)
-    drawn = [_drawn(logits, 1.0, 0.6, generator) for _ in range(400)]
-    assert set(drawn) == {0, 1}
-    assert drawn.count(0) / 400 == pytest.approx(0.5 / 0.8, abs=4 * (0.25 / 400) ** 0.5)
+    sampled = [_sampled(logits, 1.0, 0.6, generator) for _ in range(400)]
+    assert set(sampled) == {0, 1}
+    assert sampled.count(0) / 400 == pytest.approx(0.5 / 0.8, abs=4 * (0.25 / 400) ** 0.5)
 
 
 def test_writing_ends_at_the_stop_token():
@@ -151,19 +148,19 @@ def test_writing_ends_at_the_stop_token():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: create_sequence("sequence_nono", 9), r"Unknown model 'sequence_nono': did you mean 'sequence_nano'"),
-        (lambda: create_sequence("sequence_nano", 9, withd=3), r"no argument 'withd': did you mean 'model.width'"),
-        (lambda: small("mala")(tokens(), form="parallel"), r"form is 'parallel', expected chunked or matrix"),
-        (lambda: create_sequence("sequence_nano", 9, vocabulary=3), r"no argument 'vocabulary'"),
-        (lambda: small("mala", depth=0), r"depth is 0, expected a whole number of 1 or more"),
-        (lambda: small("mala", width=-16), r"width is -16, expected a whole number of 1 or more"),
-        (lambda: small("mala", width="wide"), r"width is 'wide', expected a whole number"),
-        (lambda: small("mala", hidden=None), r"hidden is None, expected a whole number"),
-        (lambda: small("mala", heads=0), r"heads is 0, expected a whole number of 1 or more"),
-        (lambda: generate(small("mala"), torch.tensor([]), 3), "The prompt is empty"),
-        (lambda: generate(small("mala"), tokens()[0], 3, -1.0), r"temperature is -1\.0"),
-        (lambda: generate(small("mala"), tokens()[0], 3, float("nan")), r"temperature is nan"),
-        (lambda: generate(small("mala"), tokens()[0], 3, 1.0, 0.0), r"top-p is 0\.0"),
+        (lambda: create("sequence_nono", 9), r"Unknown model 'sequence_nono': did you mean 'sequence_nano'"),
+        (lambda: create("sequence_nano", 9, withd=3), r"no argument 'withd': did you mean `width`"),
+        (lambda: small("mala")(tokens(), form="parallel"), r"`form` is 'parallel', expected chunked or matrix"),
+        (lambda: create("sequence_nano", 9, vocabulary=3), r"no argument 'vocabulary'"),
+        (lambda: small("mala", depth=0), r"`depth` is 0, expected a whole number of 1 or more"),
+        (lambda: small("mala", width=-16), r"`width` is -16, expected a whole number of 1 or more"),
+        (lambda: small("mala", width="wide"), r"`width` is 'wide', expected a whole number"),
+        (lambda: small("mala", hidden=None), r"`hidden` is None, expected a whole number"),
+        (lambda: small("mala", heads=0), r"`heads` is 0, expected a whole number of 1 or more"),
+        (lambda: generate(small("mala"), torch.tensor([]), 3), "The `prompt` is empty"),
+        (lambda: generate(small("mala"), tokens()[0], 3, -1.0), r"`temperature` is -1\.0"),
+        (lambda: generate(small("mala"), tokens()[0], 3, float("nan")), r"`temperature` is nan"),
+        (lambda: generate(small("mala"), tokens()[0], 3, 1.0, 0.0), r"`top_p` is 0\.0"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):

@@ -11,7 +11,7 @@ from torch.export import export
 from torch.testing import assert_close
 
 from linvit import swap_attention
-from linvit.layers.token_mechanisms import TOKEN_ATTENTIONS
+from linvit.layers.mechanisms import MECHANISMS
 
 VIT = {"img_size": (32, 48), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 SWIN = {"img_size": (64, 96), "embed_dim": 16, "depths": (2, 1, 2, 1), "num_heads": (1, 2, 4, 4), "window_size": 2}
@@ -50,7 +50,7 @@ def drawn(model):
     return model
 
 
-@pytest.mark.parametrize("mechanism", [m for m in TOKEN_ATTENTIONS if m not in ("linear_relu", "linear_exp")])
+@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if m not in ("linear_relu", "linear_exp")])
 @pytest.mark.parametrize("name", BODIES)
 def test_every_body_takes_every_mechanism(name, mechanism):
     if name.startswith("pvt") and mechanism == "enhanced":
@@ -62,7 +62,13 @@ def test_every_body_takes_every_mechanism(name, mechanism):
     assert logits.shape == (2, 5)
     assert logits.isfinite().all()
     assert model.mechanism == mechanism
-    assert set(model.pattern) == {"L"}
+    assert set(model.pattern) == {"L" if MECHANISMS[mechanism].axes is not None else "S"}
+
+
+def test_softmax_attention_in_other_surroundings_is_an_s_in_the_pattern():
+    model = swap_attention(body(DEIT), "rala", attention={"mechanism": "softmax"})
+    assert (model.mechanism, model.pattern) == ("rala", "S")
+    assert swap_attention(body(SWIN_T), "softmax_unit_query", "LLSS").pattern == "SSSS"
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -116,12 +122,12 @@ def test_pattern_of_a_vit_runs_over_its_blocks(pattern, expected):
 @pytest.mark.parametrize("name", [DEIT, SWIN_T, PVT_B0])
 def test_wrong_pattern(name, pattern):
     model = body(name, **({"depth": 4} if name == DEIT else {}))
-    with pytest.raises(ValueError, match=rf"pattern is '{pattern}', expected 4 letters.*L for the mechanism or S"):
+    with pytest.raises(ValueError, match=rf"`pattern` is '{pattern}', expected 4 letters.*L for the mechanism or S"):
         swap_attention(model, "rala", pattern)
 
 
 def test_four_stages_need_four_letters():
-    with pytest.raises(ValueError, match="pattern is 'LS', expected 4 letters, L"):
+    with pytest.raises(ValueError, match="`pattern` is 'LS', expected 4 letters, L"):
         swap_attention(body(SWIN_T), "rala", "LS")
 
 
@@ -129,12 +135,12 @@ def test_four_stages_need_four_letters():
     ("name", "arguments", "message"),
     [
         ("resnet10t", ("rala",), "model is a ResNet, expected one of VisionTransformer, SwinTransformer, Pyramid"),
-        (DEIT, ("performer",), "mechanism is 'performer', expected one of softmax, .*rala"),
-        (DEIT, ("rala", "LLL"), "pattern is 'LLL'"),
-        (DEIT, ("rala", None, {"modulation": "sigmoid"}), "modulation is 'sigmoid'"),
+        (DEIT, ("performer",), "`mechanism` is 'performer', expected one of softmax, .*rala"),
+        (DEIT, ("rala", "LLL"), "`pattern` is 'LLL'"),
+        (DEIT, ("rala", None, {"modulation": "sigmoid"}), "`modulation` is 'sigmoid'"),
         (DEIT, ("softmax", None, {"weighting": "uniform"}), "takes no weighting"),
-        (SWIN_T, ("mala", "LLLL", {"modulation": "sigmoid"}), "modulation is 'sigmoid'"),
-        (PVT_B0, ("rala", "LLLX"), "pattern is 'LLLX'"),
+        (SWIN_T, ("mala", "LLLL", {"modulation": "sigmoid"}), "`modulation` is 'sigmoid'"),
+        (PVT_B0, ("rala", "LLLX"), "`pattern` is 'LLLX'"),
     ],
 )
 def test_after_an_error_the_model_is_unchanged(name, arguments, message):
@@ -167,7 +173,7 @@ def test_arguments_reach_the_mechanism():
     model = swap_attention(body(SWIN_T), "rala", "LLSS", {"modulation": "none", "weighting": "uniform"})
     attention = model.layers[0].blocks[0].attn
     assert attention.modulation is None
-    assert attention.mix.options["weighting"] == "uniform"
+    assert attention.operator.options["weighting"] == "uniform"
 
 
 def test_agents_grow_with_the_stages():

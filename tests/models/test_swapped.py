@@ -6,7 +6,8 @@ from torch.export import export
 from torch.testing import assert_close
 
 from linvit.analysis.cost import count_cost
-from linvit.models.swapped import BASES, DEIT_ONLY, MECHANISMS, NAMES
+from linvit.layers.mechanisms import MECHANISMS
+from linvit.models.swapped import BASES, NAMES
 
 SMALL = {
     "deit_tiny": {"img_size": 64, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 3},
@@ -42,8 +43,9 @@ def image(height=64, width=64):
 
 
 def test_names():
-    assert {f"{base}_{mechanism}" for base in BASES for mechanism in MECHANISMS} < set(NAMES)
-    assert len(NAMES) == 3 * len(MECHANISMS) + len(DEIT_ONLY)
+    assert len(NAMES) == len(set(NAMES)) == sum(len(entry.networks) for entry in MECHANISMS.values())
+    assert {"deit_tiny_rala_mala", "deit_tiny_agent", "swin_tiny_agent", "swin_small_agent"} < set(NAMES)
+    assert "swin_tiny_rala_mala" not in NAMES
     assert set(NAMES) <= set(timm.list_models())
 
 
@@ -64,7 +66,7 @@ def test_pattern_and_mechanism(name):
     mechanism = name.removeprefix(f"{base}_")
     assert model.mechanism == mechanism
     letters = {"deit_tiny": "L", "swin_tiny": "LLLS" if mechanism in ("inline", "agent") else "LLSS"}.get(base, "LLSS")
-    if mechanism == "softmax":
+    if mechanism in ("softmax", "softmax_unit_query"):
         letters = "S" * len(letters)
     assert "".join(dict.fromkeys(model.pattern)) == "".join(dict.fromkeys(letters))
     if not name.startswith("deit"):
@@ -118,7 +120,7 @@ def test_arguments_of_body_and_mechanism():
     assert model.pattern == "LS"
     assert [type(block.attn).__name__ for block in model.blocks] == ["GatedAttention"] * 2 + ["Attention"] * 2
     assert isinstance(model.blocks[0].attn.modulate, torch.nn.Tanh)
-    assert model.blocks[0].attn.mix.mean_query is not None
+    assert model.blocks[0].attn.operator.mean_query is not None
     with pytest.raises(TypeError, match="not_an_argument"):
         small("swin_tiny_rala", not_an_argument=1)
     with pytest.raises(ValueError, match="softmax attention has no axes to change"):
@@ -154,14 +156,3 @@ def test_features_only():
 def test_exports(name):
     model = small(name)
     assert_close(export(model, (image(),)).module()(image()), model(image()))
-
-
-@pytest.mark.parametrize("name", ["deit_tiny_enhanced", "swin_tiny_focused"])
-def test_scripts(name):
-    model = small(name, proj_drop_rate=0.5)
-    scripted = torch.jit.script(model)
-    assert_close(scripted(image()), model(image()))
-    scripted.train()
-    assert not torch.equal(scripted(image()), scripted(image()))
-    scripted.eval()
-    assert torch.equal(scripted(image()), scripted(image()))

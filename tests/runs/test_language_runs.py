@@ -12,7 +12,7 @@ from tiny_run import content, curve, differing
 from torch.nn.functional import cross_entropy
 
 from linvit.cli import main
-from linvit.models.sequence import Memory
+from linvit.models.sequence import DecoderCache
 from linvit.runs.evaluate import evaluate
 from linvit.runs.generate import pieces, write_text
 from linvit.runs.restore import restore, source_for
@@ -77,7 +77,7 @@ def test_the_trained_network_reads_and_decodes_the_same(run):
     tokens = torch.tensor([[256, *b"The number 3 comes before 4; its square"]])
     with torch.no_grad():
         chunked = network(tokens)
-        memory = Memory()
+        memory = DecoderCache()
         decoded = torch.cat([network.read(token, memory) for token in tokens.split(1, 1)], 1)
         assert (network(tokens, form="matrix") - chunked).abs().max() < 1e-11
         assert (decoded - chunked).abs().max() < 1e-11

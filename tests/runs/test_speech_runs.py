@@ -14,7 +14,7 @@ from tiny_run import content, curve, differing
 from tiny_speech import say, write_speech_recipe
 
 from linvit.cli import main
-from linvit.models.conformer import StreamMemory
+from linvit.models.conformer import StreamCache
 from linvit.runs.evaluate import evaluate
 from linvit.runs.report_speech import _speaker, write_report
 from linvit.runs.restore import restore, source_for
@@ -101,7 +101,7 @@ def test_the_trained_network_hears_a_stream_as_the_whole(learned):
     features = source_for(restored, None).val_set()[0][0].double()[None]
     with torch.no_grad():
         whole, _ = network(features, torch.tensor([features.shape[1]]))
-        memory = StreamMemory()
+        memory = StreamCache()
         heard = torch.cat([network.read(piece, memory) for piece in features.split(8, 1)], 1)
     assert (heard - whole).abs().max() < 1e-11
 

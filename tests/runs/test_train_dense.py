@@ -98,7 +98,7 @@ def test_a_killed_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     assert curve(run) == curve(runs(framework))
 
 
-def test_a_bad_annotation_is_named_before_anything_trains(scenes, tmp_path, capsys):
+def test_a_bad_annotation_is_named_before_anything_trains(scenes, tmp_path, capsys, caplog):
     copy = shutil.copytree(scenes / "detection", tmp_path / "copy")
     path = copy / "annotations" / "instances_train.json"
     path = path if path.is_file() else copy / "annotations" / "instances_train2017.json"
@@ -114,7 +114,7 @@ def test_a_bad_annotation_is_named_before_anything_trains(scenes, tmp_path, caps
     assert "77" in said
     mended = ["data.max_bad_annotations=1", "trainer.max_epochs=1"]
     assert main(["train", str(recipe), *mended, "--resume"]) == 0
-    assert "1 of at most 1" in capsys.readouterr().out
+    assert "1 of at most 1" in caplog.text
 
 
 def test_the_moving_average_is_measured_too(scenes, tmp_path):
@@ -183,7 +183,7 @@ def test_a_source_of_another_task_is_refused(scenes, tmp_path):
         ),
         ({"backbone": None}, "names no backbone: add model.backbone"),
         ({"backbone": "ravlt_nana"}, "Unknown model 'ravlt_nana': did you mean 'ravlt_nano'"),
-        ({"heads": {"widht": 16}}, "heads has 'widht', but those of mask_rcnn take width, hidden, num_regions"),
+        ({"heads": {"widht": 16}}, "heads` has 'widht', but those of mask_rcnn take width, hidden, num_regions"),
         ({"drop_pth_rate": 0.1}, r"mavit_nano has no argument 'drop_pth_rate': did you mean 'model\.drop_path_rate'"),
         ({"backbone": "vit_tiny_patch16_224"}, "choose a four-stage model"),
     ],

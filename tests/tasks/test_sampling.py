@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from linvit.models.dit import create_dit
+from linvit.models.registry import create
 from linvit.tasks.diffusion_loss import DiffusionLoss
 from linvit.tasks.sampling import kept_signal, sample, spaced
 
@@ -65,7 +65,7 @@ def test_where_guidance_leaves_the_range_the_images_on_the_way_hold_the_clipped_
 
 
 def test_the_seed_decides_and_the_times_reach_both_ends():
-    network = create_dit("dit_nano_patch2", 10)
+    network = create("dit_nano_patch2", 10)
     labels = torch.tensor([0, 1])
     one, two, other = (sample(network, labels, 5, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(one, two)

@@ -117,10 +117,7 @@ def make_latents(
     folder with latents of other images, another autoencoder or size.
     """
     source = ImageFolder(images)
-    datasets = {
-        split: ImageFiles(source.folder_of(split), source.class_names, lambda image: _squared(image, size), 3)
-        for split in SPLITS
-    }
+    datasets = {split: ImageFiles(source.files(split), lambda image: _squared(image, size), 3) for split in SPLITS}
     folder = Path(folder)
     check_writable(folder)
     autoencoder, device = open_autoencoder(vae)  # may be downloaded, so everything else is checked first

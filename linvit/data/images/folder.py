@@ -1,6 +1,6 @@
 """Folders of image files in ImageNet's layout: root/train/CLASS/*.jpg and root/val/CLASS/*.jpg."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,22 @@ class ImageFolder(AugmentedSource):
     def __init__(self, root: str, class_names: list[str] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.root = Path(root)
-        self.class_names = class_names or _class_names(self.folder_of("train" if self._has("train") else "val"))
+        self.class_names = class_names or _class_names(self._folder("train" if self._has("train") else "val"))
 
     def train_set(self) -> Dataset[Any]:
-        return ImageFiles(self.folder_of("train"), self.class_names, self.train_transform(), self.channels)
+        return ImageFiles(self.files("train"), self.train_transform(), self.channels)
 
     def val_set(self) -> Dataset[Any]:
-        pre = self.preprocessing
-        return ImageFiles(self.folder_of("val"), self.class_names, pre.transform(), pre.channels)
+        return ImageFiles(self.files("val"), self.preprocessing.transform(), self.channels)
+
+    def files(self, split: str) -> list[tuple[str, int]]:
+        """(path, class) of every image file of "train" or "val"."""
+        return _labelled_files(self._folder(split), self.class_names)
 
     def _has(self, split: str) -> bool:
         return (self.root / split).is_dir()
 
-    def folder_of(self, split: str) -> Path:
+    def _folder(self, split: str) -> Path:
         if not self.root.is_dir():
             raise ValueError(
                 f"The data folder {self.root} does not exist: set `root` to a folder with train/ and val/ in it."
@@ -48,14 +51,14 @@ class ImageFolder(AugmentedSource):
 
 
 class ImageFiles(Dataset[Any]):
-    """(image, target) for every image file; a sentence that names the file where it is unreadable."""
+    """(image, target) of pairs (path, target); a sentence that names the file where it is unreadable."""
 
-    def __init__(self, folder: Path, class_names: list[str], transform: Callable[[Any], Tensor], channels: int) -> None:
-        self.files = _labelled_files(folder, class_names)
+    def __init__(self, files: Sequence[tuple[str, Any]], transform: Callable[[Any], Tensor], channels: int) -> None:
+        self.files = files
         self.transform = transform
         self.channels = channels
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
+    def __getitem__(self, index: int) -> tuple[Tensor, Any] | str:
         path, target = self.files[index]
         try:
             return self.transform(open_image(path, self.channels)), target

@@ -56,7 +56,7 @@ def build() -> None:
     except (RuntimeError, OSError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(
-            f"The CPU kernel could not be compiled by {compiler!r} ({lines[-1] if lines else error}): set CXX to a g++ 11"
+            f"The CPU kernel was not compiled by {compiler!r} ({lines[-1] if lines else error}): set CXX to a g++ 11"
             " or clang 14 or newer, or leave the kernel out."
         ) from error
 

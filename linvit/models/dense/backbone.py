@@ -54,7 +54,7 @@ class DenseBackbone(nn.Module):
                 body = timm.create_model(name, features_only=True, out_indices=indices, **kwargs)
                 self.channels, strides = tuple(body.feature_info.channels()), tuple(body.feature_info.reduction())
         if strides != _STRIDES:
-            raise ValueError(f"{name} has maps at strides {strides}, expected {_STRIDES}: choose a four-stage model")
+            raise ValueError(f"{name} has maps at strides {strides}, expected {_STRIDES}: choose a four-stage model.")
         self.body = body
         first = next(body.parameters())
         dd = {"device": first.device, "dtype": first.dtype}

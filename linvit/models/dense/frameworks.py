@@ -38,11 +38,11 @@ def build_dense(
         ValueError: for an unknown framework, an argument that it does not take, or a backbone without four stages.
     """
     if framework not in FRAMEWORKS:
-        raise ValueError(f"framework is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them")
+        raise ValueError(f"`framework` is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them.")
     known = list(inspect.signature(FRAMEWORKS[framework]).parameters)[2:]
     for name in heads or {}:
         if name not in known:
-            raise ValueError(f"heads has {name!r}, but those of {framework} take {', '.join(known)}: correct it")
+            raise ValueError(f"`heads` has {name!r}, but those of {framework} take {', '.join(known)}: correct it.")
     body = DenseBackbone(backbone, device=device, **kwargs) if device else DenseBackbone(backbone, **kwargs)
     with torch.device(device or "cpu"):
         return FRAMEWORKS[framework](body, num_classes, **heads or {})

@@ -155,7 +155,7 @@ class RegionHeads(nn.Module):
     ):
         super().__init__()
         if box_loss not in _BOX_LOSSES:
-            raise ValueError(f"box_loss is {box_loss!r}, expected one of {', '.join(_BOX_LOSSES)}: choose one of them")
+            raise ValueError(f"`box_loss` is {box_loss!r}, expected one of {', '.join(_BOX_LOSSES)}: choose one.")
         self.num_classes, self.steps, self.width = num_classes, tuple(steps), width
         self.box_pool, self.mask_pool = RegionPool(7), RegionPool(14)
         self.box_heads = nn.ModuleList(BoxHead(num_classes, num_convs, num_linear, width, hidden) for _ in steps)

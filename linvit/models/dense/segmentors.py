@@ -144,8 +144,8 @@ class UperNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
         if self.training and len(images) == 1:
             raise ValueError(
-                "UperNet got one image to train on, expected two or more, since batch norms follow its pooled means: "
-                "raise the batch size"
+                "UperNet got one image to train on, expected 2 or more, since batch norms follow its pooled means: set"
+                " `batch_size` higher."
             )
         maps = self.backbone(images)
         out = resized(self.head(maps), images)

@@ -112,6 +112,8 @@ class ClassificationSpec(TaskSpec):
             ("Calibration", _calibration(answers)),
         ]
 
+    listing_caption = "MACs of one image at the size given: convolutions and linear layers, + attention products"
+
     def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
         """Networks that linvit registers with timm, family by family.
 

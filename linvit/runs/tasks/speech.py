@@ -17,7 +17,9 @@ from linvit.data.speech.audio import HOP, CorruptAudioError, read_audio, window_
 from linvit.data.speech.hub import HuggingFaceSpeech
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, SpeechPreprocessing
 from linvit.layers.conformer import SUBSAMPLED
-from linvit.models.conformer import StreamMemory, create_conformer
+from linvit.layers.mechanisms import at
+from linvit.models.conformer import StreamCache
+from linvit.models.registry import create
 from linvit.runs.images import find_inputs
 from linvit.runs.named import NamedSpec
 from linvit.runs.opening import changed_settings
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 WORST, CORRECT = 20, 5  # utterances of a report
 DECODING = ("beam", "language_model", "lm_weight", "word_bonus")
-MECHANISMS = ("softmax", "linear", "mala", "rala")
 PIECES = {"conformer_nano": 11, "conformer_small": 1024}
-PUBLISHED = "10.3"  # millions, of all three rows of MALA's Table 7 and of Conformer (S)
+PUBLISHED = {("conformer_small", mechanism): "10.3" for mechanism in ("softmax", "linear", "mala")}
+"""Millions, of all three rows of MALA's Table 7 and of Conformer (S)."""
 
 
 class SpeechSpec(NamedSpec):
@@ -47,7 +49,7 @@ class SpeechSpec(NamedSpec):
     folder_source = "librispeech"
     preprocessing = SpeechPreprocessing
     kept = ("beam",)
-    create = staticmethod(create_conformer)
+    family = "speech"
 
     def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
         changed = changed_settings(run, name, settings)
@@ -55,9 +57,9 @@ class SpeechSpec(NamedSpec):
             folder = SpeechFolder(settings["root"], run.class_names, run.preprocessing)
             for key in ("batch_size", "num_workers", "max_corrupt"):
                 setattr(folder, key, settings.get(key, getattr(folder, key)))
-            if len(inside := folder.parts_within()) > 1:
+            if len(inside := folder.subset_names()) > 1:
                 logger.warning(
-                    "%s holds the parts %s, which are evaluated together: name one to evaluate it alone.",
+                    "%s holds the subsets %s, which are evaluated together: name one to evaluate it alone.",
                     folder.root,
                     ", ".join(inside),
                 )
@@ -137,17 +139,22 @@ class SpeechSpec(NamedSpec):
             ("Without an error", [table(correct)] if correct else none),
         ]
 
+    listing_caption = (
+        "CTC: encoder and one projection to the pieces. Transducer: with predictor and joint network of 320 channels,"
+        " as published (millions of parameters)."
+    )
+
     def listing(self) -> Iterator[dict[str, Any]]:
         """Conformers with each mechanism: name, mechanism, pieces, ctc and transducer (parameters of encoder and head),
         published (millions or None)."""
         for name, pieces in PIECES.items():
-            for mechanism in MECHANISMS:
+            for mechanism in at("sequences"):
                 counts = {}
                 for head in ("ctc", "transducer"):
                     with torch.device("meta"):
-                        network = create_conformer(name, pieces, mechanism=mechanism, head=head)
+                        network = create(name, pieces, mechanism=mechanism, head=head)
                     counts[head] = sum(parameter.numel() for parameter in network.parameters())
-                published = PUBLISHED if name == "conformer_small" and mechanism != "rala" else None
+                published = PUBLISHED.get((name, mechanism))
                 yield {"name": name, "mechanism": mechanism, "pieces": pieces, **counts, "published": published}
 
 
@@ -170,7 +177,7 @@ class Transcriber:
                 " stream."
             )
         self.preprocessing, self.class_names = run.preprocessing, run.class_names
-        self.memory = StreamMemory()
+        self.memory = StreamCache()
         self.pieces: list[int] = []
         self._waiting = torch.zeros(0)
         self._last = BLANK

@@ -130,7 +130,7 @@ def test_a_segmentor_answers_at_the_images_size(framework, size):
 
 def test_upernet_says_that_one_image_is_too_few_to_train_on():
     network = build_dense("upernet", "mavit_nano", CLASSES)
-    with pytest.raises(ValueError, match="raise the batch size"):
+    with pytest.raises(ValueError, match="set `batch_size` higher"):
         network(torch.rand(1, 3, 64, 64))
 
 

@@ -1,0 +1,58 @@
+"""What a causal attention keeps of the tokens that it has read."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from linvit.ops import State
+
+
+class KeyValues:
+    """Keys and values of all tokens read, in buffers that double when they are full; `append` changes them."""
+
+    def __init__(self) -> None:
+        self.key: Tensor | None = None
+        self.value: Tensor | None = None
+        self.length = 0
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values, these included, each (batch, heads, tokens, width)."""
+        end = self.length + key.shape[-2]
+        if self.key is None or end > self.key.shape[-2]:
+            self.key, self.value = (self._grown(*pair, 2 * end) for pair in ((self.key, key), (self.value, value)))
+        assert self.value is not None
+        self.key[:, :, self.length : end] = key
+        self.value[:, :, self.length : end] = value
+        self.length = end
+        return self.key[:, :, :end], self.value[:, :, :end]
+
+    def _grown(self, held: Tensor | None, like: Tensor, capacity: int) -> Tensor:
+        buffer = like.new_empty(*like.shape[:2], capacity, like.shape[-1])
+        if held is not None:
+            buffer[:, :, : self.length] = held[:, :, : self.length]
+        return buffer
+
+    def num_bytes(self) -> int:
+        """Memory of the tokens held, without the buffers' spare room."""
+        if self.key is None or self.value is None:
+            return 0
+        return sum(x[:, :, : self.length].numel() * x.element_size() for x in (self.key, self.value))
+
+
+@dataclass
+class AttentionCache:
+    """What one attention keeps: what it has read, and the last inputs of its two convolutions (None before any).
+
+    read: the state of a linear mechanism, or the keys and values of softmax attention.
+    """
+
+    read: State | KeyValues | None = None
+    conv: Tensor | None = None
+    lepe: Tensor | None = None
+
+    def num_bytes(self) -> int:
+        """Bytes that it takes."""
+        inputs = sum(x.nbytes for x in (self.conv, self.lepe) if x is not None)
+        if isinstance(self.read, KeyValues):
+            return inputs + self.read.num_bytes()
+        return inputs + sum(x.nbytes for x in self.read or ())

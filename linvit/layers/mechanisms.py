@@ -1,0 +1,107 @@
+"""Everything that is known about an attention mechanism by its name; lists of mechanisms are views of this table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention
+from linvit.layers.token_mechanisms import AgentAttention, FocusedAttention, InLineAttention, MLLAAttention
+
+DEIT: Mapping[str, Mapping[str, Any]] = {"deit_tiny": {}}
+DEIT_AND_SWIN = {**DEIT, "swin_tiny": {}, "swin_small": {}}
+PREFIX = {"weighting": "prefix_query_mean"}
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One row of the table.
+
+    colour: in figures.
+    axes: options of `linear_attention` and `attention_scores`, defaults left out; None for softmax attention.
+    causal_axes: those that differ in causal attention.
+    tokens: the attention over tokens that `swap_attention` puts into a network, with what stands around the operator.
+    places: where else it stands: "maps" (pyramids and CARE), "sequences" (decoders and Conformers), "images" (DiTs).
+    networks: networks that are registered as BASE_MECHANISM, with their own arguments, see linvit.models.swapped.
+    local_feed_forward: whether `swap_attention` adds a 3×3 depthwise convolution to the feed-forward.
+    """
+
+    colour: str
+    axes: Mapping[str, Any] | None = field(default_factory=dict)
+    causal_axes: Mapping[str, Any] = field(default_factory=dict)
+    tokens: type[TokenAttention] = TokenAttention
+    places: tuple[str, ...] = ()
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    local_feed_forward: bool = False
+
+    def axes_of(self, causal: bool) -> Mapping[str, Any] | None:
+        """The axes of causal or bidirectional attention; None for softmax attention."""
+        return {**self.axes, **self.causal_axes} if causal and self.axes is not None else self.axes
+
+
+MECHANISMS: dict[str, Mechanism] = {
+    "softmax": Mechanism("#555555", None, places=("maps", "sequences", "images"), networks=DEIT_AND_SWIN),
+    "softmax_unit_query": Mechanism("#999999", None, places=("maps",), networks=DEIT),
+    "linear": Mechanism("#0072B2", places=("maps", "sequences", "images"), networks=DEIT_AND_SWIN),
+    "linear_relu": Mechanism("#56B4E9", {"feature_map": "relu"}, places=("maps",)),
+    "linear_exp": Mechanism("#3F51B5", {"feature_map": "exp"}, places=("maps",)),
+    "hydra": Mechanism(
+        "#E69F00", {"feature_map": "unit_channels", "normalizer": "sum"}, tokens=Hydra, networks=DEIT_AND_SWIN
+    ),
+    "efficient": Mechanism(
+        "#8C564B",
+        {"feature_map": ("softmax", "softmax_tokens"), "normalizer": "sum"},
+        places=("maps",),
+        networks=DEIT_AND_SWIN,
+    ),
+    "linear_angular": Mechanism(
+        "#BCBD22", {"feature_map": "unit", "normalizer": "sum"}, tokens=LinearAngular, networks=DEIT_AND_SWIN
+    ),
+    "enhanced": Mechanism("#17BECF", {"feature_map": "relu"}, networks=DEIT_AND_SWIN, local_feed_forward=True),
+    "focused": Mechanism("#9467BD", {"feature_map": "focused"}, tokens=FocusedAttention, networks=DEIT_AND_SWIN),
+    "inline": Mechanism(
+        "#B8860B",
+        {"feature_map": "identity", "normalizer": "subtract"},
+        tokens=InLineAttention,
+        places=("maps",),
+        networks={**DEIT_AND_SWIN, "deit_tiny": {"num_heads": 6}, "swin_tiny": {"pattern": "LLLS"}},
+    ),
+    "mlla": Mechanism("#7F3C8D", tokens=MLLAAttention, networks=DEIT_AND_SWIN),
+    "agent": Mechanism(
+        "#A5AA99",
+        {"feature_map": "identity", "normalizer": "sum"},
+        tokens=AgentAttention,
+        networks={**DEIT_AND_SWIN, "swin_tiny": {"pattern": "LLLS"}},
+    ),
+    "rala": Mechanism(
+        "#D55E00",
+        {"weighting": "query_mean"},
+        PREFIX,
+        GatedAttention,
+        places=("maps", "sequences", "images"),
+        networks=DEIT_AND_SWIN,
+    ),
+    "mala": Mechanism(
+        "#009E73",
+        {"normalizer": "magnitude"},
+        tokens=GatedAttention,
+        places=("maps", "sequences", "images"),
+        networks=DEIT_AND_SWIN,
+    ),
+    "rala_mala": Mechanism(
+        "#CC79A7",
+        {"weighting": "query_mean", "normalizer": "magnitude"},
+        PREFIX,
+        GatedAttention,
+        places=("maps", "sequences"),
+        networks=DEIT,
+    ),
+}
+LINEAR_AXES: dict[str, Mapping[str, Any]] = {
+    name: mechanism.axes for name, mechanism in MECHANISMS.items() if mechanism.axes is not None
+}
+"""The options of `linear_attention` of each linear mechanism."""
+
+
+def at(place: str) -> dict[str, Mechanism]:
+    """The mechanisms that stand in a place."""
+    return {name: mechanism for name, mechanism in MECHANISMS.items() if place in mechanism.places}

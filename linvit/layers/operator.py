@@ -1,0 +1,280 @@
+"""The attention operator of a layer: the chosen mechanism, with learned axes where they are asked for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.layers import use_fused_attn
+from torch import Tensor, nn
+from torch.nn.functional import normalize, scaled_dot_product_attention
+
+from linvit.layers.cache import AttentionCache, KeyValues
+from linvit.layers.checks import known
+from linvit.ops import Rotary, State, attention_scores, linear_attention
+from linvit.ops.feature_map import query_and_key_map
+from linvit.ops.normalizer import resolve_normalizer
+from linvit.ops.position import rotate
+
+LEARNED = "learned"
+BIDIRECTIONAL = ("uniform", "query_mean")
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What enters one attention operator, and what follows from it.
+
+    query, key, value: (batch, heads, tokens, width), before feature map and rotation.
+    options: of `linear_attention`; None for softmax attention.
+    rotary: rotation of queries and keys.
+    read_share, value_share: the output is read_share × what a token reads + value_share × its own value.
+    causal: each of the last tokens, the queries, sees itself and those before it.
+    key_mask: True where a token counts, (batch, tokens).
+    bias: added to the logits of softmax attention, (batch, heads, queries, tokens).
+    cache: the tokens read before these; linear attention adds these to it, softmax attention has done so.
+    x, gate, grid, num_prefix, packing: for the steps after the operator: what the layer was given, what it has made of
+        that for its gate, and where the tokens stand: (height, width) of those behind the first num_prefix, or the
+        Packing of documents.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: Mapping[str, Any] | None
+    rotary: Rotary | None = None
+    read_share: float = 1.0
+    value_share: float = 0.0
+    causal: bool = False
+    key_mask: Tensor | None = None
+    bias: Tensor | None = None
+    cache: AttentionCache | None = None
+    x: Tensor | None = None
+    gate: Tensor | None = None
+    grid: tuple[int, int] = (0, 0)
+    num_prefix: int = 0
+    packing: Any = None
+
+    def output(self, fused: bool = True) -> Tensor:
+        """(batch, heads, queries, width): scores @ value without the matrix, where `fused` or linear."""
+        if self.options is not None:
+            read = self._linear_output("auto" if fused else "torch")
+        else:
+            read = self._fused_softmax() if fused else self.product()
+        return read if self.value_share == 0 else self.read_share * read + self.value_share * self.value
+
+    def product(self) -> Tensor:
+        """scores @ value, without the shares."""
+        scores = self._scores()
+        return (scores @ self.value.to(scores.dtype)).to(self.value.dtype)
+
+    def scores(self) -> Tensor:
+        """The matrix that multiplies the values, (batch, heads, queries, tokens)."""
+        scores = self._scores()
+        if self.value_share == 0:
+            return scores
+        identity = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
+        return self.read_share * scores + self.value_share * identity
+
+    def rotated(self) -> tuple[Tensor, Tensor]:
+        """Query and key, turned where there is a rotation."""
+        if self.rotary is None:
+            return self.query, self.key
+        return rotate(self.query, self.rotary), rotate(self.key, self.rotary)
+
+    def _linear_output(self, backend: str) -> Tensor:
+        tokens, options = (self.query, self.key, self.value), self._linear_options()
+        if self.cache is None:
+            return linear_attention(*tokens, backend=backend, **options)
+        state = State.empty(self.query, self.value) if self.cache.read is None else self.cache.read
+        read, self.cache.read = linear_attention(*tokens, backend=backend, state=state, **options)
+        return read
+
+    def _linear_options(self) -> dict[str, Any]:
+        return {"rotary": self.rotary, "key_mask": self.key_mask, "causal": self.causal, **(self.options or {})}
+
+    def _scores(self) -> Tensor:
+        if self.options is not None:
+            return attention_scores(self.query, self.key, **self._linear_options())
+        query, key = self.rotated()
+        logits, bias = query * query.shape[-1] ** -0.5 @ key.mT, self._bias()
+        return (logits if bias is None else logits + bias).softmax(-1)
+
+    def _fused_softmax(self) -> Tensor:
+        whole = self.causal and self.bias is None and self.query.shape[-2] == self.key.shape[-2]
+        bias = None if whole else self._bias()
+        return scaled_dot_product_attention(*self.rotated(), self.value, attn_mask=bias, is_causal=whole)
+
+    def _bias(self) -> Tensor | None:
+        """The bias with -∞ where softmax attention does not look."""
+        bias, (queries, keys) = self.bias, (self.query.shape[-2], self.key.shape[-2])
+        if self.causal and queries > 1:
+            later = torch.ones(queries, keys, dtype=torch.bool, device=self.key.device).triu(1 + keys - queries)
+            bias = (self.query.new_zeros(queries, keys) if bias is None else bias).masked_fill(later, -torch.inf)
+        if self.key_mask is not None:
+            bias = self.query.new_zeros(1, 1, 1, keys) if bias is None else bias
+            bias = bias.masked_fill(~self.key_mask[:, None, None, :], -torch.inf)
+        return bias
+
+
+class Operator(nn.Module):
+    """What an attention computes between its tokens, with the parameters of the axes that are learned.
+
+    Args:
+        mechanism: a name in MECHANISMS.
+        heads, head_width: heads and their width.
+        feature_map: other than the mechanism's own.
+        weighting: other than the mechanism's own; "learned" puts a learned vector for each head in place of the mean
+            query.
+        normalizer: other than the mechanism's own; "learned" reads β·s·num·v - γ·u with a learned β (at first 1) and γ
+            (at first 0) for each head.
+        causal: whether each token sees itself and those before it.
+        place: where the attention stands, see `known_mechanism`.
+
+    What is learned is kept as vectors, which timm and so our recipes do not decay.
+
+    Raises:
+        ValueError: for softmax with other axis values, and for an unknown one.
+    """
+
+    def __init__(
+        self,
+        mechanism: str,
+        heads: int,
+        head_width: int,
+        feature_map: str | tuple[str, str] | None = None,
+        weighting: str | None = None,
+        normalizer: str | None = None,
+        causal: bool = False,
+        place: str | None = None,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        given = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
+        changes = {axis: value for axis, value in given.items() if value is not None}
+        axes = known_mechanism(mechanism, place).axes_of(causal)
+        if axes is None and changes:
+            raise ValueError(f"`mechanism` {mechanism!r} takes no {', '.join(changes)}: choose a linear one")
+        _check_axes(changes)
+        self.mechanism, self.heads, self.causal = mechanism, heads, causal
+        self.fused = use_fused_attn()
+        self.options = None if axes is None else {**axes, **changes}
+        self.mean_query = self.beta = self.gamma = None
+        if changes.get("weighting") == LEARNED:
+            self.mean_query = nn.Parameter(torch.empty(heads * head_width, device=device, dtype=dtype))
+        if changes.get("normalizer") == LEARNED:
+            self.beta = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
+            self.gamma = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform weights; β = 1, γ = 0."""
+        for parameter, value in ((self.mean_query, 0.0), (self.beta, 1.0), (self.gamma, 0.0)):
+            if parameter is not None:
+                nn.init.constant_(parameter, value)
+
+    def operands(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rotary: Rotary | None = None,
+        feature_map: Callable | None = None,
+        cache: AttentionCache | None = None,
+        **others: Any,
+    ) -> Operands:
+        """Operands of tokens (batch, heads, tokens, width).
+
+        feature_map: goes before the axis value. cache: the tokens read before these, of causal attention; softmax
+        attention appends these at once. others: further fields of Operands.
+        """
+        if self.options is None:
+            if self.mechanism == "softmax_unit_query":
+                query = normalize(query, dim=-1) * query.shape[-1] ** 0.5
+            if cache is not None:
+                query, key = Operands(query, key, value, None, rotary).rotated()
+                rotary, cache.read = None, cache.read or KeyValues()
+                key, value = cache.read.append(key, value)
+            return Operands(query, key, value, None, rotary, causal=self.causal, cache=cache, **others)
+        options = dict(self.options) if feature_map is None else {**self.options, "feature_map": feature_map}
+        if self.mean_query is not None:
+            options["weighting"] = self._learned_weights(key, options)
+        if self.beta is not None:
+            options["normalizer"] = self._learned_normalizer
+        return Operands(query, key, value, options, rotary, causal=self.causal, cache=cache, **others)
+
+    def _learned_weights(self, key: Tensor, options: Mapping[str, Any]) -> Tensor:
+        _, key_map = query_and_key_map(options.get("feature_map", "elu1"), every_token_counts=True)
+        query = self.mean_query.unflatten(0, (self.heads, 1, -1))
+        return (key_map(key) * query * key.shape[-1] ** -0.5).sum(-1).softmax(-1)
+
+    def _learned_normalizer(
+        self, num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        beta, gamma = (x.unflatten(0, (self.heads, 1, 1)) for x in (self.beta, self.gamma))
+        gain = (scale * beta).expand_as(den)
+        return gain, gain * num - gamma
+
+    def forward(self, operands: Operands) -> Tensor:
+        """What the queries read, (batch, heads, queries, width)."""
+        return operands.output(self.fused)
+
+    def as_map(self, y: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(batch, heads, tokens, width) as a map (batch, heads × width, height, width), channels last in memory."""
+        return y.transpose(1, 2).reshape(y.shape[0], *grid, -1).permute(0, 3, 1, 2)
+
+
+class AttentionSteps(nn.Module):
+    """An attention in steps, proj(gated(with_local(operator(operands(x))))); a class changes those that differ.
+
+    Its forward and the analysis share these steps. After the operator its output is `arranged` as suits the class.
+    """
+
+    operator: Operator
+
+    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
+        """What the operator returned, (batch, heads, tokens, width), as the next steps take it; the same here."""
+        return mixed
+
+    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
+        """With the local term added; y itself where there is none."""
+        return y
+
+    def gated(self, y: Tensor, operands: Operands) -> Tensor:
+        """Times the gate; y itself where there is none."""
+        return y
+
+    def by_head(self, y: Tensor) -> Tensor:
+        """What these steps return as (batch, heads, tokens, width)."""
+        return y
+
+    def attended(self, operands: Operands) -> Tensor:
+        """What goes to the projection."""
+        y = self.arranged(self.operator(operands), operands)
+        return self.gated(self.with_local(y, operands), operands)
+
+
+def merged(x: Tensor) -> Tensor:
+    """(batch, heads, tokens, width) to (batch, tokens, heads × width)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def known_mechanism(name: str, place: str | None = None):
+    """The entry of the table of mechanisms.
+
+    Raises:
+        ValueError: if there is none, or none for that place; the message lists those that there are.
+    """
+    from linvit.layers import mechanisms  # which names classes that are made of operators
+
+    return known("mechanism", name, mechanisms.MECHANISMS if place is None else mechanisms.at(place))
+
+
+def _check_axes(changes: Mapping[str, Any]) -> None:
+    """Unknown names are refused when the network is made, not when it first sees an image."""
+    if "feature_map" in changes:
+        query_and_key_map(changes["feature_map"], every_token_counts=True)
+    if changes.get("normalizer", LEARNED) != LEARNED:
+        resolve_normalizer(changes["normalizer"])
+    if "weighting" in changes:
+        known("weighting", changes["weighting"], dict.fromkeys((*BIDIRECTIONAL, LEARNED)))
