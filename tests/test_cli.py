@@ -99,7 +99,7 @@ def test_eval_counts_every_image_once_for_both_networks(run, capsys):
 
 
 def test_eval_prints_a_table_for_a_checkpoint_too(run, capsys):
-    assert main(["eval", str(run / "checkpoints" / "last.ckpt"), "--data", "digits"]) == 0
+    assert main(["eval", str(run / "checkpoints" / "last.ckpt"), "data=digits"]) == 0
     shown = capsys.readouterr().out
     assert "top-1" in shown
     assert "360" in shown
@@ -110,7 +110,7 @@ def test_eval_reads_a_folder_in_the_order_of_the_trained_classes(run, pictures, 
     for number, target in enumerate(targets):
         (tmp_path / str(target)).mkdir(exist_ok=True)
         (tmp_path / str(target) / f"{number}.png").write_bytes((pictures / f"{number}.png").read_bytes())
-    assert main(["eval", str(run), "--data", str(tmp_path), "--workers", "0", "--json"]) == 0
+    assert main(["eval", str(run), f"data.root={tmp_path}", "data.num_workers=0", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["raw"]
     assert main(["predict", str(run), str(pictures), "--weights", "raw", "--output", str(tmp_path / "p.json")]) == 0
     named = [row["predictions"][0]["class"] for row in json.loads((tmp_path / "p.json").read_text())]
@@ -171,7 +171,7 @@ def test_convert_writes_what_timm_reads(tmp_path, capsys):
 
 def test_eval_and_predict_take_a_model_and_a_file_of_weights(weights, pictures, tmp_path, capsys):
     where = ["--model", "ravlt_nano", "--checkpoint", str(weights)]
-    assert main(["eval", *where, "--data", "digits", "--json"]) == 0
+    assert main(["eval", *where, "data=digits", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
     assert (list(measured), measured["raw"]["images"]) == (["raw"], 360)
     assert main(["predict", *where, str(pictures), "--output", str(tmp_path / "table.json")]) == 0

@@ -170,11 +170,9 @@ class Batches(DataLoader[Any]):
             if images is not None:
                 yield images, targets
         if len(self.complaints) > max(before, NAMED):
+            count, limit = len(self.complaints), self.max_corrupt
             logger.warning(
-                "%d files have been left out, of at most %d; the first %d are named above.",
-                len(self.complaints),
-                self.max_corrupt,
-                NAMED,
+                "%d files have been left out, of at most %d; the first %d are named above.", count, limit, NAMED
             )
 
     def _leave_out(self, complaint: str) -> None:

@@ -12,7 +12,7 @@ from linvit.analysis.cost import Cost, count_cost
 from linvit.models.by_name import create_classifier
 from linvit.runs.progress import tracked
 from linvit.runs.recipe import base_of, read_recipe
-from linvit.runs.settings import check_names
+from linvit.runs.settings import check_names, group
 from linvit.runs.tasks import TASKS
 
 Rows = list[dict[str, Any]]
@@ -130,7 +130,8 @@ def _count(file: Path) -> Cost:
     if config is None:
         raise ValueError(f"{file} names the model {name!r}, which timm does not know: `linvit models` lists ours.")
     size = (values.get("data") or {}).get("size", config.input_size[-1])
-    network = create_classifier({**values["model"], "device": "meta"}, config.num_classes, 3)
+    with group("model", None):
+        network = create_classifier({**values["model"], "device": "meta"}, config.num_classes, 3)
     return count_cost(network, (3, size, size))
 
 

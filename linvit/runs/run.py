@@ -107,7 +107,7 @@ class Run:
             overrides = {("name" if str(data) in self.spec.sources else "root"): str(data), **overrides}
         name = overrides.pop("name", None) or self._source_name(settings.pop("name", None), overrides)
         if name is None:
-            raise ValueError("This network names no data: say on what to evaluate with `root`, a folder, or `name`.")
+            raise ValueError("This network names no data: give a folder or a name such as digits as `data`.")
         stored = settings if name == ((self.recipe or {}).get("data") or {}).get("name") else {}
         stored.pop("name", None)
         return self.spec.open_source(self, name, {**stored, **overrides})

@@ -59,7 +59,7 @@ def check_first_epoch_is_kept(run, straight):
 def test_a_full_disk_stops_with_one_sentence_and_resume_goes_on(straight, tmp_path, room):
     recipe = write_recipe(tmp_path, trainer=SOON)
     assert (straight / "checkpoints" / "last.ckpt").stat().st_size > 2_000_000
-    with small_files() as limit, pytest.raises(OSError, match=r"could not be written .*go on with --resume") as error:
+    with small_files() as limit, pytest.raises(OSError, match=r"could not be written .*train again with `resume=True`") as error:
         train_folder(recipe, callbacks=[Before(4, lambda: limit(room))])
     assert "\n" not in str(error.value)
     check_first_epoch_is_kept(tmp_path / "run", straight)
@@ -72,7 +72,7 @@ def test_checkpoints_that_can_no_longer_be_written_stop_with_one_sentence(straig
         folder.rename(tmp_path / "kept")
         folder.touch()
 
-    with pytest.raises(OSError, match=r"last\.ckpt could not be written .*go on with --resume"):
+    with pytest.raises(OSError, match=r"last\.ckpt could not be written .*train again with `resume=True`"):
         train_folder(write_recipe(tmp_path, trainer=SOON), callbacks=[Before(4, block)])
     folder.unlink()
     (tmp_path / "kept").rename(folder)
@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path, capsy
     (tmp_path / "file").touch()
     assert main(["train", str(write_recipe(tmp_path)), f"folder={tmp_path / 'file' / 'run'}"]) == 2
     said = capsys.readouterr()
-    assert f"The folder {tmp_path / 'file' / 'run' / 'checkpoints'} cannot be written (Not a directory)" in said.err
+    assert f"The folder {tmp_path / 'file' / 'run'} cannot be written (Not a directory)" in said.err
     assert "epoch" not in said.out
 
 
@@ -119,8 +119,8 @@ def test_a_reading_process_that_dies_stops_with_one_sentence(tmp_path, monkeypat
     capsys.readouterr()
     assert main(["train", recipe, "--resume", "data.num_workers=1"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("linvit: A process that reads data died (DataLoader worker")
-    assert said.rstrip().endswith("a run goes on with --resume.")
+    assert said.startswith("linvit: A process that reads data was killed (DataLoader worker")
+    assert said.rstrip().endswith("a training continues with --resume.")
     assert len(said.strip().splitlines()) == 1
     assert content(tmp_path / "run")["global_step"] == before
 

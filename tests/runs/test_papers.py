@@ -82,9 +82,9 @@ def test_a_run_on_names_is_measured_on_folders_of_class_indices(runs, tmp_path, 
         fill(tmp_path / str(index), 2, hue=index)
     for name, index in zip(CLASSES, range(3), strict=True):
         fill(tmp_path / "named" / name, 2, hue=index)
-    by_name = measured(capsys, runs / "ravlt", "--data", tmp_path / "named")
+    by_name = measured(capsys, runs / "ravlt", f"data={tmp_path / 'named'}")
     (tmp_path / "named").rename(tmp_path.parent / "elsewhere")
-    assert measured(capsys, runs / "ravlt", "--data", tmp_path) == by_name
+    assert measured(capsys, runs / "ravlt", f"data={tmp_path}") == by_name
 
 
 def test_a_teacher_of_other_classes_is_refused_before_training(imagenet, tmp_path, capsys):

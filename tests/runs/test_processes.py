@@ -101,7 +101,7 @@ def check_lost_process(launcher, rank, two, folder):
     said = [line for line in stopped.stdout.splitlines() if line.startswith("linvit: ")]
     assert len(said) == 1, stopped.stdout
     assert f"so process {1 - rank} stopped too" in said[0]
-    assert f"--resume goes on from {folder / 'run' / 'checkpoints' / 'last.ckpt'}" in said[0]
+    assert f"--resume to continue from {folder / 'run' / 'checkpoints' / 'last.ckpt'}" in said[0]
     assert "GLHF" not in stopped.stdout
     assert len(curve(folder / "run")) == 1
     resumed = start(LIGHTNING, recipe, "--resume")

@@ -1,6 +1,7 @@
 """Images with a map of labels, in ADE20K's layout: images/training/X.jpg and annotations/training/X.png."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from linvit.data.dense.annotations import allow
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
 from linvit.data.images.image import CorruptImageError
+from linvit.data.source import reason_of
 
 SPLITS = {"train": "training", "val": "validation"}
 CLASSES = 150
@@ -33,8 +35,7 @@ class Ade20k(DenseSource):
     root: folder with images/{training,validation} and annotations/{training,validation}. reduces_zero_label: 0 in the
     files means ignored and 1 is the first class; else 0 is the first class. num_labels: number of classes, by default
     those named in the root's objectInfo*.txt, else 150. class_names: in the order of the labels, in place of that file.
-    max_corrupt: how many images or maps that cannot be used are left out, named, before the run stops. Raises
-    ValueError for a folder without images.
+    options: see DenseSource. Raises ValueError for a folder without images.
     """
 
     task = "segmentation"
@@ -52,15 +53,9 @@ class Ade20k(DenseSource):
         reduces_zero_label: bool = True,
         num_labels: int | None = None,
         class_names: list[str] | None = None,
-        batch_size: int = 2,
-        val_batch_size: int = 1,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        max_corrupt: int = 0,
-        seed: int = 0,
-        num_workers: int = 4,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size, val_batch_size, long_side, short_side, mean, std, max_corrupt, seed, num_workers)
+        super().__init__(long_side, short_side, **options)
         self.assemble = stack_maps
         self.root = Path(root)
         self.reduces_zero_label = reduces_zero_label
@@ -87,7 +82,7 @@ class Ade20k(DenseSource):
         return self._maps("train", self.transform)
 
     def val_set(self) -> Dataset[Any]:
-        return self._maps("val", ImageAlone(self.preprocessing.transform()))
+        return self._maps("val", partial(_image_alone, self.preprocessing.transform()))
 
     def raw_maps(self, split: str) -> tuple["LabelledMaps", list[str]]:
         """Untransformed images and maps of "train" or "val", and a sentence for each file without its partner."""
@@ -134,14 +129,8 @@ class LabelledMaps(Dataset[Any]):
         return len(self.pairs)
 
 
-class ImageAlone:
-    """Transforms the image and leaves its map as it is."""
-
-    def __init__(self, transform: Callable[[Any], Tensor]) -> None:
-        self.transform = transform
-
-    def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return self.transform(image), labels.as_subclass(Tensor)
+def _image_alone(transform: Callable[[Any], Tensor], image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return transform(image), labels.as_subclass(Tensor)
 
 
 def read_map(path: Path, num_classes: int, reduces_zero_label: bool = True) -> Tensor:
@@ -154,8 +143,9 @@ def read_map(path: Path, num_classes: int, reduces_zero_label: bool = True) -> T
             image.load()
             mode, values = image.mode, np.asarray(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CorruptImageError(f"{path} is not a readable map of labels ({reason}): replace the file.") from error
+        raise CorruptImageError(
+            f"{path} is not a readable map of labels ({reason_of(error)}): replace the file."
+        ) from error
     if mode not in ("L", "P"):
         raise CorruptImageError(f"{path} has the mode {mode}, expected one channel of 8 bits: save labels as they are.")
     first, last = (1, num_classes) if reduces_zero_label else (0, num_classes - 1)

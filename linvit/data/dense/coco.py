@@ -43,9 +43,9 @@ class Coco(DenseSource):
     images/train2017 or images/train; for val likewise. resizing: how training images are scaled: single, multiscale
     (short side from short_sides), detr (that, or shrunk to one of crop_short_sides, cropped to crop_range, then that),
     jitter (large-scale, to a square of jitter_size). flip: probability. groups_shapes: wide and tall images come in
-    different batches, as far as they fill them. max_corrupt, max_bad_annotations: how many images and annotations that
-    cannot be used are left out, named, before the run stops. class_names: fixes the order of the classes, else it is
-    that of the category ids. Raises ValueError for files that are missing or cannot be used.
+    different batches, as far as they fill them. max_bad_annotations: how many annotations that cannot be used may be
+    left out before the run stops. class_names: fixes the order of the classes, else it is that of the category ids.
+    options: see DenseSource. Raises ValueError for files that are missing or cannot be used.
     """
 
     task = "detection"
@@ -64,17 +64,11 @@ class Coco(DenseSource):
         needs_masks: bool = True,
         keeps_empty: bool = False,
         groups_shapes: bool = True,
-        batch_size: int = 2,
-        val_batch_size: int = 1,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        max_corrupt: int = 0,
         max_bad_annotations: int = 0,
         class_names: list[str] | None = None,
-        seed: int = 0,
-        num_workers: int = 4,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size, val_batch_size, long_side, short_side, mean, std, max_corrupt, seed, num_workers)
+        super().__init__(long_side, short_side, **options)
         self.assemble = as_lists
         if resizing not in RESIZINGS:
             raise ValueError(f"`resizing` is {resizing!r}, expected one of {', '.join(RESIZINGS)}.")

@@ -46,11 +46,7 @@ def to_counts(mask: np.ndarray) -> dict[str, Any]:
 
 def box_around(mask: np.ndarray) -> tuple[float, float, float, float]:
     """x, y, width and height of the smallest box around a mask's pixels; zeros where there are none."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    if not len(rows):
-        return 0.0, 0.0, 0.0, 0.0
-    left, top = float(columns[0]), float(rows[0])
-    return left, top, float(columns[-1] + 1 - left), float(rows[-1] + 1 - top)
+    return tuple(_runs().toBbox(to_runs(mask)).tolist())
 
 
 @cache

@@ -35,7 +35,8 @@ class DensePreprocessing:
 class DenseSource(Source):
     """RGB images scaled to fit long_side and short_side (pixels), keeping their ratio.
 
-    mean, std: per channel, in 0..1, ImageNet's by default. Raises ValueError for sides out of range.
+    mean, std: per channel, in 0..1, ImageNet's by default. max_corrupt: how many images that cannot be used may be left
+    out before the run stops. Raises ValueError for sides out of range.
     """
 
     preprocessing: DensePreprocessing  # type: ignore[assignment]
@@ -43,15 +44,15 @@ class DenseSource(Source):
 
     def __init__(
         self,
-        batch_size: int,
-        val_batch_size: int,
         long_side: int,
         short_side: int,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
-        max_corrupt: int,
-        seed: int,
-        num_workers: int,
+        batch_size: int = 2,
+        val_batch_size: int = 1,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        max_corrupt: int = 0,
+        seed: int = 0,
+        num_workers: int = 4,
     ) -> None:
         super().__init__(batch_size, seed, num_workers, max_corrupt)
         if not SMALLEST <= short_side <= long_side:

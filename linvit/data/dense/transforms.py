@@ -219,10 +219,7 @@ def jitter(long_side: int, short_side: int, jitter_size: int, mean: Sequence[flo
 
 
 RESIZINGS: Mapping[str, Callable[..., list[v2.Transform]]] = {
-    "single": single,
-    "multiscale": multiscale,
-    "detr": detr,
-    "jitter": jitter,
+    resizing.__name__: resizing for resizing in (single, multiscale, detr, jitter)
 }
 
 

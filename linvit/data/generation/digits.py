@@ -1,6 +1,7 @@
 """Digits as images to generate, and how generated values become pixels."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class DigitImages(Digits):
 
     Args:
         size: Side in pixels; other than 8, they are scaled bilinearly.
-        batch_size, held_out, split, seed, num_workers: See Digits.
+        options: See Digits.
 
     Raises ValueError for no pixels, and as Digits.
     """
@@ -47,16 +48,8 @@ class DigitImages(Digits):
     task = "diffusion"
     preprocessing: GenerationPreprocessing  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        size: int = 8,
-        batch_size: int = 128,
-        held_out: float = 0.2,
-        split: int = 0,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
+    def __init__(self, size: int = 8, batch_size: int = 128, **options: Any) -> None:
         if size < 1:
             raise ValueError(f"`size` is {size} px, expected 1 or more: set it higher.")
-        super().__init__(32, 1, batch_size, 0, held_out, split, seed, num_workers)
+        super().__init__(32, 1, batch_size, 0, **options)
         self.preprocessing = GenerationPreprocessing((size, size), (0.5,), (0.5,))

@@ -23,7 +23,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from linvit.data.generation.digits import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
-from linvit.data.source import Source
+from linvit.data.source import Source, reason_of
 from linvit.files import check_writable, replacing, write_json
 
 ABOUT = "latents.json"
@@ -202,7 +202,7 @@ def open_autoencoder(name: str) -> tuple[nn.Module, torch.device]:
             autoencoder = AutoencoderKL.from_pretrained(name)
         except Exception as error:  # the library raises many kinds
             raise ValueError(
-                f"The autoencoder {name} cannot be read ({str(error).splitlines()[0].rstrip('.')}): give a folder"
+                f"The autoencoder {name} cannot be read ({reason_of(error)}): give a folder"
                 " that diffusers wrote, or a name on the Hugging Face hub."
             ) from error
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

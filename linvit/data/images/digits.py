@@ -1,5 +1,6 @@
 """The 1,797 real handwritten digits that ship with scikit-learn: nothing to download."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,30 +57,24 @@ class Digits(Source):
         self.max_shift = max_shift
         self.held_out = held_out
         self.split = split
-        self._tensors: tuple[Tensor, ...] | None = None
 
-    def setup(self, stage: str | None = None) -> None:
-        if self._tensors is None:
-            pixels, labels = load_digits(return_X_y=True)
-            indices = torch.arange(len(labels))
-            train, val = train_test_split(indices, test_size=self.held_out, random_state=self.split, stratify=labels)
-            images = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
-            images = interpolate(images, self.preprocessing.size, mode="bilinear", align_corners=False)
-            images = ((images - self.preprocessing.mean[0]) / self.preprocessing.std[0]).expand(
-                -1, self.channels, -1, -1
-            )
-            targets = torch.from_numpy(labels).long()
-            self._tensors = images[train], targets[train], images[val], targets[val]
+    @cached_property
+    def _tensors(self) -> list[tuple[Tensor, Tensor]]:
+        """Images and targets of both splits."""
+        pixels, labels = load_digits(return_X_y=True)
+        indices = torch.arange(len(labels))
+        splits = train_test_split(indices, test_size=self.held_out, random_state=self.split, stratify=labels)
+        images = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
+        images = interpolate(images, self.preprocessing.size, mode="bilinear", align_corners=False)
+        images = (images - self.preprocessing.mean[0]) / self.preprocessing.std[0]
+        images, targets = images.expand(-1, self.channels, -1, -1), torch.from_numpy(labels).long()
+        return [(images[split], targets[split]) for split in splits]
 
     def train_set(self) -> Dataset[Any]:
-        self.setup()
-        images, targets, _, _ = self._tensors
-        return Shifted(images, targets, self.max_shift)
+        return Shifted(*self._tensors[0], self.max_shift)
 
     def val_set(self) -> Dataset[Any]:
-        self.setup()
-        _, _, images, targets = self._tensors
-        return Shifted(images, targets, 0)
+        return Shifted(*self._tensors[1], 0)
 
 
 class Shifted(Dataset[Any]):

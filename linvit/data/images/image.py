@@ -9,6 +9,8 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
+from linvit.data.source import reason_of
+
 SMALLEST = 32
 MODES = {1: "L", 3: "RGB"}
 
@@ -75,9 +77,8 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
             image.load()
             return converted(image, channels)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptImageError(
-            f"{name or file} is not a readable image ({reason}): replace or remove the file."
+            f"{name or file} is not a readable image ({reason_of(error)}): replace or remove the file."
         ) from error
 
 

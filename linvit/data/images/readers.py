@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import MODES, CorruptImageError, open_image
 from linvit.data.order import Batches, Streamed, share
+from linvit.data.source import reason_of
 
 STREAMS = ("wds", "tfds", "hfids")
 INDEXED = ("", "hfds")
@@ -146,10 +147,9 @@ class TimmImages(AugmentedSource):
                 **arguments,
             )
         except Exception as error:  # the kind depends on the reader
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
             raise ValueError(
-                f"timm's reader {self.reader or 'of files'} cannot open the split {name!r} of {root} ({reason}): set"
-                " `reader`, `root`, `train_split` and `val_split` to what is there."
+                f"timm's reader {self.reader or 'of files'} cannot open the split {name!r} of {root}"
+                f" ({reason_of(error)}): set `reader`, `root`, `train_split` and `val_split` to what is there."
             ) from error
 
     def _check_files(self, root: Path, split: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from linvit.data.hub import load_rows
 from linvit.data.speech.audio import CorruptAudioError, read_audio
 from linvit.data.speech.librispeech import LibriSpeech, Utterance
 
@@ -90,13 +91,6 @@ class HuggingFaceSpeech(LibriSpeech):
         if name not in self._splits:
             import datasets
 
-            try:
-                columns = datasets.load_dataset(**self.asked, split=name)
-                self._splits[name] = columns.cast_column(self.sound, datasets.Audio(decode=False))
-            except Exception as error:  # the kind depends on what is wrong
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-                raise ValueError(f"The data set {self.asked['path']} cannot be read: {reason}.") from error
-            if self.text not in self._splits[name].column_names:
-                columns = ", ".join(self._splits[name].column_names)
-                raise ValueError(f"The data set has no column {self.text!r}: set `text` to one of {columns}.")
+            rows = load_rows(self.asked, name, text=self.text, sound=self.sound)
+            self._splits[name] = rows.cast_column(self.sound, datasets.Audio(decode=False))
         return self._splits[name]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,8 @@ def _transcripts(file: Path) -> str:
         raise ValueError(f"Transcripts must be UTF-8, but {file} is not: re-save it as UTF-8.") from error
 
 
-@dataclass(frozen=True)
-class Reader:
-    """Samples of an utterance's file, at this rate in hertz."""
-
-    rate: int
-
-    def __call__(self, utterance: Utterance) -> Tensor:
-        """Raises as read_audio."""
-        return read_audio(utterance.path, self.rate)
+def _read(rate: int, utterance: Utterance) -> Tensor:
+    return read_audio(utterance.path, rate)
 
 
 class Utterances(Dataset[Sample]):
@@ -193,35 +187,22 @@ class LibriSpeech(Source):
         self.masks = {"bands": bands, "band_width": band_width, "times": times, "time_share": time_share}
         _check_sizes(rate, mels, groups, self.masks)
         self._utterances: dict[str, list[Utterance]] = {}
-        self._names: list[str] | None = None
         self._tokenizer = ""
-        self._preprocessing: SpeechPreprocessing | None = None
 
-    @property
+    @cached_property
     def class_names(self) -> list[str]:  # type: ignore[override]
         """The names of the tokens, the blank first: those of the training transcripts, unless others were set."""
-        if self._names is None:
-            texts = [utterance.text for utterance in self.utterances("train")]
-            self._names, self._tokenizer = tokens_of(texts, self.units, self.num_tokens)
-        return self._names
+        texts = [utterance.text for utterance in self.utterances("train")]
+        names, self._tokenizer = tokens_of(texts, self.units, self.num_tokens)
+        return names
 
-    @class_names.setter
-    def class_names(self, names: list[str]) -> None:
-        self._names = names
-
-    @property
+    @cached_property
     def preprocessing(self) -> SpeechPreprocessing:  # type: ignore[override]
         """Features with the mean and deviation of up to MEASURED training utterances, unless others were set."""
-        if self._preprocessing is None:
-            names = self.class_names  # the tokenizer too
-            mean, std = self._measured()
-            corpus = f"{self.root.name}: {', '.join(self.subsets['train'])}, {len(names) - 1} {self.units}"
-            self._preprocessing = SpeechPreprocessing(self.rate, self.mels, mean, std, self._tokenizer, corpus)
-        return self._preprocessing
-
-    @preprocessing.setter
-    def preprocessing(self, preprocessing: SpeechPreprocessing) -> None:
-        self._preprocessing = preprocessing
+        names = self.class_names  # the tokenizer too
+        mean, std = self._measured()
+        corpus = f"{self.root.name}: {', '.join(self.subsets['train'])}, {len(names) - 1} {self.units}"
+        return SpeechPreprocessing(self.rate, self.mels, mean, std, self._tokenizer, corpus)
 
     def utterances(self, split: str) -> list[Utterance]:
         """Those of "train" or "val"."""
@@ -233,7 +214,7 @@ class LibriSpeech(Source):
 
     def reader(self) -> Callable[[Utterance], Tensor]:
         """What gives the samples of an utterance, in reading processes too; it raises as read_audio."""
-        return Reader(self.rate)
+        return partial(_read, self.rate)
 
     def train_set(self) -> Utterances:
         return self._set("train", self.masks)

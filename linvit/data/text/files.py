@@ -36,10 +36,11 @@ class TextPreprocessing:
 
 
 class TextSource(Source):
-    """Rows of `context` tokens and each one's next token, see Rows.
+    """Rows of tokens and each one's next token, see Rows.
 
-    tokenizer: "bytes", or a Hugging Face tokenizer's file or name. separator: its token between documents, where it is
-    not one of the usual. keeps_apart: whether a document sees nothing of another one in its row.
+    context: tokens in a row. batch_size: rows per batch. tokenizer: "bytes", or a Hugging Face tokenizer's file or
+    name. separator: its token between documents, where it is not one of the usual. keeps_apart: whether a document sees
+    nothing of another one in its row. seed: of the order of the rows. num_workers: processes that read.
     """
 
     task = "language"
@@ -49,13 +50,13 @@ class TextSource(Source):
 
     def __init__(
         self,
-        context: int,
-        batch_size: int,
-        tokenizer: str,
-        separator: str | None,
-        keeps_apart: bool,
-        seed: int,
-        num_workers: int,
+        context: int = 256,
+        batch_size: int = 16,
+        tokenizer: str = BYTES,
+        separator: str | None = None,
+        keeps_apart: bool = True,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
         if context < 2:
@@ -108,30 +109,14 @@ class Stdlib(FileText):
     """The .py files of the running Python's standard library, without tests and tables.
 
     Args:
-        context: Tokens in a row.
-        batch_size: Rows per batch.
         held_out: Share of the files that is never trained on, chosen by a hash of their names: the same everywhere.
-        tokenizer: "bytes", or a Hugging Face tokenizer's file or name.
-        separator: Its token between documents, where it is not one of the usual.
-        keeps_apart: Whether a document sees nothing of another one in its row.
-        seed: Of the order of the rows.
-        num_workers: Processes that read.
+        options: See TextSource.
 
     Raises ValueError for a share that leaves no file on one side.
     """
 
-    def __init__(
-        self,
-        context: int = 256,
-        batch_size: int = 16,
-        held_out: float = 0.03,
-        tokenizer: str = BYTES,
-        separator: str | None = None,
-        keeps_apart: bool = True,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
+    def __init__(self, held_out: float = 0.03, **options: Any) -> None:
+        super().__init__(**options)
         root = Path(sysconfig.get_paths()["stdlib"])
         files = [path for path in root.rglob("*.py") if not NOT_READ & set(path.relative_to(root).parts)]
         self.files = split_by_hash(root, files, held_out)
@@ -147,26 +132,14 @@ class TextFolder(FileText):
         root: The folder.
         suffixes: The endings of its text files.
         held_out: Share of the files that is held out, chosen by a hash of their names, where the folder has no val/.
-        context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers: See Stdlib.
+        options: See TextSource.
 
     With held_out 1 there is nothing to train on, only to evaluate. Raises ValueError for a folder that is missing, has
     no file on one side, or holds out no text.
     """
 
-    def __init__(
-        self,
-        root: str,
-        suffixes: Sequence[str] = (".txt",),
-        held_out: float = 0.03,
-        context: int = 256,
-        batch_size: int = 16,
-        tokenizer: str = BYTES,
-        separator: str | None = None,
-        keeps_apart: bool = True,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
+    def __init__(self, root: str, suffixes: Sequence[str] = (".txt",), held_out: float = 0.03, **options: Any) -> None:
+        super().__init__(**options)
         folder = Path(root)
         if not folder.is_dir():
             wrong = "is a file" if folder.exists() else "does not exist"

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from linvit.data.hub import load_rows
 from linvit.data.order import Batches, share
 from linvit.data.text.files import TextPreprocessing, TextSource
 from linvit.data.text.tokens import WIDTH, Rows, Stream, Tokenizer, dtype_for
@@ -123,22 +124,8 @@ class HuggingFaceText(TextSource):
 
     def documents(self, split: str, streaming: bool = False) -> Any:
         """The rows of a split, with the text in `column`."""
-        import datasets
-
         name = self.train_split if split == "train" or self.val_split is None else self.val_split
-        try:
-            rows = datasets.load_dataset(**self.asked, split=name, streaming=streaming)
-        except Exception as error:  # the kind depends on what is wrong
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise ValueError(
-                f"The data set {self.asked['path']} cannot be read ({reason}): set `path`, `configuration`,"
-                " `train_split` and `val_split` to what is there."
-            ) from error
-        if rows.column_names and self.column not in rows.column_names:
-            raise ValueError(
-                f"The data set {self.asked['path']} has no column {self.column!r}: set `column` to one of"
-                f" {', '.join(rows.column_names)}."
-            )
+        rows = load_rows(self.asked, name, streaming, column=self.column)
         if split == "train":
             return rows.skip(self.val_documents) if self.val_split is None else rows
         return rows.take(self.val_documents) if streaming else rows.select(range(min(len(rows), self.val_documents)))

@@ -46,7 +46,8 @@ class GeneratedSequences(Dataset[Any]):
 class RecallSource(Source):
     """Sequences with targets for the answers only.
 
-    length: training sequences; val_length: validation sequences. Both are generated from the seed.
+    length: training sequences. val_length: validation sequences. batch_size: sequences per batch. seed: of all
+    sequences. num_workers: processes that generate them.
     """
 
     task = "recall"
@@ -54,7 +55,14 @@ class RecallSource(Source):
     preprocessing: RecallPreprocessing  # type: ignore[assignment]
 
     def __init__(
-        self, words: str, vocabulary: int, length: int, val_length: int, batch_size: int, seed: int, num_workers: int
+        self,
+        words: str,
+        vocabulary: int,
+        length: int = 20_000,
+        val_length: int = 1000,
+        batch_size: int = 64,
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
         if length < 1 or val_length < 1:
@@ -89,11 +97,7 @@ class Recall(RecallSource):
         pairs: Keys with their values; a sequence has three tokens per pair.
         keys: Number of different keys.
         values: Number of different values.
-        length: Training sequences.
-        val_length: Validation sequences.
-        batch_size: Sequences per batch.
-        seed: Of all sequences.
-        num_workers: Processes that generate.
+        options: See RecallSource.
 
     Raises ValueError for more pairs than keys, and for no pair or sequence.
 
@@ -101,19 +105,9 @@ class Recall(RecallSource):
     in random order, after all pairs.
     """
 
-    def __init__(
-        self,
-        pairs: int = 16,
-        keys: int = 128,
-        values: int = 128,
-        length: int = 20_000,
-        val_length: int = 1000,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
+    def __init__(self, pairs: int = 16, keys: int = 128, values: int = 128, **options: Any) -> None:
         words = f"recall of {pairs} of {keys} keys, {values} values"
-        super().__init__(words, keys + values, length, val_length, batch_size, seed, num_workers)
+        super().__init__(words, keys + values, **options)
         if not 1 <= pairs <= keys or values < 2:
             raise ValueError(
                 f"`pairs` is {pairs}, `keys` is {keys} and `values` is {values}, expected 1 ≤ pairs ≤ keys and 2"
@@ -137,21 +131,12 @@ class Copy(RecallSource):
     Args:
         symbols: Symbols in a sequence.
         alphabet: Number of different symbols.
-        length, val_length, batch_size, seed, num_workers: See Recall.
+        options: See RecallSource.
     """
 
-    def __init__(
-        self,
-        symbols: int = 32,
-        alphabet: int = 32,
-        length: int = 20_000,
-        val_length: int = 1000,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
+    def __init__(self, symbols: int = 32, alphabet: int = 32, **options: Any) -> None:
         words = f"copies of {symbols} of {alphabet} symbols"
-        super().__init__(words, alphabet + 1, length, val_length, batch_size, seed, num_workers)
+        super().__init__(words, alphabet + 1, **options)
         if symbols < 1 or alphabet < 2:
             raise ValueError(
                 f"`symbols` is {symbols} and `alphabet` is {alphabet}, expected 1 and 2 or more: set them higher."

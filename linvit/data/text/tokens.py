@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from linvit.data.source import reason_of
+
 IGNORED = -100
 WIDTH = np.uint32
 BYTES = "bytes"
@@ -82,7 +84,7 @@ class HuggingFaceTokenizer:
             known = tokenizers.Tokenizer.from_file(str(path)) if path.is_file() else _from_hub(name)
         except Exception as error:  # the library raises plain Exceptions
             raise ValueError(
-                f"The tokenizer {name} cannot be read ({str(error).splitlines()[0].rstrip('.')}): give a"
+                f"The tokenizer {name} cannot be read ({reason_of(error)}): give a"
                 " tokenizer.json, a folder with one, or a name on the Hugging Face hub."
             ) from error
         self.tokenizer = known

@@ -80,18 +80,40 @@ class Proposals(RegionProposalNetwork):
         return score / count, total / count
 
 
+_DEVIATIONS = ((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1), (0.033, 0.033, 0.067, 0.067))
+
+
 class RegionDetector(GeneralizedRCNN):
     """A detector of two or more stages; images, targets and detections as in RetinaNet, with masks.
 
     Targets' masks are (n, height, width), bool or uint8; detected masks are bool (n, height, width).
+
+    Args:
+        backbone: four maps.
+        num_classes: classes without a background.
+        width: channels of neck and heads.
+        hidden: channels of the box heads' linear layers.
+        num_regions: regions of an image that the heads are trained on.
     """
 
     framework: str
+    proposals: tuple[int, float, bool]  # num_training, beta and inside of Proposals
+    steps: tuple[Step, ...]
+    box_head: tuple[int, int, str]  # num_convs, num_linear and box_loss of RegionHeads
     backbone_prefix = "backbone.body."
     has_masks = True
 
-    def __init__(self, backbone: DenseBackbone, proposals: Proposals, heads: RegionHeads):
-        super().__init__(PyramidBackbone(backbone, 0, "pool", heads.width), proposals, heads, ImageBatch())
+    def __init__(
+        self,
+        backbone: DenseBackbone,
+        num_classes: int,
+        width: int = 256,
+        hidden: int = 1024,
+        num_regions: int = 512,
+    ):
+        proposals = Proposals(width, *self.proposals)
+        heads = RegionHeads(num_classes, self.steps, *self.box_head, width, hidden, num_regions)
+        super().__init__(PyramidBackbone(backbone, 0, "pool", width), proposals, heads, ImageBatch())
 
     def forward(self, images: list[Tensor], targets: list[dict] | None = None):
         return super().forward(images, None if targets is None else known_objects(targets))
@@ -101,56 +123,22 @@ class RegionDetector(GeneralizedRCNN):
         return detector_state_dict(state_dict, self, self.framework)
 
 
-_DEVIATIONS = ((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1), (0.033, 0.033, 0.067, 0.067))
-
-
 class MaskRCNN(RegionDetector):
-    """Mask R-CNN of the released configuration: box head of two linear layers, L1 losses.
-
-    Args:
-        backbone: four maps.
-        num_classes: classes without a background.
-        width: channels of neck and heads.
-        hidden: channels of the box head's linear layers.
-        num_regions: regions of an image that the heads are trained on.
-    """
+    """Mask R-CNN of the released configuration: box head of two linear layers, L1 losses."""
 
     framework = "mask_rcnn"
-
-    def __init__(
-        self,
-        backbone: DenseBackbone,
-        num_classes: int,
-        width: int = 256,
-        hidden: int = 1024,
-        num_regions: int = 512,
-    ):
-        step = Step(0.5, 1.0, _DEVIATIONS[0], low_quality=True)
-        super().__init__(
-            backbone,
-            Proposals(width, 1000, beta=0.0, inside=False),
-            RegionHeads(num_classes, [step], 0, 2, "l1", width, hidden, num_regions),
-        )
+    proposals = (1000, 0.0, False)
+    steps = (Step(0.5, 1.0, _DEVIATIONS[0], low_quality=True),)
+    box_head = (0, 2, "l1")
 
 
 class CascadeMaskRCNN(RegionDetector):
     """Cascade Mask R-CNN of the released configuration: three steps, box heads of four convolutions and one linear
-    layer, GIoU loss on decoded boxes. Arguments as in MaskRCNN."""
+    layer, GIoU loss on decoded boxes."""
 
     framework = "cascade_mask_rcnn"
-
-    def __init__(
-        self,
-        backbone: DenseBackbone,
-        num_classes: int,
-        width: int = 256,
-        hidden: int = 1024,
-        num_regions: int = 512,
-    ):
-        triples = zip((0.5, 0.6, 0.7), (1.0, 0.5, 0.25), _DEVIATIONS, strict=True)
-        steps = [Step(*triple, low_quality=False) for triple in triples]
-        super().__init__(
-            backbone,
-            Proposals(width, 2000, beta=1 / 9, inside=True),
-            RegionHeads(num_classes, steps, 4, 1, "giou", width, hidden, num_regions),
-        )
+    proposals = (2000, 1 / 9, True)
+    steps = tuple(
+        Step(*triple, low_quality=False) for triple in zip((0.5, 0.6, 0.7), (1.0, 0.5, 0.25), _DEVIATIONS, strict=True)
+    )
+    box_head = (4, 1, "giou")

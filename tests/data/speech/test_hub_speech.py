@@ -43,6 +43,7 @@ def test_its_utterances_are_those_of_the_same_files(files, speech):
     ("settings", "message"),
     [
         ({"text": "said"}, "has no column 'said': set `text` to one of audio, text"),
+        ({"sound": "wave"}, "has no column 'wave': set `sound` to one of audio, text"),
         ({"train": ["nowhere"]}, "cannot be read"),
     ],
 )
