@@ -71,6 +71,17 @@ def peak_above(call: Callable[[], object]) -> float | None:
     return (_resident("VmHWM") - before) / MEBIBYTE
 
 
+def peak(
+    device: str,
+    threads: int,
+    call: Callable[[], object],
+    build: Callable[..., Callable[[], object]],
+    *arguments: object,
+) -> float | None:
+    """Peak in MiB of a call: on a GPU of the call itself, on a CPU of what build(*arguments) returns, see peak_of."""
+    return peak_above_on_gpu(call) if device != "cpu" else peak_of(build, *arguments, threads=threads)
+
+
 def peak_above_on_gpu(call: Callable[[], object]) -> float:
     """Peak in MiB of one call, above what is allocated before."""
     call()
