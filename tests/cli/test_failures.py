@@ -61,7 +61,7 @@ def test_a_full_disk_stops_with_one_sentence_and_resume_goes_on(straight, tmp_pa
     assert (straight / "checkpoints" / "last.ckpt").stat().st_size > 2_000_000
     with (
         small_files() as limit,
-        pytest.raises(OSError, match="could not be written .*train again with `resume=True`") as error,
+        pytest.raises(OSError, match=r"could not be written .*train again with `resume=True`") as error,
     ):
         train_folder(recipe, callbacks=[Before(4, lambda: limit(room))])
     assert "\n" not in str(error.value)
