@@ -102,7 +102,8 @@ def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
     if not pairs:
         raise ValueError("The data has no readable image: there is nothing to analyze.")
     many = stacked([image for image, _ in pairs])
-    labels = torch.tensor([int(label) for _, label in pairs]) if np.ndim(pairs[0][1]) == 0 else None
+    is_class = isinstance(pairs[0][1], int | np.integer | Tensor) and np.ndim(pairs[0][1]) == 0
+    labels = torch.tensor([int(label) for _, label in pairs]) if is_class else None
     about = f"{len(many)} held-out images of {type(source).__name__}, evenly chosen."
     places = slice(0, shown * max(1, len(many) // shown), max(1, len(many) // shown))
     unreadable = [item for item in items if isinstance(item, str)]

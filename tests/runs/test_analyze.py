@@ -90,7 +90,7 @@ def test_files_are_read_cut_up_and_named_where_they_cannot_be(tmp_path):
 def test_the_command_names_the_report_and_what_is_unreadable(run, tmp_path, capsys):
     (tmp_path / "torn.png").write_bytes(b"\x89PNG")
     Image.effect_noise((40, 40), 60).save(tmp_path / "good.png")
-    paths = ["--images", str(tmp_path), "--output", str(tmp_path / "out"), "--count", "1", "--layers", "1"]
+    paths = ["--images", str(tmp_path), "--output", str(tmp_path / "out"), "--count", "2", "--layers", "1"]
     assert main(["analyze", "rank", str(run.folder), *paths]) == 1
     out, said = capsys.readouterr()
     assert str(tmp_path / "out" / "report.html") in out
@@ -197,7 +197,7 @@ def test_held_out_images_are_chosen_evenly():
         (["--model", "deit_tiny_rala", "--checkpoint", "nowhere.pth"], "nowhere.pth does not exist"),
         (["ranks", "run"], "analyze got ranks run, expected one of rank, scores, magnitude, all and one run"),
         ([], "Nothing to load"),
-        (["scores", "--model", "ravlt_nano", "--layers", "5"], "sees a single token"),
+        (["scores", "--model", "ravlt_nano", "--layers", "5"], "has a single token"),
         (["--model", "swin_tiny_patch4_window7_224"], "SwinTransformer has no attention to look at"),
     ],
 )
