@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from linvit.data import Ade20k, Coco
+from linvit.data.dense import Ade20k, Coco
 from linvit.data.dense.scenes import make_scenes
-from linvit.runs.build import TASKS
-from linvit.runs.restore import Restored
+from linvit.runs.run import Run
+from linvit.runs.tasks import TASKS
 from linvit.tasks import Detection, Segmentation
 
 SIDE, SEEN = 100, 200  # pixels of the scenes, no multiple of 32, and of what the networks see
@@ -44,12 +44,12 @@ class TrueObjects(nn.Module):
         self.targets = {pixels(image): target for image, target in source.val_set()}
 
     def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
-        return [self.found(self.targets[pixels(image)]) for image in images]
+        return [self.answer(self.targets[pixels(image)]) for image in images]
 
-    def found(self, target: dict) -> dict[str, Tensor]:
+    def answer(self, target: dict) -> dict[str, Tensor]:
         single = target["iscrowd"] == 0
-        found = {key: target[key][single] for key in ("boxes", "labels", "masks")}
-        return {**found, "masks": found["masks"].bool(), "scores": torch.linspace(0.6, 1.0, int(single.sum()))}
+        objects = {key: target[key][single] for key in ("boxes", "labels", "masks")}
+        return {**objects, "masks": objects["masks"].bool(), "scores": torch.linspace(0.6, 1.0, int(single.sum()))}
 
 
 class TrueMaps(nn.Module):
@@ -66,24 +66,26 @@ class TrueMaps(nn.Module):
         return nn.functional.one_hot(known, self.classes).movedim(-1, 1).float()
 
 
-def knows_objects(scenes: Path) -> Restored:
+def knows_objects(scenes: Path) -> Run:
     """A detector that is always right."""
     root = str(scenes / "detection")
     source = Coco(root, SEEN, SEEN, num_workers=0)
     data = {"name": "coco", "root": root, "long_side": SEEN, "short_side": SEEN, "num_workers": 0}
-    ids = source.annotations("val").category_ids
-    return Restored(
-        Detection(TrueObjects(source)), source.class_names, source.preprocessing, data, Path("run"), "truth", ids
-    )
+    return _run("detection", Detection(TrueObjects(source)), source, data)
 
 
-def knows_maps(scenes: Path, **data) -> Restored:
+def knows_maps(scenes: Path, **data) -> Run:
     """A segmentor that is always right."""
     root = str(scenes / "segmentation")
     source = Ade20k(root, SEEN, SEEN, num_workers=0)
     data |= {"name": "ade20k", "root": root, "long_side": SEEN, "short_side": SEEN, "num_workers": 0}
-    task = Segmentation(TrueMaps(source), source.num_classes)
-    return Restored(task, source.class_names, source.preprocessing, data, Path("run"), "truth")
+    return _run("segmentation", Segmentation(TrueMaps(source), source.num_classes), source, data)
+
+
+def _run(name: str, task, source, data: dict) -> Run:
+    spec = TASKS[name]
+    stored = {"category_ids": source.annotations("val").category_ids} if name == "detection" else {}
+    return Run(spec, task, source.class_names, source.preprocessing, Path("run"), "truth", {"data": data}, stored)
 
 
 def write_untrained(path: Path, framework: str, scenes: Path) -> Path:
@@ -93,8 +95,9 @@ def write_untrained(path: Path, framework: str, scenes: Path) -> Path:
     data = {"name": "coco" if detects else "ade20k", "root": str(scenes / kind), "long_side": 96, "short_side": 64}
     source = (Coco if detects else Ade20k)(data["root"], 96, 64)
     model = {"framework": framework, "backbone": "mavit_nano", "heads": {"width": 16}}
-    task = TASKS[kind](model, source.num_classes)
+    task = TASKS[kind].build(model, source.num_classes)
     about = {
+        "num_classes": source.num_classes,
         "recipe": {"model": model, "task": {"name": kind, "ema_decay": None}, "data": data},
         "class_names": source.class_names,
         "preprocessing": asdict(source.preprocessing),

@@ -88,7 +88,9 @@ def test_missing_and_broken_recipe(refused, tmp_path):
 
 def test_no_model(refused, tmp_path):
     (tmp_path / "empty.yaml").write_text("data: {name: digits}\n")
-    assert "No model is named: set model.name" in refused("train", tmp_path / "empty.yaml", f"folder={tmp_path / 'run'}")
+    assert "No model is named: set model.name" in refused(
+        "train", tmp_path / "empty.yaml", f"folder={tmp_path / 'run'}"
+    )
 
 
 def folder_recipe(tmp_path):
@@ -154,9 +156,7 @@ def test_wrong_channel_count(refused, tmp_path):
 
 def test_a_checkpoint_of_another_model(refused, run, tmp_path):
     torch.save(timm.create_model("mavit_nano", num_classes=10).state_dict(), tmp_path / "mavit.pth")
-    said = refused(
-        "eval", "--model", "care_nano", "--checkpoint", tmp_path / "mavit.pth", "data=digits", lists=True
-    )
+    said = refused("eval", "--model", "care_nano", "--checkpoint", tmp_path / "mavit.pth", "data=digits", lists=True)
     assert "does not fit" in said
     assert len(said.splitlines()) < 12
     said = refused("train", run / "recipe.yaml", "--resume", "model.name=mavit_nano", "trainer.max_epochs=2")

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from linvit.data.dense.check import Checked
 
 
-def data_arguments(command: argparse.ArgumentParser) -> None:
+HELP = "Make scenes of digits or spoken digits, or check detection and segmentation data."
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit data (make-scenes FOLDER [--train N] [--val N] [--size N] [--seed N] | check FOLDER|FILE"
         " | make-latents IMAGES FOLDER --vae VAE [--size N] | make-speech FOLDER [--train N] [--val N] [--seed N])"
@@ -46,7 +49,7 @@ def data_arguments(command: argparse.ArgumentParser) -> None:
     speech.add_argument("--seed", type=int, default=0, help="seed of digits, speeds and pitches (0)")
 
 
-def run_data(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     return options.make(options) or 0
 
 

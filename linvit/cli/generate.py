@@ -1,6 +1,7 @@
 """`linvit generate`."""
 
 import argparse
+import inspect
 from pathlib import Path
 
 from linvit.cli.run_arguments import add_weights, chosen
@@ -33,8 +34,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from linvit.runs.run import load_run
 
+    loaded = load_run(options.path)
+    if options.output is None and "output" in inspect.signature(loaded.spec.generate).parameters:
+        raise ValueError("This run generates images: say where they go with --output FILE.png or FILE.npz.")
     names = ("prompt", "tokens", "temperature", "top_p", "classes", "count", "guidance", "steps", "sampler")
-    generated = load_run(options.path).generate(
+    generated = loaded.generate(
         **chosen(options, *names, "autoencoder", "seed", "weights", "output"),
     )
     if options.output is None:

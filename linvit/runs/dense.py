@@ -24,7 +24,7 @@ from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import build_dense
 from linvit.models.published import PUBLISHED_DENSE
 from linvit.runs.images import find_images, read_image
-from linvit.runs.opening import changed_settings, prepared_for
+from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import Predictions
 from linvit.runs.progress import tracked
 from linvit.runs.spec import Section, Subject, TaskSpec
@@ -60,10 +60,11 @@ class DenseSpec(TaskSpec):
     def title(self, model: dict[str, Any], network: nn.Module) -> str:
         return f"{model['framework']} on {model['backbone']}"
 
-    def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
-        changed = changed_settings(run, name, settings)
-        source = self.create_source(name, {**settings, "class_names": run.class_names})
-        return prepared_for(run, source, changed)
+    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
+        if "class_names" in given:
+            raise ValueError("`class_names` are those of the network: leave them out.")
+        source = self.create_source(name, stored | given | {"class_names": run.class_names})
+        return prepared_for(run, source, given)
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
         about = source.preprocessing

@@ -102,15 +102,14 @@ class Run:
 
         Raises ValueError where there is none, for an unknown setting, and for data that does not fit the network.
         """
-        settings = dict((self.recipe or {}).get("data") or {})
+        stored = dict((self.recipe or {}).get("data") or {})
+        trained_on = stored.pop("name", None)
         if data is not None:
             overrides = {("name" if str(data) in self.spec.sources else "root"): str(data), **overrides}
-        name = overrides.pop("name", None) or self._source_name(settings.pop("name", None), overrides)
+        name = overrides.pop("name", None) or self._source_name(trained_on, overrides)
         if name is None:
             raise ValueError("This network names no data: give a folder or a name such as digits as `data`.")
-        stored = settings if name == ((self.recipe or {}).get("data") or {}).get("name") else {}
-        stored.pop("name", None)
-        return self.spec.open_source(self, name, {**stored, **overrides})
+        return self.spec.open_source(self, name, stored if name == trained_on else {}, overrides)
 
     def _source_name(self, stored: str | None, overrides: Mapping[str, Any]) -> str | None:
         """The stored source, or the one that reads folders where a folder is given that the stored one cannot read."""

@@ -76,9 +76,12 @@ class TaskSpec:
         """Facts about the data that a checkpoint stores beside class names and preprocessing."""
         return {}
 
-    def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
-        """The data to evaluate a run on, with its classes and preprocessing; ValueError where they do not fit."""
-        return self.create_source(name, settings)
+    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
+        """The data to evaluate a run on, with its classes and preprocessing; ValueError where they do not fit.
+
+        stored: settings that the run was trained with, where it is the same source; given: those that go over them.
+        """
+        return self.create_source(name, stored | given)
 
     def create_source(self, name: str, settings: Mapping[str, Any]) -> Source:
         """A source by its `data.name`; raises ValueError, offering the nearest, for an unknown name or setting."""

@@ -1,9 +1,9 @@
 """Sizes of the papers' dense networks."""
 
 import pytest
+from linvit.runs.listing_dense import PUBLISHED
 
 from linvit.analysis.dense_cost import _backbone, _backbone_cost, count_dense_cost
-from linvit.runs.listing_dense import PUBLISHED
 
 # Millions of parameters and billions of MACs, counted apart from this package (modules of the released code).
 COUNTED = {

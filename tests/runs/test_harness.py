@@ -4,9 +4,7 @@ import pytest
 import torch
 from tiny_language import write_language_recipe
 
-from linvit.cli import main
-from linvit.runs.restore import restore
-from linvit.runs.training import train
+from linvit.runs import train
 
 pytest.importorskip("lm_eval", reason="the extra `language` is not installed")
 ITEMS = [
@@ -31,14 +29,14 @@ tag: my_tag
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return train(write_language_recipe(tmp_path_factory.mktemp("harness"), trainer={"max_epochs": 1}), prints=False)
+    return train(write_language_recipe(tmp_path_factory.mktemp("harness"), trainer={"max_epochs": 1}))
 
 
 @pytest.fixture(scope="module")
 def harness(run):
     from linvit.runs.harness import Harness
 
-    return Harness(restore(run), batch_size=2)
+    return Harness(run, batch_size=2)
 
 
 class Request:
@@ -61,8 +59,8 @@ def likelihood(harness, context, rest):
 
 def test_likelihoods_are_those_by_brute_force(harness):
     pairs = [(item["begin"], end) for item in ITEMS for end in item["ends"]]
-    found = harness.loglikelihood([Request(*pair) for pair in pairs], disable_tqdm=True)
-    for pair, (total, greedy) in zip(pairs, found, strict=True):
+    likelihoods = harness.loglikelihood([Request(*pair) for pair in pairs], disable_tqdm=True)
+    for pair, (total, greedy) in zip(pairs, likelihoods, strict=True):
         expected = likelihood(harness, *pair)
         assert total == pytest.approx(expected[0], abs=1e-4)
         assert greedy == expected[1]
@@ -87,33 +85,45 @@ def _of_last(logits, row, count):
     return float(likely.gather(-1, torch.tensor(row[-count:])[:, None]).sum())
 
 
-def test_a_whole_local_task_gives_the_accuracy_by_brute_force(run, harness, tmp_path, capsys):
+def test_a_whole_local_task_gives_the_accuracy_by_brute_force(run, harness, tmp_path):
     file = tmp_path / "items.jsonl"
     file.write_text("\n".join(json.dumps(item) for item in ITEMS))
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     (tasks / "items.yaml").write_text(CHOICE.format(name="three_items", file=file, cache=tmp_path / "cache"))
-    assert main(["eval", str(run), "--tasks", "three_items", "--include", str(tasks), "--json"]) == 0
-    measured = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["three_items"]
+    measured = run.evaluate(tasks=["three_items"], include=tasks)
     right = normed = 0
     for item in ITEMS:
         totals = [likelihood(harness, item["begin"], end)[0] for end in item["ends"]]
         right += max(range(len(totals)), key=totals.__getitem__) == item["right"]
         shares = [total / len(end) for total, end in zip(totals, item["ends"], strict=True)]
         normed += max(range(len(shares)), key=shares.__getitem__) == item["right"]
-    assert measured["acc,none"] == pytest.approx(right / 3)
-    assert measured["acc_norm,none"] == pytest.approx(normed / 3)
-    assert main(["eval", str(run), "--tasks", "my_tag", "--include", str(tasks), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["three_items"] == measured
-    assert main(["eval", str(run), "--tasks", "nowhere", "--include", str(tasks)]) == 2
-    assert "knows no task 'nowhere'" in capsys.readouterr().err
-    assert main(["eval", str(run), "--tasks", "three_items", "--include", str(tasks), "--limit", "0"]) == 2
-    assert "--limit is 0, but at least one item" in capsys.readouterr().err
-    assert main(["eval", str(run), "--tasks", "three_items", "--include", str(file)]) == 2
-    assert "expected a folder with .yaml files of your tasks" in capsys.readouterr().err
+    assert measured["three_items"]["acc,none"] == pytest.approx(right / 3)
+    assert measured["three_items"]["acc_norm,none"] == pytest.approx(normed / 3)
+    assert measured.by_weights == dict(measured)
+    assert {"task": "three_items", "measure": "acc", "value": f"{right / 3:.4f}"} in measured.table()
+    assert run.evaluate(tasks=["my_tag"], include=tasks) == measured
 
 
-def test_writing_stops_before_what_it_is_told(harness):
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"tasks": ["nowhere"], "include": "EMPTY"}, "knows no task 'nowhere'"),
+        ({"tasks": ["nowhere"], "include": "EMPTY", "limit": 0}, "`limit` is 0, expected 1 item or more"),
+        ({"tasks": ["nowhere"], "include": "file"}, "`include` is file, expected a folder with .yaml files"),
+        ({"tasks": ["nowhere"], "root": "texts"}, "`root` is no option of evaluate_tasks"),
+        ({"tasks": ["nowhere"], "data": "stdlib"}, "leave `data` out"),
+        ({"limit": 3}, "`limit` is for `tasks`, which is not given"),
+    ],
+)
+def test_wrong_options_of_tasks_are_one_sentence(run, options, sentence, tmp_path):
+    if options.get("include") == "EMPTY":
+        options = options | {"include": tmp_path}
+    with pytest.raises(ValueError, match=sentence):
+        run.evaluate(**options)
+
+
+def test_generation_ends_before_a_stop(harness):
     whole = harness.generate_until([Request("The number", {"until": [], "max_gen_toks": 12})])[0]
     assert len(whole) <= 12
     stop = whole[3:5]

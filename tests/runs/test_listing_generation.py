@@ -1,5 +1,4 @@
 import pytest
-
 from linvit.runs.listing_generation import describe_generators
 
 

@@ -23,7 +23,7 @@ from linvit.models.by_name import create_classifier
 from linvit.models.published import PUBLISHED
 from linvit.models.swapped import BASES
 from linvit.runs.images import find_images, read_image
-from linvit.runs.opening import changed_settings, prepared_for
+from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions, check_output
 from linvit.runs.progress import tracked
 from linvit.runs.spec import Section, Subject, TaskSpec
@@ -48,16 +48,15 @@ class ClassificationSpec(TaskSpec):
     def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         return create_classifier(model, num_classes, channels)
 
-    def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
-        changed = changed_settings(run, name, settings)
-        if "root" in changed and "class_names" not in changed:
-            settings = {key: value for key, value in settings.items() if key != "class_names"}
+    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
+        if "root" in given:
+            stored = {key: value for key, value in stored.items() if key != "class_names"}
         if name == "digits":
-            shown = run.preprocessing
-            settings = {"size": shown.size[0], "channels": shown.channels} | settings
-        source = self.create_source(name, settings)
+            about = run.preprocessing
+            stored = {"size": about.size[0], "channels": about.channels} | stored
+        source = self.create_source(name, stored | given)
         _match_classes(run, source)
-        return prepared_for(run, source, changed)
+        return prepared_for(run, source, given)
 
     def predict(
         self,

@@ -87,10 +87,10 @@ class DiffusionSpec(NamedSpec):
     family = "generation"
     instead_of_predict = "use `generate` instead"
 
-    def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
+    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         if name == "latents" and run.preprocessing.decoder is None:
             raise ValueError("`root` is a folder, but this run generates the digits it was trained on: leave it out.")
-        return self.create_source(name, settings)
+        return super().open_source(run, name, stored, given)
 
     def generate(
         self,

@@ -15,7 +15,6 @@ from linvit.data.text.hub import HuggingFaceText
 from linvit.data.text.tokens import Bytes, Tokenizer
 from linvit.models.sequence import generate
 from linvit.runs.decoders import DecoderSpec
-from linvit.runs.opening import changed_settings
 from linvit.runs.spec import Section, check_options
 from linvit.tasks.language import Language
 
@@ -35,16 +34,13 @@ class LanguageSpec(DecoderSpec):
     folder_source = "textfolder"
     preprocessing = TextPreprocessing
 
-    def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
-        changed = changed_settings(run, name, settings)
+    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
+        trained_on = (run.recipe or {}).get("data") or {}
         read = {key: getattr(run.preprocessing, key) for key in ("tokenizer", "separator", "context")}
-        stored = (run.recipe or {}).get("data") or {}
-        if "keeps_apart" in stored:
-            read["keeps_apart"] = stored["keeps_apart"]
-        if name == "textfolder" and "root" in changed:
-            read |= {"suffixes": stored["suffixes"]} if "suffixes" in stored else {}
-            settings = settings | {"held_out": changed.get("held_out", 1.0)}
-        return self.create_source(name, read | settings)
+        read |= {key: trained_on[key] for key in ("keeps_apart",) if key in trained_on}
+        if name == "textfolder" and "root" in given:
+            stored = stored | {"held_out": 1.0}
+        return self.create_source(name, read | stored | given)
 
     def evaluate(self, run: "Run", data: str | Path | None, progress: bool, trainer: Any, **options: Any) -> Any:
         """As for every task; with `tasks`, those of EleutherAI's lm-evaluation-harness, and then

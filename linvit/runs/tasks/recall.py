@@ -21,7 +21,7 @@ class RecallSpec(DecoderSpec):
     preprocessing = RecallPreprocessing
     instead_of_predict = instead_of_generate = "use `evaluate` instead"
 
-    def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
-        if "root" in settings:
+    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
+        if "root" in given:
             raise ValueError("`root` is a folder, but the sequences of this run are generated: leave it out.")
-        return self.create_source(name, settings)
+        return super().open_source(run, name, stored, given)

@@ -22,9 +22,9 @@ from linvit.models.conformer import StreamCache
 from linvit.models.registry import create
 from linvit.runs.images import find_inputs
 from linvit.runs.named import NamedSpec
-from linvit.runs.opening import changed_settings
 from linvit.runs.predictions import Predictions, Transcript, check_output
 from linvit.runs.progress import tracked
+from linvit.runs.settings import check_names, parameters
 from linvit.runs.spec import Section, check_options
 from linvit.tasks.speech import Speech, known_beam
 from linvit.tasks.transcription import BLANK, spelled, word_edits
@@ -51,9 +51,10 @@ class SpeechSpec(NamedSpec):
     kept = ("beam",)
     family = "speech"
 
-    def open_source(self, run: "Run", name: str, settings: dict[str, Any]) -> Source:
-        changed = changed_settings(run, name, settings)
-        if name == "librispeech" and "root" in changed and "val" not in changed:
+    def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
+        settings = stored | given
+        check_names("setting of the data", given, parameters(self.sources[name]))
+        if name == "librispeech" and "root" in given and "val" not in given:
             folder = SpeechFolder(settings["root"], run.class_names, run.preprocessing)
             for key in ("batch_size", "num_workers", "max_corrupt"):
                 setattr(folder, key, settings.get(key, getattr(folder, key)))

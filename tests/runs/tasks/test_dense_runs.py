@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +11,9 @@ from PIL import Image
 from linvit.cli import main
 from linvit.data.dense.ade20k import read_map
 from linvit.models.dense.frameworks import build_dense
-from linvit.runs import predict_dense
-from linvit.runs.predict_dense import label_map, unique_names
-from linvit.runs.restore import restore
-from linvit.runs.training import train
+from linvit.runs import dense, load_run, train
+from linvit.runs.dense import untaken_name
+from linvit.runs.tasks.segmentation import label_map
 from linvit.tasks.average_precision import average_precision
 
 
@@ -45,10 +45,10 @@ def photos(tmp_path):
 
 
 def test_the_truth_written_as_detections_scores_one(scenes, tmp_path):
-    restored = knows_objects(scenes)
     folder = scenes / "detection" / "images" / "val"
-    told, complaints = predict_dense.predict_dense(restored, [folder], output=tmp_path / "out")
-    assert complaints == []
+    predictions = knows_objects(scenes).predict(folder, output=tmp_path / "out")
+    assert predictions.unreadable == ()
+    assert all(row.masks is None for row in predictions), "what is written is not kept"
     written = json.loads((tmp_path / "out" / "predictions.json").read_text())
     truth = json.loads((scenes / "detection" / "annotations" / "instances_val.json").read_text())
     ids = [image["id"] for image in truth["images"]]
@@ -57,7 +57,7 @@ def test_the_truth_written_as_detections_scores_one(scenes, tmp_path):
             {key: row[key] for key in row if key not in ("id", "area", "iscrowd")} for row in written["annotations"]
         ]
         assert average_precision(truth, rows, ids, kind)["ap"] == 1.0
-    assert [image["file_name"] for image in written["images"]] == [str(path) for path, _ in told]
+    assert [image["file_name"] for image in written["images"]] == [row.file for row in predictions]
     assert {(image["height"], image["width"]) for image in written["images"]} == {(SIDE, SIDE)}
     assert written["categories"] == [{"id": IDS * (digit + 1), "name": str(digit)} for digit in range(10)]
     areas = {tuple(entry["bbox"]): entry["area"] for entry in truth["annotations"]}
@@ -69,23 +69,57 @@ def test_objects_below_the_threshold_are_written_but_not_counted(scenes, tmp_pat
     folder = scenes / "detection" / "images" / "val"
     counts = []
     for threshold in (None, 0.9):
-        told, _ = predict_dense.predict_dense(knows_objects(scenes), [folder], threshold, output=tmp_path / "out")
-        counts.append(sum(int(count) for _, words in told for count in re.findall(r"(\d+) ×", words)))
+        options = {} if threshold is None else {"threshold": threshold}
+        predictions = knows_objects(scenes).predict([folder], output=tmp_path / "out", **options)
+        words = [row["objects"] for row in predictions.table()]
+        counts.append(sum(int(count) for word in words for count in re.findall(r"(\d+) ×", word)))
     assert counts[0] == len(json.loads((tmp_path / "out" / "predictions.json").read_text())["annotations"])
     assert 0 < counts[1] < counts[0]
 
 
+@pytest.mark.parametrize("network", ["objects", "maps"])
+def test_what_is_saved_later_is_what_is_written_at_once(scenes, tmp_path, network):
+    run = knows_objects(scenes) if network == "objects" else knows_maps(scenes)
+    kind, split = ("detection", "val") if network == "objects" else ("segmentation", "validation")
+    folder = scenes / kind / "images" / split
+    written = run.predict(folder, output=tmp_path / "at_once")
+    run.predict(folder).save(tmp_path / "later")
+    files = {path.relative_to(tmp_path / "later") for path in (tmp_path / "later").rglob("*") if path.is_file()}
+    assert len(files) == (4 if network == "objects" else 7)
+    for file in files:
+        assert (tmp_path / "later" / file).read_bytes() == (tmp_path / "at_once" / file).read_bytes()
+    with pytest.raises(ValueError, match=r"were written to .*at_once and not kept"):
+        written.save(tmp_path / "again")
+
+
+def test_objects_of_an_image_in_memory(scenes, tmp_path):
+    run = knows_objects(scenes)
+    path = next((scenes / "detection" / "images" / "val").iterdir())
+    (of_file,), (of_image,) = run.predict(path), run.predict(Image.open(path))
+    assert (of_image.file, of_image.size) == ("image 1", (SIDE, SIDE))
+    assert torch.equal(of_file.boxes, of_image.boxes)
+    assert of_file.masks == of_image.masks
+    assert of_image.scores == sorted(of_image.scores, reverse=True)
+    assert of_image.classes == [run.class_names[label] for label in of_image.labels]
+    run.predict([path]).to_json(tmp_path / "objects.json")
+    assert len(json.loads((tmp_path / "objects.json").read_text())["annotations"]) == len(of_file.scores)
+    with pytest.raises(ValueError, match="call `save` with a folder"):
+        run.predict(path).to_csv(tmp_path / "objects.csv")
+
+
 @pytest.mark.parametrize("reduced", [True, False])
 def test_written_maps_are_the_truth(scenes, tmp_path, reduced):
-    restored = knows_maps(scenes, reduces_zero_label=reduced)
+    run = knows_maps(scenes, reduces_zero_label=reduced)
     folder = scenes / "segmentation" / "images" / "validation"
-    told, _ = predict_dense.predict_dense(restored, [folder], output=tmp_path / "out")
-    for path, words in told:
-        truth = read_map(scenes / "segmentation" / "annotations" / "validation" / f"{path.stem}.png", 11)
-        written = read_map(tmp_path / "out" / "maps" / f"{path.stem}.png", 11, reduced)
+    predictions = run.predict(folder, output=tmp_path / "out")
+    for row, shown in zip(predictions, predictions.table(), strict=True):
+        assert row.labels is None, "what is written is not kept"
+        name = f"{Path(row.file).stem}.png"
+        truth = read_map(scenes / "segmentation" / "annotations" / "validation" / name, 11)
+        written = read_map(tmp_path / "out" / "maps" / name, 11, reduced)
         assert torch.equal(written[truth != 255], truth[truth != 255])
         assert (written != 255).all()
-        assert words.startswith("canvas ")
+        assert shown["regions"].startswith("canvas ")
     names = json.loads((tmp_path / "out" / "labels.json").read_text())
     assert names[str(int(reduced))] == "canvas"
 
@@ -126,14 +160,17 @@ def test_pictures_of_an_earlier_call_are_not_looked_at(segmentor, photos):
 def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys):
     image = str(photos / "A.png")
     for arguments, reason in (
-        ([detector, image, "--weights", "ema"], "holds no 'ema' weights"),
-        ([detector, image, "--output", tmp_path / "x.csv"], "give a folder"),
+        ([detector, image, "--weights", "ema"], "--weights is 'ema', but the checkpoint holds raw"),
+        ([detector, image, "--output", tmp_path / "x.csv"], "--output is"),
         ([detector, image, "--output", photos], "holds the images"),
-        ([detector, image, "--threshold", "2"], "--threshold is 2.0"),
-        ([detector, image, "--topk", "3"], "--topk is for classifiers"),
-        ([segmentor, image, "--threshold", "0.3"], "--threshold is for detectors"),
+        ([detector, image, "--threshold", "2"], "--threshold is 2.0, expected a score from 0 to 1"),
+        (
+            [detector, image, "--topk", "3"],
+            "--topk is no option of predict for the task detection, which takes --threshold, --weights, --output",
+        ),
+        ([segmentor, image, "--threshold", "0.3"], "--threshold is no option of predict for the task segmentation"),
         ([detector, image, "--framework", "upernet"], "--framework needs --model"),
-        (["--model", "ravlt_nano", "--framework", "yolo", "--checkpoint", detector, image], "framework is 'yolo'"),
+        (["--model", "ravlt_nano", "--framework", "yolo", "--checkpoint", detector, image], "--framework is 'yolo'"),
         (["--model", "ravlt", "--framework", "upernet", "--checkpoint", detector, image], "ravlt"),
     ):
         assert main(["predict", *map(str, arguments)]) == 2
@@ -145,15 +182,16 @@ def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys
 def test_labels_chosen_piece_by_piece_are_those_of_all_logits(monkeypatch):
     logits = torch.randn(1, 11, 24, 40)
     whole = torch.nn.functional.interpolate(logits, (33, 57), mode="bilinear", align_corners=False).argmax(1)[0]
-    monkeypatch.setattr(predict_dense, "AT_ONCE", 3 * 33 * 57)
+    monkeypatch.setattr(dense, "AT_ONCE", 3 * 33 * 57)
     filled = torch.nn.functional.pad(logits, (0, 0, 0, 8), value=100.0)  # the image is filled up to 32 rows
-    found = label_map(lambda images: filled, torch.zeros(3, 24, 40), (33, 57))
-    assert torch.equal(found.long(), whole)
+    labels = label_map(lambda images: filled, torch.zeros(3, 24, 40), (33, 57))
+    assert torch.equal(labels.long(), whole)
 
 
-def test_names_are_told_apart_on_every_file_system(tmp_path):
-    paths = [tmp_path / name for name in ("a/x.jpg", "b/X.png", "x_2.jpg", "x_2_2.png", "y.png")]
-    names = unique_names(paths)
+def test_names_differ_on_every_file_system():
+    taken = set()
+    paths = ("a/x.jpg", "b/X.png", "x_2.jpg", "x_2_2.png", "y.png")
+    names = [untaken_name(path, taken) for path in paths]
     assert names[0] == "x"
     assert len({name.lower() for name in names}) == len(paths)
 
@@ -171,12 +209,11 @@ def test_category_ids_travel_from_the_training_file_to_predictions(scenes, tmp_p
     }
     recipe["data"] |= {"batch_size": 1, "num_workers": 0}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    restored = restore(train(tmp_path / "recipe.yaml", prints=False))
-    assert restored.category_ids == [IDS * (digit + 1) for digit in range(10)]
-    assert list(restored.task.networks()) == ["raw", "ema"]
+    run = train(tmp_path / "recipe.yaml")
+    assert run.stored["category_ids"] == [IDS * (digit + 1) for digit in range(10)]
+    assert list(run.task.networks()) == ["raw", "ema"]
     folder = scenes / "detection" / "images" / "val"
-    told, _ = predict_dense.predict_dense(restored, [folder], 0.0, "raw", tmp_path / "out")
-    assert len(told) == 3
+    assert len(run.predict(folder, threshold=0.0, weights="raw", output=tmp_path / "out")) == 3
     written = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert {row["category_id"] % IDS for row in written["annotations"]} <= {0}
 
@@ -186,11 +223,11 @@ def released_names(key):
     key = re.sub(r"^neck\.inner_blocks\.(\d)\.0\.", r"neck.lateral_convs.\1.conv.", key)
     key = re.sub(r"^neck\.layer_blocks\.(\d)\.0\.", r"neck.fpn_convs.\1.conv.", key)
     key = key.replace("head.classifier.1.", "decode_head.conv_seg.") if key.startswith("head.") else key
-    found = re.match(r"^head\.levels\.(\d)\.(\d)\.([01])\.(.*)", key)
-    if found is None:
+    match = re.match(r"^head\.levels\.(\d)\.(\d)\.([01])\.(.*)", key)
+    if match is None:
         return key
-    level, place, part, rest = found.groups()
-    return f"decode_head.scale_heads.{level}.{2 * int(place)}.{('conv', 'bn')[int(part)]}.{rest}"
+    level, place, kind, rest = match.groups()
+    return f"decode_head.scale_heads.{level}.{2 * int(place)}.{('conv', 'bn')[int(kind)]}.{rest}"
 
 
 def test_released_segmentor_by_backbone_and_framework(tmp_path):
@@ -199,16 +236,16 @@ def test_released_segmentor_by_backbone_and_framework(tmp_path):
     assert "decode_head.scale_heads.3.4.bn.weight" in weights
     weights |= {key: network.state_dict()[key] for key in weights if key.startswith("backbone.")}
     torch.save({"state_dict": weights, "meta": {}}, tmp_path / "fpn.pth")
-    restored = restore(None, "ravlt_nano", tmp_path / "fpn.pth", "semantic_fpn")
-    assert torch.equal(restored.task.network.head.classifier[1].bias, weights["decode_head.conv_seg.bias"])
-    assert (restored.class_names[0], restored.class_names[-1]) == ("1", "150")
-    assert (restored.preprocessing.long_side, restored.preprocessing.short_side) == (2048, 512)
+    run = load_run(model="ravlt_nano", checkpoint=tmp_path / "fpn.pth", framework="semantic_fpn")
+    assert torch.equal(run.network.head.classifier[1].bias, weights["decode_head.conv_seg.bias"])
+    assert (run.class_names[0], run.class_names[-1]) == ("1", "150")
+    assert (run.preprocessing.long_side, run.preprocessing.short_side) == (2048, 512)
 
 
 def test_released_detector_knows_the_categories_of_coco(tmp_path):
     torch.save(build_dense("retinanet", "ravlt_nano", 80).state_dict(), tmp_path / "retinanet.pth")
-    restored = restore(None, "ravlt_nano", tmp_path / "retinanet.pth", "retinanet")
-    named = dict(zip(restored.category_ids, restored.class_names, strict=True))
+    run = load_run(model="ravlt_nano", checkpoint=tmp_path / "retinanet.pth", framework="retinanet")
+    named = dict(zip(run.stored["category_ids"], run.class_names, strict=True))
     assert len(named) == 80
     assert (named[1], named[13], named[90]) == ("person", "stop sign", "toothbrush")
-    assert (restored.preprocessing.long_side, restored.preprocessing.short_side) == (1333, 800)
+    assert (run.preprocessing.long_side, run.preprocessing.short_side) == (1333, 800)

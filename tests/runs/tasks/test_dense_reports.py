@@ -4,9 +4,7 @@ import pytest
 import torch
 from dense_answers import IDS, knows_maps, knows_objects, write_scenes
 
-from linvit.data import Coco
-from linvit.runs.evaluate import evaluate
-from linvit.runs.report_dense import write_report
+from linvit.data.dense import Coco
 from linvit.tasks.average_precision import average_precision, average_precision_by_class
 from linvit.tasks.segmentation import overlaps, overlaps_by_class
 
@@ -16,11 +14,11 @@ def scenes(tmp_path_factory):
     return write_scenes(tmp_path_factory.mktemp("scenes"))
 
 
-def page_of(restored, path):
-    restored.path = path / "checkpoints" / "best.ckpt"
+def page_of(run, path):
+    run.path = path / "checkpoints" / "best.ckpt"
     (path / "metrics.csv").write_text("epoch,train_loss,lr,box_ap,miou\n1,2.0,0.1,,\n2,1.0,0.1,0.5,0.4\n")
-    measured = evaluate(restored, accelerator="cpu", devices=1)
-    write_report(restored, measured, path / "report.html")
+    measures = run.evaluate(trainer={"accelerator": "cpu", "devices": 1})
+    assert run.report(measures=measures) == path / "report.html"
     page = (path / "report.html").read_text()
     assert not re.findall(r"(?:src|href)=\"(?!data:)", page), "nothing is read from elsewhere"
     return re.findall(r"<h2>(.*?)</h2>", page), re.sub(r"data:image[^\"]*", "", page)
@@ -28,8 +26,8 @@ def page_of(restored, path):
 
 def test_page_of_a_detector_that_is_always_right(scenes, tmp_path):
     headings, page = page_of(knows_objects(scenes), tmp_path)
-    of_classes = [f"Average precision of {part} of each class" for part in ("boxes", "masks")]
-    assert headings == ["What was measured", "Training", *of_classes, "Pictures"]
+    per_class = [f"Average precision of {shape} per class" for shape in ("boxes", "masks")]
+    assert headings == ["Measures", "Training", *per_class, "Images"]
     assert page.count("truth and answer") == 3
     rows = re.findall(r"<tr><td>\d</td><td>([\d.]+) %</td><td>([\d.]+) %</td><td>(\d+)</td></tr>", page)
     assert len(rows) > 8
@@ -41,10 +39,10 @@ def test_page_of_a_detector_that_is_always_right(scenes, tmp_path):
 
 def test_page_of_a_segmentor_that_is_always_right(scenes, tmp_path):
     headings, page = page_of(knows_maps(scenes), tmp_path)
-    expected = ["Intersection over union of each class", "Confused classes", "Pictures"]
-    assert headings == ["What was measured", "Training", *expected]
+    expected = ["Intersection over union per class", "Confused classes", "Images"]
+    assert headings == ["Measures", "Training", *expected]
     assert "<td>canvas</td><td>100.0 %</td><td>100.0 %</td>" in page
-    assert "No pixel is answered wrongly." in page
+    assert "Every pixel is answered right." in page
     assert page.count("truth and answer") == 3
 
 
@@ -62,9 +60,9 @@ def test_average_precision_of_classes_is_that_of_all():
         {"image_id": 1, "category_id": IDS * key, "bbox": box, "score": 0.9}
         for key, box in ((1, shifted), (2, boxes[2]))
     ]
-    found = average_precision_by_class(truth, rows, [1], "bbox")
-    assert found == {IDS: (pytest.approx(0.7), 1.0, 1), 2 * IDS: (1.0, 1.0, 1), 3 * IDS: (0.0, 0.0, 1)}
-    mean = sum(ap for ap, _, _ in found.values()) / 3
+    by_class = average_precision_by_class(truth, rows, [1], "bbox")
+    assert by_class == {IDS: (pytest.approx(0.7), 1.0, 1), 2 * IDS: (1.0, 1.0, 1), 3 * IDS: (0.0, 0.0, 1)}
+    mean = sum(ap for ap, _, _ in by_class.values()) / 3
     assert average_precision(truth, rows, [1], "bbox")["ap"] == pytest.approx(mean)
     assert average_precision_by_class(truth, [], [1], "bbox") == {IDS * key: (0.0, 0.0, 1) for key in boxes}
 

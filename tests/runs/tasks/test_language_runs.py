@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from linvit.cli import main
 from linvit.models.sequence import DecoderCache
-from linvit.runs.evaluate import evaluate
-from linvit.runs.generate import pieces, write_text
-from linvit.runs.restore import restore, source_for
-from linvit.runs.training import train
+from linvit.runs import load_run, train
+from linvit.runs.listing import list_networks
+from linvit.runs.tasks.language import pieces
+from linvit.runs.training import train_folder
 from linvit.studies import compare
 from linvit.tasks.checkpoints import RunStoppedError
 
@@ -29,7 +29,7 @@ class PressesCtrlC(Callback):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return train(write_language_recipe(tmp_path_factory.mktemp("language")), prints=False)
+    return train_folder(write_language_recipe(tmp_path_factory.mktemp("language")))
 
 
 def test_it_learns_and_the_best_checkpoint_is_that_of_the_fewest_bits(run):
@@ -42,43 +42,35 @@ def test_it_learns_and_the_best_checkpoint_is_that_of_the_fewest_bits(run):
 def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     recipe = write_language_recipe(tmp_path, data={"root": str(run.parent / "texts")})
     with pytest.raises(RunStoppedError):
-        train(recipe, callbacks=[PressesCtrlC()], prints=False)
+        train_folder(recipe, callbacks=[PressesCtrlC()])
     assert content(tmp_path / "run")["global_step"] == 7
-    train(recipe, resume=True, prints=False)
+    train(recipe, resume=True)
     assert differing(tmp_path / "run", run, fewest=20) == []
     assert curve(tmp_path / "run") == curve(run)
 
 
-def test_eval_gives_the_bits_of_every_held_out_byte(run):
-    restored = restore(run)
-    measured = evaluate(restored, enable_progress_bar=False)
-    network = restored.task.networks()["raw"].eval()
-    nats = count = 0
-    for path in sorted((run.parent / "texts" / "val").glob("*.txt")):
-        count += path.stat().st_size
-    source_rows = _rows(run)
+def test_the_bits_are_those_of_every_held_out_byte(run):
+    loaded = load_run(run)
+    measures = loaded.evaluate().by_weights["raw"]
+    network = loaded.task.networks()["raw"].eval()
+    count = sum(path.stat().st_size for path in (run.parent / "texts" / "val").glob("*.txt"))
+    rows = loaded.source().val_set()
+    nats = 0.0
     with torch.no_grad():
-        for tokens, about in source_rows:
+        for tokens, about in (rows[index] for index in range(len(rows))):
             logits = network(tokens[None], about["documents"][None])[0]
             nats += float(cross_entropy(logits.double(), about["targets"], reduction="sum"))
-    assert measured["raw"]["bytes"] == count
-    assert measured["raw"]["bits_per_byte"] == pytest.approx(nats / math.log(2) / count, rel=1e-6)
-
-
-def _rows(run):
-    from linvit.runs.restore import source_for
-
-    dataset = source_for(restore(run), None).val_set()
-    return [dataset[index] for index in range(len(dataset))]
+    assert measures["bytes"] == count
+    assert measures["bits_per_byte"] == pytest.approx(nats / math.log(2) / count, rel=1e-6)
 
 
 def test_the_trained_network_reads_and_decodes_the_same(run):
-    network = restore(run).task.network.double().eval()
+    network = load_run(run).network.double()
     tokens = torch.tensor([[256, *b"The number 3 comes before 4; its square"]])
     with torch.no_grad():
         chunked = network(tokens)
-        memory = DecoderCache()
-        decoded = torch.cat([network.read(token, memory) for token in tokens.split(1, 1)], 1)
+        cache = DecoderCache()
+        decoded = torch.cat([network.read(token, cache) for token in tokens.split(1, 1)], 1)
         assert (network(tokens, form="matrix") - chunked).abs().max() < 1e-11
         assert (decoded - chunked).abs().max() < 1e-11
 
@@ -90,19 +82,19 @@ def test_generate_streams_and_repeats_itself_for_a_seed(run, capsys):
     assert first.startswith("The number")
     main(asked)
     assert capsys.readouterr().out == first
-    pieces = list(write_text(restore(run), "The", 5, temperature=0))
-    assert pieces[0] == "The"
-    assert 2 <= len(pieces) <= 7
+    texts = list(load_run(run).generate(prompt="The", tokens=5, temperature=0))
+    assert texts[0] == "The"
+    assert 2 <= len(texts) <= 7
 
 
-def test_eval_of_a_folder_and_its_page(run, tmp_path, capsys):
+def test_another_folder_and_its_report(run, tmp_path):
     texts = write_texts(tmp_path / "others")
-    assert main(["eval", str(run), "--data", str(texts), "--json", "--report", str(tmp_path / "page.html")]) == 0
-    measured = json.loads(capsys.readouterr().out)
+    loaded = load_run(run)
+    measures = loaded.evaluate(texts)
     total = sum(path.stat().st_size for path in texts.rglob("*.txt") if path.parent.name == "val")
-    assert measured["raw"]["bytes"] == total
-    page = (tmp_path / "page.html").read_text()
-    assert "Cost by place in the row" in page
+    assert measures["bytes"] == total
+    page = loaded.report(tmp_path / "page.html", measures, texts).read_text()
+    assert "Bits per token by position" in page
     assert ">Training<" in page
     rows = re.findall(r"<td[^>]*>float(?:32|64)</td>.*?</tr>", page, re.DOTALL)
     errors = [[float(error) for error in re.findall(r">(\d+e[-+]\d+|0)<", row)] for row in rows]
@@ -114,28 +106,47 @@ def test_eval_of_a_folder_and_its_page(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["predict", "RUN", "picture.png"], "reads tokens, not images"),
+        (["predict", "RUN", "image.png"], "language predicts nothing"),
         (["generate", "RUN", "--tokens", "0"], "--tokens is 0"),
         (["generate", "RUN", "--temperature", "-1"], "temperature is -1.0"),
         (["generate", "RUN", "--temperature", "nan"], "temperature is nan"),
-        (["generate", "RUN", "--top-p", "2", "--prompt", "The"], "top-p is 2.0"),
+        (["generate", "RUN", "--top-p", "2", "--prompt", "The"], "is 2.0"),
         (["generate", "RUN", "--seed", "9" * 30], "--seed is 999"),
-        (["generate", "RUN", "--output", "picture.png"], "--output is of images"),
-        (["eval", "RUN", "--data", "nowhere"], "nowhere does not exist"),
-        (["eval", "RUN", "--limit", "3"], "--include and --limit are of --tasks, which is not given"),
-        (["eval", "RUN", "--tasks", "piqa", "--data", "stdlib"], "leave --data and --report out"),
+        (["generate", "RUN", "--output", "image.png"], "--output is no option of generate for the task language"),
+        (["generate", "RUN", "--guidance", "2"], "--guidance is no option of generate for the task language"),
+        (["eval", "RUN", "data=nowhere"], "nowhere does not exist"),
+        (["eval", "RUN", "--limit", "3"], "--limit is for --tasks, which is not given"),
+        (["eval", "RUN", "--beam", "3"], "--beam"),
+        (["eval", "RUN", "--tasks", "piqa", "data=stdlib"], "leave data out"),
     ],
 )
 def test_wrong_use_ends_in_a_sentence(run, command, message, capsys):
-    assert main([str(run) if part == "RUN" else part for part in command]) == 2
+    assert main([str(run) if word == "RUN" else word for word in command]) == 2
     out, said = capsys.readouterr()
     assert out == ""
     assert message in said
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"tokens": 0}, "`tokens` is 0, expected 1 or more"),
+        ({"seed": -1}, "`seed` is -1, expected a whole number from 0"),
+        ({"seed": 2**64}, "expected a whole number from 0"),
+        (
+            {"classes": ["3"]},
+            "`classes` is no option of generate for the task language, which takes `prompt`",
+        ),
+    ],
+)
+def test_what_cannot_be_generated_is_said_at_the_call(run, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        load_run(run).generate(**options)
+
+
 def test_bytes_of_the_shell_that_are_no_utf8_are_read_and_shown(run):
-    assert next(write_text(restore(run), "caf\udce9", 3)) == "caf\ufffd"
+    assert next(load_run(run).generate(prompt="caf\udce9", tokens=3)) == "caf\ufffd"
 
 
 class Words:
@@ -163,8 +174,7 @@ def test_a_folder_is_read_as_the_run_s_own_text(tmp_path):
     recipe = write_language_recipe(tmp_path, trainer={"max_epochs": 1}, data={"keeps_apart": False})
     for text in list((tmp_path / "texts").rglob("*.txt")):
         text.rename(text.with_suffix(".md"))
-    folder = train(recipe, ["data.suffixes=[.md]"], prints=False)
-    source = source_for(restore(folder), str(tmp_path / "texts"))
+    source = train(recipe, ["data.suffixes=[.md]"]).source(tmp_path / "texts")
     assert not source.keeps_apart
     assert {path.suffix for path in source.files["val"]} == {".md"}
 
@@ -172,7 +182,7 @@ def test_a_folder_is_read_as_the_run_s_own_text(tmp_path):
 def test_a_byte_recipe_names_its_decoder(tmp_path):
     recipe = write_language_recipe(tmp_path, model={"name": "sequence_mini"})
     with pytest.raises(ValueError, match="did you mean 'sequence_nano'"):
-        train(recipe, prints=False)
+        train(recipe)
 
 
 def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_again(tmp_path):
@@ -187,11 +197,11 @@ def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_aga
     text = compare(recipes, tmp_path / "out", **asked).to_markdown()
     assert text.count("| `linear` | 2 |") == text.count("| `mala` | 2 |") == 1
     assert "bits per byte" in text
-    found = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
-    assert len({row["parameters"] for row in found}) == 1
-    assert all(5 < measure < 9 for row in found for measure in row["measures"])
-    means = [sum(row["measures"]) / 2 for row in found]
-    assert found[1]["differences"]["linear"]["mean"] == pytest.approx(means[1] - means[0])
+    rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
+    assert len({row["parameters"] for row in rows}) == 1
+    assert all(5 < measure < 9 for row in rows for measure in row["measures"])
+    means = [sum(row["measures"]) / 2 for row in rows]
+    assert rows[1]["differences"]["linear"]["mean"] == pytest.approx(means[1] - means[0])
     assert (tmp_path / "out" / "compared.svg").is_file()
     before = (tmp_path / "out" / "compared.json").read_text()
     compare(recipes, tmp_path / "out", **asked)
@@ -204,8 +214,7 @@ def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_aga
         compare(recipes, tmp_path / "out", **asked, also=["top1"])
 
 
-def test_models_lists_decoders_with_what_they_keep(capsys):
-    assert main(["models", "--sequence", "--json"]) == 0
-    rows = {(row["name"], row["mechanism"]): row for row in json.loads(capsys.readouterr().out)}
+def test_decoders_are_listed_with_their_memory():
+    rows = {(row["name"], row["mechanism"]): row for row in list_networks("language")}
     assert rows["sequence_340m", "mala"]["parameters"] == rows["sequence_340m", "softmax"]["parameters"] == 341_394_432
     assert rows["sequence_340m", "mala"]["memory"] < rows["sequence_340m", "softmax"]["memory"] / 50

@@ -14,13 +14,12 @@ from tiny_run import content, curve, differing
 from tiny_speech import say, write_speech_recipe
 
 from linvit.cli import main
+from linvit.data.speech.audio import read_audio
 from linvit.models.conformer import StreamCache
-from linvit.runs.evaluate import evaluate
-from linvit.runs.report_speech import _speaker, write_report
-from linvit.runs.restore import restore, source_for
-from linvit.runs.stream import listen
-from linvit.runs.training import train
-from linvit.runs.transcribe import set_decoding, transcribe
+from linvit.runs import load_run, train
+from linvit.runs.listing import list_networks
+from linvit.runs.tasks.speech import _speaker
+from linvit.runs.training import train_folder
 from linvit.studies import compare
 from linvit.tasks.checkpoints import RunStoppedError
 from linvit.tasks.transcription import greedy, spelled, word_edits
@@ -40,14 +39,14 @@ class PressesCtrlC(Callback):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return train(write_speech_recipe(tmp_path_factory.mktemp("speech")), prints=False)
+    return train_folder(write_speech_recipe(tmp_path_factory.mktemp("speech")))
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
     """A causal network that hears the tones right."""
     folder = tmp_path_factory.mktemp("learned")
-    return train(write_speech_recipe(folder, model={"causal": True}, **LONGER), prints=False)
+    return train_folder(write_speech_recipe(folder, model={"causal": True}, **LONGER))
 
 
 def test_its_loss_falls_and_the_best_checkpoint_is_that_of_the_lowest_error(run):
@@ -61,52 +60,52 @@ def test_its_loss_falls_and_the_best_checkpoint_is_that_of_the_lowest_error(run)
 def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     recipe = write_speech_recipe(tmp_path, data={"root": str(run.parent / "speech")})
     with pytest.raises(RunStoppedError):
-        train(recipe, callbacks=[PressesCtrlC()], prints=False)
+        train_folder(recipe, callbacks=[PressesCtrlC()])
     assert content(tmp_path / "run")["global_step"] == 7
-    train(recipe, resume=True, prints=False)
+    train(recipe, resume=True)
     assert differing(tmp_path / "run", run, fewest=20) == []
     assert curve(tmp_path / "run") == curve(run)
 
 
-def test_eval_is_the_sum_of_edits_over_the_sum_of_words_heard_one_by_one(learned):
-    restored = restore(learned)
-    measured = evaluate(restored, enable_progress_bar=False)["raw"]
-    network, source = restored.task.network.eval(), source_for(restored, None)
+def test_the_error_rate_is_the_sum_of_edits_over_the_sum_of_words(learned):
+    run = load_run(learned)
+    measures = run.evaluate()
+    network, source = run.network, run.source()
     counted = []
     for features, targets in (source.val_set()[index] for index in range(len(source.val_set()))):
         with torch.no_grad():
             logits, lengths = network(features[None], torch.tensor([len(features)]))
-        counted.append(word_edits(targets["text"], spelled(greedy(logits, lengths)[0], restored.class_names)))
-    edits, words = (sum(part) for part in zip(*counted, strict=True))
-    assert measured["wer"] == pytest.approx(edits / words)
-    assert measured["utterances"] == 6
-    assert measured["wer"] < 0.2
+        counted.append(word_edits(targets["text"], spelled(greedy(logits, lengths)[0], run.class_names)))
+    edits, words = (sum(column) for column in zip(*counted, strict=True))
+    assert measures["wer"] == pytest.approx(edits / words)
+    assert measures["utterances"] == 6
+    assert measures["wer"] < 0.2
 
 
-def test_predict_writes_what_is_said_at_any_sampling_rate(learned, tmp_path, capsys):
+def test_files_of_any_sampling_rate_are_transcribed(learned, tmp_path, capsys):
     sounds = [say(tmp_path / "a.wav", "LOW HIGH MID"), say(tmp_path / "b" / "b.flac", "HIGH LOW", rate=22_050)]
-    output = tmp_path / "told.csv"
+    output = tmp_path / "texts.csv"
     assert main(["predict", str(learned), str(sounds[0]), str(tmp_path / "b"), "--output", str(output)]) == 0
     rows = list(csv.DictReader(output.open()))
     assert [row["text"] for row in rows] == ["LOW HIGH MID", "HIGH LOW"]
     assert main(["predict", str(learned), str(sounds[0]), "--beam", "4"]) == 0
     assert "LOW HIGH MID" in capsys.readouterr().out
-    assert main(["predict", str(learned), str(sounds[0]), "--output", str(tmp_path / "told.json")]) == 0
-    assert json.loads((tmp_path / "told.json").read_text()) == [{"sound": str(sounds[0]), "text": "LOW HIGH MID"}]
+    assert main(["predict", str(learned), str(sounds[0]), "--output", str(tmp_path / "texts.json")]) == 0
+    assert json.loads((tmp_path / "texts.json").read_text()) == [{"sound": str(sounds[0]), "text": "LOW HIGH MID"}]
 
 
-def test_the_trained_network_hears_a_stream_as_the_whole(learned):
-    restored = restore(learned)
-    network = restored.task.network.double().eval()
-    features = source_for(restored, None).val_set()[0][0].double()[None]
+def test_the_trained_network_processes_a_stream_as_the_whole(learned):
+    run = load_run(learned)
+    network = run.network.double()
+    features = run.source().val_set()[0][0].double()[None]
     with torch.no_grad():
         whole, _ = network(features, torch.tensor([features.shape[1]]))
         memory = StreamCache()
-        heard = torch.cat([network.read(piece, memory) for piece in features.split(8, 1)], 1)
-    assert (heard - whole).abs().max() < 1e-11
+        streamed = torch.cat([network.read(piece, memory) for piece in features.split(8, 1)], 1)
+    assert (streamed - whole).abs().max() < 1e-11
 
 
-def test_what_is_no_sound_is_named_and_the_rest_is_told(learned, tmp_path, capsys):
+def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path, capsys):
     good = say(tmp_path / "good.wav", "MID")
     (tmp_path / "bad.wav").write_text("no sound")
     say(tmp_path / "short.wav", "LOW")
@@ -129,15 +128,18 @@ def test_what_is_no_sound_is_named_and_the_rest_is_told(learned, tmp_path, capsy
     [
         (["predict", "RUN", "nowhere.wav"], "There is no sound file or folder at nowhere.wav"),
         (["predict", "RUN", "EMPTY"], "has no sound files in it"),
-        (["predict", "RUN", "x.wav", "--topk", "3"], "--topk and --threshold are for images"),
+        (["predict", "RUN", "x.wav", "--topk", "3"], "--topk is no option of predict for the task speech"),
         (["predict", "RUN", "SOUND", "--beam", "0"], "--beam is 0"),
         (["predict", "RUN", "SOUND", "--lm", "a.arpa"], "--lm needs a beam"),
+        (["predict", "RUN", "SOUND", "--lm-weight", "2"], "--lm-weight is the weight of --lm, which is not given"),
+        (["predict", "RUN", "SOUND", "--word-bonus", "1"], "--word-bonus needs a beam"),
+        (["eval", "RUN", "--beam", "2", "--lm-weight", "2"], "--lm-weight is the weight of --lm, which is not given"),
         (["eval", "RUN", "--beam", "0"], "--beam is 0"),
         (["predict", "RUN", "SOUND", "--output", "a.txt"], "unknown ending"),
         (["predict", "RUN", "SOUND", "--output", "FILE/a.csv"], "cannot be written"),
-        (["generate", "RUN"], "reads no text"),
-        (["eval", "RUN", "--data", "nowhere"], "There is no folder of speech at nowhere"),
-        (["eval", "RUN", "--data", "EMPTY"], "holds no transcripts"),
+        (["generate", "RUN"], "speech generates nothing"),
+        (["eval", "RUN", "data=nowhere"], "There is no folder of speech at nowhere"),
+        (["eval", "RUN", "data=EMPTY"], "holds no transcripts"),
     ],
 )
 def test_wrong_use_ends_in_a_sentence(run, command, message, tmp_path, capsys):
@@ -145,55 +147,94 @@ def test_wrong_use_ends_in_a_sentence(run, command, message, tmp_path, capsys):
     (tmp_path / "file").touch()
     places = {"RUN": str(run), "EMPTY": str(tmp_path / "empty"), "SOUND": str(run.parent / "speech" / "val")}
     places["FILE/a.csv"] = str(tmp_path / "file" / "a.csv")
-    assert main([places.get(part, part) for part in command]) == 2
+    filled = [word.replace("data=EMPTY", f"data={places['EMPTY']}") for word in command]
+    assert main([places.get(word, word) for word in filled]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert "Traceback" not in said
 
 
-def test_eval_of_another_folder_and_its_page(learned, tmp_path, capsys):
+def test_another_folder_and_its_report(learned, tmp_path):
     shutil.copytree(learned.parent / "speech" / "train", tmp_path / "other")
-    page = tmp_path / "page.html"
-    assert main(["eval", str(learned), "--data", str(tmp_path / "other"), "--json", "--report", str(page)]) == 0
-    measured = json.loads(capsys.readouterr().out)["raw"]
-    assert measured["utterances"] == 16
-    assert "By speaker" in page.read_text()
+    run = load_run(learned)
+    measures = run.evaluate(tmp_path / "other")
+    assert measures["utterances"] == 16
+    page = run.report(tmp_path / "page.html", measures, tmp_path / "other").read_text()
+    assert "By speaker" in page
+    assert "<th>word error rate</th>" in page
 
 
-def test_eval_of_several_parts_names_them(learned, capsys):
-    assert main(["eval", str(learned), "--data", str(learned.parent / "speech"), "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["raw"]["utterances"] == 22
-    assert "holds the parts train, val, which are measured together" in said.err
+def test_subsets_that_are_evaluated_together_are_named(learned, caplog):
+    assert load_run(learned).evaluate(learned.parent / "speech")["utterances"] == 22
+    assert "holds the subsets train, val, which are evaluated together" in caplog.text
+    assert load_run(learned).evaluate(root=str(learned.parent / "speech"), val=["train"])["utterances"] == 16
 
 
-def test_the_page_names_each_utterance_beside_one_that_is_left_out(learned, tmp_path):
+def test_the_report_names_each_utterance_beside_one_that_is_left_out(learned, tmp_path):
     speech = shutil.copytree(learned.parent / "speech", tmp_path / "speech")
     (speech / "val" / "7" / "3" / "7-3-0001.wav").write_bytes(b"no sound")
-    restored = restore(learned)
-    restored.data |= {"root": str(speech), "max_corrupt": 1}
-    write_report(restored, {"raw": {}}, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
+    run = load_run(learned)
+    page = run.report(tmp_path / "page.html", root=str(speech), val=("val",), max_corrupt=1).read_text()
     assert "7-3-0005.wav" in page
     assert "7-3-0001.wav" not in page
 
 
-def test_the_page_of_a_part_seen_from_within_and_of_a_data_set_of_the_hub(learned, tmp_path, monkeypatch):
+def test_the_report_on_a_subset_seen_from_within_and_on_a_data_set_of_the_hub(learned, tmp_path, monkeypatch):
     monkeypatch.chdir(learned.parent / "speech" / "val" / "7" / "3")
-    assert main(["eval", str(learned), "--data", ".", "--report", str(tmp_path / "page.html")]) == 0
+    assert "By speaker" in load_run(learned).report(tmp_path / "page.html", data=".").read_text()
     assert [_speaker(Path(name)) for name in ("a.wav", "train/3", "7/3/7-3-0001.wav")] == ["–", "train", "7"]
 
 
-def test_eval_of_a_run_without_data_to_measure_on_says_so(learned):
-    restored = restore(learned)
-    restored.data |= {"val": []}
-    with pytest.raises(ValueError, match="has nothing to measure on: name some with --data"):
-        evaluate(restored, enable_progress_bar=False)
+def test_a_run_without_data_to_evaluate_on_says_so(learned):
+    with pytest.raises(ValueError, match="has nothing to evaluate on"):
+        load_run(learned).evaluate(val=[])
 
 
-def test_eval_decodes_as_the_recipe_says(run, tmp_path):
+def test_a_run_decodes_as_its_recipe_says_unless_told_otherwise(run, tmp_path):
     groups = {"data": {"root": str(run.parent / "speech")}, "trainer": {"max_epochs": 1}, "task": {"beam": 3}}
-    assert restore(train(write_speech_recipe(tmp_path, **groups), prints=False)).task.beam == 3
+    trained = train(write_speech_recipe(tmp_path, **groups))
+    assert trained.task.beam == 3
+    sound = say(tmp_path / "a.wav", "MID")
+    trained.predict(sound, beam=2, word_bonus=1.5)
+    assert (trained.task.beam, trained.task.decoding["bonus"]) == (2, 1.5)
+    trained.predict(sound)
+    assert (trained.task.beam, trained.task.decoding["bonus"]) == (3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"lm_weight": 2.0}, "`lm_weight` is the weight of `language_model`, which is not given"),
+        ({"lm_weight": 2.0, "beam": 4}, "`lm_weight` is the weight of `language_model`, which is not given"),
+        ({"word_bonus": 1.0}, "`word_bonus` needs a beam"),
+        ({"language_model": "a.arpa"}, "`language_model` needs a beam"),
+        ({"beam": 0}, "`beam` is 0"),
+    ],
+)
+def test_options_of_decoding_are_never_ignored(learned, options, sentence):
+    run = load_run(learned)
+    for ask in (run.evaluate, lambda **given: run.predict(["a.wav"], **given), run.report):
+        with pytest.raises(ValueError, match=sentence):
+            ask(**options)
+
+
+def test_more_words_for_a_bonus(learned, tmp_path):
+    sound = say(tmp_path / "a.wav", "MID")
+    run = load_run(learned)
+    few, many = (run.predict(sound, beam=8, word_bonus=bonus)[0].text.split() for bonus in (0.0, 20.0))
+    assert len(many) > len(few)
+
+
+def test_samples_in_memory_are_transcribed_as_a_file(learned, tmp_path):
+    sound = say(tmp_path / "a.wav", "LOW HIGH")
+    samples = read_audio(sound, 16_000)
+    run = load_run(learned)
+    transcripts = run.predict([sound, samples, samples.double().numpy(), samples[:100]])
+    assert [row.text for row in transcripts] == ["LOW HIGH"] * 3
+    assert [row.file for row in transcripts] == [str(sound), "sound 2", "sound 3"]
+    assert transcripts.unreadable == ("The sound 4 has 100 samples, less than one frame: leave it out.",)
+    with pytest.raises(ValueError, match="expected floats"):
+        run.predict([samples[None]])
 
 
 @pytest.mark.parametrize(
@@ -216,28 +257,27 @@ def test_what_is_not_installed_is_one_sentence(learned, package, more, sentence,
     ("groups", "message"),
     [
         ({"model": {"name": "conformer_mini"}}, "did you mean 'conformer_nano'"),
-        ({"data": {"units": "phones"}}, "units` is 'phones'"),
+        ({"data": {"units": "phones"}}, "units is 'phones'"),
         ({"data": {"train": ["nowhere"]}}, "There is no folder of speech"),
-        ({"data": {"mels": 20}}, "set mels alike for network and data"),
+        ({"data": {"mels": 20}}, "make the features with as many bands"),
         ({"task": {"beam": 0}}, "task.beam is 0"),
     ],
 )
 def test_a_wrong_recipe_ends_in_a_sentence(run, groups, message, tmp_path):
     groups.setdefault("data", {}).setdefault("root", str(run.parent / "speech"))
     with pytest.raises(ValueError, match=message):
-        train(write_speech_recipe(tmp_path, **groups), prints=False)
+        train(write_speech_recipe(tmp_path, **groups))
 
 
 @pytest.mark.parametrize("units", ["characters", "subwords"])
-def test_other_pieces_are_learned_and_restored(run, units, tmp_path):
+def test_other_pieces_are_learned_and_loaded(run, units, tmp_path):
     data = {"root": str(run.parent / "speech"), "units": units, "num_tokens": 14, "groups": 2}
-    folder = train(write_speech_recipe(tmp_path, data=data, trainer={"max_epochs": 1}), prints=False)
-    restored = restore(folder)
-    assert evaluate(restored, enable_progress_bar=False)["raw"]["utterances"] == 6
-    assert (restored.preprocessing.tokenizer != "") == (units == "subwords")
-    told, complaints = transcribe(restored, [run.parent / "speech" / "val"])
-    assert len(told) == 6
-    assert not complaints
+    trained = train(write_speech_recipe(tmp_path, data=data, trainer={"max_epochs": 1}))
+    assert trained.evaluate()["utterances"] == 6
+    assert (trained.preprocessing.tokenizer != "") == (units == "subwords")
+    transcripts = trained.predict(run.parent / "speech" / "val")
+    assert len(transcripts) == 6
+    assert not transcripts.unreadable
 
 
 @pytest.mark.slow
@@ -258,12 +298,14 @@ def test_attentions_are_compared_over_seeds(run, tmp_path):
 def test_a_transducer_learns_and_writes(run, tmp_path):
     data = {"root": str(run.parent / "speech"), "val": ["train"], "batch_size": 2}
     model = {"head": "transducer", "predictor_width": 16}
-    folder = train(write_speech_recipe(tmp_path, model=model, **LONGER | {"data": data}), prints=False)
+    folder = train_folder(write_speech_recipe(tmp_path, model=model, **LONGER | {"data": data}))
     assert float(curve(folder)[-1]["wer"]) < 0.3
-    told, _ = transcribe(restore(folder), [run.parent / "speech" / "val"])
-    assert len(told) == 6
+    trained = load_run(folder)
+    assert len(trained.predict(run.parent / "speech" / "val")) == 6
     with pytest.raises(ValueError, match="a transducer is decoded greedily"):
-        set_decoding(restore(folder), 2)
+        trained.predict(run.parent / "speech" / "val", beam=2)
+    with pytest.raises(ValueError, match="needs whole utterances"):
+        trained.transcriber()
 
 
 def test_a_language_model_has_its_say(learned, tmp_path, capsys):
@@ -282,9 +324,8 @@ def test_a_language_model_has_its_say(learned, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["raw"]["utterances"] == 6
 
 
-def test_models_lists_conformers_beside_the_published_size(capsys):
-    assert main(["models", "--speech", "--json"]) == 0
-    rows = {(row["name"], row["mechanism"]): row for row in json.loads(capsys.readouterr().out)}
+def test_conformers_are_listed_beside_the_published_size():
+    rows = {(row["name"], row["mechanism"]): row for row in list_networks("speech")}
     assert rows["conformer_small", "softmax"]["transducer"] == 10_340_416
     assert (
         rows["conformer_small", "mala"]["transducer"] == rows["conformer_small", "linear"]["transducer"] == 10_338_112
@@ -293,24 +334,30 @@ def test_models_lists_conformers_beside_the_published_size(capsys):
 
 
 @pytest.mark.parametrize("seconds", ["0.013", "0.2", "9"])
-def test_what_is_heard_in_pieces_is_what_is_heard_at_once(learned, seconds, tmp_path, capsys):
+def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, capsys):
     sound = say(tmp_path / "a.wav", "LOW LOW HIGH MID HIGH")
-    [(_, text)], _ = transcribe(restore(learned), [sound])
+    text = load_run(learned).predict(sound)[0].text
     assert main(["predict", str(learned), str(sound), "--stream", seconds]) == 0
     assert capsys.readouterr().out == f"{text}\n"
     if seconds == "0.2":
-        told = list(listen(restore(learned), sound, 0.2))
-        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(told))
-        assert len(set(told)) > 3
+        transcriber = load_run(learned).transcriber()
+        pieces = read_audio(sound, 16_000).split(3200)
+        texts = [transcriber.add(piece, last=number == len(pieces)) for number, piece in enumerate(pieces, 1)]
+        assert texts[-1] == text
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+        assert len(set(texts)) > 3
+        assert "".join(load_run(learned).stream([sound], 0.2)) == text
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--stream", "0"], "--stream is 0.0"),
-        (["--stream", "inf"], "--stream is inf"),
-        (["--stream", "1", "--beam", "2"], "leave --beam and --output out"),
-        (["another.wav", "--stream", "1"], "--stream hears one sound file"),
+        (["--stream", "0"], "is 0.0, expected a time above 0"),
+        (["--stream", "inf"], "is inf, expected a time above 0"),
+        (["--stream", "1", "--beam", "2"], "--beam is no option of stream for the task speech, which takes --weights"),
+        (["--stream", "1", "--topk", "2"], "--topk is no option of stream"),
+        (["--stream", "1", "--output", "a.csv"], "--output is no option of stream"),
+        (["another.wav", "--stream", "1"], "A stream is one sound, but there are 2"),
     ],
 )
 def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys):
@@ -322,4 +369,4 @@ def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsy
 def test_a_network_that_needs_the_whole_says_so(run, tmp_path, capsys):
     sound = say(tmp_path / "a.wav", "LOW")
     assert main(["predict", str(run), str(sound), "--stream", "1"]) == 2
-    assert "hears whole utterances: only a network trained with model.causal=true" in capsys.readouterr().err
+    assert "needs whole utterances: only a model trained with causal=true and head=ctc" in capsys.readouterr().err

@@ -1,0 +1,213 @@
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from PIL import Image
+from tiny_diffusion import write_diffusion_recipe
+from tiny_run import content, curve, differing
+
+from linvit.cli import main
+from linvit.runs import load_run, train
+from linvit.runs.training import train_folder
+from linvit.studies.pool import last_measures
+from linvit.tasks import generated
+from linvit.tasks.checkpoints import RunStoppedError
+
+
+class PressesCtrlC(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_classifier():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generated, "EPOCHS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train_folder(write_diffusion_recipe(tmp_path_factory.mktemp("diffusion")))
+
+
+def test_it_learns_and_is_measured_by_what_its_moving_average_generates(run):
+    rows = curve(run)
+    losses = [float(row["train_loss"]) for row in rows]
+    assert losses[-1] < losses[0] - 0.1
+    distances = [float(row["ema_fid"]) for row in rows]
+    best = 1 + distances.index(min(distances))
+    assert content(run, "best")["global_step"] == 4 * best
+    last = {key: float(value) for key, value in rows[-1].items()}
+    assert last["ema_floor_fid"] < last["ema_noise_fid"]
+    assert all(0 <= last[f"ema_{name}_accuracy"] <= 1 for name in ("generated", "guided", "classifier"))
+    assert "fid" not in last
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
+    recipe = write_diffusion_recipe(tmp_path)
+    with pytest.raises(RunStoppedError):
+        train_folder(recipe, callbacks=[PressesCtrlC()])
+    assert content(tmp_path / "run")["global_step"] == 7
+    train(recipe, resume=True)
+    assert differing(tmp_path / "run", run, fewest=20) == []
+    assert curve(tmp_path / "run") == curve(run)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    train(write_diffusion_recipe(alone, task={"generates": False}))
+    killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 6}}
+    recipe = write_diffusion_recipe(tmp_path, task={"generates": False}, trainer={"callbacks": [killer]})
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "linvit.cli", "train", str(recipe)]
+    dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
+    assert dead.returncode == -signal.SIGKILL
+    train(write_diffusion_recipe(tmp_path, task={"generates": False}), resume=True)
+    assert differing(tmp_path / "run", alone / "run", fewest=20) == []
+
+
+def test_a_loaded_run_measures_as_the_last_epoch_did_and_keeps_its_classifier(run, monkeypatch):
+    monkeypatch.setattr(generated, "EPOCHS", 0)  # an untrained classifier would give other figures
+    measures = load_run(run / "checkpoints" / "last.ckpt").evaluate()
+    last = curve(run)[-1]
+    for name, value in measures.items():
+        if name != "images":
+            assert value == pytest.approx(float(last[f"ema_{name}"]), rel=1e-4, abs=1e-6), name
+    assert measures.by_weights["raw"].keys() == {"loss", "images"}
+    assert measures["images"] == 36
+    assert "FID-like, guided" in measures.table()[1]
+
+
+def test_generate_writes_a_row_for_each_class_and_the_same_ones_again(run, tmp_path, capsys):
+    asked = ["generate", str(run), "--classes", "3", "5", "--count", "4", "--steps", "3", "--guidance", "2"]
+    for name in ("one.png", "two.png"):
+        assert main([*asked, "--output", str(tmp_path / name)]) == 0
+    assert main([*asked, "--seed", "1", "--output", str(tmp_path / "other.png")]) == 0
+    assert "holds 8 images" in capsys.readouterr().out
+    one, two, other = (np.asarray(Image.open(tmp_path / f"{name}.png")) for name in ("one", "two", "other"))
+    assert one.shape == (2 * 50 + 2, 4 * 50 + 2, 3)
+    assert (one == two).all()
+    assert (one != other).any()
+
+
+def test_all_images_in_one_file_are_as_evaluation_suites_read_them(run, tmp_path):
+    images = load_run(run).generate(count=2, steps=3, sampler="ddpm")
+    assert (images.images.shape, images.images.dtype, len(images)) == ((20, 1, 8, 8), torch.uint8, 20)
+    images.save(tmp_path / "all.npz")
+    held = np.load(tmp_path / "all.npz")
+    assert held["arr_0"].shape == (20, 8, 8, 3)
+    assert held["arr_0"].dtype == np.uint8
+    assert held["labels"].tolist() == images.labels.tolist() == [label for label in range(10) for _ in range(2)]
+
+
+def test_classes_by_name_and_number_and_the_seed_decide_the_images(run):
+    loaded = load_run(run)
+    first, again, other = (loaded.generate(classes=["3", 5], count=2, steps=3, seed=seed) for seed in (1, 1, 2))
+    assert first.labels.tolist() == [3, 3, 5, 5]
+    assert first.images.equal(again.images)
+    assert not first.images.equal(other.images)
+
+
+def test_the_report_of_a_generator_shows_its_images(run, tmp_path):
+    page = load_run(run).report(tmp_path / "page.html").read_text()
+    assert "<h2>Generated images</h2>" in page
+    assert "compare with no published FID" in page
+
+
+def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
+    assert last_measures(run)["fid"] == float(curve(run)[-1]["ema_fid"])
+    assert last_measures(run)["train_loss"] == float(curve(run)[-1]["train_loss"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (["generate", "RUN"], "say where they go with --output"),
+        (["generate", "RUN", "--output", "a.jpg"], "--output is a.jpg, expected a .png or .npz file"),
+        (["generate", "RUN", "--output", "a.png", "--classes", "ten"], "'ten' is unknown: name one of 0, 1"),
+        (["generate", "RUN", "--output", "a.png", "--steps", "1"], "expected 2 to 1000"),
+        (["generate", "RUN", "--output", "a.png", "--count", "0"], "--count is 0"),
+        (["generate", "RUN", "--output", "a.png", "--guidance", "-1"], "--guidance is -1"),
+        (["generate", "RUN", "--output", "a.png", "--guidance", "nan"], "--guidance is nan"),
+        (["generate", "RUN", "--output", "a.png", "--seed", "-1"], "--seed is -1"),
+        (["generate", "RUN", "--output", "a.png", "--vae", "vae"], "this run generates pixels, not latents"),
+        (["generate", "RUN", "--output", "a_file/a.png"], "The folder a_file cannot be written"),
+        (["generate", "RUN", "--output", "folder.png"], "--output is folder.png, which is a folder"),
+        (["predict", "RUN", "a.png"], "diffusion predicts nothing"),
+        (["eval", "RUN", "data=digits"], "leave it out"),
+        (["generate", "RUN", "--prompt", "The", "--output", "a.png"], "--prompt is no option of generate"),
+    ],
+)
+def test_what_cannot_be_generated_is_one_sentence(run, asked, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_file").touch()
+    (tmp_path / "folder.png").mkdir()
+    assert main([str(run) if word == "RUN" else word for word in asked]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "sentence"),
+    [
+        ({"model": {"mechanism": "mla"}}, "expected one of softmax, linear, rala, mala"),
+        ({"model": {"name": "dit_smal_patch2"}}, "did you mean 'dit_small_patch2'"),
+        ({"model": {"widht": 3}}, r"did you mean model\.width"),
+        ({"task": {"sampler": "euler"}}, "expected one of ddim, ddpm"),
+        ({"task": {"class_dropout": 1.5}}, "expected a share"),
+        ({"model": {"mlp_ratio": "four"}}, "An argument of the model dit_nano_patch2 is of the wrong kind"),
+        ({"data": {"size": 0}}, "size is 0 px"),
+        ({"data": {"size": 16}}, "this DiT reads 1×8×8"),
+    ],
+)
+def test_a_recipe_that_cannot_be_trained_is_one_sentence(groups, sentence, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        train(write_diffusion_recipe(tmp_path, **groups))
+
+
+def test_without_generation_the_loss_chooses(tmp_path):
+    run = train(write_diffusion_recipe(tmp_path, task={"generates": False}, model={"learn_sigma": True}))
+    assert all(math.isfinite(row["ema_loss"]) for row in run.metrics)
+    assert "ema_fid" not in run.metrics[0]
+    measures = load_run(run.folder / "checkpoints" / "last.ckpt").evaluate()
+    assert measures["loss"] == pytest.approx(run.metrics[-1]["ema_loss"], rel=1e-5)
+
+
+def test_a_damaged_classifier_is_named(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "copy")
+    (folder / generated.FILE).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"classifier\.safetensors is damaged or belongs to other data"):
+        load_run(folder).evaluate()
+
+
+@pytest.fixture
+def diverged(run):
+    loaded = load_run(run)
+    for network in loaded.task.networks().values():
+        torch.nn.init.constant_(network.head.bias, math.nan)
+    return loaded
+
+
+def test_images_that_are_not_finite_are_refused(diverged, tmp_path):
+    with pytest.raises(ValueError, match="The generated images are not finite"):
+        diverged.generate(classes=["3"], count=1, steps=2, output=tmp_path / "a.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_that_are_not_finite_have_no_distance(diverged):
+    measures = diverged.evaluate()
+    assert math.isnan(measures["fid"])
+    assert math.isfinite(measures["floor_fid"])
