@@ -33,7 +33,7 @@ def in_new_process(
         try:
             return pool.submit(function, *arguments, **named).result()
         except BrokenProcessPool as error:
-            raise MemoryError("the process that measured memory was killed, probably because it ran out of memory") from error
+            raise MemoryError("the process that measured memory was killed, often because memory ran out") from error
 
 
 def peak_of(build: Callable[..., Callable[[], object]], *arguments: object, threads: int = 1) -> float | None:

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from linvit.analysis import dense_images
-from linvit.analysis.dense_images import class_colors, draw_map, draw_objects, shares, side_by_side
 from linvit.analysis.answer_figures import CONFUSED, confusion_matrix
+from linvit.analysis.dense_images import class_colors, draw_map, draw_objects, shares, side_by_side
 
 GREY = torch.full((3, 40, 50), 100, dtype=torch.uint8)
 
