@@ -169,8 +169,8 @@ def crossover(ours: Sequence[Row], other: Sequence[Row]) -> float | None:
     ]
     if not gaps or gaps[-1][1] > 0:
         return None
-    behind = [index for index, (_, gap) in enumerate(gaps) if gap > 0]
-    if not behind:
+    slower = [index for index, (_, gap) in enumerate(gaps) if gap > 0]
+    if not slower:
         return 0.0
-    (x0, gap0), (x1, gap1) = gaps[behind[-1] : behind[-1] + 2]
+    (x0, gap0), (x1, gap1) = gaps[slower[-1] : slower[-1] + 2]
     return math.exp(x0 + (x1 - x0) * gap0 / (gap0 - gap1))
