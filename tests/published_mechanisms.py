@@ -222,6 +222,25 @@ def gated(weigh, read):
     return attend
 
 
+def polaformer(layer, x, grid):
+    """Scores of equal and of opposite signs, each for one half of the values of a head."""
+    q, k, v = query_key_value(layer, x)
+    power = 1 + 4 / (1 + (-layer.power).exp())
+
+    def signs(y):
+        return (torch.where(sign * y > 0, sign * y, torch.zeros_like(y)) ** power for sign in (1, -1))
+
+    q_plus, q_minus, k_plus, k_minus = (by_head(layer, y) for y in (*signs(q), *signs(k)))
+    out = []
+    for head, value in enumerate(by_head(layer, v)):
+        equal = q_plus[head] @ k_plus[head].mT + q_minus[head] @ k_minus[head].mT
+        opposite = q_plus[head] @ k_minus[head].mT + q_minus[head] @ k_plus[head].mT
+        for similar, half in zip((equal, opposite), value.chunk(2, dim=-1), strict=True):
+            out.append(similar @ half / (similar.sum(-1, keepdim=True) + 1e-6 * k.shape[1]))
+    out = torch.cat(out, dim=-1) + local(v, layer.lepe.weight[:, 0], layer.lepe.bias, grid, layer.num_prefix)
+    return out * (x @ layer.modulation.weight.T + layer.modulation.bias)
+
+
 def uniform(q, k, s):
     return torch.full((1, 1, k.shape[1]), 1 / k.shape[1])
 
@@ -252,6 +271,7 @@ WRITTEN_OUT = {
     "inline": inline,
     "mlla": mlla,
     "agent": agent,
+    "polaformer": polaformer,
     "rala": gated(query_mean, divided),
     "mala": gated(uniform, with_magnitude),
     "rala_mala": gated(query_mean, with_magnitude),

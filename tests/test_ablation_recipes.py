@@ -8,7 +8,7 @@ import timm
 
 from linvit.cli import main
 from linvit.models.by_name import create_classifier
-from linvit.runs.listing import describe_recipes
+from linvit.runs.listing import list_recipes
 from linvit.runs.recipe import base_of, read_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def test_header_has_the_parameters_of_the_network(path):
     "path", [pytest.param(path, marks=[] if path.stem in CHEAP else pytest.mark.slow) for path in RECIPES], **named
 )
 def test_header_has_the_macs_of_the_network(path):
-    (row,) = describe_recipes([path])
+    (row,) = list_recipes([path])
     assert counted(path) == (f"{row['parameters']:,}", in_giga(row["macs"]), in_giga(row["macs_attention"]))
 
 

@@ -91,7 +91,7 @@ def clock_for(device: str, threads: int, graphs: bool = True) -> Clock:
 
 @dataclass
 class Timing:
-    """Seconds of one call, one entry a round."""
+    """Seconds of one call, one entry per round."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -120,7 +120,7 @@ def interleave(
     after_round: Callable[[], object] = lambda: None,
     most_seconds: float = math.inf,
 ) -> None:
-    """Times every call once a round, into timings, which keep the whole rounds of an interrupted measurement.
+    """Times every call once per round, into timings, which keep the whole rounds of an interrupted measurement.
 
     Fewer rounds than asked for, but LEAST_ROUNDS, are made where all of them take longer than most_seconds on the wall.
     """

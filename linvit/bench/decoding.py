@@ -13,7 +13,7 @@ from linvit.bench.checks import TOLERANCES, check
 from linvit.bench.clock import Call
 from linvit.bench.memory import MEBIBYTE
 from linvit.bench.progress import Progress
-from linvit.bench.rows import Report, Row
+from linvit.bench.rows import Report, Row, Timed
 from linvit.layers.cache import KeyValues
 from linvit.models.registry import create
 from linvit.models.sequence import Decoder, DecoderCache
@@ -32,9 +32,7 @@ class Options(rows.Options):
     contexts: Sequence[int] = (1024, 8192, 65_536)
 
     def __post_init__(self) -> None:
-        wrong = [value for value in (*self.contexts, self.rounds) if value < 1]
-        if wrong:
-            raise ValueError(f"bench decoding got {wrong[0]} as a context or number of rounds, expected 1 or more")
+        self.check_positive(*self.contexts)
         for name in self.names:
             with torch.device("meta"):
                 create(self.network, VOCABULARY, mechanism=name)  # refuses unknown names
@@ -53,15 +51,15 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
         networks[name] = network, _error(name, network, options.device)
     for context in options.contexts:
         progress.group(f"{options.network} after {context:,} tokens", options.rounds)
-        calls: dict[str, tuple[Row, Call]] = {}
+        calls: dict[str, Timed] = {}
         for name, (network, error) in networks.items():
             progress.say(f"reading {context:,} tokens with {name}")
             memory = filled(network, context)
             row = Row(name, options.network, "float32", 1, options.threads, "token", tokens=context, error=error)
             row.peak_mib = memory.num_bytes() / MEBIBYTE
             report.rows.append(row)
-            calls[name] = row, step(network, memory)
-        rows.time_all(calls, options, progress, {"softmax": "softmax"})
+            calls[name] = Timed(row, step(network, memory), rivals={"softmax": "softmax"})
+        rows.time_all(calls, options, progress, graphs=False)
     report.findings["growth"] = rows.growth(report.rows)
 
 

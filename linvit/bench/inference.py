@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linvit.bench import memory, rows
 from linvit.bench.checks import TOLERANCES, WrongResultError, check
-from linvit.bench.clock import Call, Timing, clock_for, interleave
+from linvit.bench.clock import Call
 from linvit.bench.networks import (
     Case,
     build_call,
@@ -23,7 +23,7 @@ from linvit.bench.networks import (
     variant_call,
 )
 from linvit.bench.progress import Progress
-from linvit.bench.rows import Report, Row
+from linvit.bench.rows import Report, Row, Timed
 
 OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 PEERS = (
@@ -52,9 +52,7 @@ class Options(rows.Options):
         check_names([*self.names, *self.peers])
         for variant in (*self.variants, *self.peer_variants):
             parts_of(variant)
-        wrong = [value for value in (*itertools.chain(*self.sizes), *self.batches, self.rounds) if value < 1]
-        if wrong:
-            raise ValueError(f"bench model got {wrong[0]} as a size, batch or number of rounds, expected 1 or more")
+        self.check_positive(*itertools.chain(*self.sizes), *self.batches)
 
 
 def cases(options: Options, size: tuple[int, int], batch: int) -> list[Case]:
@@ -86,23 +84,13 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
 
 
 def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
-    case_rows: dict[Case, Row] = {}
-    calls: dict[Case, Call] = {}
+    calls: dict[str, Timed] = {}
     for name, variants in itertools.groupby(group, lambda case: case.name):
-        prepared = _prepared(name, list(variants), options, progress)
-        for case, row, call in prepared:
+        for case, row, call in _prepared(name, list(variants), options, progress):
             report.rows.append(row)
-            case_rows[case] = row
             if call is not None:
-                calls[case] = call
-    progress.say("timing")
-    timings: dict[str, Timing] = {}
-    clock = clock_for(options.device, options.threads)
-    named = {case.label: call for case, call in calls.items()}
-    try:
-        interleave(named, clock, options.rounds, timings, progress.advance, options.seconds)
-    finally:
-        _fill(case_rows, timings, clock.name, options)
+                calls[case.label] = Timed(row, call, replace(case, variant="plain").label, _rivals(case, options))
+    rows.time_all(calls, options, progress)
 
 
 def _prepared(
@@ -122,7 +110,8 @@ def _prepared(
         progress.say(f"checking {case.label}")
         call = _checked(case, row, network, x, expected)
         if call is not None and options.memory:
-            row.peak_mib = _peak(case, call, progress)
+            progress.say(f"memory of {case.label}")
+            row.peak_mib = memory.peak(case.device, case.threads, call, build_call, case)
         prepared.append((case, row, call))
     return prepared
 
@@ -140,13 +129,6 @@ def _checked(case: Case, row: Row, network: nn.Module, x: Tensor, expected: Tens
     return call
 
 
-def _peak(case: Case, call: Call, progress: Progress) -> float | None:
-    progress.say(f"memory of {case.label}")
-    if case.device != "cpu":
-        return memory.peak_above_on_gpu(call)
-    return memory.peak_of(build_call, case, threads=case.threads)
-
-
 def _row(case: Case, network: nn.Module | None, skipped: str | None = None) -> Row:
     dtype = str(case.dtype).removeprefix("torch.")
     row = Row(case.name, case.variant, dtype, case.batch, case.threads, size=case.size, skipped=skipped)
@@ -155,13 +137,12 @@ def _row(case: Case, network: nn.Module | None, skipped: str | None = None) -> R
     return row
 
 
-def _fill(case_rows: dict[Case, Row], timings: dict[str, Timing], clock: str, options: Options) -> None:
-    for case, row in case_rows.items():
-        rivals = {"reference": replace(case, variant="reference").label}
-        for variant, name in itertools.product(("plain", "fused"), (*options.names, *options.peers)):
-            if name != case.name:
-                rivals[f"{name} {variant}"] = replace(case, name=name, variant=variant).label
-        rows.fill(row, case.label, timings, clock, replace(case, variant="plain").label, rivals)
+def _rivals(case: Case, options: Options) -> dict[str, str]:
+    rivals = {"reference": replace(case, variant="reference").label}
+    for variant, name in itertools.product(("plain", "fused"), (*options.names, *options.peers)):
+        if name != case.name:
+            rivals[f"{name} {variant}"] = replace(case, name=name, variant=variant).label
+    return rivals
 
 
 def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:

@@ -39,7 +39,7 @@ def measure(kind: str, progress: Progress | None = None, **options: Any) -> Repo
 
     Args:
         kind: a name in KINDS.
-        progress: is told what is measured at the moment.
+        progress: gets what is measured at the moment.
         options: fields of the kind's Options.
 
     Raises ValueError for options that are not known, WrongResultError where something computes a wrong result.

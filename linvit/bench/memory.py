@@ -33,14 +33,14 @@ def in_new_process(
         try:
             return pool.submit(function, *arguments, **named).result()
         except BrokenProcessPool as error:
-            raise MemoryError("the process that measured memory was killed, probably for want of memory") from error
+            raise MemoryError("the process that measured memory was killed, often because memory ran out") from error
 
 
 def peak_of(build: Callable[..., Callable[[], object]], *arguments: object, threads: int = 1) -> float | None:
     """Peak in MiB of the call that build(*arguments) returns, above what inputs and weights take.
 
     The call is made once before, so that what is compiled, or allocated once, does not count. None where the system
-    does not let a process begin its peak anew (Linux does), or kills the process.
+    does not let a process reset its peak (Linux does), or kills the process.
     """
     try:
         return in_new_process(_peak_here, build, arguments, threads)
@@ -69,6 +69,17 @@ def peak_above(call: Callable[[], object]) -> float | None:
     before = _resident("VmRSS")
     call()
     return (_resident("VmHWM") - before) / MEBIBYTE
+
+
+def peak(
+    device: str,
+    threads: int,
+    call: Callable[[], object],
+    build: Callable[..., Callable[[], object]],
+    *arguments: object,
+) -> float | None:
+    """Peak in MiB of a call: on a GPU of the call itself, on a CPU of what build(*arguments) returns, see peak_of."""
+    return peak_above_on_gpu(call) if device != "cpu" else peak_of(build, *arguments, threads=threads)
 
 
 def peak_above_on_gpu(call: Callable[[], object]) -> float:

@@ -104,7 +104,7 @@ def _takes_any(name: str) -> bool:
 
 
 def randomised(network: nn.Module, seed: int = 1) -> nn.Module:
-    """The network in eval mode, every parameter and statistic drawn anew, so that a part left out shows in the output.
+    """The network in eval mode, every parameter and statistic random, so that whatever is left out shows in the output.
 
     Fresh networks hide mistakes: norms of weight 1, and layer scales of 1e-6 that leave blocks without effect.
     """

@@ -12,10 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from linvit.bench import memory, rows
 from linvit.bench.checks import TOLERANCES, check
-from linvit.bench.clock import Call, Timing, clock_for, interleave
+from linvit.bench.clock import Call
 from linvit.bench.progress import Progress
 from linvit.bench.reference import REFERENCES, wide_tables
-from linvit.bench.rows import Report, Row
+from linvit.bench.rows import Report, Row, Timed
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_attention import GatedAttention
 from linvit.ops import Rotary, linear_attention, rotary_2d
@@ -80,9 +80,7 @@ class Options(rows.Options):
         _known("variant", self.variants, VARIANTS)
         _known("dtype", self.dtypes, DTYPES)
         _known("layout", [self.layout], LAYOUTS)
-        wrong = [value for value in (*self.tokens, self.batch, self.heads, self.width, self.rounds) if value < 1]
-        if wrong:
-            raise ValueError(f"bench op got {wrong[0]} as a size or number of rounds, expected 1 or more")
+        self.check_positive(*self.tokens, self.batch, self.heads, self.width)
 
 
 def _known(what: str, given: Sequence[str], known: object) -> None:
@@ -206,36 +204,29 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
 
 
 def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
-    calls: dict[Case, Call] = {}
-    rows_of_cases = {case: _row(case, options) for case in group}
-    for case, row in rows_of_cases.items():
+    calls: dict[str, Timed] = {}
+    for case in group:
+        row = _row(case, options)
         report.rows.append(row)
         if case.variant == "sdpa" and case.tokens > options.sdpa_tokens:
             row.skipped = f"softmax attention is asked for up to {options.sdpa_tokens} tokens"
             continue
         progress.say(f"checking {case.name}")
         try:
-            calls[case] = build_call(case)
+            call = build_call(case)
         except ValueError as error:
             row.skipped = str(error)
             continue
-        row.error = check(case.name, calls[case](), exact(case), TOLERANCES[DTYPES[case.dtype]])
+        row.error = check(case.name, call(), exact(case), TOLERANCES[DTYPES[case.dtype]])
         if options.memory:
             progress.say(f"memory of {case.name}")
-            row.peak_mib = _peak(case, options, calls[case])
-    timings: dict[str, Timing] = {}
-    clock = clock_for(options.device, options.threads)
-    try:
-        named = {case.name: call for case, call in calls.items()}
-        interleave(named, clock, options.rounds, timings, progress.advance, options.seconds)
-    finally:
-        _fill(rows_of_cases, timings, clock.name)
-
-
-def _peak(case: Case, options: Options, call: Call) -> float | None:
-    if options.device != "cpu":
-        return memory.peak_above_on_gpu(call)
-    return memory.peak_of(_call_alone, case, threads=options.threads)
+            row.peak_mib = memory.peak(options.device, options.threads, call, _call_alone, case)
+        rivals = {
+            "reference": replace(case, variant="reference").name,
+            "sdpa": replace(case, operator=SOFTMAX, variant="sdpa").name,
+        }
+        calls[case.name] = Timed(row, call, replace(case, variant="plain", dtype="float32").name, rivals)
+    rows.time_all(calls, options, progress)
 
 
 def _call_alone(case: Case) -> Call:
@@ -249,20 +240,9 @@ def _row(case: Case, options: Options) -> Row:
     return Row(case.operator, case.variant, case.dtype, case.batch, options.threads, work, tokens=case.tokens)
 
 
-def _fill(rows_of_cases: dict[Case, Row], timings: dict[str, Timing], clock: str) -> None:
-    for case, row in rows_of_cases.items():
-        base = replace(case, variant="plain", dtype="float32")
-        rivals = {
-            "reference": replace(case, variant="reference").name,
-            "sdpa": replace(case, operator=SOFTMAX, variant="sdpa").name,
-        }
-        rows.fill(row, case.name, timings, clock, base.name, rivals)
-
-
 def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:
     """growth: the exponent of tokens, from FITTED_FROM on; crossover: tokens from which on sdpa is slower."""
     lines = rows.curves(measured)
-    growth = {name: rows.exponent(line, FITTED_FROM) for name, line in lines.items()}
     softmax = {name.removeprefix(f"{SOFTMAX} sdpa "): line for name, line in lines.items() if line[0].variant == "sdpa"}
     meets = {}
     for name, line in lines.items():
@@ -270,6 +250,6 @@ def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:
         if rival and rival is not line:
             meets[name] = rows.crossover(line, rival)
     return {
-        "growth": {name: value for name, value in growth.items() if value is not None},
+        "growth": rows.growth(measured, FITTED_FROM),
         "crossover": {name: value for name, value in meets.items() if value is not None},
     }

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from linvit.bench.clock import Call, Timing, clock_for, interleave
 from linvit.bench.progress import Progress
@@ -19,6 +19,13 @@ class Options:
     seconds: float = float("inf")
     memory: bool = False
     seed: int = 0
+
+    def check_positive(self, *values: int) -> None:
+        """Raises ValueError for a value, or number of rounds, below 1."""
+        if min(*values, self.rounds) < 1:
+            raise ValueError(
+                f"A size, batch or number of rounds is {min(*values, self.rounds)}, expected 1 or more: set it higher."
+            )
 
 
 @dataclass
@@ -93,19 +100,26 @@ def fill(row: Row, label: str, timings: Mapping[str, Timing], clock: str, base: 
             row.against[name] = timing.ratio_to(timings[rival])
 
 
-def time_all(
-    calls: Mapping[str, tuple[Row, Call]], options: Options, progress: Progress, rivals: Mapping[str, str]
-) -> None:
-    """Times the calls in turn, by label, into their rows; rivals as in `fill`."""
+class Timed(NamedTuple):
+    """A row, the call that is timed for it, the label of the row of ratio 1, and those of its rivals by name."""
+
+    row: Row
+    call: Call
+    base: str = ""
+    rivals: Mapping[str, str] = {}
+
+
+def time_all(calls: Mapping[str, Timed], options: Options, progress: Progress, graphs: bool = True) -> None:
+    """Times calls in turn, by label, into their rows; where this is interrupted, the whole rounds so far."""
     progress.say("timing")
     timings: dict[str, Timing] = {}
-    clock = clock_for(options.device, options.threads, graphs=False)
-    prepared = {label: call for label, (_, call) in calls.items()}
+    clock = clock_for(options.device, options.threads, graphs)
+    prepared = {label: timed.call for label, timed in calls.items()}
     try:
         interleave(prepared, clock, options.rounds, timings, progress.advance, options.seconds)
     finally:
-        for label, (row, _) in calls.items():
-            fill(row, label, timings, clock.name, "", rivals)
+        for label, timed in calls.items():
+            fill(timed.row, label, timings, clock.name, timed.base, timed.rivals)
 
 
 def measured(rows: Sequence[Row]) -> list[Row]:
@@ -155,8 +169,8 @@ def crossover(ours: Sequence[Row], other: Sequence[Row]) -> float | None:
     ]
     if not gaps or gaps[-1][1] > 0:
         return None
-    behind = [index for index, (_, gap) in enumerate(gaps) if gap > 0]
-    if not behind:
+    slower = [index for index, (_, gap) in enumerate(gaps) if gap > 0]
+    if not slower:
         return 0.0
-    (x0, gap0), (x1, gap1) = gaps[behind[-1] : behind[-1] + 2]
+    (x0, gap0), (x1, gap1) = gaps[slower[-1] : slower[-1] + 2]
     return math.exp(x0 + (x1 - x0) * gap0 / (gap0 - gap1))

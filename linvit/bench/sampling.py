@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from linvit.bench import memory, rows
 from linvit.bench.checks import TOLERANCES, check
-from linvit.bench.clock import Call
 from linvit.bench.networks import randomised
 from linvit.bench.progress import Progress
-from linvit.bench.rows import Report, Row
+from linvit.bench.rows import Report, Row, Timed
 from linvit.models.registry import create
 
 CLASSES = 10
@@ -26,9 +26,7 @@ class Options(rows.Options):
     sides: Sequence[int] = (16, 32, 64, 128, 256)
 
     def __post_init__(self) -> None:
-        wrong = [value for value in (*self.sides, self.rounds) if value < 1]
-        if wrong:
-            raise ValueError(f"bench sampling got {wrong[0]} as a side or number of rounds, expected 1 or more")
+        self.check_positive(*self.sides)
         for name in self.names:
             _network(self, name, self.sides[0], "meta")  # refuses unknown names
 
@@ -44,9 +42,10 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
 
     Raises WrongResultError before anything of that side is timed, if a mechanism is wrong.
     """
+    torch.manual_seed(options.seed)
     for side in options.sides:
         progress.group(f"{options.network}, {side} × {side} px", options.rounds)
-        calls: dict[str, tuple[Row, Call]] = {}
+        calls: dict[str, Timed] = {}
         for name in options.names:
             progress.say(f"checking {name}")
             network = randomised(_network(options, name, side), options.seed)
@@ -58,12 +57,9 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
             tolerance = TOLERANCES[torch.float32]
             row.error = check(f"{name} at {side} px", (network(image, *numbers),), (exact,), tolerance)
             report.rows.append(row)
-
-            def call(network: torch.nn.Module = network, inputs: tuple = (image, *numbers)) -> torch.Tensor:
-                return network(*inputs)
-
+            call = partial(network, image, *numbers)
             if options.memory:
                 row.peak_mib = (memory.peak_above if options.device == "cpu" else memory.peak_above_on_gpu)(call)
-            calls[name] = row, call
-        rows.time_all(calls, options, progress, {"softmax": "softmax"})
+            calls[name] = Timed(row, call, rivals={"softmax": "softmax"})
+        rows.time_all(calls, options, progress)
     report.findings["growth"] = rows.growth(report.rows)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 
 from linvit.bench import memory, rows
 from linvit.bench.checks import check
-from linvit.bench.clock import Call, Timing, clock_for, interleave
+from linvit.bench.clock import Call
 from linvit.bench.networks import Case, check_names, create, is_ours, parts_of, randomised
 from linvit.bench.progress import Progress
 from linvit.bench.reference import reference_model
-from linvit.bench.rows import Report, Row
+from linvit.bench.rows import Report, Row, Timed
 from linvit.kernels import cpu
 
 PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fused_adamw", "cpp")
@@ -52,9 +53,9 @@ class Options(rows.Options):
         check_names(self.names)
         for variant in self.variants:
             parts_of(variant, PARTS)
-        wrong = [value for value in (*self.size, *self.curve_size, self.rounds) if value < 1]
-        if wrong or self.batch < 2:
-            raise ValueError("bench train got a size or number below 1, or a batch below 2, which batch norms need")
+        self.check_positive(*self.size, *self.curve_size)
+        if self.batch < 2:
+            raise ValueError(f"`batch` is {self.batch}, expected 2 or more, which batch norms need: set it higher.")
 
 
 @dataclass
@@ -144,11 +145,10 @@ def _measure_one(name: str, options: Options, report: Report, progress: Progress
     batch = data(options.batch, options.size, options.seed, options.device)
     plain = Step(Case(name, "plain", options.size, options.batch, options.device), deepcopy(network))
     expected = [plain.gradients(*batch), *_gradients(plain)]
-    case_rows: dict[Case, Row] = {}
-    calls: dict[str, Call] = {}
+    calls: dict[str, Timed] = {}
     for case in cases(name, options):
         progress.say(f"checking {case.label}")
-        row = case_rows[case] = _row(case, network)
+        row = _row(case, network)
         report.rows.append(row)
         try:
             step = Step(case, deepcopy(network))
@@ -157,27 +157,13 @@ def _measure_one(name: str, options: Options, report: Report, progress: Progress
             continue
         got = [step.gradients(*batch), *_gradients(step)]
         row.error = check(f"the training step of {case.label}", _joined(got), _joined(expected), TOLERANCES[row.dtype])
-        calls[case.label] = lambda step=step: step(*batch)
+        call = partial(step, *batch)
         if options.memory:
             progress.say(f"memory of {case.label}")
-            row.peak_mib = (
-                memory.peak_of(build_step, case, threads=options.threads)
-                if options.device == "cpu"
-                else memory.peak_above_on_gpu(calls[case.label])
-            )
-    _time(case_rows, calls, options, progress)
-
-
-def _time(case_rows: dict[Case, Row], calls: dict[str, Call], options: Options, progress: Progress) -> None:
-    progress.say("timing")
-    timings: dict[str, Timing] = {}
-    clock = clock_for(options.device, options.threads, graphs=False)  # the optimizer's step is not captured
-    try:
-        interleave(calls, clock, options.rounds, timings, progress.advance, options.seconds)
-    finally:
-        for case, row in case_rows.items():
-            rivals = {"reference": replace(case, variant="reference").label}
-            rows.fill(row, case.label, timings, clock.name, replace(case, variant="plain").label, rivals)
+            row.peak_mib = memory.peak(options.device, options.threads, call, build_step, case)
+        plain, released = (replace(case, variant=variant).label for variant in ("plain", "reference"))
+        calls[case.label] = Timed(row, call, plain, {"reference": released})
+    rows.time_all(calls, options, progress, graphs=False)  # the optimizer's step is not captured
 
 
 def _gradients(step: Step) -> list[Tensor]:

@@ -49,9 +49,19 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(
             run=module.run,
             takes_overrides=getattr(module, "TAKES_OVERRIDES", False),
-            flags={action.dest: action.option_strings[-1] for action in command._actions if action.option_strings},
+            flags=_flags(command),
         )
     return parser
+
+
+def _flags(command: argparse.ArgumentParser) -> dict[str, str]:
+    """How the arguments of a command, and of its actions, are written."""
+    flags = {action.dest: action.option_strings[-1] for action in command._actions if action.option_strings}
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name in action.choices:
+                flags |= _flags(action.choices[name])
+    return flags
 
 
 @contextmanager

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linvit.cli.failures import SOME_FAILED
+from linvit.cli.tables import show_rows
 
 if TYPE_CHECKING:
     from linvit.data.dense.check import Checked
 
 
-def data_arguments(command: argparse.ArgumentParser) -> None:
+HELP = "Make scenes of digits or spoken digits, or check detection and segmentation data."
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit data (make-scenes FOLDER [--train N] [--val N] [--size N] [--seed N] | check FOLDER|FILE"
         " | make-latents IMAGES FOLDER --vae VAE [--size N] | make-speech FOLDER [--train N] [--val N] [--seed N])"
@@ -46,7 +50,7 @@ def data_arguments(command: argparse.ArgumentParser) -> None:
     speech.add_argument("--seed", type=int, default=0, help="seed of digits, speeds and pitches (0)")
 
 
-def run_data(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     return options.make(options) or 0
 
 
@@ -90,18 +94,9 @@ def _check(options: argparse.Namespace) -> int:
 
 def _show(checked: list["Checked"]) -> None:
     """Prints one table for each kind of data."""
-    from rich.table import Table
-
-    from linvit.runs.screen import show
-
     for columns in dict.fromkeys(tuple(split.counts) for split in checked):
-        table = Table()
-        for heading in ("data", *columns, "problems"):
-            table.add_column(heading, justify="left" if heading == "data" else "right")
-        for split in checked:
-            if tuple(split.counts) == columns:
-                table.add_row(split.name, *map(str, split.counts.values()), str(len(split.problems)))
-        show(table)
+        splits = [split for split in checked if tuple(split.counts) == columns]
+        show_rows([{"data": split.name, **split.counts, "problems": len(split.problems)} for split in splits])
 
 
 def _bar(items: Iterable[Any], name: str, total: int) -> Iterable[Any]:

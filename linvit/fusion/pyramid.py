@@ -6,11 +6,27 @@ from torch import Tensor, nn
 from linvit.fusion import folds
 from linvit.fusion.maps import first, last, plus
 from linvit.fusion.timm_layers import folded_sequence
-from linvit.layers import Attention2d, AttentionBlock, ConvDownsample, ConvFeedForward, ConvStem, Operator
+from linvit.layers import Attention2d, AttentionBlock, ConvDownsample, ConvFeedForward, ConvStem, Operands, Operator
+from linvit.layers.attention import value_map
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.patches import Stem
 from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import Rotary
+
+
+class FusedAttention(Attention2d):
+    """Attention2d with products for its 1×1 convolutions and its sum in place."""
+
+    @classmethod
+    def of(cls, attention: Attention2d) -> "FusedAttention":
+        """The attention itself, changed."""
+        attention.__class__ = cls
+        if attention.lepe is not None:
+            folds.channels_last(attention.lepe)
+        return folds.products(attention, "qkvo", "proj")
+
+    def with_local(self, y: Tensor, operands: Operands) -> Tensor:
+        return y if self.lepe is None else plus(self.lepe(value_map(operands)), y)
 
 
 class FusedFeedForward(nn.Module):
@@ -38,9 +54,7 @@ class FusedAttentionBlock(nn.Module):
         self.norm2 = folds.behind_layer_norm(block.norm2, [feed_forward.fc1])
         folds.scaled(attention.proj, block.gamma_1)
         folds.scaled(feed_forward.fc2, block.gamma_2)
-        if attention.lepe is not None:
-            folds.channels_last(attention.lepe)
-        self.attn = folds.products(attention, "qkvo", "proj")
+        self.attn = FusedAttention.of(attention)
         self.ffn = FusedFeedForward(feed_forward)
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:

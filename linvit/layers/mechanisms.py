@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linvit.layers.token_attention import GatedAttention, Hydra, LinearAngular, TokenAttention
-from linvit.layers.token_mechanisms import AgentAttention, FocusedAttention, InLineAttention, MLLAAttention
+from linvit.layers.token_mechanisms import (
+    AgentAttention,
+    FocusedAttention,
+    InLineAttention,
+    MLLAAttention,
+    PolarAttention,
+)
 
 DEIT: Mapping[str, Mapping[str, Any]] = {"deit_tiny": {}}
 DEIT_AND_SWIN = {**DEIT, "swin_tiny": {}, "swin_small": {}}
@@ -72,6 +78,7 @@ MECHANISMS: dict[str, Mechanism] = {
         tokens=AgentAttention,
         networks={**DEIT_AND_SWIN, "swin_tiny": {"pattern": "LLLS"}},
     ),
+    "polaformer": Mechanism("#A50F15", {"feature_map": "relu"}, tokens=PolarAttention, networks=DEIT_AND_SWIN),
     "rala": Mechanism(
         "#D55E00",
         {"weighting": "query_mean"},

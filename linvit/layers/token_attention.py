@@ -50,6 +50,7 @@ class TokenAttention(AttentionSteps):
         num_prefix: tokens before those of the grid, such as a class token; local terms and rotations leave them alone.
         source: where the grid of the images at hand is found when forward is not given one.
         qkv_bias, proj_bias, proj_drop: as in timm.
+        operator_size: heads of the operator and their width, where a subclass makes others.
         axes: feature_map, weighting, normalizer other than the mechanism's own, see Operator.
 
     Raises:
@@ -69,6 +70,7 @@ class TokenAttention(AttentionSteps):
         qkv_bias: bool = True,
         proj_bias: bool = True,
         proj_drop: float = 0.0,
+        operator_size: tuple[int, int] | None = None,
         device=None,
         dtype=None,
         **axes,
@@ -79,7 +81,7 @@ class TokenAttention(AttentionSteps):
         self.heads, self.num_prefix, self.source = heads, num_prefix, source
         self.grid = tuple(grid)
         self.last_grid = CurrentGrid()
-        self.operator = Operator(mechanism, heads, width // heads, **axes, **dd)
+        self.operator = Operator(mechanism, *(operator_size or (heads, width // heads)), **axes, **dd)
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias, **dd)
         self.proj = nn.Linear(width, width, bias=proj_bias, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -159,6 +161,9 @@ class Hydra(TokenAttention):
 
     The paper replaces the last layers of a ViT; here, as in FLatten's comparison, any.
     """
+
+    def __init__(self, width: int, heads: int, *args, **kwargs):
+        super().__init__(width, heads, *args, operator_size=(width, 1), **kwargs)
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         return [merged(tokens).mT.unsqueeze(-1) for tokens in super().query_key_value(x, grid)]

@@ -1,4 +1,4 @@
-"""Published mechanisms with parameters of their own around the operator: FLatten, InLine, MLLA, Agent."""
+"""Published mechanisms with parameters of their own around the operator: FLatten, InLine, MLLA, Agent, PolaFormer."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
+from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, relu, softplus
 
 from linvit.layers.operator import Operands, merged
-from linvit.layers.token_attention import TokenAttention, behind_prefix, convolved
+from linvit.layers.token_attention import GatedAttention, TokenAttention, behind_prefix, convolved
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops.feature_map import focused
 
@@ -132,9 +132,9 @@ class AgentAttention(TokenAttention):
         **kwargs,
     ):
         dd = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, grid, *args, **kwargs, **dd)
-        self.agents = tuple(agents)
         number = agents[0] * agents[1]
+        super().__init__(width, heads, mechanism, grid, *args, operator_size=(heads, number), **kwargs, **dd)
+        self.agents = tuple(agents)
         shapes = {
             "an_bias": (heads, number, self.BIAS, self.BIAS),
             "na_bias": (heads, number, self.BIAS, self.BIAS),
@@ -180,6 +180,54 @@ class AgentAttention(TokenAttention):
         block = interpolate(self.na_bias, grid, mode="bilinear").movedim(1, -1)
         bias = (block + rows + columns).flatten(2, 3)
         return torch.cat((self.ca_bias, bias), dim=-2) if self.num_prefix else bias
+
+
+class PolarAttention(GatedAttention):
+    """Polarity-aware linear attention (PolaFormer, ICLR 2025, arXiv 2501.15061).
+
+    With x⁺ = max(x, 0)^p and x⁻ = max(-x, 0)^p, one half of a head's values is read by the scores of equal signs,
+    q⁺·k⁺ + q⁻·k⁻, the other by those of opposite signs, q⁺·k⁻ + q⁻·k⁺, each over the sum of its row. A 5×5 depthwise
+    convolution of v is added, then comes the gate, a projection of x (the paper's Gˢ and Gᵒ side by side). On the
+    operator these are two heads each, whose queries are [q, -q] and whose keys [k, -k] and [-k, k].
+
+    The paper leaves open: α of the power p = 1 + α·sigmoid(w), here 4 with w = 0 at first; the size of the convolution;
+    and whether the gate stands before or after it. Its code was not read.
+
+    Args:
+        modulation, lepe: as in GatedAttention.
+
+    Raises:
+        ValueError: for an odd head width, which has no halves.
+    """
+
+    ALPHA = 4.0
+
+    def __init__(self, width: int, heads: int, mechanism: str, *args, device=None, dtype=None, **kwargs):
+        dd = {"device": device, "dtype": dtype}
+        size = (2 * heads, 2 * width // heads)
+        super().__init__(width, heads, mechanism, *args, rope=False, operator_size=size, **kwargs, **dd)
+        if width // heads % 2:
+            raise ValueError(f"the head width is {width // heads}, expected an even number: change `heads`")
+        self.power = nn.Parameter(torch.empty(width, **dd))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Powers of 1 + α/2."""
+        nn.init.zeros_(self.power)
+
+    def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
+        query, key, value = super().query_key_value(x, grid)
+        signed = torch.cat((key, -key), dim=-1)
+        halves = value.unflatten(-1, (2, -1)).movedim(-2, 2)
+        queries = torch.cat((query, -query), dim=-1).repeat_interleave(2, dim=1)
+        return queries, torch.stack((signed, -signed), dim=2).flatten(1, 2), halves.flatten(1, 2)
+
+    def feature_map(self) -> Callable[[Tensor], Tensor] | None:
+        if (self.operator.options or {}).get("feature_map") != "relu":
+            return None
+        power = (1 + self.ALPHA * self.power.sigmoid()).unflatten(0, (self.heads, 1, -1))
+        power = power.repeat(1, 1, 2).repeat_interleave(2, dim=0)
+        return lambda signed: relu(signed) ** power
 
 
 def _stretched(table: Tensor, dim: int, length: int) -> Tensor:

@@ -26,15 +26,26 @@ from timm.layers import calculate_drop_path_rates, get_device_dtype
 from timm.models import (
     checkpoint_seq,
     generate_default_cfgs,
-    register_model,
 )
 from torch import Tensor, nn
 
 from linvit.layers import CareBlock, PatchDownsample, PatchStem
 from linvit.models.backbone import Backbone
-from linvit.models.family import imagenet_cfg, renamed, stage_mechanisms, unwrapped, warn_of_pattern
+from linvit.models.family import imagenet_cfg, register, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
 
+SIZES = {
+    "care_nano": {
+        "widths": (32, 48, 64, 96),
+        "depths": (1, 1, 2, 2),
+        "ratios": ((2, 2), (2, 2), (4, 4), (4, 4)),
+        "head_widths": (8, 12, 16, 12),
+        "layer_scale": 1.0,
+    },
+    "care_s0": {},
+    "care_s1": {"depths": (3, 6, 10, 6), "ratios": ((2, 4), (2, 4), (4, 4), (4, 4))},
+    "care_s2": {"widths": (32, 64, 192, 384), "depths": (3, 6, 10, 6), "ratios": ((4, 4),) * 4},
+}
 LETTERS = {"C": "strips", "L": "linear", "S": "softmax"}
 
 
@@ -253,37 +264,7 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create(variant: str, pretrained: bool, **kwargs) -> CARE:
-    return create(CARE, variant, pretrained, checkpoint_filter_fn, **kwargs)
+    return create(CARE, variant, pretrained, checkpoint_filter_fn, **{**SIZES[variant], **kwargs})
 
 
-@register_model
-def care_nano(pretrained: bool = False, **kwargs) -> CARE:
-    """CARE of 0.4 M parameters (without the classifiers) for images of 32 to 64 px."""
-    args = {
-        "widths": (32, 48, 64, 96),
-        "depths": (1, 1, 2, 2),
-        "ratios": ((2, 2), (2, 2), (4, 4), (4, 4)),
-        "head_widths": (8, 12, 16, 12),
-        "layer_scale": 1.0,
-    }
-    return _create("care_nano", pretrained, **{**args, **kwargs})
-
-
-@register_model
-def care_s0(pretrained: bool = False, **kwargs) -> CARE:
-    """CARE-S0."""
-    return _create("care_s0", pretrained, **kwargs)
-
-
-@register_model
-def care_s1(pretrained: bool = False, **kwargs) -> CARE:
-    """CARE-S1."""
-    args = {"depths": (3, 6, 10, 6), "ratios": ((2, 4), (2, 4), (4, 4), (4, 4))}
-    return _create("care_s1", pretrained, **{**args, **kwargs})
-
-
-@register_model
-def care_s2(pretrained: bool = False, **kwargs) -> CARE:
-    """CARE-S2."""
-    args = {"widths": (32, 64, 192, 384), "depths": (3, 6, 10, 6), "ratios": ((4, 4),) * 4}
-    return _create("care_s2", pretrained, **{**args, **kwargs})
+register(_create, default_cfgs)

@@ -1,11 +1,12 @@
 """What every family needs: pattern of mechanisms, timm configuration, released checkpoints."""
 
 import re
+import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import clean_state_dict
+from timm.models import clean_state_dict, register_model
 from torch import Tensor, nn
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
@@ -25,6 +26,24 @@ def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...
         known = ", ".join(f"{letter} = {mechanism}" for letter, mechanism in letters.items())
         raise ValueError(f"`pattern` is {pattern!r}, expected four letters out of ({known}): give one for each stage")
     return tuple(letters[letter] for letter in pattern)
+
+
+def register(create: Callable[..., nn.Module], names: Iterable[str]) -> None:
+    """Register create(name, pretrained, **arguments) with timm under each name, as functions of its module."""
+    for name in names:
+        entrypoint = _entrypoint(create, name)
+        setattr(sys.modules[create.__module__], name, entrypoint)
+        register_model(entrypoint)
+
+
+def _entrypoint(create: Callable[..., nn.Module], name: str) -> Callable[..., nn.Module]:
+    def create_named(pretrained: bool = False, **kwargs) -> nn.Module:
+        return create(name, pretrained, **kwargs)
+
+    create_named.__name__ = create_named.__qualname__ = name
+    create_named.__module__ = create.__module__
+    create_named.__doc__ = f"{name}: see the tables of {create.__module__}."
+    return create_named
 
 
 def imagenet_cfg(**kwargs) -> dict:

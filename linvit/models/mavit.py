@@ -23,9 +23,9 @@ although the paper speaks of linear attention throughout; that is the `_linear` 
 which there are no published weights. The nano size is ours, for images of 32 to 64 px, and linear throughout.
 """
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 
-from linvit.models.family import imagenet_cfg
+from linvit.models.family import imagenet_cfg, register
 from linvit.models.pyramid import SIZES, Pyramid, create_pyramid
 
 
@@ -60,59 +60,9 @@ default_cfgs = generate_default_cfgs(
 
 def _create(variant: str, pretrained: bool, **kwargs) -> MAViT:
     size = variant.split("_")[1]
-    args = {**SIZES[size], "final_width": _FINAL_WIDTHS[size], **kwargs}
+    pattern = {"pattern": "LLLL"} if variant.endswith("_linear") else {}
+    args = {**SIZES[size], "final_width": _FINAL_WIDTHS[size], **pattern, **kwargs}
     return create_pyramid(MAViT, variant, pretrained, **args)
 
 
-@register_model
-def mavit_nano(pretrained: bool = False, **kwargs) -> MAViT:
-    """MAViT of 0.4 M parameters (without the classifier) for images of 32 to 64 px."""
-    return _create("mavit_nano", pretrained, **kwargs)
-
-
-@register_model
-def mavit_tiny(pretrained: bool = False, **kwargs) -> MAViT:
-    """MAViT-T, softmax attention in stages 3 and 4 as released."""
-    return _create("mavit_tiny", pretrained, **kwargs)
-
-
-@register_model
-def mavit_tiny_linear(pretrained: bool = False, **kwargs) -> MAViT:
-    """MAViT-T with linear attention in every stage, as in the paper's text."""
-    return _create("mavit_tiny_linear", pretrained, **{"pattern": "LLLL", **kwargs})
-
-
-@register_model
-def mavit_small(pretrained: bool = False, **kwargs) -> MAViT:
-    """MAViT-S, softmax attention in stages 3 and 4 as released."""
-    return _create("mavit_small", pretrained, **kwargs)
-
-
-@register_model
-def mavit_small_linear(pretrained: bool = False, **kwargs) -> MAViT:
-    """MAViT-S with linear attention in every stage, as in the paper's text."""
-    return _create("mavit_small_linear", pretrained, **{"pattern": "LLLL", **kwargs})
-
-
-@register_model
-def mavit_base(pretrained: bool = False, **kwargs) -> MAViT:
-    """MAViT-B, softmax attention in stages 3 and 4 as released."""
-    return _create("mavit_base", pretrained, **kwargs)
-
-
-@register_model
-def mavit_base_linear(pretrained: bool = False, **kwargs) -> MAViT:
-    """MAViT-B with linear attention in every stage, as in the paper's text."""
-    return _create("mavit_base_linear", pretrained, **{"pattern": "LLLL", **kwargs})
-
-
-@register_model
-def mavit_large(pretrained: bool = False, **kwargs) -> MAViT:
-    """MAViT-L, softmax attention in stages 3 and 4 as released."""
-    return _create("mavit_large", pretrained, **kwargs)
-
-
-@register_model
-def mavit_large_linear(pretrained: bool = False, **kwargs) -> MAViT:
-    """MAViT-L with linear attention in every stage, as in the paper's text."""
-    return _create("mavit_large_linear", pretrained, **{"pattern": "LLLL", **kwargs})
+register(_create, default_cfgs)

@@ -23,9 +23,9 @@ although the paper speaks of linear attention throughout; that is the `_linear` 
 which there are no published weights. The nano size is ours, for images of 32 to 64 px, and linear throughout.
 """
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 
-from linvit.models.family import imagenet_cfg
+from linvit.models.family import imagenet_cfg, register
 from linvit.models.pyramid import SIZES, Pyramid, create_pyramid
 
 
@@ -56,58 +56,9 @@ default_cfgs = generate_default_cfgs(
 
 def _create(variant: str, pretrained: bool, **kwargs) -> RAVLT:
     size = variant.split("_")[1]
-    return create_pyramid(RAVLT, variant, pretrained, **{**SIZES[size], **kwargs})
+    pattern = {"pattern": "LLLL"} if variant.endswith("_linear") else {}
+    args = {**SIZES[size], **pattern, **kwargs}
+    return create_pyramid(RAVLT, variant, pretrained, **args)
 
 
-@register_model
-def ravlt_nano(pretrained: bool = False, **kwargs) -> RAVLT:
-    """RAVLT of 0.4 M parameters (without the classifier) for images of 32 to 64 px."""
-    return _create("ravlt_nano", pretrained, **kwargs)
-
-
-@register_model
-def ravlt_tiny(pretrained: bool = False, **kwargs) -> RAVLT:
-    """RAVLT-T, softmax attention in stages 3 and 4 as released."""
-    return _create("ravlt_tiny", pretrained, **kwargs)
-
-
-@register_model
-def ravlt_tiny_linear(pretrained: bool = False, **kwargs) -> RAVLT:
-    """RAVLT-T with linear attention in every stage, as in the paper's text."""
-    return _create("ravlt_tiny_linear", pretrained, **{"pattern": "LLLL", **kwargs})
-
-
-@register_model
-def ravlt_small(pretrained: bool = False, **kwargs) -> RAVLT:
-    """RAVLT-S, softmax attention in stages 3 and 4 as released."""
-    return _create("ravlt_small", pretrained, **kwargs)
-
-
-@register_model
-def ravlt_small_linear(pretrained: bool = False, **kwargs) -> RAVLT:
-    """RAVLT-S with linear attention in every stage, as in the paper's text."""
-    return _create("ravlt_small_linear", pretrained, **{"pattern": "LLLL", **kwargs})
-
-
-@register_model
-def ravlt_base(pretrained: bool = False, **kwargs) -> RAVLT:
-    """RAVLT-B, softmax attention in stages 3 and 4 as released."""
-    return _create("ravlt_base", pretrained, **kwargs)
-
-
-@register_model
-def ravlt_base_linear(pretrained: bool = False, **kwargs) -> RAVLT:
-    """RAVLT-B with linear attention in every stage, as in the paper's text."""
-    return _create("ravlt_base_linear", pretrained, **{"pattern": "LLLL", **kwargs})
-
-
-@register_model
-def ravlt_large(pretrained: bool = False, **kwargs) -> RAVLT:
-    """RAVLT-L, softmax attention in stages 3 and 4 as released."""
-    return _create("ravlt_large", pretrained, **kwargs)
-
-
-@register_model
-def ravlt_large_linear(pretrained: bool = False, **kwargs) -> RAVLT:
-    """RAVLT-L with linear attention in every stage, as in the paper's text."""
-    return _create("ravlt_large_linear", pretrained, **{"pattern": "LLLL", **kwargs})
+register(_create, default_cfgs)

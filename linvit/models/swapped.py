@@ -10,17 +10,17 @@
 names; `linvit.swap_attention` works on pretrained models.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from linvit.layers.mechanisms import MECHANISMS
+from linvit.models.family import register
 from linvit.models.pretrained import create
 from linvit.models.swap import swap_attention
 
@@ -74,14 +74,4 @@ def _create(name: str, pretrained: bool, **kwargs) -> nn.Module:
     return create(partial(_build, body, mechanism), name, pretrained, None, feature_cfg, **arguments)
 
 
-def _entrypoint(name: str) -> Callable[..., nn.Module]:
-    def create_named(pretrained: bool = False, **kwargs) -> nn.Module:
-        return _create(name, pretrained, **kwargs)
-
-    create_named.__name__ = create_named.__qualname__ = name
-    create_named.__doc__ = f"{name}: see the table at the top of linvit.models.swapped."
-    return create_named
-
-
-for _name in NAMES:
-    globals()[_name] = register_model(_entrypoint(_name))
+register(_create, NAMES)

@@ -13,13 +13,13 @@ from lightning.pytorch.callbacks import RichProgressBar
 from rich.console import Console
 from rich.progress import track
 
-LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
+LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "timm.scheduler")
 Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Drops Lightning's notes on devices and its guesses about worker counts and log intervals.
+    """Drops Lightning's notes on devices, its guesses about worker counts and timm's word on a run of one epoch.
 
     Also the traceback of TensorBoard's writer on a full disk: the next thing that is written there reports it.
     """

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
@@ -28,7 +29,6 @@ from linvit.tasks.checkpoints import BEST, RunStoppedError
 
 UNMEASURED = ("epoch", "step", "lr", "seconds")  # columns of metrics.csv
 SETTINGS, RESULT = "settings.json", "result.json"
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -153,15 +153,11 @@ def _workers(count: int) -> Iterator[tuple[list[ProcessPoolExecutor], Any]]:
     """Executors of one process each, so that it is known which training a killed one had, and the event to stop all."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    before = {name: os.environ.get(name) for name in THREADS}
     others = multiprocessing.active_children()
-    os.environ.update(dict.fromkeys(THREADS, "1"))  # read when a process imports torch
     pools = [ProcessPoolExecutor(1, context, _begin_worker, (stop,)) for _ in range(count)]
     try:
         yield pools, stop
     finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
         for process in set(multiprocessing.active_children()) - set(others):
             process.kill()  # idle by now, or a second Ctrl-C asks for it
         for pool in pools:
@@ -176,8 +172,6 @@ def _begin_worker(stop: Any) -> None:
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    import torch
-
     torch.set_num_threads(1)
 
 

@@ -49,7 +49,9 @@ class Detection(Task):
         source = self.trainer.datamodule
         if self.network.has_masks and not source.needs_masks:
             name = type(self.network).__name__
-            raise ValueError(f"{name} learns masks, but the data does without: set `needs_masks` to true, or use retinanet.")
+            raise ValueError(
+                f"{name} learns masks, but the data does without: set `needs_masks` to true, or use retinanet."
+            )
 
     def training_step(self, batch: tuple[list[Tensor], list[dict[str, Any]]], batch_idx: int) -> Tensor:
         images, targets = batch

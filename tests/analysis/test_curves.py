@@ -1,32 +1,31 @@
 import pytest
 
 from linvit.analysis.curves import training_curve
-from linvit.analysis.figures import svg
-from linvit.tasks import Classification, Diffusion, Language, Segmentation, Speech
+from linvit.runs.tasks import TASKS
+from linvit.tasks import Classification, Detection
 
 
-def test_training_curve_takes_rows_without_a_moving_average():
+def test_rows_without_a_moving_average_have_curves():
     rows = [{"epoch": 1, "train_loss": 2.0, "top1": 0.5}, {"epoch": 2, "train_loss": 1.0, "top1": 0.75}]
-    figure = training_curve(rows, Classification.measures)
-    loss, accuracy = figure.axes
+    loss, accuracy = training_curve(rows, Classification.measures).axes
     assert loss.lines[0].get_ydata().tolist() == [2, 1]
     assert accuracy.lines[0].get_ydata().tolist() == [50, 75]
-    assert "<svg" in svg(figure)
 
 
-@pytest.mark.parametrize(
-    ("task", "column", "points"),
-    [
-        (Classification, "top1", [50, 25]),
-        (Segmentation, "miou", [50, 25]),
-        (Language, "next_accuracy", [50, 25]),
-        (Language, "bits_per_byte", [0.5, 0.25]),
-        (Speech, "wer", [50, 25]),
-        (Diffusion, "ema_generated_accuracy", [50, 25]),
-    ],
-)
-def test_the_measures_of_every_task_have_their_curve(task, column, points):
-    rows = [{"epoch": 1, "lr": 0.1, column: 0.5}, {"epoch": 2, "lr": 0.1, column: 0.25}]
-    first, rate = training_curve(rows, task.measures).axes
-    assert first.lines[0].get_ydata().tolist() == points
-    assert rate.get_ylabel() == "learning rate"
+@pytest.mark.parametrize("spec", TASKS.values(), ids=TASKS)
+def test_every_measure_with_a_panel_has_its_curve(spec):
+    for name, measure in spec.task.measures.items():
+        if measure.panel not in (None, "loss"):
+            rows = [{"epoch": 1, "lr": 0.1, name: 0.5}, {"epoch": 2, "lr": 0.1, name: 0.25}]
+            values = training_curve(rows, spec.task.measures).axes[0].lines[0].get_ydata()
+            assert list(values) == [0.5 * measure.factor, 0.25 * measure.factor]
+
+
+def test_epochs_without_validation_leave_no_gaps():
+    rows = [{"epoch": number, "train_loss": 1.0, "lr": 0.1} for number in range(1, 5)]
+    rows[1] |= {"box_ap": 0.2, "mask_ap": 0.1}
+    rows[3] |= {"box_ap": 0.5, "mask_ap": 0.4}
+    scores = training_curve(rows, Detection.measures).axes[1]
+    assert [line.get_label() for line in scores.lines] == ["box AP", "mask AP"]
+    assert list(scores.lines[0].get_xdata()) == [2, 4]
+    assert list(scores.lines[0].get_ydata()) == [20.0, 50.0]

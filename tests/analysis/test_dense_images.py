@@ -4,7 +4,6 @@ import torch
 from linvit.analysis import dense_images
 from linvit.analysis.answer_figures import CONFUSED, confusion_matrix
 from linvit.analysis.dense_images import class_colors, draw_map, draw_objects, shares, side_by_side
-from linvit.analysis.figures import training_curve
 
 GREY = torch.full((3, 40, 50), 100, dtype=torch.uint8)
 
@@ -90,13 +89,3 @@ def test_confusions_of_many_classes_show_the_worst():
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(names) == CONFUSED
     assert {"class 7", "class 8"} <= set(names)
-
-
-def test_epochs_without_validation_leave_no_gaps():
-    rows = [{"epoch": number, "train_loss": 1.0, "lr": 0.1} for number in range(1, 5)]
-    rows[1] |= {"box_ap": 0.2, "mask_ap": 0.1}
-    rows[3] |= {"box_ap": 0.5, "mask_ap": 0.4}
-    scores = training_curve(rows).axes[1]
-    assert [line.get_label() for line in scores.lines] == ["box AP", "mask AP"]
-    assert list(scores.lines[0].get_xdata()) == [2, 4]
-    assert list(scores.lines[0].get_ydata()) == [20.0, 50.0]

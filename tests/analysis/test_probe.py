@@ -7,7 +7,7 @@ from torch import nn
 
 import linvit
 from linvit.analysis.probe import LOCAL, MIXED, MODULATED, attention_layers, probe, unseen_attention
-from linvit.layers.mechanisms import MECHANISMS
+from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.models.registry import create
 from linvit.models.swap import swap_attention
 
@@ -110,6 +110,13 @@ def test_probes_of_deit_are_what_the_layers_see(mechanism):
     network = swap_attention(timm.create_model("deit_tiny_patch16_224", **SMALL), mechanism)
     for shown in check(network, images(48, 48)):
         assert (shown.mechanism, shown.grid, shown.num_prefix) == (mechanism, (3, 3), 1)
+
+
+@pytest.mark.parametrize("mechanism", list(LINEAR_AXES))
+def test_probes_of_every_mechanism_follow_learned_axes(mechanism):
+    network = timm.create_model("deit_tiny_patch16_224", **SMALL)
+    learned = {"weighting": "learned", "normalizer": "learned"}
+    check(swap_attention(network, mechanism, attention=learned), images(48, 48))
 
 
 @pytest.mark.parametrize("mechanism", list(MECHANISMS))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from linvit.bench import training
+from linvit.bench import rows, training
 from linvit.bench.checks import WrongResultError
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report
@@ -31,7 +31,7 @@ def test_steps_and_loss_curves():
 
 def test_a_wrong_step_is_refused(monkeypatch):
     monkeypatch.setattr(training, "reference_model", lambda network: training.randomised(network, seed=2).train())
-    monkeypatch.setattr(training, "interleave", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(rows, "interleave", lambda *_: pytest.fail("timed"))
     with pytest.raises(WrongResultError, match="training step of care_nano reference"):
         measured(variants=("plain", "reference"))
 

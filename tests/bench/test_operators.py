@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linvit.bench import operators
+from linvit.bench import operators, rows
 from linvit.bench.checks import WrongResultError
 from linvit.bench.operators import Case, Options, build_call, grid, measure, operands
 from linvit.bench.progress import Progress
@@ -48,7 +48,7 @@ def test_layouts_differ_in_strides_alone():
 def test_a_wrong_variant_is_refused_before_anything_is_timed(monkeypatch):
     wrong = {**operators.REFERENCES, "mala": lambda query, key, value, tables=None: 1.001 * value}
     monkeypatch.setattr(operators, "REFERENCES", wrong)
-    monkeypatch.setattr(operators, "interleave", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(rows, "interleave", lambda *_: pytest.fail("timed"))
     with pytest.raises(WrongResultError, match=r"mala plain float32 at 12 tokens .* relative error is"):
         measured()
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from linvit import allocator
-from linvit.bench import operators
+from linvit.bench import operators, rows
 from linvit.cli import _parser, main
 
 OP = ["bench", "op", "rala", "--tokens", "6", "12", "--heads", "1", "--width", "4", "--rounds", "1"]
@@ -40,7 +40,7 @@ def test_a_wrong_variant_shows_no_speed_and_fails(monkeypatch, capsys):
 
 
 def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
-    whole = operators.interleave
+    whole = rows.interleave
     turns = iter([whole, None])
 
     def interrupted(*arguments):
@@ -49,10 +49,10 @@ def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
             raise KeyboardInterrupt
         turn(*arguments)
 
-    monkeypatch.setattr(operators, "interleave", interrupted)
+    monkeypatch.setattr(rows, "interleave", interrupted)
     assert main([*OP, "--json"]) == 130
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert [row["tokens"] for row in rows if row["median_ms"]] == [6, 6, 6]
+    measured = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["tokens"] for row in measured if row["median_ms"]] == [6, 6, 6]
 
 
 @pytest.mark.parametrize(
@@ -92,18 +92,18 @@ def test_a_gpu_that_is_not_there(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "head", "rows"),
+    ("arguments", "head", "count"),
     [
         (["decoding", "mala", "softmax", "--contexts", "16", "32", "--rounds", "1"], "kept MiB", 4),
         (["sampling", "--sides", "8", "16", "--rounds", "1"], "images/s, 50 steps", 4),
         (["precision", "mala", "--tokens", "49"], "ours / float32 math", 6),
     ],
 )
-def test_every_kind_gives_its_table_and_files(arguments, head, rows, tmp_path, capsys):
+def test_every_kind_gives_its_table_and_files(arguments, head, count, tmp_path, capsys):
     assert main(["bench", *arguments, "--output", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(head in line for line in lines)
-    assert len(json.loads((tmp_path / "bench.json").read_text())["rows"]) == rows
+    assert len(json.loads((tmp_path / "bench.json").read_text())["rows"]) == count
     assert (tmp_path / "growth.svg").is_file() == (arguments[0] != "precision")
 
 

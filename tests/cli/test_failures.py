@@ -59,7 +59,10 @@ def check_first_epoch_is_kept(run, straight):
 def test_a_full_disk_stops_with_one_sentence_and_resume_goes_on(straight, tmp_path, room):
     recipe = write_recipe(tmp_path, trainer=SOON)
     assert (straight / "checkpoints" / "last.ckpt").stat().st_size > 2_000_000
-    with small_files() as limit, pytest.raises(OSError, match=r"could not be written .*train again with `resume=True`") as error:
+    with (
+        small_files() as limit,
+        pytest.raises(OSError, match=r"could not be written .*train again with `resume=True`") as error,
+    ):
         train_folder(recipe, callbacks=[Before(4, lambda: limit(room))])
     assert "\n" not in str(error.value)
     check_first_epoch_is_kept(tmp_path / "run", straight)

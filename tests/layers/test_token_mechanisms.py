@@ -137,3 +137,20 @@ def test_tables_begin_small_and_differ(mechanism):
     assert tables
     for table in tables:
         assert 0.015 < table.std() < 0.025
+
+
+def test_polarity_needs_two_halves_of_a_head():
+    MECHANISMS["polaformer"].tokens(8, 2, "polaformer", GRID)
+    with pytest.raises(ValueError, match="the head width is 3, expected an even number: change `heads`"):
+        MECHANISMS["polaformer"].tokens(6, 2, "polaformer", GRID)
+
+
+def test_polarity_sees_what_relu_loses():
+    """A key that is the negative of the query is read, by the half of the opposite signs alone."""
+    layer = MECHANISMS["polaformer"].tokens(4, 1, "polaformer", (1, 2))
+    with torch.no_grad():
+        layer.qkv.weight.zero_()
+        layer.qkv.bias.copy_(torch.tensor([1.0, 2, 1, 1, -1, -2, -1, -1, 1, 1, 1, 1]))
+    scores = layer.operands(torch.zeros(1, 2, 4), (1, 2)).scores()
+    assert not scores[:, 0].any()
+    assert torch.allclose(scores[:, 1].sum(-1), torch.ones(1, 2))

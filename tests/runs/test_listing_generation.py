@@ -1,9 +1,10 @@
 import pytest
-from linvit.runs.listing_generation import describe_generators
+
+from linvit.runs.listing import list_networks
 
 
 def test_dit_small_has_the_macs_that_its_paper_prints():
-    rows = {(row["variant"], row["mechanism"]): row for row in describe_generators()}
+    rows = {(row["variant"], row["mechanism"]): row for row in list_networks("diffusion")}
 
     def every(variant, mechanism):
         row = rows[variant, mechanism]

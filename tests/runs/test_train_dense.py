@@ -140,7 +140,7 @@ def test_half_precision_trains(scenes, tmp_path):
         assert math.isfinite(float(curve(run)[0]["train_loss"]))
 
 
-def test_a_classifier_s_run_is_the_backbone_to_start_from(runs, scenes, tmp_path, caplog):
+def test_a_classifier_s_run_is_the_backbone_to_start_from(runs, scenes, tmp_path, capsys):
     from tiny_run import write_recipe
 
     (tmp_path / "digits").mkdir()
@@ -150,9 +150,8 @@ def test_a_classifier_s_run_is_the_backbone_to_start_from(runs, scenes, tmp_path
     recipe = write_dense_recipe(
         tmp_path, scenes, "mask_rcnn", init=str(digits), trainer={"max_epochs": 1, "limit_train_batches": 1}
     )
-    with caplog.at_level("INFO", "linvit"):
-        train_folder(recipe)
-    assert "best.ckpt: its backbone; neck and heads keep their initial weights" in caplog.text
+    train_folder(recipe, progress=True)
+    assert "best.ckpt: its backbone; neck and heads keep their initial weights" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("root", ["detection", "segmentation"])
@@ -186,7 +185,7 @@ def test_a_source_of_another_task_is_refused(scenes, tmp_path):
         ),
         ({"backbone": None}, "has no model.backbone: set it to one"),
         ({"backbone": "ravlt_nana"}, "Unknown model 'ravlt_nana': did you mean 'ravlt_nano'"),
-        ({"heads": {"widht": 16}}, "heads` has 'widht', but those of mask_rcnn take width, hidden, num_regions"),
+        ({"heads": {"widht": 16}}, r"model\.heads has 'widht', but those of mask_rcnn take width, hidden, num_regions"),
         ({"drop_pth_rate": 0.1}, r"mavit_nano has no argument 'drop_pth_rate': did you mean model\.drop_path_rate"),
         ({"backbone": "vit_tiny_patch16_224"}, "choose a four-stage model"),
     ],

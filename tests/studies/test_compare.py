@@ -121,9 +121,7 @@ def test_recipes_of_two_tasks_are_refused(tmp_path):
 
 def test_a_measure_that_the_task_does_not_have_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr("linvit.studies.plan.run_all", lambda *_: pytest.fail("trained"))
-    with pytest.raises(
-        ValueError, match=r"`also` is .wer., expected measures of the task classification: .*top1, top5"
-    ):
+    with pytest.raises(ValueError, match=r"`also` is .wer., expected measures of the task classification: .*top1"):
         compare([write_recipe(tmp_path)], tmp_path / "out", also=["wer"])
     assert not (tmp_path / "out").exists()
 

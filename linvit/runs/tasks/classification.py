@@ -116,7 +116,7 @@ class ClassificationSpec(TaskSpec):
     def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
         """Networks that linvit registers with timm, family by family.
 
-        Keys: name, pattern, input_size, those of Cost, published_top1 (percent), published_parameters (millions) and
+        Keys: name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters (millions) and
         published_macs (billions) as the sources print them, None where they do not, and released_weights.
 
         Raises ValueError for an unknown family.
@@ -127,9 +127,9 @@ class ClassificationSpec(TaskSpec):
             published = PUBLISHED.get(name)
             yield {
                 "name": name,
+                **asdict(count_cost(network, config["input_size"])),
                 "pattern": network.pattern,
                 "input_size": list(config["input_size"]),
-                **asdict(count_cost(network, config["input_size"])),
                 "published_top1": published.top1 if published else None,
                 "published_parameters": published.parameters if published else None,
                 "published_macs": published.macs if published else None,
