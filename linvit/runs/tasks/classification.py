@@ -137,6 +137,9 @@ class ClassificationSpec(TaskSpec):
             }
 
 
+SPEC = ClassificationSpec()
+
+
 def model_names(family: str | None = None) -> list[str]:
     """Names that linvit registers with timm, family by family; raises ValueError for an unknown family."""
     names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
