@@ -1,0 +1,176 @@
+"""Images with any number of labels each: image files, and a table of the classes that are in them."""
+
+import csv
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from linvit.data.images.augmented import AugmentedSource
+from linvit.data.images.folder import ImageFiles
+from linvit.data.order import NAMED
+from linvit.data.source import is_held_out
+
+FILE, LABELS, SPLIT = "file", "labels", "split"
+SPLITS = ("train", "val")
+
+logger = logging.getLogger(__name__)
+
+
+class Entry(NamedTuple):
+    """One image of the table."""
+
+    file: str
+    labels: list[str]
+    split: str
+
+
+class MultiLabelImages(AugmentedSource):
+    """Batches (images, targets): float32 (batch, channels, height, width) and 0 or 1, float32 (batch, classes).
+
+    Args:
+        root: Folder of the image files, at any depth.
+        labels: CSV table with a header, by default root/labels.csv. Columns: `file`, relative to root; either one per
+            class with 0 or 1, or `labels` with names joined by "|"; and optionally `split` with train or val.
+        held_out: Share of the images to validate on, chosen by a hash of their names, where no column says it.
+        class_names: Fixes the order of the classes, else it is that of the columns, or alphabetical.
+        options: See AugmentedSource.
+
+    Raises ValueError for a missing table or image, a file that is listed twice, an unknown class, a value other than
+    0 and 1, and a split without images.
+    """
+
+    task = "multilabel"
+
+    def __init__(
+        self,
+        root: str,
+        labels: str | None = None,
+        held_out: float = 0.2,
+        class_names: list[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if not 0 <= held_out <= 1:
+            raise ValueError(f"`held_out` is {held_out}, expected a share from 0 to 1: change it.")
+        self.root = Path(root)
+        self.table = Path(labels) if labels else self.root / "labels.csv"
+        classes, entries = read_table(self.table, held_out)
+        self.class_names = class_names or classes
+        unknown = [name for name in classes if name not in self.class_names]
+        if unknown:
+            raise ValueError(
+                f"{self.table} has the class {unknown[0]!r}, but the {self.num_classes} classes known here are"
+                f" {_listed(self.class_names)}: remove or rename it."
+            )
+        missing = [entry.file for entry in entries if not (self.root / entry.file).is_file()]
+        if missing:
+            raise ValueError(
+                f"{self.table} lists {len(missing)} images that are not in {self.root} ({_listed(missing)}): add the"
+                " files, or remove their rows."
+            )
+        self.entries = {split: [entry for entry in entries if entry.split == split] for split in SPLITS}
+
+    def train_set(self) -> Dataset[Any]:
+        present = {name for entry in self.entries["train"] for name in entry.labels}
+        absent = [name for name in self.class_names if name not in present]
+        if absent:
+            logger.warning("No training image has %d of the classes: %s.", len(absent), _listed(absent))
+        return self._images("train", self.train_transform())
+
+    def val_set(self) -> Dataset[Any]:
+        return self._images("val", self.preprocessing.transform())
+
+    def _images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
+        entries = self.entries[split]
+        if not entries:
+            raise ValueError(
+                f"{self.table} has no image for the split {split!r}: set `held_out` between 0 and 1, or correct the"
+                f" column {SPLIT!r}."
+            )
+        place = {name: number for number, name in enumerate(self.class_names)}
+        files = [(str(self.root / entry.file), [place[name] for name in entry.labels]) for entry in entries]
+        return LabelledImages(files, transform, self.channels, self.num_classes)
+
+
+class LabelledImages(ImageFiles):
+    """(image, targets) of pairs (path, classes): targets float32 (num_classes,), 1 for each of these classes."""
+
+    def __init__(
+        self,
+        files: Sequence[tuple[str, list[int]]],
+        transform: Callable[[Any], Tensor],
+        channels: int,
+        num_classes: int,
+    ) -> None:
+        super().__init__(files, transform, channels)
+        self.num_classes = num_classes
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | str:
+        sample = super().__getitem__(index)
+        if isinstance(sample, str):
+            return sample
+        image, classes = sample
+        targets = torch.zeros(self.num_classes)
+        targets[classes] = 1
+        return image, targets
+
+
+def read_table(table: Path, held_out: float) -> tuple[list[str], list[Entry]]:
+    """The classes and images of a table, see MultiLabelImages; the files are not looked for."""
+    rows = _rows(table)
+    header = [name.strip() for name in next(rows)[1]]
+    columns = [name for name in header if name not in (FILE, LABELS, SPLIT)]
+    if FILE not in header or (LABELS in header) == bool(columns) or len(set(header)) < len(header):
+        raise ValueError(
+            f"{table} has the columns {_listed(header)}, expected {FILE!r}, then either {LABELS!r} or one for each"
+            f" class, and optionally {SPLIT!r}, each once."
+        )
+    entries: dict[str, Entry] = {}
+    for line, values in rows:
+        where = f"{table}, line {line}"
+        if len(values) != len(header):
+            raise ValueError(f"{where} has {len(values)} values, expected {len(header)}: correct it.")
+        row = {name: value.strip() for name, value in zip(header, values, strict=True)}
+        file = Path(row[FILE]).as_posix()
+        if file in entries:
+            raise ValueError(f"{where} lists {file} a second time: remove one of the rows.")
+        wrong = [name for name in columns if row[name] not in ("0", "1")]
+        if wrong:
+            raise ValueError(f"{where} has {row[wrong[0]]!r} for the class {wrong[0]!r}, expected 0 or 1: correct it.")
+        split = row.get(SPLIT, SPLITS[is_held_out(file, held_out)])
+        if split not in SPLITS:
+            raise ValueError(f"{where} has the split {split!r}, expected {' or '.join(SPLITS)}: correct it.")
+        labels = [name for name in columns if row[name] == "1"]
+        if LABELS in header:
+            labels = [name.strip() for name in row[LABELS].split("|") if name.strip()]
+        entries[file] = Entry(file, labels, split)
+    classes = columns or sorted({name for entry in entries.values() for name in entry.labels})
+    if not classes:
+        raise ValueError(f"{table} names no classes: give its images labels.")
+    return classes, list(entries.values())
+
+
+def _rows(table: Path) -> Iterator[tuple[int, list[str]]]:
+    """(number of the line, values) of every row with values, the header first."""
+    if not table.is_file():
+        raise ValueError(
+            f"The table {table} does not exist: set `root` to the folder that holds it, or `labels` to it."
+        )
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, values) for values in reader if values]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{table} is not a CSV table in UTF-8 ({error}): re-save it as one.") from error
+    if len(rows) < 2:
+        raise ValueError(f"{table} lists no images: expected a header and one row for each image.")
+    return iter(rows)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (" …" if len(names) > NAMED else "")
