@@ -11,7 +11,9 @@ import linvit
 ROOT = Path(linvit.__file__).parent
 SPEAKING = ("data", "models", "layers", "ops", "analysis", "fusion")
 PRINTING = ("cli",)
-FOREIGN = re.compile(r"\b(data|task|trainer|model)\.[a-z_]+(?![a-z_.(])|(?<![\w-])--[a-z][a-z-]*(?![a-z-]*[:)])|\brecipes?\b")
+FOREIGN = re.compile(
+    r"\b(data|task|trainer|model)\.[a-z_]+(?![a-z_.(])|(?<![\w-])--[a-z][a-z-]*(?![a-z-]*[:)])|\brecipes?\b"
+)
 NOT_SENTENCES = {"--stdout"}  # espeak-ng's
 
 

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,24 +23,35 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; } p { max
 .scrolls { overflow-x: auto; } table { border-collapse: collapse; margin: .6rem 0; overflow-wrap: normal; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
-td.words { text-align: left; white-space: normal; min-width: 12rem; }
+.words { text-align: left; } td.long { white-space: normal; min-width: 12rem; }
 img { max-width: 100%; background: #fff; }
 pre { background: var(--block); padding: .6rem 1rem; overflow-x: auto; white-space: pre-wrap; }
 """
-LONG = 30  # characters from which a cell is a text that may be broken into lines
+LONG = 30  # characters from which a cell may be broken into lines
+NUMBER = re.compile(r"[-+–\d.,:%×eE ]*")
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows as an HTML table, with the columns of all of them; it scrolls where it is wider than the page."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(_cell(row.get(column, "–")) for column in columns) + "</tr>" for row in rows)
+    cells = [[str(row.get(column, "–")) for column in columns] for row in rows]
+    words = [
+        number > 0 and not all(map(NUMBER.fullmatch, column)) for number, column in enumerate(zip(*cells, strict=True))
+    ]
+    head = "".join(_cell("th", *pair) for pair in zip(columns, words, strict=True))
+    body = "".join(
+        "<tr>" + "".join(_cell("td", *pair) for pair in zip(row, words, strict=True)) + "</tr>" for row in cells
+    )
     return f'<div class="scrolls"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cell(value: object) -> str:
-    text = str(value)
-    return f'<td class="words">{html.escape(text)}</td>' if len(text) > LONG else f"<td>{html.escape(text)}</td>"
+def _cell(kind: str, text: str, words: bool) -> str:
+    classes = " ".join(["words"] * words + ["long"] * (words and len(text) > LONG))
+    return (
+        f'<{kind} class="{classes}">{html.escape(text)}</{kind}>'
+        if classes
+        else f"<{kind}>{html.escape(text)}</{kind}>"
+    )
 
 
 def figure_image(figure: Figure, description: str) -> str:

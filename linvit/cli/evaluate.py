@@ -40,6 +40,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         show_rows(measures.table(), title=str(evaluated.path))
     if options.report is not None:
-        page = evaluated.report(options.report or None, measures, **settings)
+        page = evaluated.report(options.report or None, measures, **settings, **choices)
         print(f"The report is {page}.", file=sys.stderr)
     return 0

@@ -30,7 +30,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--topk", metavar="N", type=int, help="classification: classes for each image (5)")
     command.add_argument("--threshold", metavar="SCORE", type=float, help="lowest score that counts (0.5)")
     add_decoding(command)
-    command.add_argument("--stream", metavar="SECONDS", type=float, help="speech: transcribe a file piece by piece")
+    command.add_argument(
+        "--stream", metavar="SECONDS", dest="seconds", type=float, help="speech: transcribe a file piece by piece"
+    )
     add_weights(command)
     command.add_argument("--output", metavar="PATH", help="a .csv or .json file; a folder for detectors and segmentors")
     add_keep_memory(command)
@@ -44,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     loaded = load(options, path)
     loaded.prepare(**data_settings(options.overrides))
     decoding = chosen(options, "beam", "language_model", "lm_weight", "word_bonus", "topk", "threshold", "weights")
-    if options.stream is not None:
-        show_pieces(loaded.stream(inputs, options.stream, **decoding, **chosen(options, "output")))
+    if options.seconds is not None:
+        show_pieces(loaded.stream(inputs, options.seconds, **decoding, **chosen(options, "output")))
         return 0
     predictions = loaded.predict(inputs, progress=True, **decoding, **chosen(options, "output"))
     if options.output:

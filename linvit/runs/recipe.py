@@ -132,6 +132,8 @@ class Recipe:
             self.config = self._parser.parse_object(values)
         except (jsonargparse.ArgumentError, ValueError, TypeError) as error:
             raise ValueError(_reason(error)) from error
+        # 1 is a batch and 1.0 are all; which of the two jsonargparse makes of 1 depends on the order of imports
+        self._whole = {key: value for key, value in values.get("trainer", {}).items() if type(value) is int}
         if self.config["seed"] < 0:
             raise ValueError(f"seed is {self.config['seed']}, expected a whole number of 0 or more: choose another.")
 
@@ -155,6 +157,7 @@ class Recipe:
     def resolved(self) -> dict[str, Any]:
         """Every value of the recipe, defaults included, as plain YAML values."""
         values = yaml.safe_load(self._parser.dump(self.config, skip_unset=False, format="yaml"))
+        values["trainer"] |= self._whole
         for key, name in {"task": self.spec.name, "data": self.source_name}.items():
             values[key] = {"name": name} | values.get(key, {})
         return values
@@ -195,7 +198,7 @@ class Recipe:
 
     def trainer(self, callbacks: Sequence[Any] = (), **arguments: Any) -> Trainer:
         """Lightning's trainer with the recipe's arguments; callbacks come on top of the recipe's own."""
-        given = self._parser.instantiate(self.config).trainer.as_dict()
+        given = self._parser.instantiate(self.config).trainer.as_dict() | self._whole
         own_callbacks = given.pop("callbacks") or []
         own_callbacks = own_callbacks if isinstance(own_callbacks, list) else [own_callbacks]
         return Trainer(**{**given, **arguments, "callbacks": [*own_callbacks, *callbacks]})

@@ -33,3 +33,11 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
     with pytest.raises(RuntimeError, match="a figure failed"):
         report.write_page(path, "Title", sections())
     assert path.read_text() == "old"
+
+
+def test_columns_of_words_are_aligned_as_words_and_long_ones_broken():
+    cells = report.table([{"class": "cat", "file": "a.png", "share": "1.5 %", "text": "x" * 40}])
+    assert "<td>cat</td>" in cells
+    assert '<td class="words">a.png</td><td>1.5 %</td>' in cells
+    assert f'<td class="words long">{"x" * 40}</td>' in cells
+    assert cells.startswith('<div class="scrolls"><table>'), "wide tables scroll on phones"

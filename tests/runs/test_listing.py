@@ -80,7 +80,7 @@ def test_a_family_or_task_that_does_not_exist_is_refused():
         list_networks("detection", "care")
     with pytest.raises(ValueError, match="the networks of the task speech have no families"):
         list_networks("speech", "care")
-    with pytest.raises(ValueError, match="Unknown task 'speach'.* Did you mean 'speech'"):
+    with pytest.raises(ValueError, match=r"Unknown task 'speach'.* Did you mean 'speech'"):
         list_networks("speach")
 
 

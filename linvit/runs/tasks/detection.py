@@ -137,6 +137,9 @@ class DetectionSpec(DenseSpec):
         return [*sections, truth_and_answer(run, source, _truth_and_answer, words)]
 
 
+SPEC = DetectionSpec()
+
+
 def category_ids(run: "Run") -> list[int]:
     """The number of each class in files in COCO's format."""
     return run.stored.get("category_ids") or list(range(1, len(run.class_names) + 1))

@@ -182,6 +182,9 @@ class DiffusionSpec(NamedSpec):
                 yield {"variant": variant, "mechanism": mechanism, **asdict(cost), **published}
 
 
+SPEC = DiffusionSpec()
+
+
 def check_image_output(path: str | Path) -> Path:
     """The path itself; raises ValueError for what is no .png or .npz file, OSError where it cannot be written."""
     path = Path(path)

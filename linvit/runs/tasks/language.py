@@ -106,6 +106,9 @@ class LanguageSpec(DecoderSpec):
         return [*super().sections(run, source), ("Generated text", samples)]
 
 
+SPEC = LanguageSpec()
+
+
 def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
     """The text of tokens as they come; a character of several tokens comes when it is whole."""
     if isinstance(tokenizer, Bytes):

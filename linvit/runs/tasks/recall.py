@@ -25,3 +25,6 @@ class RecallSpec(DecoderSpec):
         if "root" in given:
             raise ValueError("`root` is a folder, but the sequences of this run are generated: leave it out.")
         return super().open_source(run, name, stored, given)
+
+
+SPEC = RecallSpec()

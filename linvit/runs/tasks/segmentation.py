@@ -114,6 +114,9 @@ class SegmentationSpec(DenseSpec):
         ]
 
 
+SPEC = SegmentationSpec()
+
+
 @torch.inference_mode()
 def label_map(network: nn.Module, image: Tensor, size: tuple[int, int]) -> Tensor:
     """uint8 (height, width), the class of each pixel at its file's size, of one normalized image."""

@@ -159,6 +159,9 @@ class SpeechSpec(NamedSpec):
                 yield {"name": name, "mechanism": mechanism, "pieces": pieces, **counts, "published": published}
 
 
+SPEC = SpeechSpec()
+
+
 class Transcriber:
     """Transcribes samples as they come; at the end the text is that of the whole at once, decoded greedily.
 
