@@ -1,25 +1,20 @@
 """Runs of image classification."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import timm
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from linvit.analysis import answer_figures as figures
 from linvit.analysis.answers import BINS, Answers, confused_pairs, expected_calibration_error, per_class
-from linvit.analysis.cost import count_cost
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
-from linvit.models.published import PUBLISHED
-from linvit.models.swapped import BASES
 from linvit.runs.classifiers import ClassifierSpec
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
@@ -84,46 +79,8 @@ class ClassificationSpec(ClassifierSpec):
             ("Calibration", _calibration(answers)),
         ]
 
-    listing_caption = "MACs of one image at the size given: convolutions and linear layers, + attention products"
-
-    def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
-        """Networks that linvit registers with timm, family by family.
-
-        Keys: name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters (millions) and
-        published_macs (billions) as the sources print them, None where they do not, and released_weights.
-
-        Raises ValueError for an unknown family.
-        """
-        for name in model_names(family):
-            network = timm.create_model(name, device="meta")
-            config = network.pretrained_cfg
-            published = PUBLISHED.get(name)
-            yield {
-                "name": name,
-                **asdict(count_cost(network, config["input_size"])),
-                "pattern": network.pattern,
-                "input_size": list(config["input_size"]),
-                "published_top1": published.top1 if published else None,
-                "published_parameters": published.parameters if published else None,
-                "published_macs": published.macs if published else None,
-                "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
-            }
-
 
 SPEC = ClassificationSpec()
-
-
-def model_names(family: str | None = None) -> list[str]:
-    """Names that linvit registers with timm, family by family; raises ValueError for an unknown family."""
-    names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
-    families = sorted({_family(name) for name in names})
-    if family is not None and family not in families:
-        raise ValueError(f"`family` is {family!r}, expected one of {', '.join(families)}: choose one of them.")
-    return [name for name in names if family in (None, _family(name))]
-
-
-def _family(name: str) -> str:
-    return next((base for base in BASES if name.startswith(f"{base}_")), name.partition("_")[0])
 
 
 def _match_classes(run: "Run", source: Source) -> None:
