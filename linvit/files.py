@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, read without running code."""
+"""Files on disk: written whole or not at all, read without running code; and why a file was not read."""
 
 import argparse
 import contextlib
@@ -56,6 +56,11 @@ def remove_leftovers(*folders: Path) -> None:
         for path in folder.glob(".*.tmp"):
             if TEMPORARY.fullmatch(path.name):
                 path.unlink(missing_ok=True)
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error's message, else the error's type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

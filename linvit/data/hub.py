@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from linvit.data.source import reason_of
+from linvit.files import reason_of
 
 
 def load_rows(asked: dict[str, Any], split: str, streaming: bool = False, **columns: str) -> Any:

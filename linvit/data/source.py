@@ -18,11 +18,6 @@ def is_held_out(name: str, held_out: float) -> bool:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") < held_out * 2**32
 
 
-def reason_of(error: Exception) -> str:
-    """The first line of an error's message, else the error's type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
-
-
 class Source(lightning.LightningDataModule):
     """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
 

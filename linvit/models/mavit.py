@@ -23,46 +23,25 @@ although the paper speaks of linear attention throughout; that is the `_linear` 
 which there are no published weights. The nano size is ours, for images of 32 to 64 px, and linear throughout.
 """
 
-from timm.models import generate_default_cfgs
+from typing import ClassVar
 
-from linvit.models.family import imagenet_cfg, register
-from linvit.models.pyramid import SIZES, Pyramid, create_pyramid
+from linvit.models.family import register
+from linvit.models.pyramid import Pyramid, create_pyramid, pyramid_cfgs
 
 
 class MAViT(Pyramid):
     """The pyramid with MALA as its linear attention; arguments of Pyramid."""
 
     linear = "mala"
+    final_widths: ClassVar[dict[str, int]] = {"tiny": 2048, "small": 2048, "base": 2048, "large": 2560}
 
 
-_FINAL_WIDTHS = {"nano": 128, "tiny": 2048, "small": 2048, "base": 2048, "large": 2560}
-
-
-def _released(size: str) -> dict:
-    # The authors name the hub repository but none of its files; these names follow those of their RAVLT files.
-    return imagenet_cfg(hf_hub_id="aldjalkdf/MAViT", hf_hub_filename=f"MAViT_{size}.pth")
-
-
-default_cfgs = generate_default_cfgs(
-    {
-        "mavit_nano.untrained": imagenet_cfg(input_size=(3, 32, 32), pool_size=(1, 1)),
-        "mavit_tiny.in1k": _released("T"),
-        "mavit_tiny_linear.untrained": imagenet_cfg(),
-        "mavit_small.in1k": _released("S"),
-        "mavit_small_linear.untrained": imagenet_cfg(),
-        "mavit_base.in1k": _released("B"),
-        "mavit_base_linear.untrained": imagenet_cfg(),
-        "mavit_large.in1k": _released("L"),
-        "mavit_large_linear.untrained": imagenet_cfg(),
-    }
-)
+# The authors name the hub repository but none of its files; these names follow those of their RAVLT files.
+default_cfgs = pyramid_cfgs("MAViT")
 
 
 def _create(variant: str, pretrained: bool, **kwargs) -> MAViT:
-    size = variant.split("_")[1]
-    pattern = {"pattern": "LLLL"} if variant.endswith("_linear") else {}
-    args = {**SIZES[size], "final_width": _FINAL_WIDTHS[size], **pattern, **kwargs}
-    return create_pyramid(MAViT, variant, pretrained, **args)
+    return create_pyramid(MAViT, variant, pretrained, **kwargs)
 
 
 register(_create, default_cfgs)

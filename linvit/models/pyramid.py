@@ -1,17 +1,18 @@
 """The four-stage body that RAVLT and MAViT share."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype
-from timm.models import checkpoint
+from timm.models import checkpoint, generate_default_cfgs
 from torch import Tensor, nn
 
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_table
 from linvit.layers.attention import AXES
 from linvit.layers.pointwise import PointwiseConv
 from linvit.models.backbone import Backbone
-from linvit.models.family import renamed, stage_mechanisms, unwrapped, warn_of_pattern
+from linvit.models.family import imagenet_cfg, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
 from linvit.ops import rotary_1d
 
@@ -97,6 +98,7 @@ class Pyramid(Backbone):
     """
 
     linear: str
+    final_widths: ClassVar[Mapping[str, int]] = {}  # other than the default, by size
 
     def __init__(
         self,
@@ -228,6 +230,21 @@ def _compare_angles(key: str, angle: Tensor, model: nn.Module) -> None:
         )
 
 
-def create_pyramid(model_cls: type[Pyramid], variant: str, pretrained: bool, **kwargs) -> Pyramid:
-    """Build a registered variant through timm: weights, adaptation of inputs and classes, features_only."""
-    return create(model_cls, variant, pretrained, checkpoint_filter_fn, **kwargs)
+def pyramid_cfgs(family: str) -> dict:
+    """timm's configurations of a family: the authors' files on the hub, and ours, without weights."""
+    name = family.lower()
+    cfgs = {f"{name}_nano.untrained": imagenet_cfg(input_size=(3, 32, 32), pool_size=(1, 1))}
+    for size in ("tiny", "small", "base", "large"):
+        file = f"{family}_{size[0].upper()}.pth"
+        cfgs[f"{name}_{size}.in1k"] = imagenet_cfg(hf_hub_id=f"aldjalkdf/{family}", hf_hub_filename=file)
+        cfgs[f"{name}_{size}_linear.untrained"] = imagenet_cfg()
+    return generate_default_cfgs(cfgs)
+
+
+def create_pyramid(network: type[Pyramid], variant: str, pretrained: bool, **kwargs) -> Pyramid:
+    """A registered variant of a family; kwargs are other arguments than those of its size."""
+    size = variant.split("_")[1]
+    arguments = SIZES[size] | ({"final_width": network.final_widths[size]} if size in network.final_widths else {})
+    if variant.endswith("_linear"):
+        arguments["pattern"] = "LLLL"
+    return create(network, variant, pretrained, checkpoint_filter_fn, **{**arguments, **kwargs})

@@ -23,10 +23,8 @@ although the paper speaks of linear attention throughout; that is the `_linear` 
 which there are no published weights. The nano size is ours, for images of 32 to 64 px, and linear throughout.
 """
 
-from timm.models import generate_default_cfgs
-
-from linvit.models.family import imagenet_cfg, register
-from linvit.models.pyramid import SIZES, Pyramid, create_pyramid
+from linvit.models.family import register
+from linvit.models.pyramid import Pyramid, create_pyramid, pyramid_cfgs
 
 
 class RAVLT(Pyramid):
@@ -35,30 +33,11 @@ class RAVLT(Pyramid):
     linear = "rala"
 
 
-def _released(size: str) -> dict:
-    return imagenet_cfg(hf_hub_id="aldjalkdf/RAVLT", hf_hub_filename=f"RAVLT_{size}.pth")
-
-
-default_cfgs = generate_default_cfgs(
-    {
-        "ravlt_nano.untrained": imagenet_cfg(input_size=(3, 32, 32), pool_size=(1, 1)),
-        "ravlt_tiny.in1k": _released("T"),
-        "ravlt_tiny_linear.untrained": imagenet_cfg(),
-        "ravlt_small.in1k": _released("S"),
-        "ravlt_small_linear.untrained": imagenet_cfg(),
-        "ravlt_base.in1k": _released("B"),
-        "ravlt_base_linear.untrained": imagenet_cfg(),
-        "ravlt_large.in1k": _released("L"),
-        "ravlt_large_linear.untrained": imagenet_cfg(),
-    }
-)
+default_cfgs = pyramid_cfgs("RAVLT")
 
 
 def _create(variant: str, pretrained: bool, **kwargs) -> RAVLT:
-    size = variant.split("_")[1]
-    pattern = {"pattern": "LLLL"} if variant.endswith("_linear") else {}
-    args = {**SIZES[size], **pattern, **kwargs}
-    return create_pyramid(RAVLT, variant, pretrained, **args)
+    return create_pyramid(RAVLT, variant, pretrained, **kwargs)
 
 
 register(_create, default_cfgs)

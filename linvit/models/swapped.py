@@ -13,14 +13,13 @@ names; `linvit.swap_attention` works on pretrained models.
 from functools import partial
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.models.family import register
+from linvit.models.family import imagenet_cfg, register
 from linvit.models.pretrained import create
 from linvit.models.swap import swap_attention
 
@@ -34,20 +33,8 @@ NAMES = [f"{base}_{name}" for base in BASES for name, entry in MECHANISMS.items(
 
 
 def _cfg(name: str) -> dict[str, Any]:
-    cfg = {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "fixed_input_size": True,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
-    }
-    if name.startswith("deit"):
-        return {**cfg, "pool_size": None, "classifier": "head"}
-    return {**cfg, "pool_size": (7, 7), "classifier": "head.fc"}
+    body = {"pool_size": None, "classifier": "head"} if name.startswith("deit") else {}
+    return imagenet_cfg(fixed_input_size=True, crop_pct=0.9, first_conv="patch_embed.proj", **body)
 
 
 default_cfgs = generate_default_cfgs({f"{name}.untrained": _cfg(name) for name in NAMES})

@@ -6,6 +6,7 @@ import timm
 from torch import Tensor, nn, no_grad
 from torch.nn.functional import cross_entropy
 
+from linvit.files import reason_of
 from linvit.tasks.initialization import initialize
 
 
@@ -66,7 +67,7 @@ class Distillation:
         except Exception as error:  # each hub client has its own
             raise ValueError(
                 f"The pretrained weights of the teacher {self.teacher} could not be downloaded"
-                f" ({_first_line(error)}): fetch {config.hf_hub_id or config.url} by hand and set"
+                f" ({reason_of(error)}): fetch {config.hf_hub_id or config.url} by hand and set"
                 " `checkpoint` to the file."
             ) from error
 
@@ -86,7 +87,3 @@ class Teacher:
     def mix(self, loss: Tensor, distilled: Tensor, images: Tensor) -> Tensor:
         """(1 − weight) · loss + weight · cross entropy of the distilled logits (batch, classes) with what it names."""
         return (1 - self.weight) * loss + self.weight * cross_entropy(distilled, self.names(images))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")

@@ -17,7 +17,7 @@ from linvit.data.dense.annotations import allow
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
 from linvit.data.images.image import CorruptImageError
-from linvit.data.source import reason_of
+from linvit.files import reason_of
 
 SPLITS = {"train": "training", "val": "validation"}
 CLASSES = 150

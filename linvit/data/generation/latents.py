@@ -23,8 +23,8 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from linvit.data.generation.digits import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
-from linvit.data.source import Source, reason_of
-from linvit.files import check_writable, replacing, write_json
+from linvit.data.source import Source
+from linvit.files import check_writable, reason_of, replacing, write_json
 
 ABOUT = "latents.json"
 SPLITS = ("train", "val")

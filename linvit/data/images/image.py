@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
-from linvit.data.source import reason_of
+from linvit.files import reason_of
 
 SMALLEST = 32
 MODES = {1: "L", 3: "RGB"}

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import MODES, CorruptImageError, open_image
 from linvit.data.order import Batches, Streamed, share
-from linvit.data.source import reason_of
+from linvit.files import reason_of
 
 STREAMS = ("wds", "tfds", "hfids")
 INDEXED = ("", "hfds")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from linvit.data.source import reason_of
+from linvit.files import reason_of
 
 IGNORED = -100
 WIDTH = np.uint32

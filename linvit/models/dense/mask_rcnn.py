@@ -9,7 +9,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.images import ImageBatch, known_objects
-from linvit.models.dense.released_names import detector_state_dict
+from linvit.models.dense.released_names import ReleasedNames
 from linvit.models.dense.retinanet import PyramidBackbone
 from linvit.models.dense.roi_heads import RegionHeads, Step
 
@@ -83,7 +83,7 @@ class Proposals(RegionProposalNetwork):
 _DEVIATIONS = ((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1), (0.033, 0.033, 0.067, 0.067))
 
 
-class RegionDetector(GeneralizedRCNN):
+class RegionDetector(ReleasedNames, GeneralizedRCNN):
     """A detector of two or more stages; images, targets and detections as in RetinaNet, with masks.
 
     Targets' masks are (n, height, width), bool or uint8; detected masks are bool (n, height, width).
@@ -96,7 +96,6 @@ class RegionDetector(GeneralizedRCNN):
         num_regions: regions of an image that the heads are trained on.
     """
 
-    framework: str
     proposals: tuple[int, float, bool]  # num_training, beta and inside of Proposals
     steps: tuple[Step, ...]
     box_head: tuple[int, int, str]  # num_convs, num_linear and box_loss of RegionHeads
@@ -117,10 +116,6 @@ class RegionDetector(GeneralizedRCNN):
 
     def forward(self, images: list[Tensor], targets: list[dict] | None = None):
         return super().forward(images, None if targets is None else known_objects(targets))
-
-    def native_state_dict(self, state_dict: dict) -> dict:
-        """A whole released checkpoint, or one of ours, in our key names."""
-        return detector_state_dict(state_dict, self, self.framework)
 
 
 class MaskRCNN(RegionDetector):

@@ -75,25 +75,26 @@ _RULES = {
 _HEADS = ("neck.lateral_convs.", "rpn_head.", "roi_head.", "bbox_head.", "decode_head.")
 
 
-def detector_state_dict(state_dict: dict, network: nn.Module, framework: str) -> dict[str, Tensor]:
-    """A released detector's checkpoint in our names; ours passes unchanged, a backbone's or classifier's gives its own.
+class ReleasedNames:
+    """A detector or segmentor that knows the released checkpoints of its kind.
 
-    The keys of the backbone then stand alone, and neck and heads are not among them.
+    framework: its name in FRAMEWORKS. backbone_prefix: what stands before the keys of its DenseBackbone.
     """
-    return _translated(state_dict, network, network.backbone.body, framework)
 
+    framework: str
+    backbone_prefix: str
 
-def segmentor_state_dict(state_dict: dict, network: nn.Module, framework: str) -> dict[str, Tensor]:
-    """A released segmentor's checkpoint in our names, see detector_state_dict."""
-    return _translated(state_dict, network, network.backbone, framework)
+    def native_state_dict(self: nn.Module, state_dict: dict) -> dict[str, Tensor]:
+        """A checkpoint in our key names: a whole one, released or ours, or the part of a backbone or classifier.
 
-
-def _translated(state_dict: dict, network: nn.Module, backbone: nn.Module, framework: str) -> dict[str, Tensor]:
-    weights = unwrapped(state_dict)
-    prefix = network.backbone_prefix
-    if any(key in weights for key in network.state_dict() if not key.startswith(prefix)):
-        return weights
-    heads = any(key.startswith(_HEADS) for key in weights)
-    inner = {key: value for key, value in weights.items() if key.startswith("backbone.")} if heads else weights
-    native = {prefix + key: value for key, value in backbone.native_state_dict(inner).items()}
-    return native | {renamed(key, _RULES[framework]): value for key, value in weights.items() if key not in inner}
+        Of the latter the keys stand alone: neck and heads are not among them.
+        """
+        weights, prefix = unwrapped(state_dict), self.backbone_prefix
+        if any(key in weights for key in self.state_dict() if not key.startswith(prefix)):
+            return weights
+        heads = any(key.startswith(_HEADS) for key in weights)
+        inner = {key: value for key, value in weights.items() if key.startswith("backbone.")} if heads else weights
+        backbone = self.get_submodule(prefix.removesuffix("."))
+        native = {prefix + key: value for key, value in backbone.native_state_dict(inner).items()}
+        rules = _RULES[self.framework]
+        return native | {renamed(key, rules): value for key, value in weights.items() if key not in inner}

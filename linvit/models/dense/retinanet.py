@@ -11,7 +11,7 @@ from linvit.layers.neck import Neck
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.images import ImageBatch, known_objects, suppressed
-from linvit.models.dense.released_names import detector_state_dict
+from linvit.models.dense.released_names import ReleasedNames
 
 
 class PyramidBackbone(nn.Module):
@@ -30,7 +30,7 @@ class PyramidBackbone(nn.Module):
         return self.neck(self.body(x)[self.first :])
 
 
-class RetinaNet(TorchvisionRetinaNet):
+class RetinaNet(ReleasedNames, TorchvisionRetinaNet):
     """A detector of one stage on strides 8 to 128.
 
     Follows the released configuration: 9 anchors per position, focal loss (γ 2, α 0.25) and L1 loss, both over the
@@ -46,6 +46,7 @@ class RetinaNet(TorchvisionRetinaNet):
     (`iscrowd`) are left out.
     """
 
+    framework = "retinanet"
     backbone_prefix = "backbone.body."
     has_masks = False
 
@@ -110,7 +111,3 @@ class RetinaNet(TorchvisionRetinaNet):
                 )
             )
         return detections
-
-    def native_state_dict(self, state_dict: dict) -> dict:
-        """A whole released checkpoint, or one of ours, in our key names."""
-        return detector_state_dict(state_dict, self, "retinanet")

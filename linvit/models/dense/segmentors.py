@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from linvit.layers.neck import Neck, conv_norm_relu
 from linvit.models.dense.backbone import DenseBackbone
-from linvit.models.dense.released_names import segmentor_state_dict
+from linvit.models.dense.released_names import ReleasedNames
 
 
 def resized(x: Tensor, like: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class PerceptionHead(nn.Module):
         return self.classifier(self.fuse(torch.cat([resized(level, levels[0]) for level in levels], dim=1)))
 
 
-class SemanticFPN(nn.Module):
+class SemanticFPN(ReleasedNames, nn.Module):
     """Feature pyramid and a sum of its levels, brought to half its width.
 
     Images (batch, 3, height, width) to logits (batch, num_classes, height, width).
@@ -103,6 +103,7 @@ class SemanticFPN(nn.Module):
         width: channels of the pyramid.
     """
 
+    framework = "semantic_fpn"
     backbone_prefix = "backbone."
 
     def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 256):
@@ -115,12 +116,8 @@ class SemanticFPN(nn.Module):
         maps = list(self.neck(self.backbone(images)).values())
         return resized(self.head(maps), images)
 
-    def native_state_dict(self, state_dict: dict) -> dict:
-        """A whole released checkpoint, or one of ours, in our key names."""
-        return segmentor_state_dict(state_dict, self, "semantic_fpn")
 
-
-class UperNet(nn.Module):
+class UperNet(ReleasedNames, nn.Module):
     """Pyramid pooling and perception head, and an auxiliary head of half its width on the map at stride 16.
 
     Images (batch, 3, height, width) to logits (batch, num_classes, height, width) in evaluation; in training to
@@ -132,6 +129,7 @@ class UperNet(nn.Module):
         width: channels of the head.
     """
 
+    framework = "upernet"
     backbone_prefix = "backbone."
 
     def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 512):
@@ -150,7 +148,3 @@ class UperNet(nn.Module):
         maps = self.backbone(images)
         out = resized(self.head(maps), images)
         return {"out": out, "aux": resized(self.aux(maps[2]), images)} if self.training else out
-
-    def native_state_dict(self, state_dict: dict) -> dict:
-        """A whole released checkpoint, or one of ours, in our key names."""
-        return segmentor_state_dict(state_dict, self, "upernet")
