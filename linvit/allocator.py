@@ -9,12 +9,12 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
 def keep_memory(limit: int = 1 << 30) -> bool:
     """Keep freed memory in this process instead of handing it back to the system; glibc alone (Linux).
 
-    By default glibc maps every tensor above 32 MiB anew and unmaps it when it is freed, so that each pass over a new
+    By default glibc maps every tensor above 32 MiB afresh and unmaps it when it is freed, so that each pass over a new
     tensor pays one page fault every 4 KiB. This holds until the process ends, and the process stays as large as it once
     was.
 
     Args:
-        limit: bytes; a larger tensor is mapped anew as before, and more free memory than this is handed back.
+        limit: bytes; a larger tensor is mapped afresh as before, and more free memory than this is handed back.
 
     Returns:
         Whether the C library took the setting; False where there is no glibc.

@@ -46,7 +46,7 @@ def commit() -> str | None:
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:
-    """Adds one entry to the JSON list in path, which is replaced whole; a damaged list is begun anew."""
+    """Adds one entry to the JSON list in path, which is replaced whole; a damaged list is replaced by a new one."""
     try:
         entries = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

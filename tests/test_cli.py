@@ -11,7 +11,7 @@ from PIL import Image
 from tiny_run import write_recipe
 
 from linvit.cli import COMMANDS, main
-from linvit.data import Digits
+from linvit.data.images import Digits
 from linvit.data.images.digits import MEAN, STD
 from linvit.files import read_checkpoint
 from linvit.models.swapped import NAMES as SWAPPED_NAMES

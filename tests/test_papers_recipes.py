@@ -8,7 +8,7 @@ import torch
 from imagenet_folder import write_imagenet
 from torch import nn
 
-from linvit.data import ImageFolder
+from linvit.data.images import ImageFolder
 from linvit.models.backbone import Backbone
 from linvit.models.by_name import create_classifier
 from linvit.runs.recipe import Recipe, read_recipe

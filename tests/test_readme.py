@@ -3,8 +3,11 @@
 import re
 from pathlib import Path
 
-import pytest
+from PIL import Image
+from tiny_diffusion import write_diffusion_recipe
+from tiny_language import write_language_recipe
 
+from linvit import runs
 from linvit.cli import COMMANDS
 from linvit.runs.listing import list_networks
 
@@ -16,9 +19,54 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.strip().splitlines()[0])
-def test_python_blocks_run(code):
-    exec(compile(code, "README.md", "exec"), {})
+def run_block(word):
+    (code,) = [code for code in blocks("python") if word in code]
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
+    return names
+
+
+def test_models_and_operators_run():
+    names = run_block("timm.create_model")
+    assert names["logits"].shape == (1, 10)
+    assert [image_map.shape[-1] for image_map in names["maps"]] == [40, 20, 10, 5]
+    assert run_block("rotary_2d")["matrix"].shape == (2, 4, 126, 126)
+
+
+def test_the_tour_runs(tmp_path, monkeypatch):
+    """As it stands, but for trainings of two batches."""
+    whole = runs.train
+
+    def short(recipe, overrides, **options):
+        return whole(recipe, {**overrides, "trainer.limit_train_batches": 2}, **options)
+
+    monkeypatch.setattr(runs, "train", short)
+    monkeypatch.chdir(tmp_path)
+    Path("recipes").symlink_to(ROOT / "recipes")
+    Path("photos").mkdir()
+    for path in ("photos/a.png", "digit.png"):
+        Image.effect_noise((40, 50), 60).save(path)
+    names = run_block("linvit.train")
+    assert 0 <= names["measures"]["top1"] <= 1
+    assert len(names["run"].metrics) == 3
+    assert [len(row.classes) for row in names["predictions"]] == [3, 3]
+    assert Path("predictions.csv").read_text().count("\n") == 3
+    assert Path("runs/tour/report.html").is_file()
+    assert Path("runs/tour/analysis/report.html").is_file()
+
+
+def test_what_generates_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    few = {"max_epochs": 1, "limit_train_batches": 2}
+    for name, write, groups in (
+        ("digits_mala", write_diffusion_recipe, {"task": {"generates": False}}),
+        ("stdlib_bytes_mala", write_language_recipe, {}),
+    ):
+        Path(name).mkdir()
+        runs.train(write(Path(name), trainer=few, **groups), folder=f"runs/{name}")
+    run_block("generate(prompt")
+    assert Image.open("digits.png").height < Image.open("digits.png").width
+    assert capsys.readouterr().out.startswith("def ")
 
 
 def test_shell_blocks_name_existing_commands_recipes_and_goals():
@@ -48,4 +96,4 @@ def test_table_is_what_the_package_computes():
 
 
 def test_readme_is_short():
-    assert len(README.splitlines()) <= 150
+    assert len(README.splitlines()) <= 250

@@ -1,1 +1,1 @@
-"""What the operators and trained networks do: cost, precision, pictures."""
+"""What the operators and trained networks do: cost, ranks, scores, figures."""

@@ -265,8 +265,10 @@ def _against_magnitude(panels: Sequence[Axes], lines: Sequence[tuple[Sequence[Me
     panels[3].set(yscale="log", ylim=(0.9, min(HIGHEST_RATIO, max(10, panels[3].get_ylim()[1]))))
     panels[3].set_title("p: best key's score over\nthat of the upper quartile", fontsize=10)
     _plain_ticks(panels[3].yaxis)
+    factors = [entry.condition["factor"] for entries, *_ in lines for entry in entries]
     for axes in panels:
         axes.set_xscale("log", base=2)
+        axes.set_xlim(min(factors) / 1.2, max(factors) * 1.2)  # a panel may have no number at all
         _plain_ticks(axes.xaxis)
         axes.set_xlabel("a, the query's magnitude")
         axes.grid(alpha=0.3)

@@ -184,7 +184,7 @@ def cases(options: Options, tokens: int) -> list[Case]:
     }
     return [
         Case(name, variant, dtype, tokens, **shape)
-        for dtype, (name, variant) in itertools.product(options.dtypes, named)
+        for dtype, (name, variant) in itertools.product(dict.fromkeys(options.dtypes), named)
     ]
 
 

@@ -169,14 +169,14 @@ def _add_train(kind: argparse.ArgumentParser) -> None:
 
 def _add_decoding(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("names", metavar="MECHANISM", nargs="*", help="(softmax linear mala rala)")
-    kind.add_argument("--network", metavar="NAME", help="from `linvit models --sequence` (sequence_nano)")
+    kind.add_argument("--network", metavar="NAME", help="from `linvit models --task language` (sequence_nano)")
     kind.add_argument("--contexts", nargs="+", type=_positive, metavar="N", help="tokens read before (1024 8192 65536)")
     _add_common(kind, memory=False)
 
 
 def _add_sampling(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("names", metavar="MECHANISM", nargs="*", help="(softmax mala)")
-    kind.add_argument("--network", metavar="NAME", help="from `linvit models --generation` (dit_nano_patch2)")
+    kind.add_argument("--network", metavar="NAME", help="from `linvit models --task diffusion` (dit_nano_patch2)")
     kind.add_argument("--sides", nargs="+", type=_positive, metavar="N", help="of the images, in pixels (16 to 256)")
     _add_common(kind)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1 << 26  # numbers of masks or logits at a file's size that are in memory together
 SHOWN = 8  # images of a report
-OVERLAYS = "pictures"
+OVERLAYS = "overlays"
 FAMILIES, SIZES = ("ravlt", "mavit"), ("tiny", "small", "base", "large")
 
 Saver = Callable[[Any, Tensor], None]

@@ -43,7 +43,7 @@ class ClassPrediction:
 
     def shown(self) -> dict[str, str]:
         words = ", ".join(f"{name} {100 * value:.1f} %" for name, value in self.pairs)
-        return {"image": self.file, "classes, most probable first": words}
+        return {"image": self.file, "classes, most probable first": words or "none"}
 
     def cells(self) -> dict[str, str]:
         cells = {"image": self.file}

@@ -31,7 +31,7 @@ from linvit.tasks.task import Task
 WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A network of a task with its weights, the names of its classes, its preprocessing, and the recipe it came from.
 
@@ -50,6 +50,9 @@ class Run:
     name: str
     recipe: dict[str, Any] | None = None
     stored: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, task={self.spec.name!r}, {len(self.class_names)} classes, path={str(self.path)!r})"
 
     @property
     def folder(self) -> Path:

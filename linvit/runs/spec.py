@@ -101,7 +101,7 @@ class TaskSpec:
         raise ValueError(f"A run of the task {self.name} transcribes nothing: {self.instead_of_predict}.")
 
     def stream(self, run: "Run", inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
-        """The text of a sound file as it is heard, see Run.stream."""
+        """The text of a sound file, piece by piece, see Run.stream."""
         raise ValueError(
             f"`stream` is for speech recognition, and this is a run of the task {self.name}: leave it out."
         )

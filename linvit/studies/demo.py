@@ -59,7 +59,7 @@ def demo(recipes: str | Path, folder: str | Path, workers: int = 2, progress: Sa
 def _training(name: str, run: Run, folder: Path) -> list[str]:
     """A network's curves and a link to its report."""
     link = html.escape(str((run.folder / PAGE).relative_to(folder)))
-    words = "accuracy of each class, confused pairs, calibration and throughput"
+    words = "accuracy of each class, confused classes and calibration"
     return [
         figure_image(training_curve(run.metrics, run.task.measures), f"training of {name}"),
         f'<p><a href="{link}">Report on {name}</a>: {words}.</p>',

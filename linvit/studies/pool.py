@@ -143,8 +143,8 @@ def _result_of(future: "Future[dict[str, Any]]", training: Training) -> dict[str
         return future.result()
     except BrokenProcessPool:
         raise ConnectionError(
-            f"The worker training {training.label} was killed, often because it ran out of memory: run the same again"
-            " to resume, with fewer `workers` at once."
+            f"The worker training {training.label} was lost, often because memory ran out: run the same again to"
+            " resume, with fewer `workers` at once; a script must start it below `if __name__ == '__main__':`."
         ) from None
 
 

@@ -102,8 +102,8 @@ class Task(lightning.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # Randomness and learning rate are functions of the step, so there is no state of theirs to save or to lose.
         self.rate.step_update(self.global_step)
-        drawn = np.random.SeedSequence([self.seed, self.trainer.fit_loop.total_batch_idx, self.global_rank])
-        seed = int(drawn.generate_state(1)[0])
+        sequence = np.random.SeedSequence([self.seed, self.trainer.fit_loop.total_batch_idx, self.global_rank])
+        seed = int(sequence.generate_state(1)[0])
         torch.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)

@@ -4,7 +4,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from linvit.analysis import answer_figures
 from linvit.analysis.answers import Answers, calibration, confused_pairs, expected_calibration_error, per_class
-from linvit.data import Preprocessing
+from linvit.data.images import Preprocessing
 
 
 def answers_from(pairs, confidences=None, classes=4):

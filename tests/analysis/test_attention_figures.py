@@ -91,3 +91,11 @@ def test_comparison_has_a_line_a_network(ranks, images):
     assert [line.get_color() for line in figure.axes[0].lines] == [draw.colour_of("mala"), draw.colour_of("rala")]
     assert labels(figure) == ["MAViT", "RAVLT"]
     assert "</svg>" in svg(figure)
+
+
+def test_a_panel_without_any_number_is_drawn_empty(network, images):
+    entries = measure_magnitude(network, [images], factors=(0.5, 1.0, 2.0))
+    for entry in entries:
+        for name in entry.values:
+            entry.values[name].fill_(float("nan"))
+    assert "<svg" in svg(draw.magnitude_figure(entries))

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from linvit.bench import inference, networks
+from linvit.bench import networks, rows
 from linvit.bench.checks import WrongResultError
 from linvit.bench.inference import PEERS, PUBLISHED, Options, findings, measure
 from linvit.bench.networks import Case, create, images, parts_of, randomised, variant_call
@@ -39,22 +39,21 @@ def measured(**options):
 
 
 def test_rows_and_ratios_on_a_told_clock(monkeypatch):
-    monkeypatch.setattr(inference, "clock_for", lambda *_: TurnClock())
-    rows = measured(
-        variants=("plain", "reference", "fused", "channels_last"), peer_variants=("plain", "reference")
-    ).rows
-    assert [(row.name, row.variant) for row in rows] == [
+    monkeypatch.setattr(rows, "clock_for", lambda *_: TurnClock())
+    variants = ("plain", "reference", "fused", "channels_last")
+    timed = measured(variants=variants, peer_variants=("plain", "reference")).rows
+    assert [(row.name, row.variant) for row in timed] == [
         *(("ravlt_nano", variant) for variant in ("plain", "reference", "fused", "channels_last")),
         ("resnet10t", "plain"),
     ]
-    assert [row.median_ms for row in rows] == pytest.approx([1, 2, 3, 4, 5])
-    assert [row.ratio for row in rows] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1])
-    assert [row.base for row in rows] == ["ravlt_nano plain float32"] * 4 + ["resnet10t plain float32"]
-    assert rows[2].against["resnet10t plain"] == pytest.approx(5 / 3)
-    assert rows[2].against["reference"] == pytest.approx(2 / 3)
-    assert [row.pattern for row in rows] == ["LLLL"] * 4 + [None]
-    assert rows[0].size == (32, 48)
-    assert 0 < rows[1].error < 1e-5
+    assert [row.median_ms for row in timed] == pytest.approx([1, 2, 3, 4, 5])
+    assert [row.ratio for row in timed] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1])
+    assert [row.base for row in timed] == ["ravlt_nano plain float32"] * 4 + ["resnet10t plain float32"]
+    assert timed[2].against["resnet10t plain"] == pytest.approx(5 / 3)
+    assert timed[2].against["reference"] == pytest.approx(2 / 3)
+    assert [row.pattern for row in timed] == ["LLLL"] * 4 + [None]
+    assert timed[0].size == (32, 48)
+    assert 0 < timed[1].error < 1e-5
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("mavit_nano", "fastvit_t8")]
@@ -69,7 +68,7 @@ def test_bf16_and_fused_pass_their_checks(name):
 
 def test_a_wrong_variant_is_refused_before_anything_is_timed(monkeypatch):
     monkeypatch.setattr(networks, "fuse", lambda network: randomised(network, seed=2))
-    monkeypatch.setattr(inference, "interleave", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(rows, "interleave", lambda *_: pytest.fail("timed"))
     with pytest.raises(WrongResultError, match=r"ravlt_nano fused at 32 × 48, batch 1 .* error is \d"):
         measured()
 

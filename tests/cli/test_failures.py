@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from tiny_run import content, curve, differing, write_recipe
 
 from linvit.cli import main
-from linvit.data import Digits
+from linvit.data.images import Digits
 from linvit.data.images.digits import Shifted
 from linvit.runs.training import train_folder
 

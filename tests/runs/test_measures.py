@@ -4,6 +4,7 @@ import pytest
 from tiny_dense import tiny_scenes, write_dense_recipe
 from tiny_diffusion import write_diffusion_recipe
 from tiny_language import write_language_recipe
+from tiny_multilabel import write_multilabel_recipe
 from tiny_run import write_recipe
 from tiny_speech import write_speech_recipe
 
@@ -29,6 +30,8 @@ def write_one(task, folder):
     if task in ("detection", "segmentation"):
         framework = {"detection": "mask_rcnn", "segmentation": "semantic_fpn"}[task]
         return write_dense_recipe(folder, tiny_scenes(folder / "scenes", 4, 2), framework, trainer=FEW)
+    if task == "multilabel":
+        return write_multilabel_recipe(folder, tiny_scenes(folder / "scenes", 4, 2) / "detection")
     writers = {
         "classification": write_recipe,
         "language": write_language_recipe,

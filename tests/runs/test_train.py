@@ -5,11 +5,15 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+import torch
+import yaml
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from tiny_run import content, curve, differing, write_recipe
 
+import linvit
 from linvit.runs.training import train_folder
 from linvit.tasks.checkpoints import RunStoppedError
 
@@ -191,3 +195,59 @@ def test_ten_kills_lose_nothing(tmp_path):
     assert len(curve(killed / "run")) < 40, "killed too late to show anything"
     assert differing(train_folder(recipe, resume=True), run) == []
     assert curve(killed / "run") == curve(run)
+
+
+@pytest.mark.parametrize("wrong", ["unreadable", "corrupt"])
+def test_a_run_that_fails_on_its_data_leaves_no_folder_and_the_same_call_works_afterwards(wrong, tmp_path):
+    for split in ("train", "val"):
+        for name in ("ant", "bee"):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for number in range(2):
+                Image.linear_gradient("L").resize((40, 40)).save(tmp_path / "data" / split / name / f"{number}.png")
+    source = {"name": "imagefolder", "root": str(tmp_path / "data"), "size": 32, "batch_size": 2, "num_workers": 0}
+    recipe = write_recipe(tmp_path, trainer={"max_epochs": 1})
+    values = yaml.safe_load(recipe.read_text())
+    recipe.write_text(yaml.safe_dump({**values, "data": source}))
+    if wrong == "corrupt":
+        file = tmp_path / "data" / "train" / "ant" / "0.png"
+        whole = file.read_bytes()
+        file.write_bytes(b"broken")
+    else:
+        (tmp_path / "data").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"does not exist|is not a readable image"):
+        linvit.train(recipe)
+    assert not (tmp_path / "run").exists()
+    if wrong == "corrupt":
+        file.write_bytes(whole)
+    else:
+        (tmp_path / "elsewhere").rename(tmp_path / "data")
+    assert linvit.train(recipe).metrics
+
+
+@pytest.mark.parametrize("seed", [-1, -3])
+def test_a_negative_seed_is_one_sentence_before_anything_is_written(seed, tmp_path):
+    with pytest.raises(ValueError, match=f"seed is {seed}, expected a whole number of 0 or more"):
+        linvit.train(write_recipe(tmp_path), {"seed": seed})
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_command_line_does_python_does_in_one_call(tmp_path):
+    recipe = write_recipe(tmp_path, trainer={"max_epochs": 1})
+    run = linvit.train(recipe, overrides={"trainer.max_epochs": 2}, folder=tmp_path / "mine")
+    assert (run.folder, len(run.metrics), len(run.class_names)) == (tmp_path / "mine", 2, 10)
+    assert run.recipe["trainer"]["max_epochs"] == 2
+    longer = linvit.train(recipe, {"trainer.max_epochs": 3}, folder=tmp_path / "mine", resume=True)
+    assert [row["epoch"] for row in longer.metrics] == [1, 2, 3]
+    loaded = linvit.load_run(tmp_path / "mine")
+    measures = loaded.evaluate(batch_size=64)
+    assert dict(measures) == pytest.approx(dict(linvit.load_run(loaded.path).evaluate("digits")))
+    assert measures["images"] == 360
+    predictions = loaded.predict(np.zeros((40, 40), np.uint8), topk=2)
+    predictions.save(tmp_path / "table.json")
+    predictions.to_csv(tmp_path / "table.csv")
+    assert [len(row.classes) for row in predictions] == [2]
+    assert loaded.report(tmp_path / "page.html", measures) == tmp_path / "page.html"
+    assert loaded.analyze("rank", output=tmp_path / "analysis").page.is_file()
+    torch.save(loaded.network.state_dict(), tmp_path / "weights.pth")
+    bare = linvit.load_run(model="ravlt_nano", checkpoint=tmp_path / "weights.pth")
+    assert torch.equal(bare.network.head.fc.weight.cpu(), loaded.network.head.fc.weight.cpu())

@@ -85,7 +85,7 @@ def test_a_run_whose_worker_is_killed_goes_on_from_its_last_epoch(tmp_path, monk
     same = training_of(recipes, run, *epochs)
     monkeypatch.setattr(pool, "wait", Killing(run / "metrics.csv"))
     with pytest.raises(
-        ConnectionError, match="The worker training softmax seed 0 was killed, often because it ran out"
+        ConnectionError, match="The worker training softmax seed 0 was lost, often because memory ran out"
     ):
         run_all([same], 1, lambda line: None)
     begun = len((run / "metrics.csv").read_text().splitlines()) - 1

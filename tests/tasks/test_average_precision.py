@@ -1,7 +1,7 @@
 import pytest
 from tiny_dense import tiny_scenes
 
-from linvit.data import Coco
+from linvit.data.dense import Coco
 from linvit.tasks.average_precision import average_precision
 
 

@@ -1,4 +1,4 @@
-"""Scenes of real handwritten digits for dense tasks, in COCO's and in ADE20K's format; nothing to download.
+"""Scenes of real handwritten digits, in COCO's and ADE20K's format and as images with labels; nothing to download.
 
 The digits are those that ship with scikit-learn. Their choice is split once, stratified by class: training scenes show
 1,400 of them, validation scenes the 397 others.
@@ -112,6 +112,8 @@ def label_map(scene: Scene) -> np.ndarray:
 def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) -> Iterator[str]:
     """Writes a detection set into folder/detection and a segmentation set into folder/segmentation.
 
+    folder/detection/labels.csv lists the digits of each image, fragments left out, for multi-label classification.
+
     Yields the name of each scene as soon as it is there, train + val in all. The same arguments give the same bytes;
     files that a stopped call left are kept. Raises ValueError for a folder that holds anything else, and for sizes and
     counts that make no scenes.
@@ -120,6 +122,7 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
     asked = {"version": VERSION, "train": train, "val": val, "size": size, "seed": seed}
     _check(folder, asked)
     write_json(folder / ASKED, asked)
+    labels = ["file,labels,split"]
     for number, (split, count) in enumerate((("train", train), ("val", val))):
         sources = source_digits(split)
         content = _coco_header(asked, split)
@@ -127,10 +130,15 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
             scene = draw_scene(sources, size, np.random.default_rng([seed, number, index]))
             about = {"id": index, "file_name": f"{index:06d}.jpg", "width": size, "height": size, "license": 1}
             content["images"].append(about)
-            content["annotations"] += coco_annotations(scene, index, len(content["annotations"]) + 1)
+            annotations = coco_annotations(scene, index, len(content["annotations"]) + 1)
+            content["annotations"] += annotations
+            digits = sorted({str(entry["category_id"] - 1) for entry in annotations if not entry["iscrowd"]})
+            labels.append(f"images/{split}/{about['file_name']},{'|'.join(digits)},{split}")
             _write_images(folder, split, scene, about["file_name"])
             yield f"{split} {index}"
         write_json(folder / "detection" / "annotations" / f"instances_{split}.json", content)
+    with replacing(folder / "detection" / "labels.csv") as temporary:
+        temporary.write_text("\n".join([*labels, ""]))
     with replacing(folder / "segmentation" / "objectInfo11.txt") as temporary:
         temporary.write_text(_names_table())
 

@@ -118,7 +118,7 @@ def linear_attention(
 ) -> Tensor:
     """`linvit.ops.linear_attention` on arguments that it has checked and `obstacle` has nothing against.
 
-    Gradients reach query, key and value, once; the backward pass computes everything anew from these three.
+    Gradients reach query, key and value, once; the backward pass recomputes everything from these three.
     Sums run in an order that depends on the number of threads alone.
 
     Args:

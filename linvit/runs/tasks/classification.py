@@ -1,52 +1,39 @@
 """Runs of image classification."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import timm
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from linvit.analysis import answer_figures as figures
 from linvit.analysis.answers import BINS, Answers, confused_pairs, expected_calibration_error, per_class
-from linvit.analysis.cost import count_cost
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder
-from linvit.data.images.image import CorruptImageError, Preprocessing
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
-from linvit.models.by_name import create_classifier
-from linvit.models.published import PUBLISHED
-from linvit.models.swapped import BASES
-from linvit.runs.images import find_images, read_image
+from linvit.runs.classifiers import ClassifierSpec
 from linvit.runs.opening import prepared_for
-from linvit.runs.predictions import ClassPrediction, Predictions, check_output
-from linvit.runs.progress import tracked
-from linvit.runs.spec import Section, Subject, TaskSpec
+from linvit.runs.predictions import ClassPrediction, Predictions
+from linvit.runs.spec import Section
 from linvit.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
 
-BATCH = 32
 PAIRS, PAIRS_WITH_IMAGES, EXAMPLES = 20, 8, 6
 
 
-class ClassificationSpec(TaskSpec):
+class ClassificationSpec(ClassifierSpec):
     """Networks of timm and ours, with one class for each image."""
 
     name = "classification"
     task = Classification
     sources: ClassVar = {"digits": Digits, "imagefolder": ImageFolder, "timm": TimmImages}
     folder_source = "imagefolder"
-    preprocessing = Preprocessing
-
-    def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
-        return create_classifier(model, num_classes, channels)
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         if "root" in given:
@@ -78,30 +65,11 @@ class ClassificationSpec(TaskSpec):
         """
         if topk < 1:
             raise ValueError(f"`topk` is {topk}, expected 1 or more: set it higher.")
-        path = None if output is None else check_output(output)
-        items, unreadable = find_images(inputs)
-        network, device = run.placed_network(weights)
-        rows = []
-        for names, images in _batches(tracked(items, "Predicting", progress=progress), run.preprocessing, unreadable):
-            with torch.inference_mode():
-                probabilities = network(images.to(device)).float().softmax(-1).cpu()
-            values, indices = probabilities.topk(min(topk, len(run.class_names)))
-            for name, row, places in zip(names, values.tolist(), indices.tolist(), strict=True):
-                rows.append(ClassPrediction(name, [run.class_names[place] for place in places], row))
-        predictions = Predictions(rows, unreadable)
-        if path:
-            predictions.save(path)
-        return predictions
 
-    def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        height, width = source.preprocessing.size
-        pattern = getattr(run.network, "pattern", None)
-        facts = (f"{len(run.class_names):,} classes", f"{height}×{width} px")
-        return (f"pattern {pattern}", *facts) if pattern else facts
+        def probable(logits: Tensor) -> tuple[Tensor, Tensor]:
+            return logits.softmax(-1).topk(min(topk, logits.shape[-1]))
 
-    def subject(self, run: "Run") -> Subject:
-        about = run.preprocessing
-        return Subject(run.network, lambda images, labels: images, about.displayed, about.transform())
+        return self.predict_each(run, inputs, probable, weights, output, progress)
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         answers = answers_of(run, source)
@@ -111,46 +79,8 @@ class ClassificationSpec(TaskSpec):
             ("Calibration", _calibration(answers)),
         ]
 
-    listing_caption = "MACs of one image at the size given: convolutions and linear layers, + attention products"
-
-    def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
-        """Networks that linvit registers with timm, family by family.
-
-        Keys: name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters (millions) and
-        published_macs (billions) as the sources print them, None where they do not, and released_weights.
-
-        Raises ValueError for an unknown family.
-        """
-        for name in model_names(family):
-            network = timm.create_model(name, device="meta")
-            config = network.pretrained_cfg
-            published = PUBLISHED.get(name)
-            yield {
-                "name": name,
-                **asdict(count_cost(network, config["input_size"])),
-                "pattern": network.pattern,
-                "input_size": list(config["input_size"]),
-                "published_top1": published.top1 if published else None,
-                "published_parameters": published.parameters if published else None,
-                "published_macs": published.macs if published else None,
-                "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
-            }
-
 
 SPEC = ClassificationSpec()
-
-
-def model_names(family: str | None = None) -> list[str]:
-    """Names that linvit registers with timm, family by family; raises ValueError for an unknown family."""
-    names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
-    families = sorted({_family(name) for name in names})
-    if family is not None and family not in families:
-        raise ValueError(f"`family` is {family!r}, expected one of {', '.join(families)}: choose one of them.")
-    return [name for name in names if family in (None, _family(name))]
-
-
-def _family(name: str) -> str:
-    return next((base for base in BASES if name.startswith(f"{base}_")), name.partition("_")[0])
 
 
 def _match_classes(run: "Run", source: Source) -> None:
@@ -178,24 +108,6 @@ def _match_classes(run: "Run", source: Source) -> None:
             f"{' …' if len(classes) > 5 else ''}: evaluate it on data that it was made for."
         )
     source.class_names = classes
-
-
-def _batches(items: Any, preprocessing: Preprocessing, unreadable: list[str]) -> Iterator[tuple[list[str], Tensor]]:
-    transform = preprocessing.transform()
-    names: list[str] = []
-    images: list[Tensor] = []
-    for name, item in items:
-        try:
-            images.append(transform(read_image(item, name, preprocessing.channels)))
-        except CorruptImageError as error:
-            unreadable.append(str(error))
-            continue
-        names.append(name)
-        if len(images) == BATCH:
-            yield names, torch.stack(images)
-            names, images = [], []
-    if images:
-        yield names, torch.stack(images)
 
 
 class _Numbered(Dataset[Any]):

@@ -139,3 +139,15 @@ def test_digits_stay_visible():
     shown = [entry for one in drawn for entry in coco_annotations(one, 1, 1)]
     assert 3 <= min(len(one.digits) for one in drawn) <= max(len(one.digits) for one in drawn) <= 7
     assert sum(entry["iscrowd"] for entry in shown) < 0.05 * len(shown)
+
+
+def test_the_table_of_labels_names_the_digits_that_detection_knows(scenes):
+    lines = (scenes / "detection" / "labels.csv").read_text().splitlines()
+    assert (lines[0], len(lines)) == ("file,labels,split", 1 + 4 + 3)
+    rows = {tuple(line.split(",")) for line in lines[1:]}
+    for split in ("train", "val"):
+        content = json.loads((scenes / "detection" / "annotations" / f"instances_{split}.json").read_text())
+        for image in content["images"]:
+            whole = [entry for entry in content["annotations"] if entry["image_id"] == image["id"]]
+            digits = sorted({str(entry["category_id"] - 1) for entry in whole if not entry["iscrowd"]})
+            assert (f"images/{split}/{image['file_name']}", "|".join(digits), split) in rows

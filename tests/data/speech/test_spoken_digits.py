@@ -44,8 +44,8 @@ def test_without_the_program_it_says_how_to_install_it(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--train", "0"], "train` is 0 and"),
-        (["--seed", "-1"], "seed` is -1"),
+        (["--train", "0"], "--train is 0 and"),
+        (["--seed", "-1"], "--seed is -1"),
         ([], "is not an empty folder"),
     ],
 )

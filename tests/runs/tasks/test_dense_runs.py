@@ -154,7 +154,7 @@ def test_pictures_of_an_earlier_call_are_not_looked_at(segmentor, photos):
     (photos / "broken.png").unlink()
     for _ in range(2):
         assert main(["predict", str(segmentor), str(photos), "--output", str(photos / "out")]) == 0
-    assert len(list((photos / "out" / "pictures").iterdir())) == 3
+    assert len(list((photos / "out" / "overlays").iterdir())) == 3
 
 
 def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys):

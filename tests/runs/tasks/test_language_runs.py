@@ -207,7 +207,7 @@ def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_aga
     compare(recipes, tmp_path / "out", **asked)
     assert (tmp_path / "out" / "compared.json").read_text() == before
     page = compare(recipes, tmp_path / "out", **asked, also=["next_accuracy"]).to_markdown()
-    assert "| p | next token, % | s per run |" in page
+    assert "| p | next-token accuracy, % | s per run |" in page
     rows = json.loads((tmp_path / "out" / "compared.json").read_text())["rows"]
     assert [row["also"]["next_accuracy"]["count"] for row in rows] == [2, 2]
     with pytest.raises(ValueError, match=r"`also` is 'top1', expected measures of the task language: .*perplexity"):

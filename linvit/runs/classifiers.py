@@ -1,0 +1,132 @@
+"""Tasks whose networks give one number for each class of an image."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from linvit.analysis.cost import count_cost
+from linvit.data.images.image import CorruptImageError, Preprocessing
+from linvit.data.source import Source
+from linvit.models.by_name import create_classifier
+from linvit.models.published import PUBLISHED
+from linvit.models.swapped import BASES
+from linvit.runs.images import find_images, read_image
+from linvit.runs.predictions import ClassPrediction, Predictions, check_output
+from linvit.runs.progress import tracked
+from linvit.runs.spec import Subject, TaskSpec
+
+if TYPE_CHECKING:
+    from linvit.runs.run import Run
+
+BATCH = 32
+
+
+class ClassifierSpec(TaskSpec):
+    """A task that trains a network of timm's or ours with one output for each class."""
+
+    preprocessing = Preprocessing
+
+    def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
+        return create_classifier(model, num_classes, channels)
+
+    def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
+        height, width = source.preprocessing.size
+        pattern = getattr(run.network, "pattern", None)
+        facts = (f"{len(run.class_names):,} classes", f"{height}×{width} px")
+        return (f"pattern {pattern}", *facts) if pattern else facts
+
+    def subject(self, run: "Run") -> Subject:
+        about = run.preprocessing
+        return Subject(run.network, lambda images, labels: images, about.displayed, about.transform())
+
+    def predict_each(
+        self,
+        run: "Run",
+        inputs: Sequence[Any],
+        probable: Callable[[Tensor], tuple[Tensor, Tensor]],
+        weights: str | None,
+        output: str | Path | None,
+        progress: bool,
+    ) -> Predictions[ClassPrediction]:
+        """A ClassPrediction for each image.
+
+        probable: probabilities and numbers of the classes to name, most probable first, of logits (classes,).
+        """
+        path = None if output is None else check_output(output)
+        items, unreadable = find_images(inputs)
+        network, device = run.placed_network(weights)
+        rows = []
+        for names, images in _batches(tracked(items, "Predicting", progress=progress), run.preprocessing, unreadable):
+            with torch.inference_mode():
+                logits = network(images.to(device)).float().cpu()
+            for name, row in zip(names, logits, strict=True):
+                probabilities, places = probable(row)
+                classes = [run.class_names[place] for place in places.tolist()]
+                rows.append(ClassPrediction(name, classes, probabilities.tolist()))
+        predictions = Predictions(rows, unreadable)
+        if path:
+            predictions.save(path)
+        return predictions
+
+    listing_caption = "MACs of one image at the size given: convolutions and linear layers, + attention products"
+
+    def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
+        """Networks that linvit registers with timm, family by family.
+
+        Keys: name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters (millions) and
+        published_macs (billions) as the sources print them, None where they do not, and released_weights.
+
+        Raises ValueError for an unknown family.
+        """
+        for name in model_names(family):
+            network = timm.create_model(name, device="meta")
+            config = network.pretrained_cfg
+            published = PUBLISHED.get(name)
+            yield {
+                "name": name,
+                **asdict(count_cost(network, config["input_size"])),
+                "pattern": network.pattern,
+                "input_size": list(config["input_size"]),
+                "published_top1": published.top1 if published else None,
+                "published_parameters": published.parameters if published else None,
+                "published_macs": published.macs if published else None,
+                "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
+            }
+
+
+def model_names(family: str | None = None) -> list[str]:
+    """Names that linvit registers with timm, family by family; raises ValueError for an unknown family."""
+    names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
+    families = sorted({_family(name) for name in names})
+    if family is not None and family not in families:
+        raise ValueError(f"`family` is {family!r}, expected one of {', '.join(families)}: choose one of them.")
+    return [name for name in names if family in (None, _family(name))]
+
+
+def _family(name: str) -> str:
+    return next((base for base in BASES if name.startswith(f"{base}_")), name.partition("_")[0])
+
+
+def _batches(
+    items: Iterable[tuple[str, Any]], preprocessing: Preprocessing, unreadable: list[str]
+) -> Iterator[tuple[list[str], Tensor]]:
+    transform = preprocessing.transform()
+    names: list[str] = []
+    images: list[Tensor] = []
+    for name, item in items:
+        try:
+            images.append(transform(read_image(item, name, preprocessing.channels)))
+        except CorruptImageError as error:
+            unreadable.append(str(error))
+            continue
+        names.append(name)
+        if len(images) == BATCH:
+            yield names, torch.stack(images)
+            names, images = [], []
+    if images:
+        yield names, torch.stack(images)

@@ -1,0 +1,108 @@
+"""Multi-label classification: a yes or no for each class of an image, measured by mean average precision."""
+
+import warnings
+from typing import Any, ClassVar
+
+from timm.loss import AsymmetricLossMultiLabel
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, SumMetric
+from torchmetrics.classification import MultilabelAveragePrecision, MultilabelStatScores
+
+from linvit.tasks.measures import LOSS, Measure, Measured, counted
+from linvit.tasks.task import Task
+
+
+class MultiLabel(Task):
+    """Trains a network on (images, targets), where each image may be of any number of classes.
+
+    Args:
+        network: Images (batch, channels, height, width) to logits (batch, classes).
+        num_classes: Number of classes of the data.
+        asymmetric: Trains on the asymmetric loss (Ridnik et al., ICCV 2021), which weighs easy negatives down, instead
+            of binary cross entropy.
+        gamma_negative: Of the asymmetric loss: exponent by which easy negatives count less.
+        gamma_positive: Of the asymmetric loss: that of positives.
+        clip: Of the asymmetric loss: probability below which a negative counts nothing.
+        kwargs: Those of Task.
+
+    Targets are float32 (batch, classes), 0 or 1. map is the mean, over the classes that occur, of the area under the
+    precision-recall curve; f1 is of all decisions together, at a probability of 0.5. The measured loss is binary cross
+    entropy, whatever the network was trained on.
+    """
+
+    measures: ClassVar[Measured] = {
+        **LOSS,
+        "map": Measure("mAP", panel="accuracy"),
+        "f1": Measure("F1", panel="accuracy"),
+        **counted("images"),
+    }
+    score = "map"
+    headline = ("map",)
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_classes: int,
+        asymmetric: bool = False,
+        gamma_negative: float = 4.0,
+        gamma_positive: float = 1.0,
+        clip: float = 0.05,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, **kwargs)
+        if num_classes < 2:
+            raise ValueError("The data has 1 class, expected 2 or more: sort the images into two classes instead.")
+        self.loss: nn.Module = nn.BCEWithLogitsLoss()
+        if asymmetric:
+            self.loss = AsymmetricLossMultiLabel(gamma_negative, gamma_positive, clip, reduction="mean")
+        self.metrics = nn.ModuleDict({kind: _metrics(num_classes) for kind in self.networks()})
+        self.images = SumMetric()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, targets = batch
+        logits = self.network(images.contiguous(memory_format=self.memory_format))
+        return self.learn(self.loss(logits, targets), len(images))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        images, targets = batch
+        self.images.update(len(targets))
+        images = images.contiguous(memory_format=self.memory_format)
+        for kind, network in self.networks().items():
+            logits = network(images).float()
+            metrics = self.metrics[kind]
+            losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+            metrics["loss"].update(losses.mean(1))
+            metrics["precision"].update(logits.sigmoid(), targets.int())
+            metrics["decisions"].update(logits.sigmoid(), targets.int())
+
+    def on_validation_epoch_end(self) -> None:
+        for kind, metrics in self.metrics.items():
+            precision, decisions = by_class(metrics)
+            occurs = decisions[:, -1] > 0
+            right, wrong, _, missed, _ = decisions.sum(0)
+            values = {"map": precision[occurs].mean(), "f1": 2 * right / (2 * right + wrong + missed)}
+            self.log_measures(kind, {"loss": metrics["loss"].compute(), **values})
+            for metric in metrics.values():
+                metric.reset()
+        self.log("val/images", self.images.compute())
+        self.images.reset()
+
+
+def by_class(metrics: nn.ModuleDict) -> tuple[Tensor, Tensor]:
+    """(classes,) average precision in 0..1, of classes that occur; and counts of decisions, int64 (classes, 5).
+
+    The columns of the counts: true and false positives, true and false negatives, images of the class.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="No positive samples")  # such classes are left out
+        return metrics["precision"].compute(), metrics["decisions"].compute()
+
+
+def _metrics(num_classes: int) -> nn.ModuleDict:
+    return nn.ModuleDict(
+        {
+            "loss": MeanMetric(),
+            "precision": MultilabelAveragePrecision(num_classes, average="none"),
+            "decisions": MultilabelStatScores(num_classes, average="none"),
+        }
+    )

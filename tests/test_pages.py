@@ -1,0 +1,83 @@
+"""What the pages name exists: commands with their flags and recipe keys, modules, files and settings."""
+
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from linvit.cli import _parser
+from linvit.cli.overrides import recipe_overrides, split_overrides
+from linvit.runs.recipe import Recipe, read_recipe
+from linvit.runs.settings import parameters
+from linvit.runs.tasks import SOURCES, TASKS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES.remove(ROOT / "docs" / "LOG.md")  # which tells what was
+OTHERS = {"tests/test_models.py"}  # timm's
+FILE = re.compile(r"`((?:linvit|tests|recipes|docs)/[a-z0-9_/.]+\.(?:py|yaml|md))`")
+
+
+def commands(page):
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if "linvit" in words and words[0] != "python":
+                yield pytest.param(words[words.index("linvit") + 1 :], id=f"{page.name}: {line[:60]}")
+
+
+@pytest.mark.parametrize("words", [command for page in PAGES for command in commands(page)])
+def test_commands_are_understood(words):
+    arguments, overrides = split_overrides(words)
+    options, rest = _parser().parse_known_args(arguments)
+    assert not overrides or options.takes_overrides
+    check_data_keys(f"{override.partition('=')[0]} " for override in overrides)
+    if options.command == "train" and (ROOT / options.recipe).is_file():
+        Recipe(read_recipe(ROOT / options.recipe, recipe_overrides(rest)))
+    elif options.command == "train":
+        assert options.recipe == "RECIPE"
+    else:
+        assert not rest
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_in_the_text_exist(page, capsys):
+    for command in re.findall(r"`linvit ([^`]*--[^`]*)`", page.read_text()):
+        words = command.split()
+        with pytest.raises(SystemExit, match="0"):
+            _parser().parse_args([*words[: 2 if words[0] in ("bench", "data") else 1], "--help"])
+        text = capsys.readouterr().out
+        for flag in re.findall(r"--[a-z-]+", command):
+            assert f"{flag} " in text or f"{flag}\n" in text, command
+        for task in re.findall(r"--task (\w+)", command):
+            assert task in (*TASKS, "NAME"), command
+
+
+def check_data_keys(texts):
+    known = {name for source in SOURCES.values() for name in parameters(source)} | {"name", "key"}
+    for text in texts:
+        for key in re.findall(r"\bdata\.(\w+)", text):
+            assert key in known, text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_files_and_settings_exist(page):
+    text = page.read_text()
+    for name in re.findall(r"(?<![\w./])linvit(?:\.\w+)+", text):
+        pkgutil.resolve_name(name.removesuffix(".py"))
+    for file in set(FILE.findall(text)) - OTHERS:
+        assert (ROOT / file).is_file(), file
+    code = re.findall(r"`([^`\n]+)`", text)
+    check_data_keys(snippet for snippet in code if not snippet.startswith("linvit."))
+    settings = {name for spec in TASKS.values() for name in parameters(spec.task)} | {"name"}
+    for snippet in code:
+        for key in re.findall(r"\btask\.(\w+)", snippet):
+            assert key in settings, snippet
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)[^)]*\)", page.read_text()):
+        assert (page.parent / target).is_file(), target
