@@ -8,6 +8,7 @@ from the last inputs of the convolution.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from timm.layers import Mlp
@@ -131,20 +132,9 @@ class FrameAttention(SequenceSteps):
             self.content_bias = nn.Parameter(torch.zeros(heads, width // heads, **dd))
             self.position_bias = nn.Parameter(torch.zeros(heads, width // heads, **dd))
 
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor | Rotary | None = None,
-        valid: Tensor | None = None,
-        cache: AttentionCache | None = None,
-    ) -> Tensor:
-        """Frames (batch, frames, width) to the same shape.
-
-        positions: of softmax, `relative_positions` from keys - 1 down to 1 - queries; of a linear mechanism the table
-        of its rotation. valid: True where a frame belongs to its utterance, (batch, frames). cache: of causal
-        attention, what came before these frames, which are added to it.
-        """
-        return self.proj(self.attended(self.operands(x, positions, valid, cache)))
+    def forward(self, x: Tensor, *context: Any, **named: Any) -> Tensor:
+        """Frames (batch, frames, width) to the same shape; arguments as in `operands`."""
+        return self.proj(self.attended(self.operands(x, *context, **named)))
 
     def operands(
         self,
@@ -153,7 +143,12 @@ class FrameAttention(SequenceSteps):
         valid: Tensor | None = None,
         cache: AttentionCache | None = None,
     ) -> Operands:
-        """What enters the operator."""
+        """What enters the operator, from frames (batch, frames, width).
+
+        positions: of softmax, `relative_positions` from keys - 1 down to 1 - queries; of a linear mechanism the table
+        of its rotation. valid: True where a frame belongs to its utterance, (batch, frames). cache: of causal
+        attention, what came before these frames, which are added to it.
+        """
         query, key, value = (self.by_head(t) for t in self.qkv(x).chunk(3, dim=-1))
         context = {"cache": cache, "key_mask": valid, "gate": None if self.gate is None else self.gate(x)}
         if self.position is None:

@@ -15,8 +15,9 @@ token is read (weighting "prefix_query_mean").
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -167,23 +168,18 @@ def generate(
         raise ValueError(f"The `temperature` is {temperature}, expected 0 or a positive number: change it.")
     if not 0 < top_p <= 1:
         raise ValueError(f"`top_p` is {top_p}, expected a probability above 0 and up to 1: change it.")
-    return _generated(network, prompt, tokens, temperature, top_p, generator, stop)
+    choose = partial(_sampled, temperature=temperature, top_p=top_p, generator=generator)
+    return _generated(network, prompt, tokens, choose, stop)
 
 
 @torch.inference_mode()
 def _generated(
-    network: Decoder,
-    prompt: Tensor,
-    tokens: int,
-    temperature: float,
-    top_p: float,
-    generator: torch.Generator | None,
-    stop: int | None,
+    network: Decoder, prompt: Tensor, tokens: int, choose: Callable[[Tensor], int], stop: int | None
 ) -> Iterator[int]:
     cache = DecoderCache()
     logits = network.read(prompt[None], cache)[0, -1]
     for _ in range(tokens):
-        token = _sampled(logits.float().cpu(), temperature, top_p, generator)
+        token = choose(logits.float().cpu())
         if token == stop:
             return
         yield token
