@@ -1,16 +1,13 @@
 """CARE's block and heads for inference: channels last throughout, batch norms and layer scale gone, one head."""
 
 import torch
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from linvit.fusion import folds
 from linvit.fusion.maps import OnLast, first, last, plus
 from linvit.fusion.pyramid import fused_stem
 from linvit.layers import CareBlock, Interaction, Operator, PatchDownsample, PatchStem, TokenMixer
-from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.mixer import Strips, ValueAttention
-from linvit.layers.pointwise import PointwiseConv
 from linvit.models.care import CARE, CareHead
 
 
@@ -117,20 +114,8 @@ def fused_care(model: CARE) -> CARE:
 
 def fused_block(block: CareBlock) -> nn.Module:
     """The block for inference; one with layers that are not known stays as it is."""
-    known = (
-        CareBlock,
-        TokenMixer,
-        Strips,
-        ValueAttention,
-        Operator,
-        Interaction,
-        DepthwiseConv,
-        PointwiseConv,
-        nn.Conv2d,
-        nn.BatchNorm2d,
-        nn.GELU,
-    )
-    return FusedCareBlock(block) if folds.made_of(block, *known, nn.Identity, DropPath) else block
+    known = (CareBlock, TokenMixer, Strips, ValueAttention, Operator, Interaction, nn.BatchNorm2d, *folds.LAYERS)
+    return FusedCareBlock(block) if folds.made_of(block, *known) else block
 
 
 def fused_downsample(downsample: PatchDownsample) -> nn.Module:

@@ -6,12 +6,17 @@ Weights are computed in float64 and rounded once, to the dtype that they had.
 from collections.abc import Iterable, Sequence
 
 import torch
+from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils import fuse_conv_bn_eval
 
 from linvit.fusion.maps import GeluConv, MapProduct, Product
+from linvit.layers.depthwise import DepthwiseConv
+from linvit.layers.pointwise import PointwiseConv
 
+# in every block of ours
+LAYERS = (DepthwiseConv, PointwiseConv, nn.Conv2d, nn.GELU, nn.Identity, DropPath)
 Affine = nn.Conv1d | nn.Conv2d | nn.Linear
 
 

@@ -1,6 +1,6 @@
 """RAVLT's and MAViT's block for inference: channels last throughout, norms without weights, nothing left to scale."""
 
-from timm.layers import DropPath, LayerNorm2d
+from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from linvit.fusion import folds
@@ -8,9 +8,7 @@ from linvit.fusion.maps import first, last, plus
 from linvit.fusion.timm_layers import folded_sequence
 from linvit.layers import Attention2d, AttentionBlock, ConvDownsample, ConvFeedForward, ConvStem, Operands, Operator
 from linvit.layers.attention import value_map
-from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.patches import Stem
-from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import Rotary
 
 
@@ -72,19 +70,8 @@ def _unfolded(norm: nn.LayerNorm) -> nn.LayerNorm:
 
 def fused_block(block: AttentionBlock) -> nn.Module:
     """The block for inference; one with layers that are not known stays as it is."""
-    known = (
-        AttentionBlock,
-        Attention2d,
-        Operator,
-        ConvFeedForward,
-        LayerNorm2d,
-        DepthwiseConv,
-        PointwiseConv,
-        nn.Conv2d,
-        nn.GELU,
-        nn.Tanh,
-    )
-    return FusedAttentionBlock(block) if folds.made_of(block, *known, nn.Identity, DropPath) else block
+    known = (AttentionBlock, Attention2d, Operator, ConvFeedForward, LayerNorm2d, nn.Tanh, *folds.LAYERS)
+    return FusedAttentionBlock(block) if folds.made_of(block, *known) else block
 
 
 def fused_downsample(downsample: ConvDownsample) -> nn.Module:
