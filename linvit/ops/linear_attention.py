@@ -11,7 +11,7 @@ Per head, with κ the feature map, α the weighting (Σ_j α_j = 1), R the rotat
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,38 +27,6 @@ from linvit.ops.state import State, accumulator_dtype, merge, read, summarize
 from linvit.ops.weighting import causal_token_weights
 
 
-@overload
-def linear_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = ...,
-    weighting: str | Tensor = ...,
-    normalizer: str | Normalizer = ...,
-    rotary: Rotary | None = ...,
-    key_mask: Tensor | None = ...,
-    causal: bool = ...,
-    state: None = ...,
-    eps: float = ...,
-    backend: str = ...,
-) -> Tensor: ...
-@overload
-def linear_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap] = ...,
-    weighting: str | Tensor = ...,
-    normalizer: str | Normalizer = ...,
-    rotary: Rotary | None = ...,
-    key_mask: Tensor | None = ...,
-    causal: Literal[True],
-    state: State,
-    eps: float = ...,
-    backend: str = ...,
-) -> tuple[Tensor, State]: ...
 def linear_attention(
     query: Tensor,
     key: Tensor,
@@ -73,7 +41,7 @@ def linear_attention(
     state: State | None = None,
     eps: float = 1e-6,
     backend: str = "auto",
-) -> Tensor | tuple[Tensor, State]:
+) -> Any:
     """Attend in time and memory linear in the tokens.
 
     Args:

@@ -40,23 +40,6 @@ def query_mean(query: Tensor, key_mask: Tensor | None) -> Tensor:
     return query.masked_fill(~key_mask.unsqueeze(-1), 0).sum(-2) / count
 
 
-def query_mean_exponent(mean: Tensor, key: Tensor, scale: float) -> Tensor:
-    """s · mean_i κ(q_i) · κ(k_j), whose softmax over j gives RALA's token weights.
-
-    Args:
-        mean: of κ(q), (batch, heads, width).
-        key: κ(k), (batch, heads, tokens, width).
-        scale: s = 1/√width.
-
-    Returns:
-        (batch, heads, tokens).
-
-    Source: RALA (CVPR 2025), Eq. 4. The paper takes the mean of the raw queries and no scale; the released code,
-    which we follow, takes the mean of κ(q) and s.
-    """
-    return (key @ (scale * mean).unsqueeze(-1)).squeeze(-1)
-
-
 def prefix_means(query: Tensor, key_mask: Tensor | None, before: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Mean of κ(q) over each token and all before it, and how many they are.
 
@@ -77,14 +60,6 @@ def prefix_means(query: Tensor, key_mask: Tensor | None, before: Tensor, count: 
     return total / number.clamp_min(1).unsqueeze(-1), number
 
 
-def prefix_query_mean_exponent(query_means: Tensor, key: Tensor, scale: float) -> Tensor:
-    """s · mean_{i≤j} κ(q_i) · κ(k_j): the causal form of query_mean, each weight frozen when its token is read.
-
-    At the last token it is not the bidirectional weight: later queries do not re-weigh earlier keys.
-    """
-    return scale * (query_means * key).sum(-1)
-
-
 def token_weights(weighting: str | Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Weights:
     """Weights of tokens that every query sees, from κ(q) and κ(k); key_mask is (batch, heads, tokens).
 
@@ -95,14 +70,18 @@ def token_weights(weighting: str | Tensor, query: Tensor, key: Tensor, key_mask:
 
 
 def weights_by_mean(weighting: str | Tensor, mean: Tensor | None, key: Tensor, key_mask: Tensor | None) -> Weights:
-    """The same with the mean of κ(q), (batch, heads, width), where the weighting is "query_mean"."""
+    """The same with the mean of κ(q), (batch, heads, width), where the weighting is "query_mean".
+
+    Its softmax is RALA's (CVPR 2025, Eq. 4): of s · mean_i κ(q_i) · κ(k_j). The paper takes the mean of the raw queries
+    and no scale; the released code, which we follow, takes the mean of κ(q) and s = 1/√width.
+    """
     factor = None if key_mask is None else key_mask.to(key.dtype)
     if isinstance(weighting, Tensor):
         given = weighting.to(key.dtype).expand(key.shape[:-1])
         return Weights(given if factor is None else given * factor)
     if mean is None:
         return Weights(factor)
-    return Weights(factor, query_mean_exponent(mean, key, key.shape[-1] ** -0.5))
+    return Weights(factor, (key @ (key.shape[-1] ** -0.5 * mean).unsqueeze(-1)).squeeze(-1))
 
 
 def causal_token_weights(
@@ -110,11 +89,12 @@ def causal_token_weights(
 ) -> tuple[Weights, Tensor, Tensor]:
     """Weights that each token keeps from when it is read, and the mean and count of κ(q) after the last.
 
-    `before` and `count` are the mean and count before the first; shapes as in `prefix_means`.
+    `before` and `count` are the mean and count before the first; shapes as in `prefix_means`. The weight of a token by
+    prefix_query_mean is not its bidirectional one, not even the last's: later queries do not re-weigh earlier keys.
     """
     if isinstance(weighting, Tensor) or weighting != "prefix_query_mean":
         return token_weights(weighting, query, key, key_mask), before, count
     means, number = prefix_means(query, key_mask, before, count)
-    exponent = prefix_query_mean_exponent(means, key, query.shape[-1] ** -0.5)
+    exponent = query.shape[-1] ** -0.5 * (means * key).sum(-1)
     factor = None if key_mask is None else key_mask.to(key.dtype)
     return Weights(factor, exponent), means[..., -1, :], number[..., -1]

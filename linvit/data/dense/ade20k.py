@@ -1,6 +1,7 @@
 """Images with a map of labels, in ADE20K's layout: images/training/X.jpg and annotations/training/X.png."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,20 +98,14 @@ class Ade20k(DenseSource):
         return LabelledMaps(pairs, transform, self.num_classes, self.reduces_zero_label)
 
 
+@dataclass(eq=False)
 class LabelledMaps(Dataset[Any]):
     """(image, map) of pairs of files; a pair that cannot be used gives a sentence instead."""
 
-    def __init__(
-        self,
-        pairs: Sequence[tuple[Path, Path]],
-        transform: Callable[..., Any],
-        num_classes: int,
-        reduces_zero_label: bool,
-    ) -> None:
-        self.pairs = pairs
-        self.transform = transform
-        self.num_classes = num_classes
-        self.reduces_zero_label = reduces_zero_label
+    pairs: Sequence[tuple[Path, Path]]
+    transform: Callable[..., Any]
+    num_classes: int
+    reduces_zero_label: bool
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | str:
         image_path, map_path = self.pairs[index]

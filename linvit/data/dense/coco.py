@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -148,24 +149,16 @@ class Coco(DenseSource):
         return GroupedOrder(shapes, self.batch_size, self.seed)
 
 
+@dataclass(eq=False)
 class CocoImages(Dataset[Any]):
     """(image, target) of the images at some indices of a file; one that cannot be used gives a sentence instead."""
 
-    def __init__(
-        self,
-        folder: Path,
-        annotations: Annotations,
-        transform: Callable[..., Any],
-        indices: Sequence[int],
-        needs_masks: bool,
-        keeps_crowds: bool,
-    ) -> None:
-        self.folder = folder
-        self.annotations = annotations
-        self.transform = transform
-        self.indices = indices
-        self.needs_masks = needs_masks
-        self.keeps_crowds = keeps_crowds
+    folder: Path
+    annotations: Annotations
+    transform: Callable[..., Any]
+    indices: Sequence[int]
+    needs_masks: bool
+    keeps_crowds: bool
 
     def chosen_images(self) -> list[dict[str, Any]]:
         return [self.annotations.images[index] for index in self.indices]

@@ -1,5 +1,6 @@
 """The 1,797 real handwritten digits that ship with scikit-learn: nothing to download."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -77,13 +78,13 @@ class Digits(Source):
         return Shifted(*self._tensors[1], 0)
 
 
+@dataclass(eq=False)
 class Shifted(Dataset[Any]):
     """Images and targets held in memory; each image is moved by up to max_shift pixels in both directions."""
 
-    def __init__(self, images: Tensor, targets: Tensor, max_shift: int) -> None:
-        self.images = images
-        self.targets = targets
-        self.max_shift = max_shift
+    images: Tensor
+    targets: Tensor
+    max_shift: int
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image = self.images[index]

@@ -1,6 +1,7 @@
 """Folders of image files in ImageNet's layout: root/train/CLASS/*.jpg and root/val/CLASS/*.jpg."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,13 @@ class ImageFolder(AugmentedSource):
         return self.root / split
 
 
+@dataclass(eq=False)
 class ImageFiles(Dataset[Any]):
     """(image, target) of pairs (path, target); a sentence that names the file where it is unreadable."""
 
-    def __init__(self, files: Sequence[tuple[str, Any]], transform: Callable[[Any], Tensor], channels: int) -> None:
-        self.files = files
-        self.transform = transform
-        self.channels = channels
+    files: Sequence[tuple[str, Any]]
+    transform: Callable[[Any], Tensor]
+    channels: int
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any] | str:
         path, target = self.files[index]

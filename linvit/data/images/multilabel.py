@@ -3,6 +3,7 @@
 import csv
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,18 +98,11 @@ class MultiLabelImages(AugmentedSource):
         return LabelledImages(files, transform, self.channels, self.num_classes)
 
 
+@dataclass(eq=False)
 class LabelledImages(ImageFiles):
     """(image, targets) of pairs (path, classes): targets float32 (num_classes,), 1 for each of these classes."""
 
-    def __init__(
-        self,
-        files: Sequence[tuple[str, list[int]]],
-        transform: Callable[[Any], Tensor],
-        channels: int,
-        num_classes: int,
-    ) -> None:
-        super().__init__(files, transform, channels)
-        self.num_classes = num_classes
+    num_classes: int
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | str:
         sample = super().__getitem__(index)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -170,16 +171,14 @@ def names_of(reader: Any) -> list[str] | None:
     return [str(name) for name in sorted(known, key=known.__getitem__)] or None
 
 
+@dataclass(eq=False)
 class ReadImages(Dataset[Any]):
     """(image, target) of an indexed reader; a sentence that names the file where it is unreadable."""
 
-    def __init__(
-        self, reader: Any, transform: Callable[[Any], Tensor], index_of: list[int] | None, channels: int
-    ) -> None:
-        self.reader = reader
-        self.transform = transform
-        self.index_of = index_of
-        self.channels = channels
+    reader: Any
+    transform: Callable[[Any], Tensor]
+    index_of: list[int] | None
+    channels: int
 
     def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
         file, target = self.reader[index][:2]

@@ -89,22 +89,18 @@ def _read(rate: int, utterance: Utterance) -> Tensor:
     return read_audio(utterance.path, rate)
 
 
+@dataclass(eq=False)
 class Utterances(Dataset[Sample]):
     """(features, {"tokens", "text", "path"}) of each utterance; a sentence that names the file where it is unreadable.
 
     read: samples of an utterance. masks: arguments of spec_augmented, for training.
     """
 
-    def __init__(
-        self,
-        utterances: Sequence[Utterance],
-        read: Callable[[Utterance], Tensor],
-        preprocessing: SpeechPreprocessing,
-        speller: Speller,
-        masks: dict[str, Any] | None = None,
-    ) -> None:
-        self.utterances, self.read = utterances, read
-        self.preprocessing, self.speller, self.masks = preprocessing, speller, masks
+    utterances: Sequence[Utterance]
+    read: Callable[[Utterance], Tensor]
+    preprocessing: SpeechPreprocessing
+    speller: Speller
+    masks: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.utterances)

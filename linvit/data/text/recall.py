@@ -24,13 +24,13 @@ class RecallPreprocessing:
     corpus: str
 
 
+@dataclass(eq=False)
 class GeneratedSequences(Dataset[Any]):
     """Sequences (tokens, {"targets", "documents", "bytes"}) as of text, generated from (stream, seed, index)."""
 
-    def __init__(self, source: "RecallSource", stream: int, length: int) -> None:
-        self.source = source
-        self.stream = stream
-        self.length = length
+    source: "RecallSource"
+    stream: int
+    length: int
 
     def __len__(self) -> int:
         return self.length

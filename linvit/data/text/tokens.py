@@ -180,6 +180,7 @@ def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True
     return Stream(np.concatenate(tokens), np.concatenate(widths) if measures else None, count)
 
 
+@dataclass(eq=False)
 class Rows(Dataset[Any]):
     """A stream cut into rows: (tokens, {"targets", "documents", "bytes"}), each next token a target exactly once.
 
@@ -189,12 +190,11 @@ class Rows(Dataset[Any]):
     processes that share a network's weights must read equally many.
     """
 
-    def __init__(self, stream: Stream, context: int, separator: int, keeps_apart: bool, multiple: int = 1) -> None:
-        self.stream = stream
-        self.context = context
-        self.separator = separator
-        self.keeps_apart = keeps_apart
-        self.multiple = multiple
+    stream: Stream
+    context: int
+    separator: int
+    keeps_apart: bool
+    multiple: int = 1
 
     def __len__(self) -> int:
         rows = -(-(len(self.stream.tokens) - 1) // self.context)
