@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.cost import Cost, count_pass
+from linvit.layers.checks import known
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import DETECTORS, FRAMEWORKS
 from linvit.models.dense.retinanet import RetinaNet
@@ -30,8 +31,7 @@ def count_dense_cost(framework: str, backbone: str, **kwargs) -> Cost:
     Raises:
         ValueError: for an unknown framework.
     """
-    if framework not in FRAMEWORKS:
-        raise ValueError(f"`framework` is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them.")
+    known("framework", framework, FRAMEWORKS)
     size = DETECTION_SIZE if framework in DETECTORS else SEGMENTATION_SIZE
     network = _backbone(backbone, tuple(sorted(kwargs.items())))
     body, heads = _backbone_cost(network, size), _heads_cost(framework, network.channels, size)

@@ -1,13 +1,14 @@
 """What every source of data offers."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
 from torch.utils.data import Dataset
 
-from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder, check_seed
+from linvit.data.order import NAMED, Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder, check_seed
 
 if TYPE_CHECKING:
     from linvit.data.images.image import Preprocessing
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 def is_held_out(name: str, held_out: float) -> bool:
     """Whether a file belongs to the validation split: by a hash of its name, so the same on every machine."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") < held_out * 2**32
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names."""
+    return ", ".join(names[:NAMED]) + (" …" if len(names) > NAMED else "")
 
 
 class Source(lightning.LightningDataModule):

@@ -39,6 +39,17 @@ class Options(NamedTuple):
     eps: float
 
 
+class Inputs(NamedTuple):
+    """What attention reads: tokens as in `linear_attention`, (cos, sin), and where sequences begin that are packed."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rotary: tuple[Tensor | None, Tensor | None]
+    visible: Tensor | None
+    cu_seqlens: Tensor | None
+
+
 class Grid(NamedTuple):
     """Heads of all batch entries or packed sequences, and the tokens of one (of an average one, where packed)."""
 
@@ -60,16 +71,9 @@ def state_size(width: int, value_width: int) -> int:
     return -(-size // 16) * 16
 
 
-def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotary: tuple[Tensor | None, Tensor | None],
-    visible: Tensor | None,
-    cu_seqlens: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor | None]:
     """Output, the heads' states, and with query-mean weights each head's sum of κ(q) and its number of queries."""
+    query, key, value, rotary, visible, cu_seqlens = inputs
     grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens, BLOCKS)
     size, scale = sizes["SIZE"], query.shape[-1] ** -0.5
     shape = {"HEADS": grid.heads, **sizes, **dot, "num_warps": warps}
@@ -115,18 +119,10 @@ def forward(
 
 
 def backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotary: tuple[Tensor | None, Tensor | None],
-    visible: Tensor | None,
-    cu_seqlens: Tensor | None,
-    states: Tensor,
-    sums: Tensor | None,
-    options: Options,
+    grad: Tensor, inputs: Inputs, states: Tensor, sums: Tensor | None, options: Options
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
+    query, key, value, rotary, visible, cu_seqlens = inputs
     grid, sizes, dot, warps = _plan(query, value, key.shape[2], cu_seqlens, BACKWARD_BLOCKS)
     scale = query.shape[-1] ** -0.5
     shape = {"HEADS": grid.heads, **sizes, **dot, "num_warps": warps}
@@ -181,16 +177,9 @@ def backward(
     return dq, dk, dv
 
 
-def causal_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotary: tuple[Tensor | None, Tensor | None],
-    visible: Tensor | None,
-    cu_seqlens: Tensor | None,
-    options: Options,
-) -> Tensor:
+def causal_forward(inputs: Inputs, options: Options) -> Tensor:
     """Output of causal attention."""
+    query, key, value, rotary, visible, cu_seqlens = inputs
     programs, shape = _causal_plan(query, value, cu_seqlens, options)
     out = room(query, value)
     chunked[(programs,)](
@@ -210,17 +199,9 @@ def causal_forward(
     return out
 
 
-def causal_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotary: tuple[Tensor | None, Tensor | None],
-    visible: Tensor | None,
-    cu_seqlens: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor, Tensor]:
+def causal_backward(grad: Tensor, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value of causal attention."""
+    query, key, value, rotary, visible, cu_seqlens = inputs
     programs, shape = _causal_plan(query, value, cu_seqlens, options)
     mask = _strided_mask(visible)
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))

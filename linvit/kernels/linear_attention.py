@@ -39,16 +39,8 @@ def linear_attention(
     Raises:
         ValueError: if the kernels cannot do it, with the reason, or for shapes and dtypes that do not fit together.
     """
-    reason = obstacle(
-        query,
-        key,
-        value,
-        feature_map=feature_map,
-        weighting=weighting,
-        normalizer=normalizer,
-        rotary=rotary,
-        causal=causal,
-    )
+    axes = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
+    reason = obstacle(query, key, value, rotary=rotary, causal=causal, **axes)
     if reason is not None:
         raise ValueError(f"the Triton kernels cannot run: {reason}; use linvit.ops.linear_attention")
     _check_shapes(query, key, value, rotary, causal or (key_mask is not None and weighting == "query_mean"))
@@ -60,22 +52,9 @@ def linear_attention(
     visible = None
     if key_mask is not None:
         visible = (key_mask.unsqueeze(1) if key_mask.dim() == 2 else key_mask).bool().expand(key.shape[:3])
-    query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
-    out: Tensor = attend(
-        query,
-        key,
-        value,
-        cos,
-        sin,
-        visible,
-        cu_seqlens,
-        query_map,
-        key_map,
-        weighting == "query_mean",
-        causal,
-        normalizer,
-        eps,
-    )[0]
+    maps = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
+    options = *maps, weighting == "query_mean", causal, normalizer, eps
+    out: Tensor = attend(query, key, value, cos, sin, visible, cu_seqlens, *options)[0]
     return out
 
 

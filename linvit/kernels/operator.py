@@ -25,13 +25,14 @@ def attend(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, the heads' states (empty if causal) and their sums of κ(q) (empty with uniform weights)."""
+    inputs = launch.Inputs(query, key, value, (cos, sin), visible, cu_seqlens)
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
     nothing = query.new_empty(0, dtype=torch.float32)
     with torch.cuda.device_of(query):
         if causal:
-            out = launch.causal_forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
+            out = launch.causal_forward(inputs, options)
             return out, nothing, nothing.clone()
-        out, states, sums = launch.forward(query, key, value, (cos, sin), visible, cu_seqlens, options)
+        out, states, sums = launch.forward(inputs, options)
     return out, states, nothing if sums is None else sums
 
 
@@ -65,12 +66,13 @@ def attend_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
+    inputs = launch.Inputs(query, key, value, (cos, sin), visible, cu_seqlens)
     options = launch.Options(query_map, key_map, query_mean, normalizer, eps)
     given = sums if query_mean else None
     with torch.cuda.device_of(query):
         if causal:
-            return launch.causal_backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, options)
-        return launch.backward(grad, query, key, value, (cos, sin), visible, cu_seqlens, states, given, options)
+            return launch.causal_backward(grad, inputs, options)
+        return launch.backward(grad, inputs, states, given, options)
 
 
 @attend_backward.register_fake

@@ -9,29 +9,19 @@ from torch.autograd import forward_ad
 
 FEATURE_MAPS = ("elu1", "relu", "exp", "identity")
 WEIGHTINGS = ("uniform", "query_mean")
-NORMALIZERS = ("divide", "magnitude", "magnitude_no_beta", "magnitude_no_gamma", "subtract", "none", "sum")
+NORMALIZERS = ("divide", "magnitude", "subtract", "none", "sum")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 128
 OLDEST = (8, 0)
 
 
-def obstacle(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    feature_map: Any = "elu1",
-    weighting: Any = "uniform",
-    normalizer: Any = "divide",
-    rotary: tuple[Tensor, Tensor] | None = None,
-    causal: bool = False,
-    state: Any = None,
-) -> str | None:
+def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, **options: Any) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernels, as a clause; None if they can."""
-    reason = inputs_obstacle(query, value, feature_map, weighting, normalizer, rotary, state)
+    reason = inputs_obstacle(query, value, **options)
     if reason is not None:
         return reason
-    if weighting == "query_mean" and normalizer == "sum":
+    weighting = options.get("weighting", "uniform")
+    if weighting == "query_mean" and options.get("normalizer") == "sum":
         return "normalizer='sum' has a kernel for uniform weights alone"
     if causal and weighting != "uniform":
         return f"weighting={weighting!r} has no causal kernel"
@@ -45,11 +35,12 @@ def obstacle(
 def inputs_obstacle(
     query: Tensor,
     value: Tensor,
-    feature_map: Any,
-    weighting: Any,
-    normalizer: Any,
-    rotary: tuple[Tensor, Tensor] | None,
-    state: Any,
+    *,
+    feature_map: Any = "elu1",
+    weighting: Any = "uniform",
+    normalizer: Any = "divide",
+    rotary: tuple[Tensor, Tensor] | None = None,
+    state: Any = None,
 ) -> str | None:
     """What no kernel takes, neither on a GPU nor on a CPU, as a clause; None if there is nothing."""
     maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)

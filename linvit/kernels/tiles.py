@@ -156,12 +156,6 @@ def gain_and_level(num, den, mass, scale, eps, NORMALIZER: tl.constexpr):
         share = scale / (scale * den + eps)
         gain = scale + share
         level = scale * (num - den) + share * num
-    elif NORMALIZER == "magnitude_no_gamma":
-        gain = scale + scale / (scale * den + eps)
-        level = gain * num
-    elif NORMALIZER == "magnitude_no_beta":
-        gain = tl.zeros_like(den) + scale
-        level = scale * (num - den)
     elif NORMALIZER == "subtract":
         gain = tl.zeros_like(den) + scale
         level = scale * (num - den) + 1
@@ -187,11 +181,7 @@ def gain_and_level_backward(dgain, dlevel, num, den, mass, scale, eps, cos, NORM
         share = scale / (scale * den + eps)
         dnum = dlevel * share + shifted
         dden = -(dgain + dlevel * num) * share * share - shifted
-    elif NORMALIZER == "magnitude_no_gamma":
-        share = scale / (scale * den + eps)
-        dnum = dlevel * (scale + share)
-        dden = -(dgain + dlevel * num) * share * share
-    elif NORMALIZER == "magnitude_no_beta" or NORMALIZER == "subtract":
+    elif NORMALIZER == "subtract":
         dnum = shifted
         dden = -shifted
     elif NORMALIZER == "sum":

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.layers.checks import check_heads, known
 from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.operator import AttentionSteps, Operands, Operator, known_mechanism
+from linvit.layers.operator import MapSteps, Operands, Operator, known_mechanism
 from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import Rotary, rotary_2d
 
@@ -46,7 +46,7 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
 
 
 @register_notrace_module
-class Attention2d(AttentionSteps):
+class Attention2d(MapSteps):
     """Attention with a local term and a modulation: proj((operator(q, k, v) + lepe(v)) · φ(x)).
 
     One 1×1 convolution makes q, k, v and, where φ is a projection, φ(x). RALA (arXiv 2411.07635) and MALA (arXiv
@@ -99,17 +99,8 @@ class Attention2d(AttentionSteps):
         gate = projections[3] if self.projected else x
         return self.operator.operands(*tokens, rotary if self.rope else None, gate=gate, grid=tuple(x.shape[-2:]))
 
-    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
-        return self.operator.as_map(mixed, operands.grid)
-
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         return y if self.lepe is None else y + self.lepe(value_map(operands))
-
-    def gated(self, y: Tensor, operands: Operands) -> Tensor:
-        return y if self.modulate is None else y * self.modulate(operands.gate)
-
-    def by_head(self, y: Tensor) -> Tensor:
-        return y.reshape(y.shape[0], self.heads, y.shape[1] // self.heads, -1).mT
 
     def input_layers(self) -> list[nn.Module]:
         """Every layer that reads the input; none where it is also used in another way."""

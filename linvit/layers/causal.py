@@ -14,7 +14,7 @@ from torch.nn.functional import conv2d, pad
 
 from linvit.layers.cache import AttentionCache
 from linvit.layers.checks import check_heads, check_size, known
-from linvit.layers.operator import AttentionSteps, Operands, Operator, merged
+from linvit.layers.operator import Operands, Operator, SequenceSteps, merged
 from linvit.ops import Rotary
 
 CAUSAL_MODULATIONS: Mapping[str, type[nn.Module] | None] = {
@@ -85,7 +85,7 @@ class CausalConv(nn.Module):
         return out, history[:, history.shape[1] - self.size + 1 :]
 
 
-class CausalAttention(AttentionSteps):
+class CausalAttention(SequenceSteps):
     """Attention of each token to itself and all before it: proj((operator(q, k, v) + lepe(v)) · φ(x)).
 
     Args:
@@ -169,9 +169,6 @@ class CausalAttention(AttentionSteps):
         context = {"cache": cache, "x": x, "gate": projections[..., 3 * x.shape[-1] :], "packing": packing}
         return self.operator.operands(*tokens, rotary if self.rope else None, **context)
 
-    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
-        return merged(mixed)
-
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         cache = operands.cache
         if self.lepe is not None:
@@ -181,12 +178,6 @@ class CausalAttention(AttentionSteps):
                 cache.lepe = inputs
             y = y + local
         return y if operands.packing is None else operands.packing.together(y, operands.x)
-
-    def gated(self, y: Tensor, operands: Operands) -> Tensor:
-        return y if self.modulate is None else y * self.modulate(operands.gate)
-
-    def by_head(self, y: Tensor) -> Tensor:
-        return y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class DecoderBlock(nn.Module):

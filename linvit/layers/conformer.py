@@ -17,7 +17,7 @@ from torch.nn.functional import conv2d, glu, pad, relu, silu
 from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import CAUSAL_MODULATIONS
 from linvit.layers.checks import check_heads, known
-from linvit.layers.operator import AttentionSteps, Operands, Operator, merged
+from linvit.layers.operator import Operands, Operator, SequenceSteps
 from linvit.ops import Rotary
 
 CONV_NORMS: Mapping[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -89,7 +89,7 @@ class Subsampling(nn.Module):
         return self.proj(x.transpose(1, 2).flatten(2))
 
 
-class FrameAttention(AttentionSteps):
+class FrameAttention(SequenceSteps):
     """Attention between the frames of an utterance: softmax with relative positions, or a linear mechanism with a gate.
 
     Args:
@@ -155,22 +155,13 @@ class FrameAttention(AttentionSteps):
     ) -> Operands:
         """What enters the operator."""
         query, key, value = (self.by_head(t) for t in self.qkv(x).chunk(3, dim=-1))
-        context = {"cache": cache, "key_mask": valid, "x": x}
+        context = {"cache": cache, "key_mask": valid, "gate": None if self.gate is None else self.gate(x)}
         if self.position is None:
             return self.operator.operands(query, key, value, positions, **context)
         operands = self.operator.operands(query + self.content_bias[:, None], key, value, **context)
         place = self.by_head(self.position(positions)[None])
         distances = (query + self.position_bias[:, None]) @ place.mT
         return replace(operands, bias=by_distance(distances, operands.key.shape[-2]) * query.shape[-1] ** -0.5)
-
-    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
-        return merged(mixed)
-
-    def gated(self, y: Tensor, operands: Operands) -> Tensor:
-        return y if self.gate is None else y * self.modulate(self.gate(operands.x))
-
-    def by_head(self, y: Tensor) -> Tensor:
-        return y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class ConvModule(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.layers.checks import known
 from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.operator import AttentionSteps, Operands, Operator
+from linvit.layers.operator import MapSteps, Operands, Operator
 from linvit.layers.pointwise import PointwiseConv
 
 STRIPS = "strips"
@@ -30,7 +30,7 @@ class Strips(nn.Module):
 
 
 @register_notrace_module
-class ValueAttention(AttentionSteps):
+class ValueAttention(MapSteps):
     """Attention whose value is the input itself; only query and key are projected.
 
     The paper calls the feature map an identity; the released code takes elu + 1 with a normaliser and is followed.
@@ -54,12 +54,6 @@ class ValueAttention(AttentionSteps):
         query, key = self.qk(x).chunk(2, dim=1)
         tokens = (query, key, x.to(query.dtype))  # autocast projects in half precision
         return self.operator.operands(*(self.by_head(y) for y in tokens), grid=tuple(x.shape[-2:]))
-
-    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
-        return self.operator.as_map(mixed, operands.grid)
-
-    def by_head(self, y: Tensor) -> Tensor:
-        return y.reshape(y.shape[0], self.heads, y.shape[1] // self.heads, -1).mT
 
 
 class TokenMixer(nn.Module):

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 
+from linvit.layers.checks import known
+
 
 def conv_norm_relu(in_width: int, width: int, kernel_size: int = 3) -> nn.Sequential:
     """Convolution without bias, batch norm, ReLU; weights from a normal scaled by the fan out."""
@@ -49,9 +51,7 @@ class Neck(FeaturePyramidNetwork):
     """
 
     def __init__(self, in_widths: Sequence[int], width: int = 256, extra: str = "none"):
-        if extra not in EXTRA:
-            raise ValueError(f"extra is {extra!r}, expected one of {', '.join(EXTRA)}: choose one of them")
-        super().__init__(list(in_widths), width, EXTRA[extra](in_widths[-1], width))
+        super().__init__(list(in_widths), width, known("extra", extra, EXTRA)(in_widths[-1], width))
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight)

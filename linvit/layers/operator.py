@@ -241,8 +241,9 @@ class AttentionSteps(nn.Module):
         return y
 
     def gated(self, y: Tensor, operands: Operands) -> Tensor:
-        """Times the gate; y itself where there is none."""
-        return y
+        """Times φ of the operands' gate; y itself where the class has no `modulate`."""
+        modulate = getattr(self, "modulate", None)
+        return y if modulate is None else y * modulate(operands.gate)
 
     def by_head(self, y: Tensor) -> Tensor:
         """What these steps return as (batch, heads, tokens, width)."""
@@ -252,6 +253,30 @@ class AttentionSteps(nn.Module):
         """What goes to the projection."""
         y = self.arranged(self.operator(operands), operands)
         return self.gated(self.with_local(y, operands), operands)
+
+
+class MapSteps(AttentionSteps):
+    """Steps on maps (batch, heads × width, height, width)."""
+
+    heads: int
+
+    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
+        return self.operator.as_map(mixed, operands.grid)
+
+    def by_head(self, y: Tensor) -> Tensor:
+        return y.reshape(y.shape[0], self.heads, y.shape[1] // self.heads, -1).mT
+
+
+class SequenceSteps(AttentionSteps):
+    """Steps on sequences (batch, tokens, heads × width)."""
+
+    heads: int
+
+    def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
+        return merged(mixed)
+
+    def by_head(self, y: Tensor) -> Tensor:
+        return y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 def merged(x: Tensor) -> Tensor:

@@ -194,8 +194,15 @@ class CARE(Backbone):
                 head.reset(self.num_features, num_classes, **get_device_dtype(self))
 
     def native_state_dict(self, state_dict: dict) -> dict:
-        """See checkpoint_filter_fn."""
-        return checkpoint_filter_fn(state_dict, self)
+        """The authors' checkpoint in our key names; a state dict that has ours already passes unchanged.
+
+        Wrappers and `module.` are taken off (see family.unwrapped).
+        """
+        state_dict = unwrapped(state_dict)
+        if not any(name in key for key in state_dict for name in _RELEASED):
+            return state_dict
+        warn_of_pattern(self, "CCLL")
+        return {renamed(key, _RULES): value for key, value in state_dict.items()}
 
     def remove_head(self) -> None:
         """Leave nothing behind the unpooled map that has parameters."""
@@ -237,18 +244,6 @@ _RULES = [
 ]
 
 
-def checkpoint_filter_fn(state_dict: dict, model: nn.Module) -> dict:
-    """The authors' checkpoint in our key names; a state dict that has ours already passes unchanged.
-
-    Wrappers and `module.` are taken off (see family.unwrapped).
-    """
-    state_dict = unwrapped(state_dict)
-    if not any(name in key for key in state_dict for name in _RELEASED):
-        return state_dict
-    warn_of_pattern(model, "CCLL")
-    return {renamed(key, _RULES): value for key, value in state_dict.items()}
-
-
 def _cfg(**kwargs) -> dict:
     return imagenet_cfg(classifier=("head.fc", "dist_head.fc"), **kwargs)
 
@@ -264,7 +259,7 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create(variant: str, pretrained: bool, **kwargs) -> CARE:
-    return create(CARE, variant, pretrained, checkpoint_filter_fn, **{**SIZES[variant], **kwargs})
+    return create(CARE, variant, pretrained, **{**SIZES[variant], **kwargs})
 
 
 register(_create, default_cfgs)

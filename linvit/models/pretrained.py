@@ -13,7 +13,6 @@ def create(
     model_cls: Callable[..., nn.Module],
     variant: str,
     pretrained: bool,
-    filter_fn: Callable[[dict, nn.Module], dict] | None,
     feature_cfg: dict | None = None,
     **kwargs,
 ) -> nn.Module:
@@ -26,7 +25,6 @@ def create(
     Args:
         model_cls, variant: the family and the registered name.
         pretrained: whether to load weights.
-        filter_fn: the family's checkpoint_filter_fn, None where checkpoints have the model's own keys.
         feature_cfg: how features_only taps the model; four stages that follow one another by default.
         kwargs: arguments of the family and of timm's builder.
 
@@ -46,7 +44,7 @@ def create(
     headless = kwargs.get("features_only", False)
 
     def fitting(checkpoint: dict, model: nn.Module) -> dict:
-        weights = checkpoint if filter_fn is None else filter_fn(checkpoint, model)
+        weights = model.native_state_dict(checkpoint) if hasattr(model, "native_state_dict") else checkpoint
         require_fit(weights, model, "pretrained", _adapted(model, cfg, headless))
         return weights
 

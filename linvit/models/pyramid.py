@@ -166,8 +166,26 @@ class Pyramid(Backbone):
         self.head_hidden_size = self.head.num_features
 
     def native_state_dict(self, state_dict: dict) -> dict:
-        """See checkpoint_filter_fn."""
-        return checkpoint_filter_fn(state_dict, self)
+        """The authors' checkpoint in our key names; a state dict that has ours already passes unchanged.
+
+        Wrappers and `module.` are taken off (see family.unwrapped). The released classifier is a 1×1 convolution,
+        ours a linear layer. The released RoPE.angle buffers are compared with our formula and left out.
+
+        Raises:
+            ValueError: if a RoPE.angle buffer holds other angles than ours.
+        """
+        state_dict = unwrapped(state_dict)
+        if not any(key.startswith(_RELEASED) for key in state_dict):
+            return state_dict
+        warn_of_pattern(self, "LLSS")
+        native = {}
+        for key, value in state_dict.items():
+            if key.endswith(".RoPE.angle"):
+                _compare_angles(key, value, self)
+                continue
+            key = renamed(key, _RULES)
+            native[key] = value.flatten(1) if key == "head.fc.weight" else value
+        return native
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The unpooled map to logits, or to what the classifier reads."""
@@ -186,29 +204,6 @@ _RULES = [
     (r"^norm\.", "final_conv.norm."),
     (r"^head\.", "head.fc."),
 ]
-
-
-def checkpoint_filter_fn(state_dict: dict, model: nn.Module) -> dict:
-    """The authors' checkpoint in our key names; a state dict that has ours already passes unchanged.
-
-    Wrappers and `module.` are taken off (see family.unwrapped). The released classifier is a 1×1 convolution, ours a
-    linear layer. The released RoPE.angle buffers are compared with our formula and left out.
-
-    Raises:
-        ValueError: if a RoPE.angle buffer holds other angles than ours.
-    """
-    state_dict = unwrapped(state_dict)
-    if not any(key.startswith(_RELEASED) for key in state_dict):
-        return state_dict
-    warn_of_pattern(model, "LLSS")
-    native = {}
-    for key, value in state_dict.items():
-        if key.endswith(".RoPE.angle"):
-            _compare_angles(key, value, model)
-            continue
-        key = renamed(key, _RULES)
-        native[key] = value.flatten(1) if key == "head.fc.weight" else value
-    return native
 
 
 def _compare_angles(key: str, angle: Tensor, model: nn.Module) -> None:
@@ -247,4 +242,4 @@ def create_pyramid(network: type[Pyramid], variant: str, pretrained: bool, **kwa
     arguments = SIZES[size] | ({"final_width": network.final_widths[size]} if size in network.final_widths else {})
     if variant.endswith("_linear"):
         arguments["pattern"] = "LLLL"
-    return create(network, variant, pretrained, checkpoint_filter_fn, **{**arguments, **kwargs})
+    return create(network, variant, pretrained, **{**arguments, **kwargs})

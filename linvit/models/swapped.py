@@ -58,7 +58,7 @@ def _create(name: str, pretrained: bool, **kwargs) -> nn.Module:
     body, pattern = (VisionTransformer, None) if base == "deit_tiny" else (SwinTransformer, "LLSS")
     arguments = {"pattern": pattern, **BASES[base], **MECHANISMS[mechanism].networks[base], **kwargs}
     feature_cfg = {"feature_cls": "getter", "out_indices": 3} if body is VisionTransformer else None
-    return create(partial(_build, body, mechanism), name, pretrained, None, feature_cfg, **arguments)
+    return create(partial(_build, body, mechanism), name, pretrained, feature_cfg, **arguments)
 
 
 register(_create, NAMES)

@@ -1,11 +1,12 @@
 """Image classification: one network, its moving average, the loss and top-1/top-5."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, SumMetric
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from linvit.tasks.distillation import Distillation
@@ -58,8 +59,7 @@ class Classification(Task):
         else:
             self.loss = LabelSmoothingCrossEntropy(label_smoothing) if label_smoothing else nn.CrossEntropyLoss()
         self.teacher = distillation.build(self.network, num_classes, channels) if distillation else None
-        self.metrics = nn.ModuleDict({kind: _metrics(num_classes) for kind in self.networks()})
-        self.images = SumMetric()
+        self.keep(partial(_metrics, num_classes))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.network(images.contiguous(memory_format=self.memory_format))
@@ -79,7 +79,7 @@ class Classification(Task):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, targets = batch
-        self.images.update(len(targets))
+        self.count.update(len(targets))
         images = images.contiguous(memory_format=self.memory_format)
         for kind, network in self.networks().items():
             logits = network(images)
@@ -88,13 +88,8 @@ class Classification(Task):
             metrics["top1"].update(logits, targets)
             metrics["top5"].update(logits, targets)
 
-    def on_validation_epoch_end(self) -> None:
-        for kind, metrics in self.metrics.items():
-            self.log_measures(kind, {name: metric.compute() for name, metric in metrics.items()})
-            for metric in metrics.values():
-                metric.reset()
-        self.log("val/images", self.images.compute())
-        self.images.reset()
+    def measured(self, kind: str) -> dict[str, Tensor]:
+        return {name: metric.compute() for name, metric in self.metrics[kind].items()}
 
 
 def _mixing(
@@ -105,8 +100,8 @@ def _mixing(
     return Mixup(mixup, cutmix, None, probability, switch, "batch", True, smoothing, num_classes)
 
 
-def _metrics(num_classes: int) -> nn.ModuleDict:
+def _metrics(num_classes: int) -> dict[str, nn.Module]:
     def accuracy(top_k: int) -> MulticlassAccuracy:
         return MulticlassAccuracy(num_classes, top_k=min(top_k, num_classes), average="micro")
 
-    return nn.ModuleDict({"loss": MeanMetric(), "top1": accuracy(1), "top5": accuracy(5)})
+    return {"loss": MeanMetric(), "top1": accuracy(1), "top5": accuracy(5)}

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric, SumMetric
+from torchmetrics import MeanMetric
 
 from linvit.tasks.diffusion_loss import DiffusionLoss
 from linvit.tasks.generated import distance_to, trained_classifier
@@ -68,8 +68,7 @@ class Diffusion(Task):
         if not generates:
             self.score, self.headline, self.measures = "loss", (), {**LOSS, **counted("images")}
         self.noise_loss = DiffusionLoss()
-        self.losses = nn.ModuleDict({kind: MeanMetric() for kind in self.networks()})
-        self.images = SumMetric()
+        self.keep(lambda: {"loss": MeanMetric()})
         self.held_out: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, images: Tensor, times: Tensor, labels: Tensor) -> Tensor:
@@ -92,19 +91,18 @@ class Diffusion(Task):
         for kind, network in self.networks().items():
             predicted = network(self.noise_loss.noised(images, times, noise), times, labels)
             error = (predicted[:, : images.shape[1]].float() - noise).square().flatten(1).mean(1)
-            self.losses[kind].update(error)
-        self.images.update(len(images))
+            self.metrics[kind]["loss"].update(error)
+        self.count.update(len(images))
         if self.generates:
             self.held_out.append((images, labels))
 
     def on_validation_epoch_end(self) -> None:
-        generated = self.measure_generated() if self.generates else {}
-        for kind, loss in self.losses.items():
-            self.log_measures(kind, {"loss": loss.compute()} | generated.get(kind, {}))
-            loss.reset()
-        self.log("val/images", self.images.compute())
-        self.images.reset()
+        self.generated = self.measure_generated() if self.generates else {}
+        super().on_validation_epoch_end()
         self.held_out.clear()
+
+    def measured(self, kind: str) -> dict[str, Any]:
+        return {"loss": self.metrics[kind]["loss"].compute(), **self.generated.get(kind, {})}
 
     def measure_generated(self) -> dict[str, dict[str, float]]:
         """The measures of generated images by network; those of the moving average alone, where there is one."""

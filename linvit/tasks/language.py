@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
-from torchmetrics import SumMetric
 
 from linvit.tasks.measures import LOSS, Measure, Measured, counted
-from linvit.tasks.task import Task
+from linvit.tasks.task import Task, exact_sum
 
 IGNORED = -100
 Targets = dict[str, Tensor]
@@ -37,14 +36,10 @@ class Language(Task):
     score = "bits_per_byte"
     headline = ("bits_per_byte", "next_accuracy")
     counted = "bytes"
-    sums = ("nats", "tokens", "right")
 
     def __init__(self, network: nn.Module, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
-        self.sums_of = nn.ModuleDict(
-            {kind: nn.ModuleDict({name: _exact_sum() for name in self.sums}) for kind in self.networks()}
-        )
-        self.count = _exact_sum()
+        self.keep(lambda: {name: exact_sum() for name in ("nats", "tokens", "right")})
 
     def configure_model(self) -> None:
         """Shards the network's weights, block by block, where the trainer's strategy is ModelParallelStrategy."""
@@ -72,7 +67,7 @@ class Language(Task):
         wanted = targets["targets"][asked]
         for kind, network in self.networks().items():
             logits = network(tokens, targets["documents"])[asked].float()
-            sums = self.sums_of[kind]
+            sums = self.metrics[kind]
             sums["nats"].update(cross_entropy(logits, wanted, reduction="none").double().sum())
             sums["tokens"].update(len(wanted))
             sums["right"].update((logits.argmax(-1) == wanted).sum())
@@ -81,25 +76,17 @@ class Language(Task):
         """What `linvit eval` counts: bytes."""
         return targets["bytes"].sum()
 
-    def measured(self, nats: float, tokens: float, right: float, count: float) -> dict[str, float]:
-        """What is logged, of sums over all validation tokens and the count."""
-        nats_per_token = nats / tokens
-        per_token = {
-            "loss": nats_per_token,
-            "perplexity": math.exp(min(nats_per_token, 700)),
-            "next_accuracy": right / tokens,
-        }
-        return per_token | ({"bits_per_byte": nats / math.log(2) / count} if count else {})
+    def totals(self, kind: str) -> tuple[float, float, float]:
+        """Nats, and how many tokens there were and how many were right, over all validation tokens."""
+        nats, tokens, right = (total.compute().item() for total in self.metrics[kind].values())
+        return nats, tokens, right
 
-    def on_validation_epoch_end(self) -> None:
+    def measured(self, kind: str) -> dict[str, float]:
+        nats, tokens, right = self.totals(kind)
         count = self.count.compute().item()
-        for kind, sums in self.sums_of.items():
-            totals = {name: total.compute().item() for name, total in sums.items()}
-            self.log_measures(kind, self.measured(**totals, count=count))
-            for total in sums.values():
-                total.reset()
-        self.log(f"val/{self.counted}", self.count.compute())
-        self.count.reset()
+        perplexity = math.exp(min(nats / tokens, 700))
+        per_token = {"loss": nats / tokens, "perplexity": perplexity, "next_accuracy": right / tokens}
+        return per_token | ({"bits_per_byte": nats / math.log(2) / count} if count else {})
 
 
 class Recall(Language):
@@ -122,10 +109,6 @@ class Recall(Language):
         """What `linvit eval` counts: sequences."""
         return torch.tensor(len(tokens), device=tokens.device)
 
-    def measured(self, nats: float, tokens: float, right: float, count: float) -> dict[str, float]:
-        """What is logged, of sums over all validation tokens and the count."""
+    def measured(self, kind: str) -> dict[str, float]:
+        nats, tokens, right = self.totals(kind)
         return {"loss": nats / tokens, "recall_accuracy": right / tokens}
-
-
-def _exact_sum() -> SumMetric:
-    return SumMetric().set_dtype(torch.float64)

@@ -1,11 +1,12 @@
 """Multi-label classification: a yes or no for each class of an image, measured by mean average precision."""
 
 import warnings
+from functools import partial
 from typing import Any, ClassVar
 
 from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, SumMetric
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MultilabelAveragePrecision, MultilabelStatScores
 
 from linvit.tasks.measures import LOSS, Measure, Measured, counted
@@ -55,8 +56,7 @@ class MultiLabel(Task):
         self.loss: nn.Module = nn.BCEWithLogitsLoss()
         if asymmetric:
             self.loss = AsymmetricLossMultiLabel(gamma_negative, gamma_positive, clip, reduction="mean")
-        self.metrics = nn.ModuleDict({kind: _metrics(num_classes) for kind in self.networks()})
-        self.images = SumMetric()
+        self.keep(partial(_metrics, num_classes))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, targets = batch
@@ -65,7 +65,7 @@ class MultiLabel(Task):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, targets = batch
-        self.images.update(len(targets))
+        self.count.update(len(targets))
         images = images.contiguous(memory_format=self.memory_format)
         for kind, network in self.networks().items():
             logits = network(images).float()
@@ -75,17 +75,12 @@ class MultiLabel(Task):
             metrics["precision"].update(logits.sigmoid(), targets.int())
             metrics["decisions"].update(logits.sigmoid(), targets.int())
 
-    def on_validation_epoch_end(self) -> None:
-        for kind, metrics in self.metrics.items():
-            precision, decisions = by_class(metrics)
-            occurs = decisions[:, -1] > 0
-            right, wrong, _, missed, _ = decisions.sum(0)
-            values = {"map": precision[occurs].mean(), "f1": 2 * right / (2 * right + wrong + missed)}
-            self.log_measures(kind, {"loss": metrics["loss"].compute(), **values})
-            for metric in metrics.values():
-                metric.reset()
-        self.log("val/images", self.images.compute())
-        self.images.reset()
+    def measured(self, kind: str) -> dict[str, Tensor]:
+        metrics = self.metrics[kind]
+        precision, decisions = by_class(metrics)
+        right, wrong, _, missed, _ = decisions.sum(0)
+        mean = precision[decisions[:, -1] > 0].mean()
+        return {"loss": metrics["loss"].compute(), "map": mean, "f1": 2 * right / (2 * right + wrong + missed)}
 
 
 def by_class(metrics: nn.ModuleDict) -> tuple[Tensor, Tensor]:
@@ -98,11 +93,9 @@ def by_class(metrics: nn.ModuleDict) -> tuple[Tensor, Tensor]:
         return metrics["precision"].compute(), metrics["decisions"].compute()
 
 
-def _metrics(num_classes: int) -> nn.ModuleDict:
-    return nn.ModuleDict(
-        {
-            "loss": MeanMetric(),
-            "precision": MultilabelAveragePrecision(num_classes, average="none"),
-            "decisions": MultilabelStatScores(num_classes, average="none"),
-        }
-    )
+def _metrics(num_classes: int) -> dict[str, nn.Module]:
+    return {
+        "loss": MeanMetric(),
+        "precision": MultilabelAveragePrecision(num_classes, average="none"),
+        "decisions": MultilabelStatScores(num_classes, average="none"),
+    }

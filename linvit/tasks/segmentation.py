@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
-from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from linvit.tasks.measures import Measure, Measured, counted
@@ -55,10 +54,7 @@ class Segmentation(Task):
             )
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)
-        self.confusion = nn.ModuleDict(
-            {kind: MulticlassConfusionMatrix(num_classes, ignore_index=IGNORED) for kind in self.networks()}
-        )
-        self.images = SumMetric()
+        self.keep(lambda: {"confusion": MulticlassConfusionMatrix(num_classes, ignore_index=IGNORED)})
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, maps = batch
@@ -74,20 +70,16 @@ class Segmentation(Task):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, maps = batch
-        self.images.update(len(images))
+        self.count.update(len(images))
         images = images.contiguous(memory_format=self.memory_format)
         for kind, network in self.networks().items():
             logits = network(images).float()
             if logits.shape[-2:] != maps.shape[-2:]:
                 logits = interpolate(logits, maps.shape[-2:], mode="bilinear", align_corners=False)
-            self.confusion[kind].update(logits.argmax(1), maps)
+            self.metrics[kind]["confusion"].update(logits.argmax(1), maps)
 
-    def on_validation_epoch_end(self) -> None:
-        for kind, confusion in self.confusion.items():
-            self.log_measures(kind, overlaps(confusion.compute()))
-            confusion.reset()
-        self.log("val/images", self.images.compute())
-        self.images.reset()
+    def measured(self, kind: str) -> dict[str, Tensor]:
+        return overlaps(self.metrics[kind]["confusion"].compute())
 
 
 def pixel_loss(logits: Tensor, maps: Tensor, class_weights: Tensor | None = None) -> Tensor:

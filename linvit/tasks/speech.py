@@ -5,10 +5,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import ctc_loss
-from torchmetrics import SumMetric
 
 from linvit.tasks.measures import LOSS, Measure, Measured, counted
-from linvit.tasks.task import Task
+from linvit.tasks.task import Task, exact_sum
 from linvit.tasks.transcription import BLANK, greedy, prefix_beam, spelled, word_edits
 
 Targets = dict[str, Any]
@@ -38,16 +37,12 @@ class Speech(Task):
     score = "wer"
     headline = ("wer",)
     counted = "utterances"
-    sums = ("edits", "words", "loss")
 
     def __init__(self, network: nn.Module, beam: int = 1, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
         self.beam = known_beam(beam, network)
         self.decoding: dict[str, Any] = {}
-        self.sums_of = nn.ModuleDict(
-            {kind: nn.ModuleDict({name: _exact_sum() for name in self.sums}) for kind in self.networks()}
-        )
-        self.count = _exact_sum()
+        self.keep(lambda: {name: exact_sum() for name in ("edits", "words", "loss")})
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         features, targets = batch
@@ -60,7 +55,7 @@ class Speech(Task):
         names = self.trainer.datamodule.class_names
         for kind, network in self.networks().items():
             logits, lengths = network(features, targets["lengths"], targets["tokens"])
-            sums = self.sums_of[kind]
+            sums = self.metrics[kind]
             sums["loss"].update(loss_per_piece(logits, lengths, targets).double().sum())
             transduced = network.transduce(features, targets["lengths"]) if network.transduces else None
             for pieces, text in zip(transduced or self.decoded(logits, lengths), targets["texts"], strict=True):
@@ -75,15 +70,9 @@ class Speech(Task):
         rows = zip(logits, lengths.tolist(), strict=True)
         return [prefix_beam(row[:length], self.beam, **self.decoding) for row, length in rows]
 
-    def on_validation_epoch_end(self) -> None:
-        count = self.count.compute()
-        for kind, sums in self.sums_of.items():
-            edits, words, loss = (sums[name].compute() for name in self.sums)
-            self.log_measures(kind, {"wer": edits / words.clamp_min(1), "loss": loss / count})
-            for total in sums.values():
-                total.reset()
-        self.log(f"val/{self.counted}", count)
-        self.count.reset()
+    def measured(self, kind: str) -> dict[str, Tensor]:
+        edits, words, loss = (total.compute() for total in self.metrics[kind].values())
+        return {"wer": edits / words.clamp_min(1), "loss": loss / self.count.compute()}
 
 
 def known_beam(beam: int, network: nn.Module) -> int:
@@ -132,7 +121,3 @@ def transducer_loss(logits: Tensor, lengths: Tensor, pieces: Tensor, counts: Ten
         ends.append(alpha + blank[:, frame])
     rows = torch.arange(len(lengths), device=lengths.device)
     return -torch.stack(ends, 1)[rows, lengths - 1, counts].to(logits.dtype)
-
-
-def _exact_sum() -> SumMetric:
-    return SumMetric().set_dtype(torch.float64)

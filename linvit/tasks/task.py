@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, distributed, nn
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, SumMetric
 
 from linvit.tasks.initialization import initialize
 from linvit.tasks.measures import AVERAGED, Measured
@@ -31,7 +32,8 @@ class Task(lightning.LightningModule):
 
     A subclass calls `learn` on its training loss and logs its measures as val/NAME, with the prefix ema_ for the moving
     average. It declares them in `measures` and names in `score` the one by which checkpoints are compared, in
-    `headline` those that the line of an epoch shows, and in `counted` the number of samples of a validation.
+    `headline` those that the line of an epoch shows, and in `counted` the number of samples of a validation, which it
+    adds to `count`. It keeps torchmetrics by `keep`, from which `measured` takes the measures.
     """
 
     measures: Measured
@@ -66,6 +68,7 @@ class Task(lightning.LightningModule):
         # saved with the weights, so that an epoch resumed in its middle reports the mean over all of it
         self.train_loss = MeanMetric()
         self.train_loss.persistent(True)
+        self.count = exact_sum()
 
     def networks(self) -> dict[str, nn.Module]:
         """The networks to measure: raw, and ema where the recipe keeps a moving average."""
@@ -136,6 +139,22 @@ class Task(lightning.LightningModule):
                 for buffer in network.buffers():
                     distributed.broadcast(buffer, 0)
 
+    def keep(self, metrics: Callable[[], dict[str, nn.Module]]) -> None:
+        """Makes `self.metrics`: these torchmetrics of each of `networks`, which every validation begins anew."""
+        self.metrics = nn.ModuleDict({kind: nn.ModuleDict(metrics()) for kind in self.networks()})
+
+    def measured(self, kind: str) -> dict[str, Any]:
+        """The measures of one of `networks` after a validation."""
+        raise NotImplementedError
+
+    def on_validation_epoch_end(self) -> None:
+        for kind, metrics in self.metrics.items():
+            self.log_measures(kind, self.measured(kind))
+            for metric in metrics.values():
+                metric.reset()
+        self.log(f"val/{self.counted}", self.count.compute())
+        self.count.reset()
+
     def log_measures(self, kind: str, measured: dict[str, Any]) -> None:
         """Logs the measures of one of `networks` as val/NAME, with its prefix."""
         for name, value in measured.items():
@@ -150,3 +169,8 @@ class Task(lightning.LightningModule):
                         " nothing was saved; the checkpoints before it stay: lower the learning rate, then train again"
                         " with `resume=True`."
                     )
+
+
+def exact_sum() -> SumMetric:
+    """A sum in float64."""
+    return SumMetric().set_dtype(torch.float64)

@@ -6,7 +6,7 @@ from linvit.kernels import launch, linear_attention
 from linvit.ops import linear_attention as dispatched
 from linvit.ops import rotary_1d
 
-NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "magnitude_no_gamma", "subtract", "none", "sum"]
+NORMALIZERS = ["divide", "magnitude", "subtract", "none", "sum"]
 RALA = {"weighting": "query_mean"}
 MALA = {"normalizer": "magnitude"}
 slow = pytest.mark.slow

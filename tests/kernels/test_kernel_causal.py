@@ -6,7 +6,7 @@ from test_kernel_packed import one_after_another, pack
 from linvit.kernels import linear_attention
 from linvit.ops import rotary_1d
 
-NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "magnitude_no_gamma", "subtract", "none", "sum"]
+NORMALIZERS = ["divide", "magnitude", "subtract", "none", "sum"]
 slow = pytest.mark.slow
 
 

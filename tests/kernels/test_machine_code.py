@@ -80,12 +80,12 @@ def compile_all(
         options = launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
         rest = (query, key, value, rotary, visible, cu_seqlens)
         if causal:
-            out = launch.causal_forward(*rest, options)
-            launch.causal_backward(torch.empty_like(out), *rest, options)
+            out = launch.causal_forward(launch.Inputs(*rest), options)
+            launch.causal_backward(torch.empty_like(out), launch.Inputs(*rest), options)
             continue
-        out, states, sums = launch.forward(*rest, options)
+        out, states, sums = launch.forward(launch.Inputs(*rest), options)
         if backward:
-            launch.backward(torch.empty_like(out), *rest, states, sums, options)
+            launch.backward(torch.empty_like(out), launch.Inputs(*rest), states, sums, options)
 
 
 def test_forward_in_bfloat16_at_width_64(compiled):

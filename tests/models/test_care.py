@@ -6,7 +6,6 @@ from test_all_models import create, image, visible
 from torch.testing import assert_close
 
 import linvit
-from linvit.models.care import checkpoint_filter_fn
 
 
 @pytest.fixture
@@ -64,16 +63,16 @@ def test_other_pooling_is_refused(pool):
 def test_every_released_key_has_its_place(size):
     model = timm.create_model(f"care_s{size}", device="meta")
     keys = released_keys(golden(f"CARETrans_S{size}"))
-    native = checkpoint_filter_fn({key: torch.empty(shape, device="meta") for key, shape, _ in keys}, model)
+    native = model.native_state_dict({key: torch.empty(shape, device="meta") for key, shape, _ in keys})
     assert {key: value.shape for key, value in native.items()} == {k: v.shape for k, v in model.state_dict().items()}
 
 
 def test_filter_is_idempotent_and_accepts_a_checkpoint_without_heads():
     model = timm.create_model("care_s0", device="meta")
     state = released_state_dict(golden("CARETrans_S0"))
-    native = checkpoint_filter_fn(state, model)
-    assert checkpoint_filter_fn(native, model).keys() == native.keys()
-    headless = checkpoint_filter_fn({key: value for key, value in state.items() if "head" not in key}, model)
+    native = model.native_state_dict(state)
+    assert model.native_state_dict(native).keys() == native.keys()
+    headless = model.native_state_dict({key: value for key, value in state.items() if "head" not in key})
     assert headless.keys() == {key for key in native if "head" not in key}
 
 

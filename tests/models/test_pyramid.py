@@ -6,7 +6,6 @@ from test_all_models import create, image, visible
 from torch.testing import assert_close
 
 import linvit
-from linvit.models.pyramid import checkpoint_filter_fn
 
 
 @pytest.fixture(scope="module")
@@ -28,28 +27,28 @@ def test_every_released_key_has_its_place(released_name, name):
     model = timm.create_model(name, device="meta")
     keys = released_keys(golden(released_name))
     rest = {key: torch.empty(shape, device="meta") for key, shape, _ in keys if "angle" not in key}
-    native = checkpoint_filter_fn(rest, model)
+    native = model.native_state_dict(rest)
     assert {key: value.shape for key, value in native.items()} == {k: v.shape for k, v in model.state_dict().items()}
 
 
 def test_filter_is_idempotent(ravlt, released):
-    native = checkpoint_filter_fn(released, ravlt)
-    again = checkpoint_filter_fn(native, ravlt)
+    native = ravlt.native_state_dict(released)
+    again = ravlt.native_state_dict(native)
     assert again.keys() == native.keys() == ravlt.state_dict().keys()
     assert all(again[key] is native[key] for key in native)
 
 
 def test_filter_does_not_depend_on_order(ravlt, released):
-    native = checkpoint_filter_fn(released, ravlt)
+    native = ravlt.native_state_dict(released)
     for order in (sorted, lambda keys: sorted(keys, reverse=True)):
-        other = checkpoint_filter_fn({key: released[key] for key in order(released)}, ravlt)
+        other = ravlt.native_state_dict({key: released[key] for key in order(released)})
         assert other.keys() == native.keys()
         assert all(torch.equal(other[key], native[key]) for key in native)
 
 
 def test_filter_accepts_a_checkpoint_without_head(ravlt, released):
     headless = {key: value for key, value in released.items() if not key.startswith("head.")}
-    assert ravlt.state_dict().keys() - checkpoint_filter_fn(headless, ravlt).keys() == {
+    assert ravlt.state_dict().keys() - ravlt.native_state_dict(headless).keys() == {
         "head.fc.weight",
         "head.fc.bias",
     }

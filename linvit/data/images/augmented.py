@@ -1,15 +1,16 @@
 """Image files of any size, cropped and augmented by timm's transforms: what the sources that read them share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data.auto_augment import posterize
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from linvit.data.images.image import Preprocessing
-from linvit.data.source import Source
+from linvit.data.source import Source, listed
 
 
 class AugmentedSource(Source):
@@ -60,6 +61,27 @@ class AugmentedSource(Source):
             "scale": tuple(crop_scale),
             "interpolation": train_interpolation or interpolation,
         }
+
+    def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
+        """The transformed images of "train" or "val"."""
+        raise NotImplementedError
+
+    def train_set(self) -> Dataset[Any]:
+        return self.images("train", self.train_transform())
+
+    def val_set(self) -> Dataset[Any]:
+        return self.images("val", self.preprocessing.transform())
+
+    def places(self, names: Sequence[str], where: Any) -> list[int]:
+        """The numbers of these classes; raises ValueError for one that is none of the source's."""
+        place = {name: number for number, name in enumerate(self.class_names)}
+        strange = [name for name in names if name not in place]
+        if strange:
+            raise ValueError(
+                f"{where} has the class {strange[0]!r}, but the {self.num_classes} classes known here are"
+                f" {listed(self.class_names)}: remove or rename it."
+            )
+        return [place[name] for name in names]
 
     def train_transform(self) -> Callable[[Any], Tensor]:
         """The random transform from a PIL image to a float32 tensor (channels, height, width)."""

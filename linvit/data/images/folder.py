@@ -26,15 +26,23 @@ class ImageFolder(AugmentedSource):
         self.root = Path(root)
         self.class_names = class_names or _class_names(self._folder("train" if self._has("train") else "val"))
 
-    def train_set(self) -> Dataset[Any]:
-        return ImageFiles(self.files("train"), self.train_transform(), self.channels)
-
-    def val_set(self) -> Dataset[Any]:
-        return ImageFiles(self.files("val"), self.preprocessing.transform(), self.channels)
+    def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
+        return ImageFiles(self.files(split), transform, self.channels)
 
     def files(self, split: str) -> list[tuple[str, int]]:
         """(path, class) of every image file of "train" or "val"."""
-        return _labelled_files(self._folder(split), self.class_names)
+        folder = self._folder(split)
+        names = _class_names(folder)
+        files = []
+        for name, place in zip(names, self.places(names, folder), strict=True):
+            paths = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+            if not paths:
+                raise ValueError(
+                    f"The class folder {folder / name} has no image files in it: add images"
+                    f" ({', '.join(IMG_EXTENSIONS[:3])} …) or remove the class."
+                )
+            files += [(str(path), place) for path in paths]
+        return files
 
     def _has(self, split: str) -> bool:
         return (self.root / split).is_dir()
@@ -76,21 +84,3 @@ def _class_names(folder: Path) -> list[str]:
     if not names:
         raise ValueError(f"{folder} has no class folders in it: expected one folder per class, with image files in it.")
     return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
-
-
-def _labelled_files(folder: Path, class_names: list[str]) -> list[tuple[str, int]]:
-    files = []
-    for name in _class_names(folder):
-        if name not in class_names:
-            raise ValueError(
-                f"{folder} has the class folder {name!r}, but the {len(class_names)} classes known here are"
-                f" {', '.join(class_names[:3])} …: remove or rename the folder."
-            )
-        paths = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
-        if not paths:
-            raise ValueError(
-                f"The class folder {folder / name} has no image files in it: add images"
-                f" ({', '.join(IMG_EXTENSIONS[:3])} …) or remove the class."
-            )
-        files += [(str(path), class_names.index(name)) for path in paths]
-    return files

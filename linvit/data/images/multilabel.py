@@ -2,7 +2,7 @@
 
 import csv
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import ImageFiles
-from linvit.data.order import NAMED
-from linvit.data.source import is_held_out
+from linvit.data.source import is_held_out, listed
 
 FILE, LABELS, SPLIT = "file", "labels", "split"
 SPLITS = ("train", "val")
@@ -62,16 +61,11 @@ class MultiLabelImages(AugmentedSource):
         self.table = Path(labels) if labels else self.root / "labels.csv"
         classes, entries = read_table(self.table, held_out)
         self.class_names = class_names or classes
-        unknown = [name for name in classes if name not in self.class_names]
-        if unknown:
-            raise ValueError(
-                f"{self.table} has the class {unknown[0]!r}, but the {self.num_classes} classes known here are"
-                f" {_listed(self.class_names)}: remove or rename it."
-            )
+        self.places(classes, self.table)
         missing = [entry.file for entry in entries if not (self.root / entry.file).is_file()]
         if missing:
             raise ValueError(
-                f"{self.table} lists {len(missing)} images that are not in {self.root} ({_listed(missing)}): add the"
+                f"{self.table} lists {len(missing)} images that are not in {self.root} ({listed(missing)}): add the"
                 " files, or remove their rows."
             )
         self.entries = {split: [entry for entry in entries if entry.split == split] for split in SPLITS}
@@ -80,13 +74,10 @@ class MultiLabelImages(AugmentedSource):
         present = {name for entry in self.entries["train"] for name in entry.labels}
         absent = [name for name in self.class_names if name not in present]
         if absent:
-            logger.warning("No training image has %d of the classes: %s.", len(absent), _listed(absent))
-        return self._images("train", self.train_transform())
+            logger.warning("No training image has %d of the classes: %s.", len(absent), listed(absent))
+        return super().train_set()
 
-    def val_set(self) -> Dataset[Any]:
-        return self._images("val", self.preprocessing.transform())
-
-    def _images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
+    def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         entries = self.entries[split]
         if not entries:
             raise ValueError(
@@ -121,7 +112,7 @@ def read_table(table: Path, held_out: float) -> tuple[list[str], list[Entry]]:
     columns = [name for name in header if name not in (FILE, LABELS, SPLIT)]
     if FILE not in header or (LABELS in header) == bool(columns) or len(set(header)) < len(header):
         raise ValueError(
-            f"{table} has the columns {_listed(header)}, expected {FILE!r}, then either {LABELS!r} or one for each"
+            f"{table} has the columns {listed(header)}, expected {FILE!r}, then either {LABELS!r} or one for each"
             f" class, and optionally {SPLIT!r}, each once."
         )
     entries: dict[str, Entry] = {}
@@ -164,7 +155,3 @@ def _rows(table: Path) -> Iterator[tuple[int, list[str]]]:
     if len(rows) < 2:
         raise ValueError(f"{table} lists no images: expected a header and one row for each image.")
     return iter(rows)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (" …" if len(names) > NAMED else "")

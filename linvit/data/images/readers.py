@@ -69,12 +69,6 @@ class TimmImages(AugmentedSource):
         self.class_map = class_map
         self.class_names = class_names or self._read_class_names(num_labels)
 
-    def train_set(self) -> Dataset[Any]:
-        return self._images("train", self.train_transform())
-
-    def val_set(self) -> Dataset[Any]:
-        return self._images("val", self.preprocessing.transform())
-
     def train_dataloader(self) -> Batches:
         if not self.streams:
             return super().train_dataloader()
@@ -98,26 +92,14 @@ class TimmImages(AugmentedSource):
     def _epoch(self) -> int:
         return self.trainer.current_epoch if self.trainer else 0
 
-    def _images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
+    def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         dataset = self._open(split)
-        index_of = self._table(names_of(dataset.reader), split)
+        names = names_of(dataset.reader)
+        index_of = None if names is None else self.places(names, self.roots[split])
         if self.streams:
             dataset.set_loader_cfg(num_workers=self.num_workers)
             return (SizedStream if split == "train" else Stream)(dataset, transform, index_of)
         return ReadImages(dataset.reader, transform, index_of, self.channels)
-
-    def _table(self, names: list[str] | None, split: str) -> list[int] | None:
-        """The class index of every index of the reader; null where they are the same."""
-        if names is None:
-            return None
-        strangers = [name for name in names if name not in self.class_names]
-        if strangers:
-            raise ValueError(
-                f"{self.roots[split]} has the class {strangers[0]!r}, but the {self.num_classes} classes known here are"
-                f" {', '.join(self.class_names[:3])} …: remove or rename it."
-            )
-        place = {name: number for number, name in enumerate(self.class_names)}
-        return [place[name] for name in names]
 
     def _read_class_names(self, count: int | None) -> list[str]:
         try:

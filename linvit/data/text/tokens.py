@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,52 +21,35 @@ BYTES = "bytes"
 SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
-class Tokenizer(Protocol):
-    """Text and tokens; `separator` is the token before and after every document."""
-
-    vocabulary: int
-    separator: int
-
-    def encode(self, text: bytes) -> Sequence[int]:
-        """The tokens of UTF-8 text, without separators."""
-
-    def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
-        """encode of each, at once."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; what is no valid UTF-8 becomes �."""
-
-    def widths(self, text: bytes) -> Sequence[int]:
-        """How many bytes each token of the text stands for; their sum is its length."""
-
-    def fingerprint(self) -> str:
-        """The same for tokenizers that give the same tokens, whatever their names."""
-
-
 class Bytes:
-    """Every byte is a token, and number 256 stands between documents."""
+    """Every byte is a token, and number 256, the separator, stands before and after every document."""
 
     vocabulary = 257
     separator = 256
 
     def encode(self, text: bytes) -> Sequence[int]:
+        """The tokens of UTF-8 text, without separators."""
         return list(text)
 
     def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
+        """encode of each, at once."""
         return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; what is no valid UTF-8 becomes �."""
         return bytes(token for token in tokens if token < self.separator).decode("utf-8", "replace")
 
     def widths(self, text: bytes) -> Sequence[int]:
+        """How many bytes each token of the text stands for; their sum is its length."""
         return [1] * len(text)
 
     def fingerprint(self) -> str:
+        """The same for tokenizers that give the same tokens, whatever their names."""
         return BYTES
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer of the tokenizers library.
+    """A tokenizer of the tokenizers library, with the methods of Bytes.
 
     Args:
         name: a tokenizer.json, a folder with one, or a name on the Hugging Face hub, which is downloaded.
@@ -131,6 +114,9 @@ def _from_hub(name: str) -> Any:
     if name.endswith(".json"):
         raise ValueError("there is no such file")
     return tokenizers.Tokenizer.from_pretrained(name)
+
+
+Tokenizer = Bytes | HuggingFaceTokenizer
 
 
 def open_tokenizer(name: str, separator: str | None = None) -> Tokenizer:

@@ -77,18 +77,7 @@ def aside() -> Iterator[None]:
         _aside = before
 
 
-def obstacle(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    feature_map: Any = "elu1",
-    weighting: Any = "uniform",
-    normalizer: Any = "divide",
-    rotary: tuple[Tensor, Tensor] | None = None,
-    causal: bool = False,
-    state: Any = None,
-) -> str | None:
+def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, **options: Any) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernel, as a clause; None if they can."""
     if not (query.is_cpu and key.is_cpu and value.is_cpu):
         return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
@@ -98,9 +87,10 @@ def obstacle(
         return "forward-mode gradients or a transform of torch.func may be asked for, and the kernel has none"
     if causal:
         return "the kernel has no causal form"
-    if weighting == "query_mean" and normalizer == "sum" and _wants_gradient(query, key, value):
+    sums = (options.get("weighting"), options.get("normalizer")) == ("query_mean", "sum")
+    if sums and _wants_gradient(query, key, value):
         return "the gradient of normalizer='sum' is there for uniform weights alone"
-    return inputs_obstacle(query, value, feature_map, weighting, normalizer, rotary, state)
+    return inputs_obstacle(query, value, **options)
 
 
 def linear_attention(

@@ -133,9 +133,6 @@ Setting normalized(Normalizer normalizer, float num, float den, float mass, floa
     }
     case Normalizer::magnitude:
       return {scale + share, scale * (num - den) + share * num, slope, scale + share, slope * num - scale};
-    case Normalizer::magnitude_no_beta: return {scale, scale * (num - den), 0, scale, -scale};
-    case Normalizer::magnitude_no_gamma:
-      return {scale + share, (scale + share) * num, slope, scale + share, slope * num};
     case Normalizer::subtract: return {scale, scale * (num - den) + 1, 0, scale, -scale};
     case Normalizer::none: return {1, num, 0, 1, 0};
     default: return {mass, mass * num, 0, mass, 0};

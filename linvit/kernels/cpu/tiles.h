@@ -24,7 +24,7 @@ typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
 typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(float))));
 
 enum class Map { elu1, relu, exp, identity };
-enum class Normalizer { divide, magnitude, magnitude_no_beta, magnitude_no_gamma, subtract, none, sum };
+enum class Normalizer { divide, magnitude, subtract, none, sum };
 
 Vector load(const float* x) {
   Vector v;

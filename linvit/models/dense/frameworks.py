@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from linvit.layers.checks import known
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.mask_rcnn import CascadeMaskRCNN, MaskRCNN
 from linvit.models.dense.retinanet import RetinaNet
@@ -37,12 +38,11 @@ def build_dense(
     Raises:
         ValueError: for an unknown framework, an argument that it does not take, or a backbone without four stages.
     """
-    if framework not in FRAMEWORKS:
-        raise ValueError(f"`framework` is {framework!r}, expected one of {', '.join(FRAMEWORKS)}: choose one of them.")
-    known = list(inspect.signature(FRAMEWORKS[framework]).parameters)[2:]
+    build = known("framework", framework, FRAMEWORKS)
+    takes = list(inspect.signature(build).parameters)[2:]
     for name in heads or {}:
-        if name not in known:
-            raise ValueError(f"`heads` has {name!r}, but those of {framework} take {', '.join(known)}: correct it.")
+        if name not in takes:
+            raise ValueError(f"`heads` has {name!r}, but those of {framework} take {', '.join(takes)}: correct it.")
     body = DenseBackbone(backbone, device=device, **kwargs) if device else DenseBackbone(backbone, **kwargs)
     with torch.device(device or "cpu"):
-        return FRAMEWORKS[framework](body, num_classes, **heads or {})
+        return build(body, num_classes, **heads or {})

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.ops import box_iou, clip_boxes_to_image, generalized_box_iou_loss, roi_align
 
+from linvit.layers.checks import known
 from linvit.layers.neck import conv_norm_relu
 from linvit.models.dense.anchors import BoxDeltas, QualityMatcher
 from linvit.models.dense.images import suppressed
@@ -154,8 +155,6 @@ class RegionHeads(nn.Module):
         num_regions: int = 512,
     ):
         super().__init__()
-        if box_loss not in _BOX_LOSSES:
-            raise ValueError(f"`box_loss` is {box_loss!r}, expected one of {', '.join(_BOX_LOSSES)}: choose one.")
         self.num_classes, self.steps, self.width = num_classes, tuple(steps), width
         self.box_pool, self.mask_pool = RegionPool(7), RegionPool(14)
         self.box_heads = nn.ModuleList(BoxHead(num_classes, num_convs, num_linear, width, hidden) for _ in steps)
@@ -165,7 +164,7 @@ class RegionHeads(nn.Module):
             QualityMatcher(step.overlap, step.overlap, step.overlap if step.low_quality else None) for step in steps
         ]
         self.sampler = BalancedPositiveNegativeSampler(num_regions, 0.25)
-        self.box_loss = _BOX_LOSSES[box_loss]
+        self.box_loss = known("box_loss", box_loss, _BOX_LOSSES)
         self.score_thresh, self.nms_thresh, self.detections_per_img = 0.05, 0.5, 100
 
     def forward(self, features: dict[str, Tensor], proposals: list, image_shapes: list, targets: list | None = None):
