@@ -67,10 +67,9 @@ class Plan:
         values, source = recipe.resolved(), recipe.source()
         settings = {key: value for key, value in values["task"].items() if key not in IRRELEVANT}
         model = {key: value for key, value in values["model"].items() if key not in LOADED}
+        facts = source.num_classes, getattr(source.preprocessing, "channels", 3)  # read before the data is on meta too
         with torch.device("meta"):
-            task = recipe.spec.build(
-                model, source.num_classes, getattr(source.preprocessing, "channels", 3), **settings
-            )
+            task = recipe.spec.build(model, *facts, **settings)
         return cls(cell, values, source, task)
 
     def row(self) -> dict[str, Any]:
