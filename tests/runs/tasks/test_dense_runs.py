@@ -132,7 +132,7 @@ def test_any_size_two_of_a_name_and_a_broken_file(kind, photos, tmp_path, reques
     assert "broken.png is not a readable image" in capsys.readouterr().err
     files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     names = {"A", "a_2", "thin [1]"}
-    expected = {f"pictures/{name}.jpg" for name in names}
+    expected = {f"overlays/{name}.jpg" for name in names}
     if kind == "detector":
         expected.add("predictions.json")
         assert json.loads((out / "predictions.json").read_text())["annotations"] == []  # untrained: no score above 0.05
@@ -150,7 +150,7 @@ def test_any_size_two_of_a_name_and_a_broken_file(kind, photos, tmp_path, reques
     assert ("nothing with a score of 50 % or more" in shown) == (kind == "detector")
 
 
-def test_pictures_of_an_earlier_call_are_not_looked_at(segmentor, photos):
+def test_overlays_of_an_earlier_call_are_not_looked_at(segmentor, photos):
     (photos / "broken.png").unlink()
     for _ in range(2):
         assert main(["predict", str(segmentor), str(photos), "--output", str(photos / "out")]) == 0
