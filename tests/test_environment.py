@@ -8,11 +8,11 @@ from linvit import environment
 
 def test_description_is_plain_json_and_names_versions_and_command(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/somewhere/linvit", "train", "a.yaml"])
-    told = json.loads(json.dumps(environment.describe(2, 4)))
-    assert told["command"] == ["linvit", "train", "a.yaml"]
-    assert told["packages"]["torch"] == torch.__version__.partition("+")[0]
-    assert (told["devices_used"], told["processes"]) == (2, 4)
-    assert told["devices"]
+    described = json.loads(json.dumps(environment.describe(2, 4)))
+    assert described["command"] == ["linvit", "train", "a.yaml"]
+    assert described["packages"]["torch"] == torch.__version__.partition("+")[0]
+    assert (described["devices_used"], described["processes"]) == (2, 4)
+    assert described["devices"]
 
 
 def test_commit_is_that_of_the_checkout_alone(tmp_path, monkeypatch):

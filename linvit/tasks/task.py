@@ -140,7 +140,7 @@ class Task(lightning.LightningModule):
                     distributed.broadcast(buffer, 0)
 
     def keep(self, metrics: Callable[[], dict[str, nn.Module]]) -> None:
-        """Makes `self.metrics`: these torchmetrics of each of `networks`, which every validation begins anew."""
+        """Creates `self.metrics`: these torchmetrics for each of `networks`, reset after every validation."""
         self.metrics = nn.ModuleDict({kind: nn.ModuleDict(metrics()) for kind in self.networks()})
 
     def measured(self, kind: str) -> dict[str, Any]:

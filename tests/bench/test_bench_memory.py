@@ -8,7 +8,9 @@ import torch
 
 from linvit.bench.memory import in_new_process, peak_of
 
-on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux lets a peak begin anew")
+on_linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the peak of a process can be reset on Linux only"
+)
 
 
 def build_sum(mebibytes):
@@ -25,7 +27,7 @@ def test_peak_is_what_the_call_makes_above_its_inputs():
     assert peak_of(build_sum, 64) == pytest.approx(64, abs=6)
 
 
-def test_a_killed_process_is_told():
+def test_a_killed_process_is_reported():
     with pytest.raises(MemoryError, match="killed"):
         in_new_process(killed)
     assert peak_of(killed) is None

@@ -1,4 +1,4 @@
-"""Turns, medians and spreads on a clock that runs as told."""
+"""Turns, medians and spreads on a clock with fixed times."""
 
 import gc
 
@@ -11,7 +11,7 @@ from linvit.bench.clock import HostClock, Timing, clock_for, interleave
 class Told:
     """A clock on which every call takes what its result says, in seconds; notes the order of the calls."""
 
-    name = "told"
+    name = "fixed"
 
     def __init__(self):
         self.order = []

@@ -19,7 +19,7 @@ NANO = {"names": ("ravlt_nano",), "peers": ("resnet10t",), "sizes": ((32, 48),),
 class TurnClock:
     """The first call of a round takes 1 ms, the second 2 ms, and so on."""
 
-    name = "told"
+    name = "fixed"
 
     def __init__(self):
         self.calls = []
@@ -38,7 +38,7 @@ def measured(**options):
     return report
 
 
-def test_rows_and_ratios_on_a_told_clock(monkeypatch):
+def test_rows_and_ratios_on_a_fixed_clock(monkeypatch):
     monkeypatch.setattr(rows, "clock_for", lambda *_: TurnClock())
     variants = ("plain", "reference", "fused", "channels_last")
     timed = measured(variants=variants, peer_variants=("plain", "reference")).rows

@@ -46,7 +46,7 @@ def test_networks_stay_the_same(name, last):
     twin = reference_model(model)
     assert set(twin.state_dict()) == set(model.state_dict())
     with torch.inference_mode():
-        for size in ((45, 70), (70, 45)):  # another image: the tables are made anew
+        for size in ((45, 70), (70, 45)):  # another image: the tables are recomputed
             x = images(*size).double()
             assert error(twin(x), model(x)) < 1e-10
 

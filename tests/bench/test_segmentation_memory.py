@@ -7,7 +7,9 @@ import pytest
 from linvit.bench.kinds import measure
 from linvit.bench.segmentation import Options
 
-on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux lets a peak begin anew")
+on_linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the peak of a process can be reset on Linux only"
+)
 
 
 @on_linux

@@ -38,11 +38,11 @@ def test_a_classifier_gives_the_backbone_alone(build, tmp_path):
     moved = changed(network, before)
     assert moved
     assert all(key.startswith(network.backbone_prefix + "body.") for key in moved)
-    own = network.state_dict()
-    shared = [key for key in classifier.state_dict() if f"{network.backbone_prefix}body.{key}" in own]
+    ours = network.state_dict()
+    shared = [key for key in classifier.state_dict() if f"{network.backbone_prefix}body.{key}" in ours]
     assert len(shared) > 50
     for key in shared:
-        assert torch.equal(own[f"{network.backbone_prefix}body.{key}"], classifier.state_dict()[key])
+        assert torch.equal(ours[f"{network.backbone_prefix}body.{key}"], classifier.state_dict()[key])
 
 
 def test_a_detector_gives_a_segmentor_its_backbone(tmp_path):
@@ -66,17 +66,17 @@ def test_a_whole_network_gives_everything(build, tmp_path):
 
 
 @pytest.mark.parametrize("build", [segmentor, detector])
-def test_layers_of_other_classes_begin_anew(build, tmp_path):
+def test_layers_of_other_classes_keep_their_initial_weights(build, tmp_path):
     trained, network = build(8, seed=5), build()
     torch.save(trained.state_dict(), tmp_path / "weights.pth")
     before = copied(network)
     assert "without the layers of other classes" in initialize(network, tmp_path / "weights.pth")
-    own, theirs = network.state_dict(), trained.state_dict()
-    anew = {key for key in own if own[key].shape != theirs[key].shape}
+    ours, theirs = network.state_dict(), trained.state_dict()
+    initial = {key for key in ours if ours[key].shape != theirs[key].shape}
     expected = {"classifier"} if build is segmentor else {"classifier", "boxes", "logits"}
-    assert {part for part in expected for key in anew if part in key} == expected
-    assert all(torch.equal(own[key], before[key]) for key in anew)
-    assert all(torch.equal(own[key], theirs[key]) for key in own if key not in anew)
+    assert {part for part in expected for key in initial if part in key} == expected
+    assert all(torch.equal(ours[key], before[key]) for key in initial)
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours if key not in initial)
 
 
 def test_a_run_gives_its_weights_by_the_same_rules(tmp_path):

@@ -59,7 +59,7 @@ def find_utterances(folder: Path) -> list[Utterance]:
     """
     if not folder.is_dir():
         raise ValueError(
-            f"There is no folder of speech at {folder}: choose one in LibriSpeech's layout, or make one with"
+            f"The speech folder {folder} does not exist: give one in LibriSpeech's layout, or create one with"
             " make_speech."
         )
     utterances = []

@@ -9,12 +9,12 @@ IGNORED = -100
 def test_every_pair_is_asked_for_once_and_answered_rightly():
     source = Recall(pairs=5, keys=9, values=4, length=6, val_length=6)
     for tokens, about in [source.train_set()[index] for index in range(6)]:
-        told = dict(tokens[:10].view(5, 2).tolist())
-        assert len(told) == 5
-        assert max(told) < 9 <= min(told.values())
+        pairs = dict(tokens[:10].view(5, 2).tolist())
+        assert len(pairs) == 5
+        assert max(pairs) < 9 <= min(pairs.values())
         assert (about["targets"][:10] == IGNORED).all()
-        assert [told[key] for key in tokens[10:].tolist()] == about["targets"][10:].tolist()
-        assert sorted(tokens[10:].tolist()) == sorted(told)
+        assert [pairs[key] for key in tokens[10:].tolist()] == about["targets"][10:].tolist()
+        assert sorted(tokens[10:].tolist()) == sorted(pairs)
 
 
 def test_symbols_are_repeated_after_the_mark():

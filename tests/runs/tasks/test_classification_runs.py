@@ -90,14 +90,14 @@ def test_16_bit_grey_in_memory_is_read_as_from_a_file(run, tmp_path):
 
 
 def test_predictions_are_saved_whole_and_unreadable_files_named(run, photos, tmp_path):
-    predictions = run.predict([photos, tmp_path / "nowhere.png"], topk=2, output=tmp_path / "told.csv")
+    predictions = run.predict([photos, tmp_path / "nowhere.png"], topk=2, output=tmp_path / "predictions.csv")
     assert len(predictions) == 2
     assert ["nowhere.png" in line or "broken.png is not a readable image" in line for line in predictions.unreadable]
     assert len(predictions.unreadable) == 2
-    rows = list(csv.DictReader((tmp_path / "told.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
     assert list(rows[0]) == ["image", "class_1", "probability_1", "class_2", "probability_2"]
-    predictions.save(tmp_path / "told.json")
-    entries = json.loads((tmp_path / "told.json").read_text())
+    predictions.save(tmp_path / "predictions.json")
+    entries = json.loads((tmp_path / "predictions.json").read_text())
     assert [entry["image"] for entry in entries] == [row["image"] for row in rows]
     assert entries[0]["predictions"][0]["class"] == rows[0]["class_1"]
     assert f"{entries[0]['predictions'][0]['probability']:.6f}" == rows[0]["probability_1"]
@@ -110,7 +110,7 @@ def test_predictions_are_saved_whole_and_unreadable_files_named(run, photos, tmp
         ({"topk": 0}, "`topk` is 0, expected 1 or more"),
         ({"threshold": 0.5}, "`threshold` is no option of predict for the task classification, which takes `topk`"),
         ({"beam": 3}, "`beam` is no option of predict"),
-        ({"output": "told.txt"}, "`output` is told.txt, which has an unknown ending"),
+        ({"output": "predictions.txt"}, "`output` is predictions.txt, which has an unknown ending"),
         ({"weights": "best"}, "`weights` is 'best', but the checkpoint holds raw and ema"),
     ],
 )

@@ -138,7 +138,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path
         (["predict", "RUN", "SOUND", "--output", "a.txt"], "unknown ending"),
         (["predict", "RUN", "SOUND", "--output", "FILE/a.csv"], "cannot be written"),
         (["generate", "RUN"], "speech generates nothing"),
-        (["eval", "RUN", "data=nowhere"], "There is no folder of speech at nowhere"),
+        (["eval", "RUN", "data=nowhere"], "The speech folder nowhere does not exist"),
         (["eval", "RUN", "data=EMPTY"], "holds no transcripts"),
     ],
 )
@@ -258,7 +258,7 @@ def test_what_is_not_installed_is_one_sentence(learned, package, more, sentence,
     [
         ({"model": {"name": "conformer_mini"}}, "did you mean 'conformer_nano'"),
         ({"data": {"units": "phones"}}, "units is 'phones'"),
-        ({"data": {"train": ["nowhere"]}}, "There is no folder of speech"),
+        ({"data": {"train": ["nowhere"]}}, "The speech folder .* does not exist"),
         ({"data": {"mels": 20}}, "make the features with as many bands"),
         ({"task": {"beam": 0}}, "task.beam is 0"),
     ],
