@@ -68,7 +68,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated, is no checkpoint, or holds objects that only running code could make.
+        ValueError: if it is truncated, is not a checkpoint, or holds objects that only running code could make.
     """
     path = Path(path)
     if not path.is_file():

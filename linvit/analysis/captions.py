@@ -12,7 +12,7 @@ positive, blue negative, the colour fades to the grey image at zero, each map on
 attends to everything alike."""
 SCORES = """Over the rows of the matrix (512 evenly chosen ones where there are more), class token included; dots
 mean, bars one standard deviation over images and heads. Entropy is that of |A|/Σ|A|, because a row with negative
-entries is no distribution; 1 is a row that attends to all tokens alike. Where the mechanism rotates queries and keys
+entries is not a distribution; 1 is a row that attends to all tokens alike. Where the mechanism rotates queries and keys
 only in the numerator, rows need not sum to one, and entries can turn negative by the rotation alone: hollow dots leave
 it out."""
 READOUTS = """Queries and keys of {layer}, without rotation, under four mechanisms: softmax, plain linear attention,

@@ -214,7 +214,7 @@ def _token_grid(network: nn.Module, images: Tensor, tokens: int) -> tuple[tuple[
     grid = tuple(embed.dynamic_feat_size(tuple(images.shape[-2:]))) if isinstance(embed, PatchEmbed) else (0, 0)
     if grid[0] * grid[1] + num_prefix != tokens:
         raise ValueError(
-            f"The attention of this {type(network).__name__} got {tokens} tokens, but they are no grid of patches:"
+            f"The attention of this {type(network).__name__} got {tokens} tokens, but they are not a grid of patches:"
             " only a ViT that keeps all its patches can be looked at."
         )
     return grid, num_prefix

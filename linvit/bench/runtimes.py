@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.bench.clock import Call
+from linvit.files import reason_of
 
 
 @contextmanager
@@ -31,8 +32,7 @@ def _exported(network: nn.Module, x: Tensor) -> Iterator[Path]:
             with torch.inference_mode(False), torch.no_grad():
                 torch.onnx.export(network, (x.clone(),), str(path), dynamo=True, verbose=False, external_data=False)
         except Exception as error:  # the exporter raises errors of many classes
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ValueError(f"export to ONNX failed: {reason}") from error
+            raise ValueError(f"export to ONNX failed: {reason_of(error)}") from error
         yield path
 
 

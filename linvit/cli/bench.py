@@ -199,13 +199,13 @@ def image_size(text: str) -> tuple[int, int]:
     """224 or 1024x2048 (height × width) as (height, width)."""
     sides = text.split("x")
     if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: expected a side such as 224, or 1024x2048")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: expected a side such as 224, or 1024x2048")
     return int(sides[0]), int(sides[-1])
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: expected 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: expected 1 or more")
     return int(text)
 
 

@@ -20,7 +20,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def data_settings(overrides: Sequence[str]) -> dict[str, Any]:
     """The settings of the data as keyword arguments: `data.root=x data.batch_size=8`, or `data=x` for a folder or name.
 
-    Raises ValueError for a value that is no YAML.
+    Raises ValueError for a value that is not YAML.
     """
     from linvit.runs.recipe import parsed_override
 

@@ -5,18 +5,18 @@ from typing import Any
 from linvit.files import reason_of
 
 
-def load_rows(asked: dict[str, Any], split: str, streaming: bool = False, **columns: str) -> Any:
-    """The rows of a split; `asked` are arguments of `datasets.load_dataset`, columns those that it must have.
+def load_rows(arguments: dict[str, Any], split: str, streaming: bool = False, **columns: str) -> Any:
+    """The rows of a split; `arguments` are arguments of `datasets.load_dataset`, columns those that it must have.
 
     Raises ValueError for what the library refuses, and for a missing column, by the argument that names it.
     """
     import datasets
 
     try:
-        rows = datasets.load_dataset(**asked, split=split, streaming=streaming)
+        rows = datasets.load_dataset(**arguments, split=split, streaming=streaming)
     except Exception as error:  # the kind depends on what is wrong
         raise ValueError(
-            f"The data set {asked['path']} cannot be read ({reason_of(error)}): set `path`, `configuration` and the"
+            f"The data set {arguments['path']} cannot be read ({reason_of(error)}): set `path`, `configuration` and the"
             " splits to what is there."
         ) from error
     for argument, column in columns.items():

@@ -98,7 +98,7 @@ class CausalAttention(SequenceSteps):
         rope: whether queries and keys are rotated by their position: in the numerator alone for linear mechanisms.
 
     Raises:
-        ValueError: for an unknown mechanism or modulation, sizes that are no such numbers, where heads does not divide
+        ValueError: for an unknown mechanism or modulation, sizes that are not such numbers, where heads does not divide
             width, and an odd head width with rope.
     """
 

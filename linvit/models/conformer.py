@@ -167,15 +167,15 @@ class Conformer(nn.Module):
             cache: `StreamCache()` to begin.
 
         Raises:
-            ValueError: for a network that is not causal or transduces, and frames after a piece that was no multiple.
+            ValueError: for a network that is not causal or transduces, and frames after a piece of another length.
         """
         self._check(features)
         if not self.causal or self.transduces or self.training:
             raise ValueError("Only a causal Conformer with `head='ctc'`, in evaluation mode, reads a stream.")
         if cache.features % SUBSAMPLED:
             raise ValueError(
-                f"{cache.features} frames were read, which is no multiple of {SUBSAMPLED}: give pieces of multiples of"
-                f" {SUBSAMPLED} frames; only the last may have another length."
+                f"{cache.features} frames were read, which is not a multiple of {SUBSAMPLED}: give pieces of a multiple"
+                f" of {SUBSAMPLED} frames; only the last may have another length."
             )
         if not cache.layers:
             cache.layers = [AttentionCache() for _ in self.blocks]

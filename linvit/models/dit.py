@@ -185,7 +185,7 @@ def _check(input_size: int, patch_size: int, width: int, mechanism: str, mlp_rat
     known("mechanism", mechanism, at("images"))
     if input_size % patch_size:
         raise ValueError(
-            f"`input_size` is {input_size}, which is no multiple of `patch_size` {patch_size}: change one of the two"
+            f"`input_size` is {input_size}, which is not a multiple of `patch_size` {patch_size}: change one of the two"
         )
     if width * mlp_ratio < 1:
         raise ValueError(f"`mlp_ratio` is {mlp_ratio}, which leaves the feed-forward no channels: set it higher")

@@ -1,4 +1,4 @@
-"""Images that a network is asked about: paths, folders, and images in memory; and those that an analysis looks at."""
+"""Images to predict for: paths, folders, and images in memory; and those that an analysis measures."""
 
 import math
 from collections.abc import Callable, Sequence

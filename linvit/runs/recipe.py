@@ -86,7 +86,7 @@ def _pairs(overrides: Overrides) -> Iterable[tuple[str, Any]]:
 
 
 def parsed_override(override: str) -> tuple[str, Any]:
-    """`trainer.max_epochs=3` → ("trainer.max_epochs", 3); raises ValueError for what is no key=value."""
+    """`trainer.max_epochs=3` → ("trainer.max_epochs", 3); raises ValueError for what is not key=value."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"The override {override!r} has no value: write key=value, trainer.max_epochs=3 for example.")
@@ -213,7 +213,7 @@ def _chosen(values: Mapping[str, Any], key: str, known: Mapping[str, Any], defau
 
 
 def _without_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops task.name and data.name, which choose the class and are no arguments of it."""
+    """Drops task.name and data.name, which choose the class and are not arguments of it."""
     rest = dict(values)
     for key in ("task", "data"):
         given = rest.pop(key, None)

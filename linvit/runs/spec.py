@@ -151,5 +151,6 @@ def check_options(function: Callable[..., Any], task: str, options: Iterable[str
     if unknown is not None and not any(p.kind is p.VAR_KEYWORD for p in declared):
         listed = ", ".join(f"`{name}`" for name in known if name != "progress")
         raise ValueError(
-            f"`{unknown}` is no option of {function.__name__} for the task {task}, which takes {listed}: leave it out."
+            f"`{unknown}` is not an option of {function.__name__} for the task {task}, which takes {listed}: leave it"
+            " out."
         )

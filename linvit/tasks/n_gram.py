@@ -29,7 +29,7 @@ class NGram:
             self.model = kenlm.Model(str(path))
         except OSError as error:
             raise ValueError(
-                f"{path} is no language model: give an .arpa file or one in KenLM's binary form."
+                f"{path} is not a language model: give an .arpa file or one in KenLM's binary form."
             ) from error
         self.new_state = kenlm.State
         start = kenlm.State()

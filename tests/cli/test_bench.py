@@ -73,7 +73,7 @@ def test_unknown_names_end_in_one_sentence(arguments, sentence, capsys):
 def test_a_size_has_two_sides_at_most(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "model", "--sizes", "1x2x3"])
-    assert "is no size" in capsys.readouterr().err
+    assert "is not a size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("has_glibc", [True, False])

@@ -186,7 +186,7 @@ def test_what_cannot_be_streamed_says_so():
         conformer("mala").read(features(1, 8, 10), StreamCache())
     network, cache = conformer("mala", causal=True), StreamCache()
     network.read(features(1, 7, 10), cache)
-    with pytest.raises(ValueError, match="7 frames were read, which is no multiple of 4"):
+    with pytest.raises(ValueError, match="7 frames were read, which is not a multiple of 4"):
         network.read(features(1, 8, 10), cache)
     with pytest.raises(ValueError, match=r"expected \(batch, frames, 10\): make the features"):
         network.read(features(1, 8, 12), StreamCache())

@@ -105,7 +105,7 @@ def test_every_mechanism_has_the_same_number_of_parameters(mechanism):
     ("changes", "sentence"),
     [
         ({"mechanism": "focused"}, "expected one of softmax, linear, rala, mala"),
-        ({"patch_size": 3}, "`input_size` is 8, which is no multiple of `patch_size` 3"),
+        ({"patch_size": 3}, "`input_size` is 8, which is not a multiple of `patch_size` 3"),
         ({"width": 66}, "need a multiple of 4"),
         ({"heads": 5}, "`width` is 64 and `heads` 5"),
         ({"heads": 0}, "`heads` is 0, expected a whole number of 1 or more"),

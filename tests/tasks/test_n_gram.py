@@ -60,7 +60,7 @@ def test_what_is_no_language_model_is_named(tmp_path):
     with pytest.raises(ValueError, match="There is no language model at"):
         NGram(tmp_path / "nowhere.arpa")
     (tmp_path / "bad.arpa").write_text("no model")
-    with pytest.raises(ValueError, match=r"bad\.arpa is no language model"):
+    with pytest.raises(ValueError, match=r"bad\.arpa is not a language model"):
         NGram(tmp_path / "bad.arpa")
 
 

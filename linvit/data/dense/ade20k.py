@@ -131,7 +131,7 @@ def _image_alone(transform: Callable[[Any], Tensor], image: Tensor, labels: Tens
 def read_map(path: Path, num_classes: int, reduces_zero_label: bool = True) -> Tensor:
     """uint8 (height, width) of a map's file: classes from 0, and 255 where the file has 255 or, reduced, 0.
 
-    Raises CorruptImageError, naming the file, for what is no image of one channel of 8 bits, or has another label.
+    Raises CorruptImageError, naming the file, for what is not an image of one channel of 8 bits, or has another label.
     """
     try:
         with Image.open(path) as image:

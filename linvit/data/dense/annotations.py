@@ -102,7 +102,7 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no complete JSON ({error}): it is probably cut short, use another copy.") from None
+        raise ValueError(f"{path} is not complete JSON ({error}), probably cut short: use another copy.") from None
     for name in LISTS:
         if not isinstance(content, dict) or not isinstance(content.get(name), list):
             raise ValueError(f"{path} has no list {name!r}: expected COCO's format with {', '.join(LISTS)}.")

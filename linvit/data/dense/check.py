@@ -39,7 +39,7 @@ def check_dense(
         progress: called with items, their name and their number, gives the items back.
 
     Raises:
-        ValueError: for a path that is no such data set, and for files that cannot be read at all.
+        ValueError: for a path that is not such a data set, and for files that cannot be read at all.
     """
     path = Path(path)
     if path.is_file():
@@ -57,7 +57,7 @@ def check_dense(
             checked += _check_maps(folder, num_labels, progress)
     if not checked:
         raise ValueError(
-            f"{path} is no data set known here: expected a COCO .json, or a folder with annotations/instances_*.json or"
+            f"{path} is not a known data set: expected a COCO .json, or a folder with annotations/instances_*.json or"
             " with images/training and annotations/training."
         )
     return checked

@@ -30,7 +30,7 @@ INK = 0.5  # share of a pixel from which on it belongs to the digit
 TRIES, COVERED_SHARE = 10, 0.3
 VISIBLE_PIXELS, VISIBLE_SHARE = 20, 0.25  # less of a digit is a fragment: in COCO's words a crowd, which is not scored
 QUALITY = 95
-ASKED = "scenes.json"
+SETTINGS = "scenes.json"
 CANVAS_LABEL, FIRST_DIGIT_LABEL = 1, 2
 
 
@@ -119,13 +119,13 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
     counts that make no scenes.
     """
     folder = Path(folder)
-    asked = {"version": VERSION, "train": train, "val": val, "size": size, "seed": seed}
-    _check(folder, asked)
-    write_json(folder / ASKED, asked)
+    settings = {"version": VERSION, "train": train, "val": val, "size": size, "seed": seed}
+    _check(folder, settings)
+    write_json(folder / SETTINGS, settings)
     labels = ["file,labels,split"]
     for number, (split, count) in enumerate((("train", train), ("val", val))):
         sources = source_digits(split)
-        content = _coco_header(asked, split)
+        content = _coco_header(settings, split)
         for index in range(1, count + 1):
             scene = draw_scene(sources, size, np.random.default_rng([seed, number, index]))
             about = {"id": index, "file_name": f"{index:06d}.jpg", "width": size, "height": size, "license": 1}
@@ -164,26 +164,26 @@ def _place(
     return window
 
 
-def _check(folder: Path, asked: dict[str, int]) -> None:
-    check_seed(asked["seed"])
-    if asked["size"] < 64 or min(asked["train"], asked["val"]) < 1:
+def _check(folder: Path, settings: dict[str, int]) -> None:
+    check_seed(settings["seed"])
+    if settings["size"] < 64 or min(settings["train"], settings["val"]) < 1:
         raise ValueError(
-            f"There are {asked['train']} training and {asked['val']} validation scenes of {asked['size']} px, expected"
+            f"There are {settings['train']} training and {settings['val']} validation scenes of {settings['size']} px, expected"
             " one of each or more, and 64 px or more."
         )
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     try:
-        before = json.loads((folder / ASKED).read_text())
+        before = json.loads((folder / SETTINGS).read_text())
     except (OSError, ValueError):
-        raise ValueError(f"{folder} is no empty folder and no folder of scenes: choose another one.") from None
-    if before != asked:
+        raise ValueError(f"{folder} is neither empty nor a folder of scenes: choose another one.") from None
+    if before != settings:
         shown = ", ".join(f"{key} {value}" for key, value in before.items())
         raise ValueError(f"{folder} holds scenes made otherwise ({shown}): choose another folder, or delete it.")
 
 
-def _coco_header(asked: dict[str, int], split: str) -> dict[str, Any]:
-    about = f"Scenes of scikit-learn's handwritten digits, {split}, seed {asked['seed']}"
+def _coco_header(settings: dict[str, int], split: str) -> dict[str, Any]:
+    about = f"Scenes of scikit-learn's handwritten digits, {split}, seed {settings['seed']}"
     return {
         "info": {"description": about, "version": str(VERSION), "year": 2026, "contributor": "", "date_created": ""},
         "licenses": [{"id": 1, "name": "that of scikit-learn's digits", "url": ""}],

@@ -16,7 +16,7 @@ MODES = {1: "L", 3: "RGB"}
 
 
 class CorruptImageError(ValueError):
-    """A file that is no readable image; the message names it."""
+    """A file that is not a readable image; the message names it."""
 
 
 @dataclass(frozen=True)

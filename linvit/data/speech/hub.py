@@ -60,7 +60,7 @@ class HuggingFaceSpeech(LibriSpeech):
         if path is None:
             raise ValueError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
         super().__init__(path, train, val, groups=1, **kwargs)
-        self.asked = {"path": path, "name": configuration, **(options or {})}
+        self.arguments = {"path": path, "name": configuration, **(options or {})}
         self.sound, self.text = sound, text
         self._splits: dict[str, Any] = {}
 
@@ -91,6 +91,6 @@ class HuggingFaceSpeech(LibriSpeech):
         if name not in self._splits:
             import datasets
 
-            rows = load_rows(self.asked, name, text=self.text, sound=self.sound)
+            rows = load_rows(self.arguments, name, text=self.text, sound=self.sound)
             self._splits[name] = rows.cast_column(self.sound, datasets.Audio(decode=False))
         return self._splits[name]

@@ -82,7 +82,7 @@ class HuggingFaceText(TextSource):
             raise ValueError(
                 f"`num_workers` is {num_workers}, but a stream is read by the training process: set it to 0."
             )
-        self.asked = {"path": path, "name": configuration, **(options or {})}
+        self.arguments = {"path": path, "name": configuration, **(options or {})}
         self.column, self.val_documents, self.max_tokens = column, val_documents, max_tokens
         self.train_split, self.val_split = train_split, val_split
         self.streaming, self.epoch_rows, self.cache = streaming, epoch_rows, Path(cache)
@@ -125,7 +125,7 @@ class HuggingFaceText(TextSource):
     def documents(self, split: str, streaming: bool = False) -> Any:
         """The rows of a split, with the text in `column`."""
         name = self.train_split if split == "train" or self.val_split is None else self.val_split
-        rows = load_rows(self.asked, name, streaming, column=self.column)
+        rows = load_rows(self.arguments, name, streaming, column=self.column)
         if split == "train":
             return rows.skip(self.val_documents) if self.val_split is None else rows
         return rows.take(self.val_documents) if streaming else rows.select(range(min(len(rows), self.val_documents)))
@@ -135,16 +135,16 @@ class HuggingFaceText(TextSource):
         text = row.get(self.column)
         if not isinstance(text, str):
             raise ValueError(
-                f"The data set {self.asked['path']} has a row whose {self.column!r} is {text!r:.40}, expected text: set"
+                f"The data set {self.arguments['path']} has a row whose {self.column!r} is {text!r:.40}, expected text: set"
                 " `column` to a column of text, or remove such rows from the data."
             )
         return text.encode("utf-8", "replace")
 
     def _packed(self, split: str) -> Path:
         """The file of a split's tokens, written if it is not there."""
-        asked = [split, self.asked, self.column, self.train_split, self.val_split, self.val_documents]
-        asked += [self.tokenizer.fingerprint(), WIDTH.__name__, self.max_tokens if split == "train" else None]
-        key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+        identity = [split, self.arguments, self.column, self.train_split, self.val_split, self.val_documents]
+        identity += [self.tokenizer.fingerprint(), WIDTH.__name__, self.max_tokens if split == "train" else None]
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         path = self.cache / f"{split}_{key}.tokens"
         if not path.with_suffix(".json").is_file():
             texts = map(self.text, self.documents(split, self.streaming))
@@ -231,7 +231,7 @@ class TextStream(IterableDataset[Any]):
                     yield self.source.text(row)
             if place < 0:
                 raise ValueError(
-                    f"The data set {self.source.asked['path']} has no documents to train on besides the"
+                    f"The data set {self.source.arguments['path']} has no documents to train on besides the"
                     f" {self.source.val_documents} held-out ones: set `val_documents` lower."
                 )
 

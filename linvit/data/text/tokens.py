@@ -36,7 +36,7 @@ class Bytes:
         return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; what is no valid UTF-8 becomes �."""
+        """The text of tokens; what is not valid UTF-8 becomes �."""
         return bytes(token for token in tokens if token < self.separator).decode("utf-8", "replace")
 
     def widths(self, text: bytes) -> Sequence[int]:

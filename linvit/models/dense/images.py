@@ -45,7 +45,7 @@ def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most
     Args:
         boxes: (n, 4), or (n, num_classes, 4) where every class has its own.
         scores: (n, num_classes) without a background.
-        least: score below which a box is no detection.
+        least: score below which a box is not a detection.
         overlap: IoU with a better box above which a box is none.
         most: detections of one image.
     """

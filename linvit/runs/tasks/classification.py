@@ -86,7 +86,7 @@ SPEC = ClassificationSpec()
 def _match_classes(run: "Run", source: Source) -> None:
     """Reads a folder's classes in the network's order; for released weights, sorted folders are the class indices.
 
-    Folders named by numbers (ImageNet-V2) that are no class names of the network are its class indices.
+    Folders named by numbers (ImageNet-V2) that are not class names of the network are its class indices.
     """
     classes, folders = run.class_names, source.class_names
     numbered = all(name.isdecimal() and int(name) < len(classes) for name in folders)

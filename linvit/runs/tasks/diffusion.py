@@ -186,7 +186,7 @@ SPEC = DiffusionSpec()
 
 
 def check_image_output(path: str | Path) -> Path:
-    """The path itself; raises ValueError for what is no .png or .npz file, OSError where it cannot be written."""
+    """The path itself; raises ValueError for an ending other than .png or .npz, OSError where it cannot be written."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ValueError(f"`output` is {path}, expected a .png or .npz file: name one of them.")

@@ -74,7 +74,7 @@ class LanguageSpec(DecoderSpec):
         """The prompt and its continuation, piece by piece, until the document ends or so many tokens are generated.
 
         Args:
-            prompt: how the text begins; bytes that are no UTF-8, surrogates here, are read as they are by networks of
+            prompt: how the text begins; bytes that are not UTF-8, surrogates here, are read as they are by networks of
                 bytes.
             tokens: how many at most.
             temperature: logits are divided by it; 0 takes the most likely token.

@@ -125,7 +125,7 @@ def test_of_many_complaints_five_are_named_and_the_rest_counted(caplog):
 def test_a_truncated_file_is_named(tmp_path):
     path = written(tmp_path)
     path.write_text(path.read_text()[:-40])
-    with pytest.raises(ValueError, match=r"instances\.json is no complete JSON .* cut short"):
+    with pytest.raises(ValueError, match=r"instances\.json is not complete JSON .* cut short"):
         read_annotations(path)
 
 

@@ -22,5 +22,5 @@ def test_a_data_set_is_counted_without_a_word(tmp_path, capsys):
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is no data set known here"):
+    with pytest.raises(ValueError, match="is not a known data set"):
         check_dense(tmp_path)

@@ -69,7 +69,7 @@ def test_a_stopped_call_goes_on_and_keeps_what_is_there(scenes, tmp_path):
 
 def test_a_folder_with_anything_else_in_it_is_refused(scenes, tmp_path):
     (tmp_path / "letter.txt").touch()
-    with pytest.raises(ValueError, match="is no empty folder and no folder of scenes"):
+    with pytest.raises(ValueError, match="is neither empty nor a folder of scenes"):
         list(make_scenes(tmp_path, 4, 3, 96, 0))
     with pytest.raises(ValueError, match=r"made otherwise \(version 1, train 4, val 3, size 96, seed 0\)"):
         list(make_scenes(scenes, 4, 3, 96, 1))

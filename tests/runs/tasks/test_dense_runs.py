@@ -34,7 +34,7 @@ def segmentor(tmp_path_factory, scenes):
 
 @pytest.fixture
 def photos(tmp_path):
-    """Two files of one name, a thin one, one that is no image."""
+    """Two files of one name, a thin one, one that is not an image."""
     (tmp_path / "photos" / "more").mkdir(parents=True)
     noise = Image.effect_noise((37, 50), 60).convert("RGB")
     noise.save(tmp_path / "photos" / "A.png")
@@ -166,9 +166,9 @@ def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys
         ([detector, image, "--threshold", "2"], "--threshold is 2.0, expected a score from 0 to 1"),
         (
             [detector, image, "--topk", "3"],
-            "--topk is no option of predict for the task detection, which takes --threshold, --weights, --output",
+            "--topk is not an option of predict for the task detection, which takes --threshold, --weights, --output",
         ),
-        ([segmentor, image, "--threshold", "0.3"], "--threshold is no option of predict for the task segmentation"),
+        ([segmentor, image, "--threshold", "0.3"], "--threshold is not an option of predict for the task segmentation"),
         ([detector, image, "--framework", "upernet"], "--framework needs --model"),
         (["--model", "ravlt_nano", "--framework", "yolo", "--checkpoint", detector, image], "--framework is 'yolo'"),
         (["--model", "ravlt", "--framework", "upernet", "--checkpoint", detector, image], "ravlt"),

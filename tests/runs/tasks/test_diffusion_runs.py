@@ -147,7 +147,7 @@ def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
         (["generate", "RUN", "--output", "folder.png"], "--output is folder.png, which is a folder"),
         (["predict", "RUN", "a.png"], "diffusion predicts nothing"),
         (["eval", "RUN", "data=digits"], "leave it out"),
-        (["generate", "RUN", "--prompt", "The", "--output", "a.png"], "--prompt is no option of generate"),
+        (["generate", "RUN", "--prompt", "The", "--output", "a.png"], "--prompt is not an option of generate"),
     ],
 )
 def test_what_cannot_be_generated_is_one_sentence(run, asked, sentence, capsys, tmp_path, monkeypatch):

@@ -112,8 +112,8 @@ def test_another_folder_and_its_report(run, tmp_path):
         (["generate", "RUN", "--temperature", "nan"], "temperature is nan"),
         (["generate", "RUN", "--top-p", "2", "--prompt", "The"], "is 2.0"),
         (["generate", "RUN", "--seed", "9" * 30], "--seed is 999"),
-        (["generate", "RUN", "--output", "image.png"], "--output is no option of generate for the task language"),
-        (["generate", "RUN", "--guidance", "2"], "--guidance is no option of generate for the task language"),
+        (["generate", "RUN", "--output", "image.png"], "--output is not an option of generate for the task language"),
+        (["generate", "RUN", "--guidance", "2"], "--guidance is not an option of generate for the task language"),
         (["eval", "RUN", "data=nowhere"], "nowhere does not exist"),
         (["eval", "RUN", "--limit", "3"], "--limit is for --tasks, which is not given"),
         (["eval", "RUN", "--beam", "3"], "Unknown setting of the data 'beam'"),
@@ -136,7 +136,7 @@ def test_wrong_use_ends_in_a_sentence(run, command, message, capsys):
         ({"seed": 2**64}, "expected a whole number from 0"),
         (
             {"classes": ["3"]},
-            "`classes` is no option of generate for the task language, which takes `prompt`",
+            "`classes` is not an option of generate for the task language, which takes `prompt`",
         ),
     ],
 )

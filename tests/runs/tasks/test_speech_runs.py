@@ -128,7 +128,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path
     [
         (["predict", "RUN", "nowhere.wav"], "There is no sound file or folder at nowhere.wav"),
         (["predict", "RUN", "EMPTY"], "has no sound files in it"),
-        (["predict", "RUN", "x.wav", "--topk", "3"], "--topk is no option of predict for the task speech"),
+        (["predict", "RUN", "x.wav", "--topk", "3"], "--topk is not an option of predict for the task speech"),
         (["predict", "RUN", "SOUND", "--beam", "0"], "--beam is 0"),
         (["predict", "RUN", "SOUND", "--lm", "a.arpa"], "--lm needs a beam"),
         (["predict", "RUN", "SOUND", "--lm-weight", "2"], "--lm-weight is the weight of --lm, which is not given"),
@@ -354,9 +354,9 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
     [
         (["--stream", "0"], "is 0.0, expected a time above 0"),
         (["--stream", "inf"], "is inf, expected a time above 0"),
-        (["--stream", "1", "--beam", "2"], "--beam is no option of stream for the task speech, which takes --weights"),
-        (["--stream", "1", "--topk", "2"], "--topk is no option of stream"),
-        (["--stream", "1", "--output", "a.csv"], "--output is no option of stream"),
+        (["--stream", "1", "--beam", "2"], "--beam is not an option of stream for the task speech, which takes"),
+        (["--stream", "1", "--topk", "2"], "--topk is not an option of stream"),
+        (["--stream", "1", "--output", "a.csv"], "--output is not an option of stream"),
         (["another.wav", "--stream", "1"], "A stream is one sound, but there are 2"),
     ],
 )
