@@ -168,8 +168,8 @@ def _check(folder: Path, settings: dict[str, int]) -> None:
     check_seed(settings["seed"])
     if settings["size"] < 64 or min(settings["train"], settings["val"]) < 1:
         raise ValueError(
-            f"There are {settings['train']} training and {settings['val']} validation scenes of {settings['size']} px, expected"
-            " one of each or more, and 64 px or more."
+            f"There are {settings['train']} training and {settings['val']} validation scenes of {settings['size']} px,"
+            " expected one of each or more, and 64 px or more."
         )
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return

@@ -135,8 +135,8 @@ class HuggingFaceText(TextSource):
         text = row.get(self.column)
         if not isinstance(text, str):
             raise ValueError(
-                f"The data set {self.arguments['path']} has a row whose {self.column!r} is {text!r:.40}, expected text: set"
-                " `column` to a column of text, or remove such rows from the data."
+                f"The data set {self.arguments['path']} has a row whose {self.column!r} is {text!r:.40}, expected text:"
+                " set `column` to a column of text, or remove such rows from the data."
             )
         return text.encode("utf-8", "replace")
 
