@@ -5,9 +5,13 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
+
+from linvit.runs.training import train_folder
+from linvit.tasks.checkpoints import RunStoppedError
 
 TINY = {
     "seed": 3,
@@ -18,6 +22,21 @@ TINY = {
     "data": {"name": "digits", "batch_size": 16, "max_shift": 2},
     "trainer": {"max_epochs": 4, "accelerator": "cpu", "limit_train_batches": 3, "limit_val_batches": 2},
 }
+
+
+class At(Callback):
+    """Calls `act(trainer, task)` before the batch of one step."""
+
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == self.step:
+            self.act(trainer, pl_module)
+
+
+def press_ctrl_c(trainer, task):
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 class Dies(Callback):
@@ -62,3 +81,15 @@ def differing(run: Path, other: Path, fewest: int = 500) -> list[str]:
     assert len(pairs) >= fewest
     unequal = [name for name, one, two in pairs if not torch.equal(one, two)]
     return unequal if groups[0] == groups[1] else [*unequal, "param_groups"]
+
+
+def check_resumes_bit_for_bit(recipe: Path, whole: Path, step: int, fewest: int = 500) -> None:
+    """Ctrl-C before the batch of a step, then resume: the run ends as `whole`, which nobody stopped."""
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(RunStoppedError, match="`resume=True`"):
+        train_folder(recipe, callbacks=[At(step, press_ctrl_c)])
+    assert content(recipe.parent / "run")["global_step"] == step + 1
+    assert signal.getsignal(signal.SIGINT) is before
+    run = train_folder(recipe, resume=True)
+    assert differing(run, whole, fewest) == []
+    assert curve(run) == curve(whole)

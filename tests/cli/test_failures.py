@@ -9,8 +9,7 @@ import sys
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
-from tiny_run import content, curve, differing, write_recipe
+from tiny_run import At, content, curve, differing, write_recipe
 
 from linvit.cli import main
 from linvit.data.images import Digits
@@ -18,17 +17,6 @@ from linvit.data.images.digits import Shifted
 from linvit.runs.training import train_folder
 
 SOON = {"max_epochs": 3}
-
-
-class Before(Callback):
-    """Calls `act()` before the batch of one step."""
-
-    def __init__(self, step, act):
-        self.step, self.act = step, act
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == self.step:
-            self.act()
 
 
 @contextlib.contextmanager
@@ -63,7 +51,7 @@ def test_a_full_disk_stops_with_one_sentence_and_resume_goes_on(straight, tmp_pa
         small_files() as limit,
         pytest.raises(OSError, match=r"could not be written .*train again with `resume=True`") as error,
     ):
-        train_folder(recipe, callbacks=[Before(4, lambda: limit(room))])
+        train_folder(recipe, callbacks=[At(4, lambda *_: limit(room))])
     assert "\n" not in str(error.value)
     check_first_epoch_is_kept(tmp_path / "run", straight)
 
@@ -71,12 +59,12 @@ def test_a_full_disk_stops_with_one_sentence_and_resume_goes_on(straight, tmp_pa
 def test_checkpoints_that_can_no_longer_be_written_stop_with_one_sentence(straight, tmp_path):
     folder = tmp_path / "run" / "checkpoints"
 
-    def block():  # a file in the folder's place: the only thing that root, too, cannot write into
+    def block(*_):  # a file in the folder's place: the only thing that root, too, cannot write into
         folder.rename(tmp_path / "kept")
         folder.touch()
 
     with pytest.raises(OSError, match=r"last\.ckpt could not be written .*train again with `resume=True`"):
-        train_folder(write_recipe(tmp_path, trainer=SOON), callbacks=[Before(4, block)])
+        train_folder(write_recipe(tmp_path, trainer=SOON), callbacks=[At(4, block)])
     folder.unlink()
     (tmp_path / "kept").rename(folder)
     check_first_epoch_is_kept(tmp_path / "run", straight)

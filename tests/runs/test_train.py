@@ -1,4 +1,3 @@
-import os
 import random
 import signal
 import subprocess
@@ -11,30 +10,15 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
-from tiny_run import content, curve, differing, write_recipe
+from tiny_run import At, check_resumes_bit_for_bit, content, curve, differing, press_ctrl_c, write_recipe
 
 import linvit
 from linvit.runs.training import train_folder
 from linvit.tasks.checkpoints import RunStoppedError
 
 
-class At(Callback):
-    """Calls `act(trainer, task)` before the batch of one step."""
-
-    def __init__(self, step, act):
-        self.step, self.act = step, act
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == self.step:
-            self.act(trainer, pl_module)
-
-
 def die(trainer, task):
     raise KeyError("power cut")
-
-
-def press_ctrl_c(trainer, task):
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +56,7 @@ def test_four_epochs_equal_two_and_two_after_a_crash(straight, tmp_path):
 
 @pytest.mark.parametrize("step", [1, 3, 5], ids=["in the first epoch", "at a start", "before a last batch"])
 def test_ctrl_c_saves_and_resume_goes_on_in_the_middle_of_an_epoch(straight, tmp_path, step):
-    recipe = write_recipe(tmp_path)
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(RunStoppedError, match="`resume=True`"):
-        train_folder(recipe, callbacks=[At(step, press_ctrl_c)])
-    assert content(tmp_path / "run")["global_step"] == step + 1
-    assert signal.getsignal(signal.SIGINT) is before
-    run = train_folder(recipe, resume=True)
-    assert differing(run, straight) == []
-    assert curve(run) == curve(straight)
+    check_resumes_bit_for_bit(write_recipe(tmp_path), straight, step)
 
 
 def test_a_run_that_started_from_weights_resumes_without_them(straight, tmp_path):

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from tiny_dense import tiny_scenes, write_dense_recipe
-from tiny_run import content, curve, differing
+from tiny_run import check_resumes_bit_for_bit, content, curve, differing
 
 from linvit.cli import main
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
-from linvit.tasks.checkpoints import RunStoppedError
 
 COLUMNS = {
     "retinanet": {"box_ap", "box_ap50", "box_ap75"},
@@ -25,17 +23,6 @@ COLUMNS = {
     "semantic_fpn": {"miou", "pixel_accuracy", "class_accuracy"},
     "upernet": {"miou"},
 }
-
-
-class Interrupts(Callback):
-    """Presses Ctrl-C before the batch of one step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +62,7 @@ def test_every_framework_trains_and_is_measured_again(framework, runs):
 @pytest.mark.parametrize("framework", ["mask_rcnn", "semantic_fpn"])
 def test_a_stopped_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, framework)
-    with pytest.raises(RunStoppedError, match="`resume=True`"):
-        train_folder(recipe, callbacks=[Interrupts(4)])
-    assert content(tmp_path / "run")["global_step"] == 5
-    run = train_folder(recipe, resume=True)
-    assert differing(run, runs(framework), fewest=100) == []
-    assert curve(run) == curve(runs(framework))
+    check_resumes_bit_for_bit(recipe, runs(framework), step=4, fewest=100)
 
 
 @pytest.mark.slow

@@ -9,23 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from tiny_diffusion import write_diffusion_recipe
-from tiny_run import content, curve, differing
+from tiny_run import check_resumes_bit_for_bit, content, curve, differing
 
 from linvit.cli import main
 from linvit.runs import load_run, train
 from linvit.runs.training import train_folder
 from linvit.studies.pool import last_measures
 from linvit.tasks import generated
-from linvit.tasks.checkpoints import RunStoppedError
-
-
-class PressesCtrlC(Callback):
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == 6:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,12 +47,7 @@ def test_it_learns_and_is_measured_by_what_its_moving_average_generates(run):
 
 def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     recipe = write_diffusion_recipe(tmp_path)
-    with pytest.raises(RunStoppedError):
-        train_folder(recipe, callbacks=[PressesCtrlC()])
-    assert content(tmp_path / "run")["global_step"] == 7
-    train(recipe, resume=True)
-    assert differing(tmp_path / "run", run, fewest=20) == []
-    assert curve(tmp_path / "run") == curve(run)
+    check_resumes_bit_for_bit(recipe, run, step=6, fewest=20)
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
 import json
 import math
-import os
 import re
-import signal
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from tiny_language import write_language_recipe, write_texts
-from tiny_run import content, curve, differing
+from tiny_run import check_resumes_bit_for_bit, content, curve
 from torch.nn.functional import cross_entropy
 
 from linvit.cli import main
@@ -18,13 +15,6 @@ from linvit.runs.listing import list_networks
 from linvit.runs.tasks.language import pieces
 from linvit.runs.training import train_folder
 from linvit.studies import compare
-from linvit.tasks.checkpoints import RunStoppedError
-
-
-class PressesCtrlC(Callback):
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == 6:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +31,7 @@ def test_it_learns_and_the_best_checkpoint_is_that_of_the_fewest_bits(run):
 
 def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     recipe = write_language_recipe(tmp_path, data={"root": str(run.parent / "texts")})
-    with pytest.raises(RunStoppedError):
-        train_folder(recipe, callbacks=[PressesCtrlC()])
-    assert content(tmp_path / "run")["global_step"] == 7
-    train(recipe, resume=True)
-    assert differing(tmp_path / "run", run, fewest=20) == []
-    assert curve(tmp_path / "run") == curve(run)
+    check_resumes_bit_for_bit(recipe, run, step=6, fewest=20)
 
 
 def test_the_bits_are_those_of_every_held_out_byte(run):
