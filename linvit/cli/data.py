@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,18 +55,20 @@ def run(options: argparse.Namespace) -> int:
 
 def _make_scenes(options: argparse.Namespace) -> None:
     from linvit.data.dense.scenes import make_scenes
+    from linvit.runs.progress import tracked
 
     folder, total = options.folder, options.train + options.val
     scenes = make_scenes(folder, options.train, options.val, options.size, options.seed)
-    count = sum(1 for _ in _bar(scenes, "scenes", total))
+    count = sum(1 for _ in tracked(scenes, "scenes", total))
     print(f"{count} scenes: {folder}/detection is in COCO's format, {folder}/segmentation in ADE20K's.")
 
 
 def _make_speech(options: argparse.Namespace) -> None:
     from linvit.data.speech.spoken_digits import make_speech
+    from linvit.runs.progress import tracked
 
     folder, total = options.folder, options.train + options.val
-    count = sum(1 for _ in _bar(make_speech(folder, options.train, options.val, options.seed), "utterances", total))
+    count = sum(1 for _ in tracked(make_speech(folder, options.train, options.val, options.seed), "utterances", total))
     print(f"{count} utterances: {folder}/train and {folder}/val are in LibriSpeech's layout.")
 
 
@@ -81,8 +82,9 @@ def _make_latents(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     from linvit.data.dense.check import check_dense
+    from linvit.runs.progress import tracked
 
-    checked = check_dense(options.path, options.labels, not options.boxes, _bar)
+    checked = check_dense(options.path, options.labels, not options.boxes, tracked)
     _show(checked)
     problems = [problem for split in checked for problem in split.problems]
     if not problems:
@@ -97,10 +99,3 @@ def _show(checked: list["Checked"]) -> None:
     for columns in dict.fromkeys(tuple(split.counts) for split in checked):
         splits = [split for split in checked if tuple(split.counts) == columns]
         show_rows([{"data": split.name, **split.counts, "problems": len(split.problems)} for split in splits])
-
-
-def _bar(items: Iterable[Any], name: str, total: int) -> Iterable[Any]:
-    """A progress bar where the output is a terminal."""
-    from rich.progress import track
-
-    return track(items, name, total, transient=True, disable=not sys.stdout.isatty())

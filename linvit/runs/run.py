@@ -131,8 +131,7 @@ class Run:
 
         Args:
             data, overrides: see `source`; also the task's own options (speech: beam, language_model, …; language:
-                tasks,
-                include, limit).
+                tasks, include, limit).
             progress: whether a bar is shown on the terminal.
             trainer: arguments of Lightning's Trainer, such as devices and precision.
         """
@@ -144,7 +143,9 @@ class Run:
         Args:
             inputs: a path or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech
                 recognition paths or arrays of samples.
-            options: weights ("raw" or "ema"), progress, and those of the task: see `predict` in `linvit.runs.tasks`.
+            options: weights ("raw" or "ema", by default the moving average where there is one), output (a file or
+                folder to save to as well), progress (whether a bar is shown), and those of the task, see `predict` in
+                its file of `linvit.runs.tasks`.
 
         Raises ValueError for inputs that hold nothing to predict, and options that the task does not have. Files that
         cannot be read are listed in the result's `unreadable`.

@@ -59,9 +59,7 @@ class ClassificationSpec(ClassifierSpec):
 
         Args:
             topk: how many classes.
-            weights: "raw" or "ema"; by default the moving average where there is one.
-            output: .csv or .json file that is written too.
-            progress: whether a bar is shown.
+            weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
         if topk < 1:
             raise ValueError(f"`topk` is {topk}, expected 1 or more: set it higher.")

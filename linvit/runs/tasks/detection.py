@@ -68,10 +68,9 @@ class DetectionSpec(DenseSpec):
 
         Args:
             threshold: score from which objects are shown: counted in `table()`, drawn in the images of a folder.
-            weights: "raw" or "ema"; by default the moving average where there is one.
             output: folder for predictions.json in COCO's format and images with the objects drawn onto them; each
                 image is written at once and its masks are not kept.
-            progress: whether a bar is shown.
+            weights, progress: see Run.predict.
         """
         if not 0 <= threshold <= 1:
             raise ValueError(f"`threshold` is {threshold}, expected a score from 0 to 1: change it.")

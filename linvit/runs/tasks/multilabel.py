@@ -48,9 +48,7 @@ class MultiLabelSpec(ClassifierSpec):
 
         Args:
             threshold: probability from which a class is named.
-            weights: "raw" or "ema"; by default the moving average where there is one.
-            output: .csv or .json file that is written too.
-            progress: whether a bar is shown.
+            weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
         if not 0 <= threshold <= 1:
             raise ValueError(f"`threshold` is {threshold}, expected a probability from 0 to 1: change it.")

@@ -63,10 +63,9 @@ class SegmentationSpec(DenseSpec):
         """A MapPrediction for each image.
 
         Args:
-            weights: "raw" or "ema"; by default the moving average where there is one.
             output: folder for maps of labels, numbered as in the training data, labels.json, and images under the
                 colours of their classes; each image is written at once and its map is not kept.
-            progress: whether a bar is shown.
+            weights, progress: see Run.predict.
         """
 
         def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> MapPrediction:

@@ -96,9 +96,7 @@ class SpeechSpec(NamedSpec):
             language_model: n-gram language model of words, .arpa or in KenLM's binary form; needs a beam.
             lm_weight: weight of its score (0.5).
             word_bonus: score added for each word (0); needs a beam.
-            weights: "raw" or "ema"; by default the moving average where there is one.
-            output: .csv or .json file that is written too.
-            progress: whether a bar is shown.
+            weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
         set_decoding(run, beam, language_model, lm_weight, word_bonus)
         path = None if output is None else check_output(output)
