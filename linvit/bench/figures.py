@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from linvit.analysis.figures import COLOURS
+from linvit.analysis.figures import COLOURS, subplots
 from linvit.bench import inference
 from linvit.bench.page import CLOCKS
 from linvit.bench.rows import Report, Row, curves, measured
@@ -46,8 +46,8 @@ def growth(report: Report) -> Figure:
     names = list(dict.fromkeys(line[0].name for line in lines.values()))
     variants = list(dict.fromkeys((line[0].variant, line[0].dtype, line[0].batch) for line in lines.values()))
     with_memory = any(row.peak_mib for line in lines.values() for row in line)
-    figure = Figure(figsize=(6.2 * (1 + with_memory), 4.6 + 0.11 * len(lines)), layout="constrained")
-    panels = figure.subplots(1, 1 + with_memory, squeeze=False)[0]
+    size = 6.2 * (1 + with_memory), 4.6 + 0.11 * len(lines)
+    figure, (panels,) = subplots(size, 1, 1 + with_memory, squeeze=False)
     work = {name.partition(", ")[2] for name in lines}
     common = f", {work.pop()}" if len(work) == 1 and "" not in work else ""
     for name, line in lines.items():
@@ -70,10 +70,11 @@ def growth(report: Report) -> Figure:
     what = "tokens" if rows[0].tokens is not None else "pixels"
     memory = "memory of what was read" if report.kind == "decoding" else "peak memory above inputs and weights"
     labels = (f"ms per call{common}", f"{memory}, MiB")
+    marked = sorted({row.extent for line in lines.values() for row in line})
     for axes, label in zip(panels, labels, strict=False):
         axes.set(xlabel=what, ylabel=label, xscale="log", yscale="log")
-        axes.grid(alpha=0.3)
-    _mark_extents(panels, sorted({row.extent for line in lines.values() for row in line}))
+        axes.set_xticks(marked, [_short(extent) for extent in marked], fontsize=8, minor=False)
+        axes.minorticks_off()
     columns = 1 if len(lines) < 8 else 2
     figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns * len(panels))
     return figure
@@ -83,20 +84,13 @@ def _power(exponent: float | None) -> str:
     return "" if exponent is None else f": power {exponent:.2f}"
 
 
-def _mark_extents(panels: Sequence[Axes], extents: Sequence[int]) -> None:
-    for axes in panels:
-        axes.set_xticks(extents, [_short(extent) for extent in extents], fontsize=8, minor=False)
-        axes.minorticks_off()
-
-
 def _short(extent: int) -> str:
     return f"{extent / 1e6:.2g}M" if extent >= 100_000 else f"{extent:,}"
 
 
 def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -> Figure:
     """Published accuracy over measured time, one colour per network, one marker per variant, lines between variants."""
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = subplots((9, 5.2))
     names = list(dict.fromkeys(row.name for row in rows))
     variants = list(dict.fromkeys((row.variant, row.dtype) for row in rows))
     heights = _apart({name: accuracies[name][0] for name in names})
@@ -122,7 +116,6 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
     low, high = axes.get_xlim()
     axes.set_xlim(low, high * (high / low) ** 0.3)  # room for the names
     _plain_ticks(axes)
-    axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8, loc="lower right", title="filled: ours")
     return figure
 
@@ -150,8 +143,7 @@ def _plain_ticks(axes: Axes) -> None:
 
 def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Loss over steps, and each variant's distance from the plain curve beside the noise of its dtype."""
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = subplots((11, 4), 1, 2)
     plain = variants["plain"]["losses"] if "plain" in variants else next(iter(variants.values()))["losses"]
     noises: dict[float, str] = {}
     for index, (variant, curve) in enumerate(variants.items()):
@@ -167,7 +159,5 @@ def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
         right.annotate(f"noise of {dtype}", (1, noise), (0, 3), textcoords="offset points", fontsize=8, color="#777777")
     left.set(xlabel="step", ylabel="loss", title=name)
     right.set(xlabel="step", ylabel="distance from the plain curve", yscale="log")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
     left.legend(frameon=False)
     return figure
