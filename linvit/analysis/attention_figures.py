@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
 from torch import Tensor
 
-from linvit.analysis.figures import subplots
+from linvit.analysis.figures import plain_ticks, subplots
 from linvit.analysis.magnitude import LOG_RATIO, PAPER_SCALE, READOUTS, SORTED
 from linvit.analysis.measured import Layer, Measured, select
 from linvit.analysis.rank import LOCAL, MATRICES, MIXED, MODULATED, SPECTRUM, STATE, TOLERANCES
@@ -99,7 +97,7 @@ def spectrum_figure(measured: Sequence[Measured]) -> Figure:
         for tolerance in filter(None, TOLERANCES.values()):
             axes.axhline(tolerance, color="#999999", linestyle=":", linewidth=0.8)
         axes.set(yscale="log", ylim=(1e-8, 2), xlabel="singular value")
-        _plain_ticks(axes.yaxis)
+        plain_ticks(axes.yaxis)
         axes.set_title(f"{layer.name}\n{layer.mechanism}, {_size(layer)}", fontsize=7)
     for row in grid:
         row[0].set_ylabel("over the largest")
@@ -176,8 +174,8 @@ def readout_figure(measured: Sequence[Measured]) -> Figure:
         axes.axhline(0, color="#999999", linewidth=0.8)
         axes.set_yscale("symlog", linthresh=1)
         axes.set(xscale="log", xlabel="key, best first")
-        _plain_ticks(axes.xaxis)
-        _plain_ticks(axes.yaxis)
+        plain_ticks(axes.xaxis)
+        plain_ticks(axes.yaxis)
         axes.set_title(name, color=colour_of(name))
     limits = [axes.get_ylim() for axes in top[:3]]  # the fourth is larger by orders of magnitude
     for axes in top[:3]:
@@ -256,13 +254,13 @@ def _against_magnitude(panels: Sequence[Axes], lines: Sequence[tuple[Sequence[Me
         axes.set_title(title, fontsize=10)
         axes.set_xscale("log", base=2)
         axes.set_xlim(min(factors) / 1.2, max(factors) * 1.2)  # a panel may have no number at all
-        _plain_ticks(axes.xaxis)
+        plain_ticks(axes.xaxis)
         axes.set_xlabel("a, the query's magnitude")
     entropy, negative, _, ratio = panels
     entropy.set_ylim(min(0.95, entropy.get_ylim()[0]), 1.005)
     negative.set_ylim(-1, max(5, negative.get_ylim()[1]))
     ratio.set(yscale="log", ylim=(0.9, min(HIGHEST_RATIO, max(10, ratio.get_ylim()[1]))))
-    _plain_ticks(ratio.yaxis)
+    plain_ticks(ratio.yaxis)
 
 
 def _at_magnitude(entry: Measured, measure: str) -> float:
@@ -297,12 +295,6 @@ def _over_layers(axes: Axes, layers: Sequence[Layer], title: str) -> None:
     axes.set_xlabel("attention layer")
     axes.set_xlim(0.5, len(layers) + 0.5)
     axes.xaxis.get_major_locator().set_params(integer=True)
-
-
-def _plain_ticks(axis: Axis) -> None:
-    """0.25 and 1e-05 instead of powers, and no small ticks: a tenth of the time to draw."""
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _mechanism_handles(layers: Sequence[Layer], marker: str) -> list[Line2D]:

@@ -4,7 +4,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from linvit.files import replacing
 
@@ -19,6 +21,12 @@ def subplots(size: tuple[float, float], rows: int = 1, columns: int = 1, **optio
     for axes in figure.axes:
         axes.grid(alpha=0.3)
     return figure, panels
+
+
+def plain_ticks(axis: Axis) -> None:
+    """0.25 and 1e-05 instead of powers, and no small ticks: a tenth of the time to draw."""
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def svg(figure: Figure) -> str:

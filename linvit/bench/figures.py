@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
-from linvit.analysis.figures import COLOURS, subplots
+from linvit.analysis.figures import COLOURS, plain_ticks, subplots
 from linvit.bench import inference
 from linvit.bench.page import CLOCKS
 from linvit.bench.rows import Report, Row, curves, measured
@@ -57,13 +57,9 @@ def growth(report: Report) -> Figure:
             "marker": MARKERS[names.index(line[0].name) % len(MARKERS)],
             "markersize": 4,
         }
-        extents = [row.extent for row in line]
-        panels[0].plot(
-            extents,
-            [row.median_ms for row in line],
-            label=f"{name.removesuffix(common)}{_power(exponents.get(name))}",
-            **style,
-        )
+        power = f": power {exponents[name]:.2f}" if name in exponents else ""
+        label = f"{name.removesuffix(common)}{power}"
+        panels[0].plot([row.extent for row in line], [row.median_ms for row in line], label=label, **style)
         known = [row for row in line if row.peak_mib]
         if with_memory and known:
             panels[1].plot([row.extent for row in known], [row.peak_mib for row in known], **style)
@@ -78,10 +74,6 @@ def growth(report: Report) -> Figure:
     columns = 1 if len(lines) < 8 else 2
     figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns * len(panels))
     return figure
-
-
-def _power(exponent: float | None) -> str:
-    return "" if exponent is None else f": power {exponent:.2f}"
 
 
 def _short(extent: int) -> str:
@@ -115,7 +107,8 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
     axes.set(xlabel=f"ms a batch ({heading})", ylabel="published ImageNet-1k top-1, %", xscale="log")
     low, high = axes.get_xlim()
     axes.set_xlim(low, high * (high / low) ** 0.3)  # room for the names
-    _plain_ticks(axes)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    plain_ticks(axes.xaxis)
     axes.legend(frameon=False, fontsize=8, loc="lower right", title="filled: ours")
     return figure
 
@@ -127,18 +120,6 @@ def _apart(heights: Mapping[str, float], share: float = 0.03) -> dict[str, float
     for name in sorted(heights, key=lambda name: heights[name]):
         moved[name] = max(heights[name], max(moved.values(), default=-math.inf) + least)
     return moved
-
-
-def _plain_ticks(axes: Axes) -> None:
-    low, high = axes.get_xlim()
-    ticks = [
-        digit * 10**power
-        for power in range(-2, 7)
-        for digit in (1, 1.5, 2, 3, 5, 7)
-        if low <= digit * 10**power <= high
-    ]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
 
 
 def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
