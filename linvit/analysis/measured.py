@@ -90,14 +90,7 @@ def gather(
 ) -> list[Measured]:
     """What `measure` says of every attention over more than one token, put together over the batches.
 
-    Args:
-        network: as in `visit`.
-        batches: inputs as in `visit`.
-        layers: names of layers, all for None.
-        measure: called with each Probe; conditions with their values, (images, heads, …).
-
-    Raises:
-        ValueError: as `visit`.
+    measure: called with each Probe; conditions with their values, (images, heads, …). Others as in `measure_ranks`.
     """
     gathered = Gathered()
 
