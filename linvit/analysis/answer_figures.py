@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from linvit.analysis.answers import Answers, Pair, calibration, expected_calibration_error, per_class
-from linvit.analysis.figures import COLOURS
+from linvit.analysis.figures import COLOURS, subplots
 
 SHOWN = 20  # classes at either end
 LONGEST = 28  # characters of a class name
@@ -29,19 +29,20 @@ def class_shares(shares: Tensor, class_names: Sequence[str], measure: str) -> Fi
     order = known[shares[known].argsort(stable=True)].tolist()
 
     def bars(axes: Axes, places: Sequence[int], title: str) -> None:
-        _bars(axes, [_short(class_names[place]) for place in places], shares[places], f"{measure}, %", title)
+        axes.barh(range(len(places)), (100 * shares[places]).tolist(), color=COLOURS[0])
+        axes.set_yticks(range(len(places)), [_short(class_names[place]) for place in places], fontsize=8)
+        axes.set(xlabel=f"{measure}, %", xlim=(0, 100), ylim=(len(places) - 0.4, -0.6), title=title)
+        axes.grid(visible=False, axis="y")
 
     if len(order) <= 2 * SHOWN:
-        figure = Figure(figsize=(8, 0.9 + 0.24 * len(order)), layout="constrained")
-        bars(figure.subplots(), order, "")
+        figure, axes = subplots((8, 0.9 + 0.24 * len(order)))
+        bars(axes, order, "")
         return figure
-    figure = Figure(figsize=(12, 6.2), layout="constrained")
-    worst, best, every = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
+    figure, (worst, best, every) = subplots((12, 6.2), 1, 3, width_ratios=(1, 1, 0.9))
     bars(worst, order[:SHOWN], f"the {SHOWN} worst")
     bars(best, order[: -SHOWN - 1 : -1], f"the {SHOWN} best")
     every.hist(100 * shares[known].numpy(), bins=20, range=(0, 100), color=COLOURS[0])
     every.set(xlabel=f"{measure}, %", ylabel="classes", title=f"all {len(order):,} classes")
-    every.grid(alpha=0.3)
     return figure
 
 
@@ -65,8 +66,7 @@ def calibration_curve(answers: Answers) -> Figure:
     counts, confidence, accuracy = calibration(answers)
     edges = torch.arange(len(counts)) / len(counts)
     full = counts > 0
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = subplots((10, 3.8), 1, 2)
     left.plot([0, 100], [0, 100], color="#999999", linestyle="--", label="as sure as right")
     left.plot(100 * confidence[full], 100 * accuracy[full], "o-", color=COLOURS[1], label="network", clip_on=False)
     left.set(xlabel="mean confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
@@ -74,8 +74,6 @@ def calibration_curve(answers: Answers) -> Figure:
     left.legend(frameon=False)
     right.bar(100 * edges, counts, width=100 / len(counts), align="edge", color=COLOURS[0], edgecolor="white")
     right.set(xlabel="confidence, %", ylabel="images", xlim=(0, 100))
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
     return figure
 
 
@@ -104,13 +102,6 @@ def confusion_matrix(confusion: Tensor, class_names: Sequence[str]) -> Figure:
     if len(names) < len(class_names):
         axes.set_title(f"the {len(names)} of {len(class_names)} classes with most wrong pixels", fontsize=10)
     return figure
-
-
-def _bars(axes: Axes, names: Sequence[str], shares: Tensor, label: str, title: str) -> None:
-    axes.barh(range(len(names)), (100 * shares).tolist(), color=COLOURS[0])
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set(xlabel=label, xlim=(0, 100), ylim=(len(names) - 0.4, -0.6), title=title)
-    axes.grid(axis="x", alpha=0.3)
 
 
 def _short(name: str) -> str:

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
 from torch import Tensor
 
+from linvit.analysis.figures import plain_ticks, subplots
 from linvit.analysis.magnitude import LOG_RATIO, PAPER_SCALE, READOUTS, SORTED
 from linvit.analysis.measured import Layer, Measured, select
 from linvit.analysis.rank import LOCAL, MATRICES, MIXED, MODULATED, SPECTRUM, STATE, TOLERANCES
@@ -38,6 +37,12 @@ SCORE_TITLES = {
     "negative_mass": "their share of Σ|A|, %",
     "row_sum": "sum of a row",
 }
+MAGNITUDE_TITLES = {
+    "entropy_share": SCORE_TITLES["entropy_share"],
+    "negative_share": SCORE_TITLES["negative_share"],
+    "largest": "largest |A|/Σ|A|",
+    LOG_RATIO: "p: best key's score over\nthat of the upper quartile",
+}
 PERCENT = ("negative_share", "negative_mass")
 MOST_LAYERS, MOST_MAPS = 12, 5
 SHOWN_FACTORS = (0.25, 1.0, 4.0, 16.0, 64.0)
@@ -56,15 +61,17 @@ def rank_figure(measured: Sequence[Measured]) -> Figure:
     measured: from `measure_ranks`. Dashed: the largest possible rank; squares: the layer's mechanism.
     """
     layers = layers_of(measured)
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    figure, panels = subplots((13, 3.8), 1, len(RANK_TITLES))
     full = [min(layer.width, layer.grid[0] * layer.grid[1]) for layer in layers]
-    for axes, (measure, title) in zip(figure.subplots(1, len(RANK_TITLES)), RANK_TITLES.items(), strict=True):
+    for axes, (measure, title) in zip(panels, RANK_TITLES.items(), strict=True):
         for matrix in MATRICES:
             _line(axes, layers, select(measured, matrix=matrix), measure, MATRIX_COLOURS[matrix])
         axes.set_ylim(0, 1.06 * max(full) if measure in TOLERANCES else None)
         axes.step(range(1, len(layers) + 1), full, where="mid", color="#999999", linestyle="--", scaley=False)
-        _number_layers(axes, layers)
-        axes.set_title(title, fontsize=10)
+        for number, layer in enumerate(layers, start=1):
+            foot = axes.get_xaxis_transform()
+            axes.plot(number, 0.02, "s", transform=foot, color=colour_of(layer.mechanism), markersize=5)
+        _over_layers(axes, layers, title)
     present = [matrix for matrix in MATRICES if select(measured, matrix=matrix)]
     handles = [Line2D([], [], color=MATRIX_COLOURS[m], marker=".", label=MATRIX_LABELS[m]) for m in present]
     handles.append(Line2D([], [], color="#999999", linestyle="--", label="largest possible rank"))
@@ -77,8 +84,8 @@ def spectrum_figure(measured: Sequence[Measured]) -> Figure:
     layers = _evenly(layers_of(measured), MOST_LAYERS)
     columns = min(4, len(layers))
     rows = -(-len(layers) // columns)
-    figure = Figure(figsize=(2.6 * columns + 0.6, 2.3 * rows + 0.7), layout="constrained")
-    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    size = 2.6 * columns + 0.6, 2.3 * rows + 0.7
+    figure, grid = subplots(size, rows, columns, sharey=True, squeeze=False)
     for axes in grid.flat[len(layers) :]:
         axes.axis("off")
     for axes, layer in zip(grid.flat, layers, strict=False):
@@ -90,9 +97,8 @@ def spectrum_figure(measured: Sequence[Measured]) -> Figure:
         for tolerance in filter(None, TOLERANCES.values()):
             axes.axhline(tolerance, color="#999999", linestyle=":", linewidth=0.8)
         axes.set(yscale="log", ylim=(1e-8, 2), xlabel="singular value")
-        _plain_ticks(axes.yaxis)
+        plain_ticks(axes.yaxis)
         axes.set_title(f"{layer.name}\n{layer.mechanism}, {_size(layer)}", fontsize=7)
-        axes.grid(alpha=0.3)
     for row in grid:
         row[0].set_ylabel("over the largest")
     present = [matrix for matrix in MATRICES if select(measured, matrix=matrix)]
@@ -127,8 +133,8 @@ def score_map_figure(images: Sequence[Tensor], maps: Sequence[Sequence[Map]], po
 def score_measure_figure(measured: Sequence[Measured]) -> Figure:
     """Entropy, negative scores and row sums over the layers, in the mechanism's colour; hollow: without rotation."""
     layers = layers_of(measured)
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
-    for axes, (measure, title) in zip(figure.subplots(1, len(SCORE_TITLES)), SCORE_TITLES.items(), strict=True):
+    figure, panels = subplots((13, 3.8), 1, len(SCORE_TITLES))
+    for axes, (measure, title) in zip(panels, SCORE_TITLES.items(), strict=True):
         for entry in measured:
             bare = entry.condition["rotation"] == "off"
             place = 1 + layers.index(entry.layer) + (0.18 if bare else -0.18 if entry.layer.rotated else 0)
@@ -144,8 +150,7 @@ def score_measure_figure(measured: Sequence[Measured]) -> Figure:
         axes.set_ylim(
             min(-0.03 * max(high, least), low) if low < -0.1 else -0.03 * max(high, least), 1.04 * max(high, least)
         )
-        _number_layers(axes, layers, squares=False)
-        axes.set_title(title, fontsize=10)
+        _over_layers(axes, layers, title)
     handles = _mechanism_handles(layers, "o")
     if any(layer.rotated for layer in layers):
         handles.append(
@@ -160,8 +165,7 @@ def readout_figure(measured: Sequence[Measured]) -> Figure:
 
     measured: from `compare_readouts`.
     """
-    figure = Figure(figsize=(13, 7), layout="constrained")
-    top, bottom = figure.subplots(2, 4)
+    figure, (top, bottom) = subplots((13, 7), 2, 4)
     keys = measured[0].values[SORTED].shape[-1]
     for axes, name in zip(top, READOUTS, strict=True):
         for factor, shade in zip(SHOWN_FACTORS, SHADES, strict=True):
@@ -170,10 +174,9 @@ def readout_figure(measured: Sequence[Measured]) -> Figure:
         axes.axhline(0, color="#999999", linewidth=0.8)
         axes.set_yscale("symlog", linthresh=1)
         axes.set(xscale="log", xlabel="key, best first")
-        _plain_ticks(axes.xaxis)
-        _plain_ticks(axes.yaxis)
+        plain_ticks(axes.xaxis)
+        plain_ticks(axes.yaxis)
         axes.set_title(name, color=colour_of(name))
-        axes.grid(alpha=0.3)
     limits = [axes.get_ylim() for axes in top[:3]]  # the fourth is larger by orders of magnitude
     for axes in top[:3]:
         axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
@@ -190,12 +193,12 @@ def magnitude_figure(measured: Sequence[Measured]) -> Figure:
     measured: from `measure_magnitude`.
     """
     layers = layers_of(measured)
-    figure = Figure(figsize=(13, 3.7), layout="constrained")
+    figure, panels = subplots((13, 3.7), 1, 4)
     lines = []
     for number, layer in enumerate(layers, start=1):
         entries = [entry for entry in measured if entry.layer == layer]
         lines.append((entries, colour_of(layer.mechanism), 0.25 + 0.75 * number / len(layers), None))
-    _against_magnitude(figure.subplots(1, 4), lines)
+    _against_magnitude(panels, lines)
     _legend(figure, _mechanism_handles(layers, ""))
     return figure
 
@@ -209,16 +212,13 @@ def comparison_figure(
         networks: name → measurements of one kind.
         panels: measure, condition and title of each panel; a network without such a measurement has no line there.
     """
-    figure = Figure(figsize=(3.4 * len(panels), 4.0), layout="constrained")
+    figure, grid = subplots((3.4 * len(panels), 4.0), 1, len(panels), squeeze=False)
     colours = _network_colours(networks)
     deepest = max((layers_of(measured) for measured in networks.values()), key=len)
-    for axes, (measure, condition, title) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-    ):
+    for axes, (measure, condition, title) in zip(grid[0], panels, strict=True):
         for name, measured in networks.items():
             _line(axes, layers_of(measured), select(measured, **condition), measure, colours[name])
-        _number_layers(axes, deepest, squares=False)
-        axes.set_title(title, fontsize=10)
+        _over_layers(axes, deepest, title)
     _legend(figure, [Line2D([], [], color=colour, marker=".", label=name) for name, colour in colours.items()])
     return figure
 
@@ -245,37 +245,28 @@ def _line(axes: Axes, layers: Sequence[Layer], entries: Sequence[Measured], meas
 
 
 def _against_magnitude(panels: Sequence[Axes], lines: Sequence[tuple[Sequence[Measured], str, float, str | None]]):
-    titles = {
-        **{name: SCORE_TITLES[name] for name in ("entropy_share", "negative_share")},
-        "largest": "largest |A|/Σ|A|",
-    }
-    for axes, (measure, title) in zip(panels, titles.items(), strict=False):
-        factor = 100 if measure in PERCENT else 1
+    factors = [entry.condition["factor"] for entries, *_ in lines for entry in entries]
+    for axes, (measure, title) in zip(panels, MAGNITUDE_TITLES.items(), strict=True):
         for entries, colour, alpha, label in lines:
             x = [entry.condition["factor"] for entry in entries]
-            y = [factor * entry.mean(measure).item() for entry in entries]
+            y = [_at_magnitude(entry, measure) for entry in entries]
             axes.plot(x, y, color=colour, alpha=alpha, marker=".", label=label)
         axes.set_title(title, fontsize=10)
-    panels[0].set_ylim(min(0.95, panels[0].get_ylim()[0]), 1.005)
-    panels[1].set_ylim(-1, max(5, panels[1].get_ylim()[1]))
-    for entries, colour, alpha, label in lines:
-        x = [entry.condition["factor"] for entry in entries]
-        ratio = [np.exp(min(_mean_ratio(entry), 700)) for entry in entries]
-        panels[3].plot(x, ratio, color=colour, alpha=alpha, marker=".", label=label)
-    panels[3].set(yscale="log", ylim=(0.9, min(HIGHEST_RATIO, max(10, panels[3].get_ylim()[1]))))
-    panels[3].set_title("p: best key's score over\nthat of the upper quartile", fontsize=10)
-    _plain_ticks(panels[3].yaxis)
-    factors = [entry.condition["factor"] for entries, *_ in lines for entry in entries]
-    for axes in panels:
         axes.set_xscale("log", base=2)
         axes.set_xlim(min(factors) / 1.2, max(factors) * 1.2)  # a panel may have no number at all
-        _plain_ticks(axes.xaxis)
+        plain_ticks(axes.xaxis)
         axes.set_xlabel("a, the query's magnitude")
-        axes.grid(alpha=0.3)
+    entropy, negative, _, ratio = panels
+    entropy.set_ylim(min(0.95, entropy.get_ylim()[0]), 1.005)
+    negative.set_ylim(-1, max(5, negative.get_ylim()[1]))
+    ratio.set(yscale="log", ylim=(0.9, min(HIGHEST_RATIO, max(10, ratio.get_ylim()[1]))))
+    plain_ticks(ratio.yaxis)
 
 
-def _mean_ratio(entry: Measured) -> float:
-    return float(entry.values[LOG_RATIO].double().nanmean())
+def _at_magnitude(entry: Measured, measure: str) -> float:
+    if measure == LOG_RATIO:
+        return float(np.exp(min(entry.values[LOG_RATIO].double().nanmean().item(), 700)))
+    return (100 if measure in PERCENT else 1) * entry.mean(measure).item()
 
 
 def _draw_map(axes: Axes, image: Tensor, score_map: Map) -> None:
@@ -299,22 +290,11 @@ def _draw_map(axes: Axes, image: Tensor, score_map: Map) -> None:
     axes.set_title(f"{score_map.layer.name}\n{score_map.layer.mechanism} {_size(score_map.layer)}", fontsize=7)
 
 
-def _number_layers(axes: Axes, layers: Sequence[Layer], squares: bool = True) -> None:
+def _over_layers(axes: Axes, layers: Sequence[Layer], title: str) -> None:
+    axes.set_title(title, fontsize=10)
     axes.set_xlabel("attention layer")
     axes.set_xlim(0.5, len(layers) + 0.5)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
-    if squares:
-        for number, layer in enumerate(layers, start=1):
-            axes.plot(
-                number, 0.02, "s", transform=axes.get_xaxis_transform(), color=colour_of(layer.mechanism), markersize=5
-            )
-
-
-def _plain_ticks(axis: Axis) -> None:
-    """0.25 and 1e-05 instead of powers, and no small ticks: a tenth of the time to draw."""
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _mechanism_handles(layers: Sequence[Layer], marker: str) -> list[Line2D]:

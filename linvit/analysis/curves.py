@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from linvit.analysis.figures import COLOURS
+from linvit.analysis.figures import COLOURS, subplots
 from linvit.tasks.measures import AVERAGED, Measured
 
 LOSSES = {"train_loss": "training", "val_loss": "validation", "ema_loss": "validation, moving average"}
@@ -17,12 +17,11 @@ def training_curve(rows: Sequence[Mapping[str, float]], measures: Measured) -> F
     rows: those of a run's metrics.csv, as `Run.metrics` gives them. A panel without values is left out.
     """
     panels = [panel for panel in _panels(measures) if any(column in row for row in rows for column in panel[2])]
-    figure = Figure(figsize=(4 * len(panels), 3.4), layout="constrained")
-    for axes, (label, factor, columns) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    figure, grid = subplots((4 * len(panels), 3.4), 1, len(panels), squeeze=False)
+    for axes, (label, factor, columns) in zip(grid[0], panels, strict=True):
         for column, colour in zip(columns, COLOURS, strict=False):
-            points = [
-                (row["epoch"], factor * row[column]) for row in rows if column in row
-            ]  # some epochs do not validate
+            # some epochs do not validate
+            points = [(row["epoch"], factor * row[column]) for row in rows if column in row]
             if points:
                 marker = "." if len(points) < 40 else ""
                 axes.plot(*zip(*points, strict=True), color=colour, label=columns[column], marker=marker)
@@ -30,7 +29,6 @@ def training_curve(rows: Sequence[Mapping[str, float]], measures: Measured) -> F
         first, last = rows[0]["epoch"], rows[-1]["epoch"]
         axes.set_xlim(first - 0.5, last + 0.5)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
         if len(axes.lines) > 1:
             axes.legend(frameon=False)
     return figure

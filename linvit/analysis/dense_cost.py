@@ -68,11 +68,10 @@ class _Maps(nn.Module):
         self.norms = nn.ModuleList(nn.Identity() for _ in channels)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        height, width = x.shape[-2:]
-        strides = (4 * 2**i for i in range(len(self.channels)))
+        height, width = (side // 4 for side in x.shape[-2:])
         return [
-            x.new_empty(len(x), channels, height // stride, width // stride)
-            for channels, stride in zip(self.channels, strides, strict=False)
+            x.new_empty(len(x), channels, height // 2**stage, width // 2**stage)
+            for stage, channels in enumerate(self.channels)
         ]
 
 

@@ -1,14 +1,32 @@
-"""Colours of figures, and how a figure is written."""
+"""What figures have in common: colours, panels with a pale grid, and how they are written."""
 
 import io
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from linvit.files import replacing
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#555555", "#CC79A7", "#E69F00")
 SUFFIXES = (".svg", ".png")
+
+
+def subplots(size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """A figure of (width, height) inches and its panels, with the options and the result of `Figure.subplots`."""
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(rows, columns, **options)
+    for axes in figure.axes:
+        axes.grid(alpha=0.3)
+    return figure, panels
+
+
+def plain_ticks(axis: Axis) -> None:
+    """0.25 and 1e-05 instead of powers, and no small ticks: a tenth of the time to draw."""
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def svg(figure: Figure) -> str:

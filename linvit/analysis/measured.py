@@ -65,24 +65,23 @@ class Gathered:
 
     def __init__(self) -> None:
         self._layers: dict[str, Layer] = {}
-        self._batches: dict[tuple, list[Mapping[str, Tensor]]] = defaultdict(list)
+        self._batches: dict[str, dict[tuple, list[Mapping[str, Tensor]]]] = defaultdict(lambda: defaultdict(list))
 
     def add(self, layer: Layer, condition: Mapping[str, object], values: Mapping[str, Tensor]) -> None:
         """Take values (images, heads, …) of some more images."""
         self._layers.setdefault(layer.name, layer)
-        self._batches[layer.name, tuple(condition.items())].append({name: x.cpu() for name, x in values.items()})
+        self._batches[layer.name][tuple(condition.items())].append({name: x.cpu() for name, x in values.items()})
 
     def result(self) -> list[Measured]:
         """An entry for each layer and condition, layers in the network's order, conditions in the order they came."""
-        place = {name: number for number, name in enumerate(self._layers)}
-        entries = sorted(self._batches.items(), key=lambda entry: place[entry[0][0]])
         return [
             Measured(
                 self._layers[name],
                 dict(condition),
                 {measure: torch.cat([values[measure] for values in batches]) for measure in batches[0]},
             )
-            for (name, condition), batches in entries
+            for name, conditions in self._batches.items()
+            for condition, batches in conditions.items()
         ]
 
 
@@ -91,14 +90,7 @@ def gather(
 ) -> list[Measured]:
     """What `measure` says of every attention over more than one token, put together over the batches.
 
-    Args:
-        network: as in `visit`.
-        batches: inputs as in `visit`.
-        layers: names of layers, all for None.
-        measure: called with each Probe; conditions with their values, (images, heads, …).
-
-    Raises:
-        ValueError: as `visit`.
+    measure: called with each Probe; conditions with their values, (images, heads, …). Others as in `measure_ranks`.
     """
     gathered = Gathered()
 

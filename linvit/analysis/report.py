@@ -47,11 +47,8 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
 
 def _cell(kind: str, text: str, words: bool) -> str:
     classes = " ".join(["words"] * words + ["long"] * (words and len(text) > LONG))
-    return (
-        f'<{kind} class="{classes}">{html.escape(text)}</{kind}>'
-        if classes
-        else f"<{kind}>{html.escape(text)}</{kind}>"
-    )
+    attribute = f' class="{classes}"' if classes else ""
+    return f"<{kind}{attribute}>{html.escape(text)}</{kind}>"
 
 
 def figure_image(figure: Figure, description: str) -> str:

@@ -160,16 +160,8 @@ def score_maps(
 ) -> list[list[Map]]:
     """For each image, the row of the token that covers a point, in every attention over more than one token.
 
-    Args:
-        network, inputs: as in `visit`.
-        point: (height, width), each from 0 to 1 of the image.
-        layers: names of layers, all by default.
-
-    Returns:
-        Maps in the network's order, for each image; the class token is left out of them.
-
-    Raises:
-        ValueError: as `visit`.
+    point: (height, width), each from 0 to 1 of the image. Maps come in the network's order, the class token left out of
+    them. Other arguments and errors as in `visit`.
     """
     maps_of_images: list[list[Map]] = []
     for image in one_by_one(inputs):

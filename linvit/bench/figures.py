@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
-from linvit.analysis.figures import COLOURS
+from linvit.analysis.figures import COLOURS, plain_ticks, subplots
 from linvit.bench import inference
 from linvit.bench.page import CLOCKS
 from linvit.bench.rows import Report, Row, curves, measured
@@ -46,8 +46,8 @@ def growth(report: Report) -> Figure:
     names = list(dict.fromkeys(line[0].name for line in lines.values()))
     variants = list(dict.fromkeys((line[0].variant, line[0].dtype, line[0].batch) for line in lines.values()))
     with_memory = any(row.peak_mib for line in lines.values() for row in line)
-    figure = Figure(figsize=(6.2 * (1 + with_memory), 4.6 + 0.11 * len(lines)), layout="constrained")
-    panels = figure.subplots(1, 1 + with_memory, squeeze=False)[0]
+    size = 6.2 * (1 + with_memory), 4.6 + 0.11 * len(lines)
+    figure, (panels,) = subplots(size, 1, 1 + with_memory, squeeze=False)
     work = {name.partition(", ")[2] for name in lines}
     common = f", {work.pop()}" if len(work) == 1 and "" not in work else ""
     for name, line in lines.items():
@@ -57,36 +57,23 @@ def growth(report: Report) -> Figure:
             "marker": MARKERS[names.index(line[0].name) % len(MARKERS)],
             "markersize": 4,
         }
-        extents = [row.extent for row in line]
-        panels[0].plot(
-            extents,
-            [row.median_ms for row in line],
-            label=f"{name.removesuffix(common)}{_power(exponents.get(name))}",
-            **style,
-        )
+        power = f": power {exponents[name]:.2f}" if name in exponents else ""
+        label = f"{name.removesuffix(common)}{power}"
+        panels[0].plot([row.extent for row in line], [row.median_ms for row in line], label=label, **style)
         known = [row for row in line if row.peak_mib]
         if with_memory and known:
             panels[1].plot([row.extent for row in known], [row.peak_mib for row in known], **style)
     what = "tokens" if rows[0].tokens is not None else "pixels"
     memory = "memory of what was read" if report.kind == "decoding" else "peak memory above inputs and weights"
     labels = (f"ms per call{common}", f"{memory}, MiB")
+    marked = sorted({row.extent for line in lines.values() for row in line})
     for axes, label in zip(panels, labels, strict=False):
         axes.set(xlabel=what, ylabel=label, xscale="log", yscale="log")
-        axes.grid(alpha=0.3)
-    _mark_extents(panels, sorted({row.extent for line in lines.values() for row in line}))
+        axes.set_xticks(marked, [_short(extent) for extent in marked], fontsize=8, minor=False)
+        axes.minorticks_off()
     columns = 1 if len(lines) < 8 else 2
     figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns * len(panels))
     return figure
-
-
-def _power(exponent: float | None) -> str:
-    return "" if exponent is None else f": power {exponent:.2f}"
-
-
-def _mark_extents(panels: Sequence[Axes], extents: Sequence[int]) -> None:
-    for axes in panels:
-        axes.set_xticks(extents, [_short(extent) for extent in extents], fontsize=8, minor=False)
-        axes.minorticks_off()
 
 
 def _short(extent: int) -> str:
@@ -95,8 +82,7 @@ def _short(extent: int) -> str:
 
 def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -> Figure:
     """Published accuracy over measured time, one colour per network, one marker per variant, lines between variants."""
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = subplots((9, 5.2))
     names = list(dict.fromkeys(row.name for row in rows))
     variants = list(dict.fromkeys((row.variant, row.dtype) for row in rows))
     heights = _apart({name: accuracies[name][0] for name in names})
@@ -121,8 +107,8 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
     axes.set(xlabel=f"ms a batch ({heading})", ylabel="published ImageNet-1k top-1, %", xscale="log")
     low, high = axes.get_xlim()
     axes.set_xlim(low, high * (high / low) ** 0.3)  # room for the names
-    _plain_ticks(axes)
-    axes.grid(alpha=0.3)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    plain_ticks(axes.xaxis)
     axes.legend(frameon=False, fontsize=8, loc="lower right", title="filled: ours")
     return figure
 
@@ -136,22 +122,9 @@ def _apart(heights: Mapping[str, float], share: float = 0.03) -> dict[str, float
     return moved
 
 
-def _plain_ticks(axes: Axes) -> None:
-    low, high = axes.get_xlim()
-    ticks = [
-        digit * 10**power
-        for power in range(-2, 7)
-        for digit in (1, 1.5, 2, 3, 5, 7)
-        if low <= digit * 10**power <= high
-    ]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-
-
 def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Loss over steps, and each variant's distance from the plain curve beside the noise of its dtype."""
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = subplots((11, 4), 1, 2)
     plain = variants["plain"]["losses"] if "plain" in variants else next(iter(variants.values()))["losses"]
     noises: dict[float, str] = {}
     for index, (variant, curve) in enumerate(variants.items()):
@@ -167,7 +140,5 @@ def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
         right.annotate(f"noise of {dtype}", (1, noise), (0, 3), textcoords="offset points", fontsize=8, color="#777777")
     left.set(xlabel="step", ylabel="loss", title=name)
     right.set(xlabel="step", ylabel="distance from the plain curve", yscale="log")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
     left.legend(frameon=False)
     return figure

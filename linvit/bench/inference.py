@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 
 import timm
 import torch
-from torch import Tensor, nn
 
 from linvit.bench import memory, rows
 from linvit.bench.checks import TOLERANCES, WrongResultError, check
-from linvit.bench.clock import Call
 from linvit.bench.networks import (
     Case,
     build_call,
@@ -20,6 +18,7 @@ from linvit.bench.networks import (
     is_ours,
     parts_of,
     randomised,
+    row_of,
     variant_call,
 )
 from linvit.bench.progress import Progress
@@ -85,56 +84,38 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
 
 def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
     calls: dict[str, Timed] = {}
-    for name, variants in itertools.groupby(group, lambda case: case.name):
-        for case, row, call in _prepared(name, list(variants), options, progress):
-            report.rows.append(row)
-            if call is not None:
-                calls[case.label] = Timed(row, call, replace(case, variant="plain").label, _rivals(case, options))
+    for _, variants in itertools.groupby(group, lambda case: case.name):
+        calls |= _checked(list(variants), options, report, progress)
     rows.time_all(calls, options, progress)
 
 
-def _prepared(
-    name: str, group: list[Case], options: Options, progress: Progress
-) -> list[tuple[Case, Row, Call | None]]:
-    """The calls of one network, each checked against the plain one."""
-    first = group[0]
+def _checked(group: list[Case], options: Options, report: Report, progress: Progress) -> dict[str, Timed]:
+    """The calls of one network by label, each checked against the plain one; what has none says why in its row."""
+    first, calls = group[0], {}
     try:
-        network = randomised(create(name, first.size, first.framework)).to(first.device)
+        network = randomised(create(first.name, first.size, first.framework)).to(first.device)
     except ValueError as error:
-        return [(case, _row(case, None, str(error)), None) for case in group]
+        report.rows += [row_of(case, None, skipped=str(error)) for case in group]
+        return {}
     x = images(first)
     expected = network(x)
-    prepared = []
     for case in group:
-        row = _row(case, network)
+        row = row_of(case, network)
+        report.rows.append(row)
         progress.say(f"checking {case.label}")
-        call = _checked(case, row, network, x, expected)
-        if call is not None and options.memory:
+        try:
+            call = variant_call(network, x, case)
+            row.error = check(case.label, call(), (expected,), TOLERANCES[case.dtype])
+        except (ValueError, ImportError, WrongResultError) as error:
+            if isinstance(error, WrongResultError) and is_ours(case.name):
+                raise
+            row.skipped = str(error)
+            continue
+        if options.memory:
             progress.say(f"memory of {case.label}")
             row.peak_mib = memory.peak(case.device, case.threads, call, build_call, case)
-        prepared.append((case, row, call))
-    return prepared
-
-
-def _checked(case: Case, row: Row, network: nn.Module, x: Tensor, expected: Tensor) -> Call | None:
-    """The call of a variant; None, with the reason in its row, where it cannot be made or a peer's is wrong."""
-    try:
-        call = variant_call(network, x, case)
-        row.error = check(case.label, call(), (expected,), TOLERANCES[case.dtype])
-    except (ValueError, ImportError, WrongResultError) as error:
-        if isinstance(error, WrongResultError) and is_ours(case.name):
-            raise
-        row.skipped = str(error)
-        return None
-    return call
-
-
-def _row(case: Case, network: nn.Module | None, skipped: str | None = None) -> Row:
-    dtype = str(case.dtype).removeprefix("torch.")
-    row = Row(case.name, case.variant, dtype, case.batch, case.threads, size=case.size, skipped=skipped)
-    modules = () if network is None else network.modules()
-    row.pattern = next((module.pattern for module in modules if hasattr(module, "pattern")), None)
-    return row
+        calls[case.label] = Timed(row, call, replace(case, variant="plain").label, _rivals(case, options))
+    return calls
 
 
 def _rivals(case: Case, options: Options) -> dict[str, str]:

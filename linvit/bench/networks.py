@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from linvit.bench import runtimes
 from linvit.bench.clock import Call
 from linvit.bench.reference import reference_model
+from linvit.bench.rows import Row
 from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.fusion import fuse
 from linvit.kernels import cpu
@@ -50,7 +51,16 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if "bf16" in parts_of(self.variant) else torch.float32
+        return torch.bfloat16 if "bf16" in self.variant.split("+") else torch.float32
+
+
+def row_of(case: Case, network: nn.Module | None, work: str = "forward", skipped: str | None = None) -> Row:
+    """The row of a case before anything is measured, with the pattern of its network."""
+    dtype = str(case.dtype).removeprefix("torch.")
+    row = Row(case.name, case.variant, dtype, case.batch, case.threads, work, size=case.size, skipped=skipped)
+    modules = () if network is None else network.modules()
+    row.pattern = next((module.pattern for module in modules if hasattr(module, "pattern")), None)
+    return row
 
 
 def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
@@ -88,19 +98,12 @@ def create(name: str, size: tuple[int, int], framework: str | None = None, **opt
     """
     if framework:
         return build_dense(framework, name, ADE20K_CLASSES, **options)
+    if not is_ours(name) and timm.get_pretrained_cfg(name).fixed_input_size:
+        options["img_size"] = size
     try:
-        return (
-            timm.create_model(name, num_classes=CLASSES, **options)
-            if _takes_any(name)
-            else timm.create_model(name, num_classes=CLASSES, img_size=size, **options)
-        )
+        return timm.create_model(name, num_classes=CLASSES, **options)
     except AssertionError as error:
         raise ValueError(f"{name} cannot be built for {size[0]} × {size[1]} px: {error}") from error
-
-
-def _takes_any(name: str) -> bool:
-    """Whether the network takes images of any size as it is: those of fixed size have an argument img_size."""
-    return is_ours(name) or not timm.get_pretrained_cfg(name).fixed_input_size
 
 
 def randomised(network: nn.Module, seed: int = 1) -> nn.Module:
@@ -160,12 +163,7 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> Call:
     if "cpp" in parts:
         cpu.build()
         return lambda: (function(x),)
-    return lambda: _without_kernel(function, x)
-
-
-def _without_kernel(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor]:
-    with cpu.aside():
-        return (function(x),)
+    return cpu.aside()(lambda: (function(x),))
 
 
 def build_call(case: Case) -> Call:

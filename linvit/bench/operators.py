@@ -14,11 +14,11 @@ from linvit.bench import memory, rows
 from linvit.bench.checks import TOLERANCES, check
 from linvit.bench.clock import Call
 from linvit.bench.progress import Progress
-from linvit.bench.reference import REFERENCES, wide_tables
+from linvit.bench.reference import REFERENCES, Tables, wide_tables
 from linvit.bench.rows import Report, Row, Timed
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_attention import GatedAttention
-from linvit.ops import Rotary, linear_attention, rotary_2d
+from linvit.ops import linear_attention, rotary_2d
 
 SOFTMAX = "softmax"
 VARIANTS = ("plain", "compiled", "cpp", "triton", "reference", "sdpa")
@@ -95,8 +95,8 @@ def grid(tokens: int) -> tuple[int, int]:
     return height, tokens // height
 
 
-def operands(case: Case) -> tuple[list[Tensor], Rotary | None, Tensor | None]:
-    """Query, key and value from the seed, the rotary table, and the gradient of the output where one is asked for."""
+def operands(case: Case) -> tuple[list[Tensor], Tensor | None]:
+    """Query, key and value from the seed, and the gradient of the output where one is asked for."""
     generator = torch.Generator().manual_seed(case.seed)
     shape = (case.batch, case.heads, case.tokens, case.width)
 
@@ -108,17 +108,12 @@ def operands(case: Case) -> tuple[list[Tensor], Rotary | None, Tensor | None]:
         order = (0, 2, 1, 3) if layout == "tokens" else (0, 1, 3, 2)
         return x.permute(order).contiguous().permute(order)
 
-    inputs = [random() for _ in range(3)]
-    rotary = None
-    if case.rotated:
-        rotary = rotary_2d(grid(case.tokens), case.width, device=torch.device(case.device))
-    return inputs, rotary, random() if case.backward else None
+    return [random() for _ in range(3)], random() if case.backward else None
 
 
 def build_call(case: Case) -> Call:
     """A function without arguments that gives (output,), with backward also the gradients of query, key and value."""
-    inputs, rotary, gradient = operands(case)
-    return _call(_function(case, rotary), inputs, gradient)
+    return _call(_function(case, DTYPES[case.dtype]), *operands(case))
 
 
 def _call(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor | None) -> Call:
@@ -133,44 +128,37 @@ def _call(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tenso
     return forward_and_backward
 
 
-def _function(case: Case, rotary: Rotary | None) -> Callable[..., Tensor]:
-    """The variant as a function of query, key and value.
+def _function(case: Case, dtype: torch.dtype) -> Callable[..., Tensor]:
+    """The variant as a function of query, key and value of this dtype.
 
     Raises:
         ValueError: if it cannot run; the message says why.
     """
     if case.variant == "sdpa":
         return scaled_dot_product_attention
+    rotary = None
+    if case.rotated:
+        rotary = rotary_2d(grid(case.tokens), case.width, dtype=dtype, device=torch.device(case.device))
     if case.variant == "reference":
         if case.operator not in REFERENCES:
             raise ValueError("its released order is not written")
-        tables = None if rotary is None else wide_tables(rotary)
-        if tables is not None:
-            tables = type(tables)(*(table.to(DTYPES.get(case.dtype, torch.float64)) for table in tables))
+        tables = None if rotary is None else Tables(*(table.to(dtype) for table in wide_tables(rotary)))
         return partial(REFERENCES[case.operator], tables=tables)
     backend = case.variant if case.variant in ("cpp", "triton") else "torch"
     function = partial(linear_attention, rotary=rotary, backend=backend, **LINEAR_AXES[case.operator])
     if backend != "torch":
         shape = (1, 1, case.tokens, case.width)
-        function(*(torch.zeros(shape, device=case.device, dtype=DTYPES[case.dtype]) for _ in range(3)))
+        function(*(torch.zeros(shape, device=case.device, dtype=dtype) for _ in range(3)))
     return torch.compile(function, dynamic=False) if case.variant == "compiled" else function
 
 
 def exact(case: Case) -> tuple[Tensor, ...]:
     """The same in float64 on the same (rounded) inputs: the released order where it is written, else the operator."""
-    inputs, _, gradient = operands(case)
-    rotary = None
-    if case.rotated:
-        rotary = rotary_2d(grid(case.tokens), case.width, dtype=torch.float64, device=torch.device(case.device))
-    if case.variant == "sdpa":
-        function: Callable[..., Tensor] = scaled_dot_product_attention
-    elif case.operator in REFERENCES:
-        function = partial(REFERENCES[case.operator], tables=None if rotary is None else wide_tables(rotary))
-    else:
-        function = partial(linear_attention, rotary=rotary, **LINEAR_AXES[case.operator])
-    results: tuple[Tensor, ...] = _call(
-        function, [x.double() for x in inputs], None if gradient is None else gradient.double()
-    )()
+    inputs, gradient = operands(case)
+    if case.variant != "sdpa":
+        case = replace(case, variant="reference" if case.operator in REFERENCES else "plain")
+    wide = [x.double() for x in inputs], None if gradient is None else gradient.double()
+    results: tuple[Tensor, ...] = _call(_function(case, torch.float64), *wide)()
     return results
 
 
@@ -206,7 +194,8 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
 def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
     calls: dict[str, Timed] = {}
     for case in group:
-        row = _row(case, options)
+        work = "forward_backward" if case.backward else "forward"
+        row = Row(case.operator, case.variant, case.dtype, case.batch, options.threads, work, tokens=case.tokens)
         report.rows.append(row)
         if case.variant == "sdpa" and case.tokens > options.sdpa_tokens:
             row.skipped = f"softmax attention is asked for up to {options.sdpa_tokens} tokens"
@@ -233,11 +222,6 @@ def _call_alone(case: Case) -> Call:
     with torch.inference_mode(not case.backward):
         call = build_call(case)
     return call if case.backward else torch.inference_mode()(call)
-
-
-def _row(case: Case, options: Options) -> Row:
-    work = "forward_backward" if case.backward else "forward"
-    return Row(case.operator, case.variant, case.dtype, case.batch, options.threads, work, tokens=case.tokens)
 
 
 def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:

@@ -21,16 +21,12 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _error(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0e}"
-
-
-def _ratio(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _formatted(value: float | None, form: str = ".2f") -> str:
+    return "–" if value is None else format(value, form)
 
 
 def _against(rival: str) -> Cell:
-    return lambda row: _ratio(row.against.get(rival))
+    return lambda row: _formatted(row.against.get(rival))
 
 
 def _per_second(calls: int) -> Cell:
@@ -50,8 +46,8 @@ TOKENS: dict[str, Cell] = {"tokens": lambda row: f"{row.tokens:,}"}
 SIZE: dict[str, Cell] = {"px": lambda row: f"{row.size[0]} × {row.size[1]}" if row.size else "–"}
 BATCH: dict[str, Cell] = {"batch": lambda row: str(row.batch)}
 TIME: dict[str, Cell] = {"ms": lambda row: _number(row.median_ms), "± IQR": lambda row: _number(row.spread_ms)}
-RATIOS: dict[str, Cell] = {"× plain": lambda row: _ratio(row.ratio), "× reference": _against("reference")}
-ERROR: dict[str, Cell] = {"error": lambda row: _error(row.error)}
+RATIOS: dict[str, Cell] = {"× plain": lambda row: _formatted(row.ratio), "× reference": _against("reference")}
+ERROR: dict[str, Cell] = {"error": lambda row: _formatted(row.error, ".0e")}
 PEAK: dict[str, Cell] = {"peak MiB": lambda row: _number(row.peak_mib)}
 NETWORK: dict[str, Cell] = {"network": lambda row: row.name, "pattern": lambda row: row.pattern or "–"}
 MECHANISM: dict[str, Cell] = {"mechanism": lambda row: row.name, "network": lambda row: row.variant}
@@ -78,7 +74,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "operator": lambda row: row.name, "inputs": lambda row: row.variant, "dtype": lambda row: row.dtype, **TOKENS,
         "released": _precise("released"), "float32 math": _precise("float32 math"),
         "returned in dtype": _precise("returned in dtype"), "ours": _precise(),
-        "ours / float32 math": lambda row: _ratio((row.error or 0) / row.errors["float32 math"]),
+        "ours / float32 math": lambda row: _formatted((row.error or 0) / row.errors["float32 math"]),
     },
 }  # fmt: skip
 WORDS = {"operator", "network", "mechanism", "pattern", "px", "variant", "dtype", "inputs"}

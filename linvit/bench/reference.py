@@ -49,8 +49,7 @@ def linear(
     feature_map: Callable[[Tensor], Tensor] = lambda x: F.elu(x) + 1,
 ) -> Tensor:
     """Vanilla linear attention as CARE and MLLA release it; (batch, heads, tokens, width), as all of this module."""
-    q, k = feature_map(query), feature_map(key)
-    return _divided(q, k, value, tables)
+    return _divided(feature_map(query), feature_map(key), value, tables)
 
 
 def rala(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None = None) -> Tensor:

@@ -1,6 +1,7 @@
 """What was measured, row by row, and what follows from it."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -83,23 +84,6 @@ class Report:
         return asdict(self)
 
 
-def fill(row: Row, label: str, timings: Mapping[str, Timing], clock: str, base: str, rivals: Mapping[str, str]) -> None:
-    """Writes the timing of a label into its row, if there is one; all labels are keys of timings.
-
-    base: of the row of ratio 1. rivals: of the rows that it is also set against, by the names they have there.
-    """
-    if label not in timings:
-        return
-    timing = timings[label]
-    row.clock, row.rounds = clock, len(timing.seconds)
-    row.median_ms, row.spread_ms = timing.median_ms, timing.spread_ms
-    if base in timings:
-        row.base, row.ratio = f"{row.name} plain float32", timing.ratio_to(timings[base])
-    for name, rival in rivals.items():
-        if rival != label and rival in timings:
-            row.against[name] = timing.ratio_to(timings[rival])
-
-
 class Timed(NamedTuple):
     """A row, the call that is timed for it, the label of the row of ratio 1, and those of its rivals by name."""
 
@@ -107,6 +91,20 @@ class Timed(NamedTuple):
     call: Call
     base: str = ""
     rivals: Mapping[str, str] = {}
+
+
+def fill(timed: Timed, label: str, timings: Mapping[str, Timing], clock: str) -> None:
+    """Writes the timing of a label into its row, if there is one; all labels are keys of timings."""
+    if label not in timings:
+        return
+    row, timing = timed.row, timings[label]
+    row.clock, row.rounds = clock, len(timing.seconds)
+    row.median_ms, row.spread_ms = timing.median_ms, timing.spread_ms
+    if timed.base in timings:
+        row.base, row.ratio = f"{row.name} plain float32", timing.ratio_to(timings[timed.base])
+    for name, rival in timed.rivals.items():
+        if rival != label and rival in timings:
+            row.against[name] = timing.ratio_to(timings[rival])
 
 
 def time_all(calls: Mapping[str, Timed], options: Options, progress: Progress, graphs: bool = True) -> None:
@@ -119,7 +117,7 @@ def time_all(calls: Mapping[str, Timed], options: Options, progress: Progress, g
         interleave(prepared, clock, options.rounds, timings, progress.advance, options.seconds)
     finally:
         for label, timed in calls.items():
-            fill(timed.row, label, timings, clock.name, timed.base, timed.rivals)
+            fill(timed, label, timings, clock.name)
 
 
 def measured(rows: Sequence[Row]) -> list[Row]:
@@ -152,8 +150,7 @@ def exponent(rows: Sequence[Row], least_extent: int = 0, quantity: str = "median
     points = [(math.log(extent), math.log(value)) for extent, value in values if value]
     if len({x for x, _ in points}) < 2:
         return None
-    mean_x, mean_y = (sum(coordinates) / len(points) for coordinates in zip(*points, strict=True))
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def crossover(ours: Sequence[Row], other: Sequence[Row]) -> float | None:

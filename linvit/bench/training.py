@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from linvit.bench import memory, rows
 from linvit.bench.checks import check
 from linvit.bench.clock import Call
-from linvit.bench.networks import Case, check_names, create, is_ours, parts_of, randomised
+from linvit.bench.networks import CLASSES, Case, check_names, create, is_ours, parts_of, randomised, row_of
 from linvit.bench.progress import Progress
 from linvit.bench.reference import reference_model
-from linvit.bench.rows import Report, Row, Timed
+from linvit.bench.rows import Report, Timed
 from linvit.kernels import cpu
 
 PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fused_adamw", "cpp")
@@ -25,12 +25,11 @@ PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fus
 
 fused_adamw: the optimizer's step in one pass, `optimizer.options.fused=true` in a recipe.
 """
-TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-1}
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-1}
 """Largest relative L2 error of loss and gradients in the first step, against the plain step in the same weights.
 
 Gradients pass a network twice, and batch norms over few images amplify rounding: ten times what is seen.
 """
-CLASSES = 1000
 TIMED_RATE, CURVE_RATE, DECAY = 1e-6, 3e-4, 0.05
 BATCHES = 4  # that the loss curve goes round, so that there is something to learn
 NOISE_FACTOR = 3.0  # a curve agrees if it is no further off than so many times the curve of the dtype's noise
@@ -143,20 +142,20 @@ def cases(name: str, options: Options) -> list[Case]:
 def _measure_one(name: str, options: Options, report: Report, progress: Progress) -> None:
     network = randomised(network_for(name, options.size, options.seed)).train().to(options.device)
     batch = data(options.batch, options.size, options.seed, options.device)
-    plain = Step(Case(name, "plain", options.size, options.batch, options.device), deepcopy(network))
-    expected = [plain.gradients(*batch), *_gradients(plain)]
+    plain_case = Case(name, "plain", options.size, options.batch, options.device)
+    expected = _results(Step(plain_case, deepcopy(network)), batch)
     calls: dict[str, Timed] = {}
     for case in cases(name, options):
         progress.say(f"checking {case.label}")
-        row = _row(case, network)
+        row = row_of(case, network, "step")
         report.rows.append(row)
         try:
             step = Step(case, deepcopy(network))
         except ValueError as error:
             row.skipped = str(error)
             continue
-        got = [step.gradients(*batch), *_gradients(step)]
-        row.error = check(f"the training step of {case.label}", _joined(got), _joined(expected), TOLERANCES[row.dtype])
+        label = f"the training step of {case.label}"
+        row.error = check(label, _results(step, batch), expected, TOLERANCES[case.dtype])
         call = partial(step, *batch)
         if options.memory:
             progress.say(f"memory of {case.label}")
@@ -166,20 +165,11 @@ def _measure_one(name: str, options: Options, report: Report, progress: Progress
     rows.time_all(calls, options, progress, graphs=False)  # the optimizer's step is not captured
 
 
-def _gradients(step: Step) -> list[Tensor]:
-    return [x.grad if x.grad is not None else torch.zeros_like(x) for x in step.network.parameters()]
-
-
-def _joined(tensors: list[Tensor]) -> list[Tensor]:
+def _results(step: Step, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
     """The loss, and all gradients as one vector: single biases have gradients that are nothing but rounding."""
-    return [tensors[0], torch.cat([x.detach().flatten() for x in tensors[1:]])]
-
-
-def _row(case: Case, network: nn.Module) -> Row:
-    dtype = "bfloat16" if "bf16" in parts_of(case.variant, PARTS) else "float32"
-    row = Row(case.name, case.variant, dtype, case.batch, case.threads, "step", size=case.size)
-    row.pattern = getattr(network, "pattern", None)
-    return row
+    loss = step.gradients(*batch)
+    gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in step.network.parameters()]
+    return [loss, torch.cat([x.flatten() for x in gradients])]
 
 
 def build_step(case: Case) -> Call:
@@ -198,17 +188,16 @@ def loss_curves(name: str, options: Options, progress: Progress) -> dict[str, di
     """
     plain = Case(name, "plain", options.curve_size, options.curve_batch, options.device, options.threads, options.seed)
     expected = _losses(plain, options.curve_steps)
-    noises: dict[str, float] = {}
+    noises: dict[torch.dtype, float] = {}
     curves: dict[str, dict[str, object]] = {}
     for case in cases(name, options):
         progress.say(f"{options.curve_steps} steps of {name} {case.variant}")
-        dtype = torch.bfloat16 if "bf16" in parts_of(case.variant, PARTS) else torch.float32
-        if str(dtype) not in noises:
-            noisy = _losses(plain, options.curve_steps, torch.finfo(dtype).eps)
+        if case.dtype not in noises:
+            noisy = _losses(plain, options.curve_steps, torch.finfo(case.dtype).eps)
             least = 10 * torch.finfo(torch.float32).eps * max(expected)  # the loss itself is rounded
-            noises[str(dtype)] = max(_deviation(noisy, expected), least)
+            noises[case.dtype] = max(_deviation(noisy, expected), least)
         losses = _losses(replace(plain, variant=case.variant), options.curve_steps)
-        deviation, noise = _deviation(losses, expected), noises[str(dtype)]
+        deviation, noise = _deviation(losses, expected), noises[case.dtype]
         curves[case.variant] = {
             "losses": losses,
             "deviation": deviation,

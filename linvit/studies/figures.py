@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from linvit.analysis.figures import COLOURS
+from linvit.analysis.figures import COLOURS, subplots
 
 if TYPE_CHECKING:
     from linvit.studies.table import Row
@@ -17,8 +17,7 @@ LINES = (("#555555", "--"), ("#E69F00", ":"))
 
 def over_figure(rows: Sequence["Row"], key: str, words: str) -> Figure:
     """The measure over the varied setting, a line per recipe: mean, 95 % interval where there is one, seeds as dots."""
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = subplots((7.5, 4.2))
     values = list(dict.fromkeys(row.value for row in rows))
     names = list(dict.fromkeys(row.name for row in rows))
     for number, name in enumerate(names):
@@ -35,7 +34,6 @@ def over_figure(rows: Sequence["Row"], key: str, words: str) -> Figure:
     if words.endswith("%"):
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -2), min(high, 102))
-    axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure
 
@@ -44,9 +42,10 @@ def group_figure(rows: Sequence["Row"], baselines: Sequence[str], words: str) ->
     """A panel per group over a common axis: mean with 95 % interval, seeds as pale dots, baselines as lines."""
     groups = {group: [row for row in rows if row.group == group] for group in dict.fromkeys(row.group for row in rows)}
     heights = [len(members) for members in groups.values()]
-    figure = Figure(figsize=(9, 0.9 + 0.27 * sum(height + 1.5 for height in heights)), layout="constrained")
-    ratios = {"height_ratios": [height + 0.5 for height in heights]}
-    panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False, gridspec_kw=ratios)[:, 0]
+    size = 9, 0.9 + 0.27 * sum(height + 1.5 for height in heights)
+    ratios = [height + 0.5 for height in heights]
+    figure, grid = subplots(size, len(groups), sharex=True, squeeze=False, height_ratios=ratios)
+    panels = grid[:, 0]
     for number, (panel, (group, members)) in enumerate(zip(panels, groups.items(), strict=True)):
         _draw_group(panel, members, COLOURS[number % len(COLOURS)])
         panel.set_title(group, loc="left", fontsize=10)
@@ -73,7 +72,7 @@ def _draw_group(panel: Axes, rows: Sequence["Row"], colour: str) -> None:
         panel.plot(row.mean.mean, place, "o", color=colour, markersize=6)
     panel.set_yticks(range(len(rows)), [_label(row) for row in rows], fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
-    panel.grid(axis="x", alpha=0.3)
+    panel.grid(visible=False, axis="y")
 
 
 def _limits(rows: Sequence["Row"]) -> tuple[float, float]:

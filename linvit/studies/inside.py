@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from linvit.analysis.attention_figures import comparison_figure
-from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import markdown_table
 from linvit.analysis.measured import Measured, select
 from linvit.analysis.rank import MATRICES, MIXED, STATE, measure_ranks
@@ -135,12 +134,6 @@ def section(numbers: Numbers, first: Mapping[str, Inside]) -> str:
     shown = "\n".join(f"![Inside the networks trained with seed 0]({name}.svg)" for name in FIGURES)
     table = markdown_table(["network", *COLUMNS.values()], rows, left=1)
     return "\n\n".join(["### Inside the trained networks", " ".join(about.split()), table, shown])
-
-
-def write_figures(folder: Path, first: Mapping[str, Inside]) -> None:
-    """Writes the figures as PNG and SVG, none without networks."""
-    for name, draw in FIGURES.items() if first else ():
-        write_figure(draw(first), folder / name)
 
 
 def _cell(values: Sequence[float], quantity: str) -> str:

@@ -71,7 +71,8 @@ class Study:
         folder, comparison = Path(folder), self.comparison
         words = comparison.measures[comparison.score].label
         write_figure(group_figure(comparison.rows, BASELINES, words), folder / STEM)
-        inside.write_figures(folder, self.first)
+        for name, draw in inside.FIGURES.items() if self.first else ():
+            write_figure(draw(self.first), folder / name)
         claims = {"claims": [asdict(verdict) for verdict in self.verdicts], "networks": self.numbers}
         return write_texts(folder / STEM, self.to_markdown(), comparison.to_csv(), comparison.to_dict() | claims)
 

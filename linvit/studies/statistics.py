@@ -51,7 +51,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """p-values adjusted for their number (Holm, Scand. J. Statist. 6, 1979): reject where the adjusted one is ≤ α."""
     adjusted = [1.0] * len(p_values)
     largest = 0.0
-    for rank, index in enumerate(_ascending(p_values)):
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
@@ -65,7 +65,7 @@ def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
     """
     levels = [0.0] * len(p_values)
     stopped: float | None = None
-    for rank, index in enumerate(_ascending(p_values)):
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
         share = alpha / (len(p_values) - rank)
         levels[index] = 1 - (stopped or share)
         if stopped is None and p_values[index] > share:
@@ -99,7 +99,3 @@ def verdict_share(count: int, total: int) -> str:
     if total and count == total:
         return HOLDS
     return FAILS if count == 0 and total else UNCLEAR
-
-
-def _ascending(values: Sequence[float]) -> list[int]:
-    return sorted(range(len(values)), key=lambda index: values[index])
