@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from linvit.analysis.figures import subplots
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.source import Source
 from linvit.layers.mechanisms import at
@@ -90,11 +91,9 @@ def position_figure(bits: Tensor, counts: Tensor) -> Figure:
             weights = counts[group].double()
             middle.append(float((positions[group] * weights).sum() / weights.sum()))
             mean.append(float((bits[group] * weights).sum() / weights.sum()))
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = subplots((8, 3.4))
     axes.plot(middle, mean, marker="o", color="#0072B2")
     axes.set(xlabel="position in the row", ylabel="bits per token", xscale="log")
-    axes.grid(alpha=0.3)
     return figure
 
 
