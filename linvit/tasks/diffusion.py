@@ -102,7 +102,7 @@ class Diffusion(Task):
         self.held_out.clear()
 
     def measured(self, kind: str) -> dict[str, Any]:
-        return {"loss": self.metrics[kind]["loss"].compute(), **self.generated.get(kind, {})}
+        return super().measured(kind) | self.generated.get(kind, {})
 
     def measure_generated(self) -> dict[str, dict[str, float]]:
         """The measures of generated images by network; those of the moving average alone, where there is one."""
