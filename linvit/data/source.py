@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from linvit.data.order import NAMED, Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder, check_seed
 
@@ -29,12 +29,13 @@ class Source(lightning.LightningDataModule):
 
     A source names the task that its targets are for, sets class_names and preprocessing in its constructor and returns
     its datasets from train_set and val_set. item: what a sample is called. smaller: the arguments that make more
-    batches of the same data.
+    batches of the same data. assemble: makes a batch of a list of samples.
     """
 
     task = "classification"
     item = "image"
     smaller: tuple[str, ...] = ("batch_size",)
+    assemble = staticmethod(default_collate)
     class_names: list[str]
     preprocessing: "Preprocessing"
 
@@ -104,5 +105,6 @@ class Source(lightning.LightningDataModule):
             "num_workers": self.num_workers,
             "persistent_workers": keeps_workers,
             "max_corrupt": self.max_corrupt,
+            "assemble": self.assemble,
             "pin_memory": torch.cuda.is_available(),
         }

@@ -1,6 +1,6 @@
 """What the sources of dense tasks share: images of any size with boxes and masks, or with label maps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,6 @@ class DenseSource(Source):
     """
 
     preprocessing: DensePreprocessing  # type: ignore[assignment]
-    assemble: Callable[[list[Any]], Any]
 
     def __init__(
         self,
@@ -69,9 +68,6 @@ class DenseSource(Source):
         dataset = self.val_set()
         loading = {**self._loading(False), "batch_size": self.val_batch_size}
         return Batches(dataset, sampler=PlainOrder(len(dataset)), **loading)  # type: ignore[arg-type]
-
-    def _loading(self, keeps_workers: bool) -> dict[str, Any]:
-        return {**super()._loading(keeps_workers), "assemble": self.assemble}
 
 
 def read_image(path: Any) -> tv_tensors.Image:

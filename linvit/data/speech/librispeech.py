@@ -157,6 +157,7 @@ class LibriSpeech(Source):
 
     task = "speech"
     item = "utterance"
+    assemble = staticmethod(assembled)
 
     def __init__(
         self,
@@ -244,9 +245,6 @@ class LibriSpeech(Source):
         together = torch.cat(frames).double()
         std = together.std(0).clamp_min(1e-3)
         return tuple(together.mean(0).tolist()), tuple(std.tolist())
-
-    def _loading(self, keeps_workers: bool) -> dict[str, Any]:
-        return super()._loading(keeps_workers) | {"assemble": assembled}
 
 
 def _check_sizes(rate: int, mels: int, groups: int, masks: dict[str, Any]) -> None:
