@@ -83,9 +83,8 @@ class HuggingFaceSpeech(LibriSpeech):
         return " ".join(text.split())
 
     def reader(self) -> Callable[[Utterance], Tensor]:
-        for split in (*self.subsets["train"], *self.subsets["val"]):
-            self._split(split)
-        return HubReader(dict(self._splits), self.sound, self.rate)
+        names = (*self.subsets["train"], *self.subsets["val"])
+        return HubReader({name: self._split(name) for name in names}, self.sound, self.rate)
 
     def _split(self, name: str) -> Any:
         if name not in self._splits:
