@@ -204,10 +204,12 @@ class LibriSpeech(Source):
     def utterances(self, split: str) -> list[Utterance]:
         """Those of "train" or "val"."""
         if split not in self._utterances:
-            self._utterances[split] = [
-                utterance for name in self.subsets[split] for utterance in find_utterances(self.root / name)
-            ]
+            self._utterances[split] = [utterance for name in self.subsets[split] for utterance in self.subset(name)]
         return self._utterances[split]
+
+    def subset(self, name: str) -> list[Utterance]:
+        """Those of one subset."""
+        return find_utterances(self.root / name)
 
     def reader(self) -> Callable[[Utterance], Tensor]:
         """What gives the samples of an utterance, in reading processes too; it raises as read_audio."""
