@@ -12,7 +12,6 @@ from torchvision.transforms.v2 import functional as F
 
 from linvit.data.dense.transforms import Resize, normalize
 from linvit.data.images.image import SMALLEST, open_image
-from linvit.data.order import Batches, PlainOrder
 from linvit.data.source import Source
 
 
@@ -63,11 +62,6 @@ class DenseSource(Source):
         self.mean = tuple(mean or IMAGENET_DEFAULT_MEAN)
         self.std = tuple(std or IMAGENET_DEFAULT_STD)
         self.preprocessing = DensePreprocessing(long_side, short_side, self.mean, self.std)
-
-    def val_dataloader(self) -> Batches:
-        dataset = self.val_set()
-        loading = {**self._loading(False), "batch_size": self.val_batch_size}
-        return Batches(dataset, sampler=PlainOrder(len(dataset)), **loading)  # type: ignore[arg-type]
 
 
 def read_image(path: Any) -> tv_tensors.Image:

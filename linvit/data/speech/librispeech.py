@@ -1,6 +1,7 @@
 """Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt and the sound files that it names."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -238,10 +239,8 @@ class LibriSpeech(Source):
         picked = sorted({round(place) for place in np.linspace(0, len(utterances) - 1, MEASURED)})
         frames = []
         for place in picked:
-            try:
+            with suppress(CorruptAudioError):  # named when it is met in training
                 frames.append(log_mel(read(utterances[place]), self.rate, self.mels))
-            except CorruptAudioError:  # named when it is met in training
-                continue
         if not frames:
             raise ValueError(f"None of the sound files in {self.root} could be read: check them.")
         together = torch.cat(frames).double()
