@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from linvit.data.order import NAMED, Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder, check_seed
 
@@ -29,12 +29,14 @@ class Source(lightning.LightningDataModule):
 
     A source names the task that its targets are for, sets class_names and preprocessing in its constructor and returns
     its datasets from train_set and val_set. item: what a sample is called. smaller: the arguments that make more
-    batches of the same data.
+    batches of the same data. assemble: makes a batch of a list of samples. val_batch_size: samples in a validation
+    batch, by default batch_size.
     """
 
     task = "classification"
     item = "image"
     smaller: tuple[str, ...] = ("batch_size",)
+    assemble = staticmethod(default_collate)
     class_names: list[str]
     preprocessing: "Preprocessing"
 
@@ -43,7 +45,7 @@ class Source(lightning.LightningDataModule):
         if batch_size < 1:
             raise ValueError(f"`batch_size` is {batch_size}, expected 1 {self.item} or more: set it higher.")
         check_seed(seed)
-        self.batch_size = batch_size
+        self.batch_size = self.val_batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers
         self.max_corrupt = max_corrupt
@@ -87,7 +89,8 @@ class Source(lightning.LightningDataModule):
 
     def val_dataloader(self) -> Batches:
         dataset = self.val_set()
-        return Batches(dataset, sampler=PlainOrder(len(dataset)), **self._loading(False))  # type: ignore[arg-type]
+        loading = self._loading(False) | {"batch_size": self.val_batch_size}
+        return Batches(dataset, sampler=PlainOrder(len(dataset)), **loading)  # type: ignore[arg-type]
 
     # Lightning can set the loader up before it reads the checkpoint, so the place is kept here and given to both.
     def state_dict(self) -> dict[str, Any]:
@@ -104,5 +107,6 @@ class Source(lightning.LightningDataModule):
             "num_workers": self.num_workers,
             "persistent_workers": keeps_workers,
             "max_corrupt": self.max_corrupt,
+            "assemble": self.assemble,
             "pin_memory": torch.cuda.is_available(),
         }

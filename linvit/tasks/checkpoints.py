@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(path)
 
 
+@dataclass(eq=False)
 class RunFolder(Checkpoint):
     """Keeps folder/checkpoints/last.ckpt and best.ckpt and folder/metrics.csv, one row for each epoch.
 
@@ -57,17 +59,12 @@ class RunFolder(Checkpoint):
     a minute, after the last epoch and when the run stops.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        about: dict[str, Any],
-        say: Callable[[str], None] | None = None,
-        draw: Callable[[list[dict[str, float]], "Task"], None] | None = None,
-    ) -> None:
-        self.folder = folder
-        self.about = about
-        self.say = say
-        self.draw = draw
+    folder: Path
+    about: dict[str, Any]
+    say: Callable[[str], None] | None = None
+    draw: Callable[[list[dict[str, float]], "Task"], None] | None = None
+
+    def __post_init__(self) -> None:
         self.last_drawn = time.monotonic(), 0
         self.rows: list[dict[str, float]] = []
         self.started = time.monotonic()

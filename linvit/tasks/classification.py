@@ -1,10 +1,8 @@
 """Image classification: one network, its moving average, the loss and top-1/top-5."""
 
-from functools import partial
 from typing import Any, ClassVar
 
 from timm.data import Mixup
-from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
@@ -53,13 +51,20 @@ class Classification(Task):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        self.mix = _mixing(mixup, cutmix, mix_probability, mix_switch, label_smoothing, num_classes)
-        if self.mix:
-            self.loss: nn.Module = SoftTargetCrossEntropy()
-        else:
-            self.loss = LabelSmoothingCrossEntropy(label_smoothing) if label_smoothing else nn.CrossEntropyLoss()
+        self.mix = None
+        if mixup or cutmix:
+            self.mix = Mixup(
+                mixup, cutmix, None, mix_probability, mix_switch, "batch", True, label_smoothing, num_classes
+            )
+        self.loss = nn.CrossEntropyLoss(label_smoothing=0.0 if self.mix else label_smoothing)  # mixing smooths itself
         self.teacher = distillation.build(self.network, num_classes, channels) if distillation else None
-        self.keep(partial(_metrics, num_classes))
+        self.keep(
+            lambda: {
+                "loss": MeanMetric(),
+                "top1": MulticlassAccuracy(num_classes, average="micro"),
+                "top5": MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro"),
+            }
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         return self.network(images.contiguous(memory_format=self.memory_format))
@@ -87,21 +92,3 @@ class Classification(Task):
             metrics["loss"].update(nn.functional.cross_entropy(logits.float(), targets, reduction="none"))
             metrics["top1"].update(logits, targets)
             metrics["top5"].update(logits, targets)
-
-    def measured(self, kind: str) -> dict[str, Tensor]:
-        return {name: metric.compute() for name, metric in self.metrics[kind].items()}
-
-
-def _mixing(
-    mixup: float, cutmix: float, probability: float, switch: float, smoothing: float, num_classes: int
-) -> Mixup | None:
-    if not (mixup or cutmix):
-        return None
-    return Mixup(mixup, cutmix, None, probability, switch, "batch", True, smoothing, num_classes)
-
-
-def _metrics(num_classes: int) -> dict[str, nn.Module]:
-    def accuracy(top_k: int) -> MulticlassAccuracy:
-        return MulticlassAccuracy(num_classes, top_k=min(top_k, num_classes), average="micro")
-
-    return {"loss": MeanMetric(), "top1": accuracy(1), "top5": accuracy(5)}

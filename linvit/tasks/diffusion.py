@@ -102,7 +102,7 @@ class Diffusion(Task):
         self.held_out.clear()
 
     def measured(self, kind: str) -> dict[str, Any]:
-        return {"loss": self.metrics[kind]["loss"].compute(), **self.generated.get(kind, {})}
+        return super().measured(kind) | self.generated.get(kind, {})
 
     def measure_generated(self) -> dict[str, dict[str, float]]:
         """The measures of generated images by network; those of the moving average alone, where there is one."""
@@ -129,8 +129,13 @@ class Diffusion(Task):
 
         measures: dict[str, float] = {}
         kind = "ema" if self.ema else "raw"
+        network = self.networks()[kind].eval()
         for name, guidance in (("", 1.0), ("guided_", GUIDED)):
-            fid, accuracy = measured(self._sample(self.networks()[kind], guidance))
+            batches = [
+                sample(network, labels, self.steps, guidance, self.sampler, number, self.clips)
+                for number, (_, labels) in enumerate(self.held_out)
+            ]
+            fid, accuracy = measured(batches)
             measures |= {f"{name}fid": fid, f"{name or 'generated_'}accuracy": accuracy}
         floor, accuracy = measured([images for images, _ in self.held_out])
         measures |= {"floor_fid": floor, "classifier_accuracy": accuracy}
@@ -138,10 +143,3 @@ class Diffusion(Task):
         noise = [torch.randn(images.shape, generator=generator).to(images) for images, _ in self.held_out]
         measures["noise_fid"] = measured(noise)[0]
         return {kind: measures}
-
-    def _sample(self, network: nn.Module, guidance: float) -> list[Tensor]:
-        network.eval()
-        return [
-            sample(network, labels, self.steps, guidance, self.sampler, number, self.clips)
-            for number, (_, labels) in enumerate(self.held_out)
-        ]

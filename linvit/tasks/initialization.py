@@ -21,7 +21,6 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
             detector or segmentor takes a whole one's weights, or those of its backbone alone, a classifier's included.
         source: A run's folder (its best checkpoint), a checkpoint of a run (the moving average where it has one), or a
             .pth or .safetensors file of weights, the authors' included.
-
         same_classes: Refuses a classifier of other classes instead of leaving it out.
 
     Raises:

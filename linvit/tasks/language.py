@@ -76,13 +76,8 @@ class Language(Task):
         """What `linvit eval` counts: bytes."""
         return targets["bytes"].sum()
 
-    def totals(self, kind: str) -> tuple[float, float, float]:
-        """Nats, and how many tokens there were and how many were right, over all validation tokens."""
-        nats, tokens, right = (total.compute().item() for total in self.metrics[kind].values())
-        return nats, tokens, right
-
     def measured(self, kind: str) -> dict[str, float]:
-        nats, tokens, right = self.totals(kind)
+        nats, tokens, right = (total.compute().item() for total in self.metrics[kind].values())
         count = self.count.compute().item()
         perplexity = math.exp(min(nats / tokens, 700))
         per_token = {"loss": nats / tokens, "perplexity": perplexity, "next_accuracy": right / tokens}
@@ -110,5 +105,5 @@ class Recall(Language):
         return torch.tensor(len(tokens), device=tokens.device)
 
     def measured(self, kind: str) -> dict[str, float]:
-        nats, tokens, right = self.totals(kind)
-        return {"loss": nats / tokens, "recall_accuracy": right / tokens}
+        measured = super().measured(kind)
+        return {"loss": measured["loss"], "recall_accuracy": measured["next_accuracy"]}

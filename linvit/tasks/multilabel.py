@@ -1,7 +1,6 @@
 """Multi-label classification: a yes or no for each class of an image, measured by mean average precision."""
 
 import warnings
-from functools import partial
 from typing import Any, ClassVar
 
 from timm.loss import AsymmetricLossMultiLabel
@@ -56,7 +55,13 @@ class MultiLabel(Task):
         self.loss: nn.Module = nn.BCEWithLogitsLoss()
         if asymmetric:
             self.loss = AsymmetricLossMultiLabel(gamma_negative, gamma_positive, clip, reduction="mean")
-        self.keep(partial(_metrics, num_classes))
+        self.keep(
+            lambda: {
+                "loss": MeanMetric(),
+                "precision": MultilabelAveragePrecision(num_classes, average="none"),
+                "decisions": MultilabelStatScores(num_classes, average="none"),
+            }
+        )
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, targets = batch
@@ -91,11 +96,3 @@ def by_class(metrics: nn.ModuleDict) -> tuple[Tensor, Tensor]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="No positive samples")  # such classes are left out
         return metrics["precision"].compute(), metrics["decisions"].compute()
-
-
-def _metrics(num_classes: int) -> dict[str, nn.Module]:
-    return {
-        "loss": MeanMetric(),
-        "precision": MultilabelAveragePrecision(num_classes, average="none"),
-        "decisions": MultilabelStatScores(num_classes, average="none"),
-    }

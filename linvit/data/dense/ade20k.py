@@ -57,7 +57,6 @@ class Ade20k(DenseSource):
         **options: Any,
     ) -> None:
         super().__init__(long_side, short_side, **options)
-        self.assemble = stack_maps
         self.root = Path(root)
         self.reduces_zero_label = reduces_zero_label
         self.class_names = class_names or _class_names(self.root, num_labels)
@@ -85,12 +84,16 @@ class Ade20k(DenseSource):
     def val_set(self) -> Dataset[Any]:
         return self._maps("val", partial(_image_alone, self.preprocessing.transform()))
 
-    def raw_maps(self, split: str) -> tuple["LabelledMaps", list[str]]:
-        """Untransformed images and maps of "train" or "val", and a sentence for each file without its partner."""
-        pairs, unpaired = find_pairs(self.root, split)
-        return LabelledMaps(
-            pairs, lambda image, labels: (image, labels), self.num_classes, self.reduces_zero_label
-        ), unpaired
+    @staticmethod
+    def assemble(samples: list[tuple[Tensor, Tensor]]) -> Any:
+        """Stacks images and maps; raises ValueError where their sizes differ."""
+        sizes = {(image.shape[-2:], labels.shape) for image, labels in samples}
+        if len(sizes) > 1:
+            shown = sorted("×".join(map(str, image)) for image, _ in sizes)
+            raise ValueError(
+                f"Images of {' and '.join(shown[:2])} px do not fit into one batch: set `val_batch_size` to 1."
+            )
+        return default_collate(samples)
 
     def _maps(self, split: str, transform: Callable[..., Any]) -> Dataset[Any]:
         pairs, unpaired = find_pairs(self.root, split)
@@ -181,17 +184,6 @@ def find_pairs(root: Path, split: str) -> tuple[list[tuple[Path, Path]], list[st
         f"{path} has no image in {folders[0]}: add or remove one." for name, path in maps.items() if name not in images
     ]
     return both, unpaired
-
-
-def stack_maps(samples: list[tuple[Tensor, Tensor]]) -> Any:
-    """Stacks images and maps; raises ValueError where their sizes differ."""
-    sizes = {(image.shape[-2:], labels.shape) for image, labels in samples}
-    if len(sizes) > 1:
-        shown = sorted("×".join(map(str, image)) for image, _ in sizes)
-        raise ValueError(
-            f"Images of {' and '.join(shown[:2])} px do not fit into one batch: set `val_batch_size` to 1."
-        )
-    return default_collate(samples)
 
 
 def _class_names(root: Path, num_labels: int | None) -> list[str]:

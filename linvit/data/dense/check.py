@@ -11,7 +11,6 @@ from linvit.data.dense import ade20k, coco
 from linvit.data.dense.annotations import read_annotations
 from linvit.data.dense.transforms import IGNORED
 
-UNLIMITED = 2**63
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
@@ -84,12 +83,13 @@ def _check_objects(file: Path, images: Path | None, needs_masks: bool, progress:
 
 
 def _check_maps(folder: Path, num_labels: int | None, progress: Progress) -> Iterator[Checked]:
-    source = ade20k.Ade20k(str(folder), num_labels=num_labels, max_corrupt=UNLIMITED)
+    source = ade20k.Ade20k(str(folder), num_labels=num_labels)
     for split, subfolder in ade20k.SPLITS.items():
         if not (folder / "images" / subfolder).is_dir():
             continue
-        dataset, problems = source.raw_maps(split)
-        seen, ignored, pixels, pairs = set(), 0, 0, 0
+        pairs, problems = ade20k.find_pairs(folder, split)
+        dataset = ade20k.LabelledMaps(pairs, lambda *sample: sample, source.num_classes, source.reduces_zero_label)
+        seen, ignored, pixels, images = set(), 0, 0, 0
         for sample in _samples(dataset, subfolder, progress):
             if isinstance(sample, str):
                 problems.append(sample)
@@ -98,9 +98,9 @@ def _check_maps(folder: Path, num_labels: int | None, progress: Progress) -> Ite
             seen |= set(labels.unique().tolist()) - {IGNORED}
             ignored += int((labels == IGNORED).sum())
             pixels += labels.numel()
-            pairs += 1
+            images += 1
         counts = {
-            "images": pairs,
+            "images": images,
             "classes": source.num_classes,
             "classes seen": len(seen),
             "ignored pixels": f"{100 * ignored / max(pixels, 1):.2f} %",

@@ -50,6 +50,7 @@ class Coco(DenseSource):
     """
 
     task = "detection"
+    assemble = staticmethod(as_lists)
 
     def __init__(
         self,
@@ -70,7 +71,6 @@ class Coco(DenseSource):
         **options: Any,
     ) -> None:
         super().__init__(long_side, short_side, **options)
-        self.assemble = as_lists
         if resizing not in RESIZINGS:
             raise ValueError(f"`resizing` is {resizing!r}, expected one of {', '.join(RESIZINGS)}.")
         resize = RESIZINGS[resizing](
@@ -142,10 +142,11 @@ class Coco(DenseSource):
             )
         ]
 
-    def train_order(self, dataset: Dataset[Any]) -> ShuffledOrder:
+    def train_order(self, dataset: Any) -> ShuffledOrder:
         if not self.groups_shapes:
             return super().train_order(dataset)
-        shapes = [image["width"] > image["height"] for image in dataset.chosen_images()]  # type: ignore[attr-defined]
+        images = self.annotations("train").images
+        shapes = [images[index]["width"] > images[index]["height"] for index in dataset.indices]
         return GroupedOrder(shapes, self.batch_size, self.seed)
 
 
@@ -159,9 +160,6 @@ class CocoImages(Dataset[Any]):
     indices: Sequence[int]
     needs_masks: bool
     keeps_crowds: bool
-
-    def chosen_images(self) -> list[dict[str, Any]]:
-        return [self.annotations.images[index] for index in self.indices]
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]] | str:
         about = self.annotations.images[self.indices[index]]

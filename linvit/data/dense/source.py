@@ -1,6 +1,6 @@
 """What the sources of dense tasks share: images of any size with boxes and masks, or with label maps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from torchvision.transforms.v2 import functional as F
 
 from linvit.data.dense.transforms import Resize, normalize
 from linvit.data.images.image import SMALLEST, open_image
-from linvit.data.order import Batches, PlainOrder
 from linvit.data.source import Source
 
 
@@ -40,7 +39,6 @@ class DenseSource(Source):
     """
 
     preprocessing: DensePreprocessing  # type: ignore[assignment]
-    assemble: Callable[[list[Any]], Any]
 
     def __init__(
         self,
@@ -64,14 +62,6 @@ class DenseSource(Source):
         self.mean = tuple(mean or IMAGENET_DEFAULT_MEAN)
         self.std = tuple(std or IMAGENET_DEFAULT_STD)
         self.preprocessing = DensePreprocessing(long_side, short_side, self.mean, self.std)
-
-    def val_dataloader(self) -> Batches:
-        dataset = self.val_set()
-        loading = {**self._loading(False), "batch_size": self.val_batch_size}
-        return Batches(dataset, sampler=PlainOrder(len(dataset)), **loading)  # type: ignore[arg-type]
-
-    def _loading(self, keeps_workers: bool) -> dict[str, Any]:
-        return {**super()._loading(keeps_workers), "assemble": self.assemble}
 
 
 def read_image(path: Any) -> tv_tensors.Image:

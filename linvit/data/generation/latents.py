@@ -6,9 +6,8 @@ and of its mirror image, and `labels`, int64 (images,). Training samples a new l
 """
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import accumulate
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from timm.data.transforms import CenterCropOrPad
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision.transforms.functional import pil_to_tensor
 
 from linvit.data.generation.digits import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
+from linvit.data.order import Batches
 from linvit.data.source import Source
 from linvit.files import check_writable, reason_of, replacing, write_json
 
@@ -61,39 +61,40 @@ class Latents(Source):
         self.preprocessing = GenerationPreprocessing(size, (0.0,) * channels, (1 / self.scale,) * channels, decoder)
 
     def train_set(self) -> Dataset[Any]:
-        return LatentFiles(self.root / "train", self.scale, samples=True)
+        return self._files("train", samples=True)
 
     def val_set(self) -> Dataset[Any]:
-        return LatentFiles(self.root / "val", self.scale, samples=False)
+        return self._files("val", samples=False)
 
-
-class LatentFiles(Dataset[Any]):
-    """(latent, label) from a folder's files: where it samples, of image or mirror image; else the image's mean."""
-
-    def __init__(self, folder: Path, scale: float, samples: bool) -> None:
+    def _files(self, split: str, samples: bool) -> Dataset[Any]:
+        folder = self.root / split
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise ValueError(f"The folder {folder} has no .safetensors files: make the latents again.")
-        self.files, self.scale, self.samples = files, scale, samples
-        self.labels = [_open(file).get_tensor("labels") for file in files]
-        self.ends = list(accumulate(len(labels) for labels in self.labels))
-        self.opened: dict[int, Any] = {}
+        return ConcatDataset([LatentFile(file, self.scale, samples) for file in files])
+
+
+class LatentFile(Dataset[Any]):
+    """(latent, label) from a file: where it samples, of image or mirror image; else the image's mean."""
+
+    def __init__(self, file: Path, scale: float, samples: bool) -> None:
+        self.file, self.scale, self.samples = file, scale, samples
+        self.labels = _open(file).get_tensor("labels")
+        self.opened: Any = None
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        number = bisect_right(self.ends, index)
-        place = index - (self.ends[number] - len(self.labels[number]))
-        if number not in self.opened:
-            self.opened[number] = _open(self.files[number])
+        if self.opened is None:
+            self.opened = _open(self.file)
         mirrored = int(torch.randint(2, ())) if self.samples else 0
-        mean, log_std = self.opened[number].get_slice("moments")[place, mirrored].float().chunk(2)
+        mean, log_std = self.opened.get_slice("moments")[index, mirrored].float().chunk(2)
         latent = mean + log_std.exp() * torch.randn_like(mean) if self.samples else mean
-        return latent * self.scale, self.labels[number][place]
+        return latent * self.scale, self.labels[index]
 
     def __len__(self) -> int:
-        return self.ends[-1]
+        return len(self.labels)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"opened": {}}  # each worker opens its own
+        return self.__dict__ | {"opened": None}  # each worker opens its own
 
 
 def _open(path: Path) -> Any:
@@ -131,7 +132,7 @@ def make_latents(
             stop = min(start + SHARD, len(files))
             path = folder / split / f"{start:08d}.safetensors"
             if not path.is_file():
-                moments, labels = _encoded(autoencoder, device, files, range(start, stop), batch)
+                moments, labels = _encoded(autoencoder, device, Batches(Subset(files, range(start, stop)), batch))
                 with replacing(path) as temporary:
                     save_file({"moments": moments, "labels": labels}, temporary, made_of)
             shape = _checked(path, made_of, [label for _, label in files.files[start:stop]])
@@ -158,21 +159,15 @@ def _checked(path: Path, made_of: dict[str, str], labels: list[int]) -> list[int
 
 
 @torch.no_grad()
-def _encoded(
-    autoencoder: nn.Module, device: torch.device, files: Dataset[Any], places: range, batch: int
-) -> tuple[Tensor, Tensor]:
+def _encoded(autoencoder: nn.Module, device: torch.device, batches: Batches) -> tuple[Tensor, Tensor]:
     moments, labels = [], []
-    for start in range(places.start, places.stop, batch):
-        pairs = [files[place] for place in range(start, min(start + batch, places.stop))]
-        complaints = [pair for pair in pairs if isinstance(pair, str)]
-        if complaints:
-            raise ValueError(complaints[0])
-        pixels = torch.stack([pixels for pixels, _ in pairs]).to(device)
+    for images, targets in batches:
+        pixels = images.to(device)
         both = [autoencoder.encode(view).latent_dist for view in (pixels, pixels.flip(-1))]
         values = [torch.cat((view.mean, view.std.clamp(min=1e-6).log()), 1).cpu() for view in both]
         moments.append(torch.stack(values, 1).half())
-        labels += [label for _, label in pairs]
-    return torch.cat(moments), torch.tensor(labels)
+        labels.append(targets)
+    return torch.cat(moments), torch.cat(labels)
 
 
 def _squared(image: Image.Image, size: int) -> Tensor:
@@ -183,31 +178,25 @@ def _squared(image: Image.Image, size: int) -> Tensor:
     return pil_to_tensor(CenterCropOrPad(size)(image)).float() / 127.5 - 1
 
 
-_autoencoders: dict[str, tuple[nn.Module, torch.device]] = {}
-
-
+@cache
 def open_autoencoder(name: str) -> tuple[nn.Module, torch.device]:
     """The AutoencoderKL of a folder, or of a name on the Hugging Face hub, which is downloaded.
 
     Raises ValueError where diffusers is missing, and where it cannot be read.
     """
-    if name not in _autoencoders:
-        try:
-            from diffusers import AutoencoderKL
-        except ImportError as error:
-            raise ValueError(
-                "Latents need diffusers, which is not installed: pip install 'linvit[generation]'."
-            ) from error
-        try:
-            autoencoder = AutoencoderKL.from_pretrained(name)
-        except Exception as error:  # the library raises many kinds
-            raise ValueError(
-                f"The autoencoder {name} cannot be read ({reason_of(error)}): give a folder"
-                " that diffusers wrote, or a name on the Hugging Face hub."
-            ) from error
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        _autoencoders[name] = autoencoder.to(device).eval(), device
-    return _autoencoders[name]
+    try:
+        from diffusers import AutoencoderKL
+    except ImportError as error:
+        raise ValueError("Latents need diffusers, which is not installed: pip install 'linvit[generation]'.") from error
+    try:
+        autoencoder = AutoencoderKL.from_pretrained(name)
+    except Exception as error:  # the library raises many kinds
+        raise ValueError(
+            f"The autoencoder {name} cannot be read ({reason_of(error)}): give a folder"
+            " that diffusers wrote, or a name on the Hugging Face hub."
+        ) from error
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return autoencoder.to(device).eval(), device
 
 
 @torch.no_grad()

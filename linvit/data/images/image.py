@@ -51,8 +51,7 @@ class Preprocessing:
     def transform(self) -> Callable[[Image.Image], torch.Tensor]:
         """The deterministic transform from a PIL image to a float32 tensor (channels, height, width)."""
         return create_transform(
-            input_size=(self.channels, *self.size),
-            is_training=False,
+            (self.channels, *self.size),
             interpolation=self.interpolation,
             mean=self.mean,
             std=self.std,

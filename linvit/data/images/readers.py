@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +180,7 @@ class Stream(IterableDataset[Any]):
     def __init__(self, dataset: Any, transform: Callable[[Any], Tensor], index_of: list[int] | None) -> None:
         self.dataset = dataset
         self.dataset.transform = transform
-        self.dataset.target_transform = partial(_placed, index_of) if index_of else None
+        self.dataset.target_transform = index_of.__getitem__ if index_of else None
         self.set_epoch = dataset.set_epoch
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
@@ -193,7 +192,3 @@ class SizedStream(Stream):
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-
-def _placed(index_of: list[int], target: int) -> int:
-    return index_of[target]

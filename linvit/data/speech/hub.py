@@ -64,15 +64,10 @@ class HuggingFaceSpeech(LibriSpeech):
         self.sound, self.text = sound, text
         self._splits: dict[str, Any] = {}
 
-    def utterances(self, split: str) -> list[Utterance]:
-        """Those of "train" or "val"; their paths are split and number."""
-        if split not in self._utterances:
-            self._utterances[split] = [
-                Utterance(Path(name) / str(number), self._text(name, number, text))
-                for name in self.subsets[split]
-                for number, text in enumerate(self._split(name)[self.text])
-            ]
-        return self._utterances[split]
+    def subset(self, name: str) -> list[Utterance]:
+        """Those of one split; their paths are split and number."""
+        texts = enumerate(self._split(name)[self.text])
+        return [Utterance(Path(name) / str(number), self._text(name, number, text)) for number, text in texts]
 
     def _text(self, split: str, number: int, text: Any) -> str:
         if not isinstance(text, str):
@@ -83,9 +78,8 @@ class HuggingFaceSpeech(LibriSpeech):
         return " ".join(text.split())
 
     def reader(self) -> Callable[[Utterance], Tensor]:
-        for split in (*self.subsets["train"], *self.subsets["val"]):
-            self._split(split)
-        return HubReader(dict(self._splits), self.sound, self.rate)
+        names = (*self.subsets["train"], *self.subsets["val"])
+        return HubReader({name: self._split(name) for name in names}, self.sound, self.rate)
 
     def _split(self, name: str) -> Any:
         if name not in self._splits:

@@ -1,6 +1,7 @@
 """Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt and the sound files that it names."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -157,6 +158,7 @@ class LibriSpeech(Source):
 
     task = "speech"
     item = "utterance"
+    assemble = staticmethod(assembled)
 
     def __init__(
         self,
@@ -203,10 +205,12 @@ class LibriSpeech(Source):
     def utterances(self, split: str) -> list[Utterance]:
         """Those of "train" or "val"."""
         if split not in self._utterances:
-            self._utterances[split] = [
-                utterance for name in self.subsets[split] for utterance in find_utterances(self.root / name)
-            ]
+            self._utterances[split] = [utterance for name in self.subsets[split] for utterance in self.subset(name)]
         return self._utterances[split]
+
+    def subset(self, name: str) -> list[Utterance]:
+        """Those of one subset."""
+        return find_utterances(self.root / name)
 
     def reader(self) -> Callable[[Utterance], Tensor]:
         """What gives the samples of an utterance, in reading processes too; it raises as read_audio."""
@@ -235,18 +239,13 @@ class LibriSpeech(Source):
         picked = sorted({round(place) for place in np.linspace(0, len(utterances) - 1, MEASURED)})
         frames = []
         for place in picked:
-            try:
+            with suppress(CorruptAudioError):  # named when it is met in training
                 frames.append(log_mel(read(utterances[place]), self.rate, self.mels))
-            except CorruptAudioError:  # named when it is met in training
-                continue
         if not frames:
             raise ValueError(f"None of the sound files in {self.root} could be read: check them.")
         together = torch.cat(frames).double()
         std = together.std(0).clamp_min(1e-3)
         return tuple(together.mean(0).tolist()), tuple(std.tolist())
-
-    def _loading(self, keeps_workers: bool) -> dict[str, Any]:
-        return super()._loading(keeps_workers) | {"assemble": assembled}
 
 
 def _check_sizes(rate: int, mels: int, groups: int, masks: dict[str, Any]) -> None:

@@ -37,12 +37,7 @@ class HuggingFaceText(TextSource):
         epoch_rows: Rows of all processes together that make an epoch of a stream.
         cache: Folder of the packed files.
         options: Further arguments of load_dataset, data_files for example.
-        separator: The tokenizer's token between documents, where it is not one of the usual.
-        context: Tokens in a row.
-        batch_size: Rows per batch.
-        keeps_apart: Whether a document sees nothing of another one in its row.
-        seed: Of the order.
-        num_workers: Processes that read packed rows.
+        context, batch_size, keeps_apart, kwargs: See TextSource.
 
     A packed file stands for what was asked for, not for the data's content: delete it where that has changed.
     Raises ValueError without path or tokenizer, for counts below 1, and for what the library refuses.
@@ -62,12 +57,10 @@ class HuggingFaceText(TextSource):
         epoch_rows: int = 262_144,
         cache: str = "data/packed",
         options: dict[str, Any] | None = None,
-        separator: str | None = None,
         context: int = 2048,
         batch_size: int = 8,
         keeps_apart: bool = False,
-        seed: int = 0,
-        num_workers: int = 0,
+        **kwargs: Any,
     ) -> None:
         if path is None:
             raise ValueError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
@@ -77,10 +70,10 @@ class HuggingFaceText(TextSource):
         for name, count in counts.items():
             if count is not None and count < 1:
                 raise ValueError(f"`{name}` is {count}, expected 1 or more: set it higher.")
-        super().__init__(context, batch_size, tokenizer, separator, keeps_apart, seed, num_workers)
-        if streaming and num_workers:
+        super().__init__(context, batch_size, tokenizer, keeps_apart=keeps_apart, **kwargs)
+        if streaming and self.num_workers:
             raise ValueError(
-                f"`num_workers` is {num_workers}, but a stream is read by the training process: set it to 0."
+                f"`num_workers` is {self.num_workers}, but a stream is read by the training process: set it to 0."
             )
         self.arguments = {"path": path, "name": configuration, **(options or {})}
         self.column, self.val_documents, self.max_tokens = column, val_documents, max_tokens
@@ -160,6 +153,7 @@ def pack(
     Each is whole or not at all, and what has its .json is complete.
     """
     dtype, mark = dtype_for(tokenizer.vocabulary), tokenizer.separator
+    pairs = (pair for texts in _groups(documents) for pair in zip(texts, tokenizer.encode_batch(texts), strict=True))
     count = total = 0
     with (
         replacing(path) as temporary,
@@ -167,14 +161,11 @@ def pack(
         temporary.open("wb") as tokens,
         beside.open("wb") as widths,
     ):
-        for texts in _groups(documents):
-            for text, encoded in zip(texts, tokenizer.encode_batch(texts), strict=True):
-                np.asarray([mark, *encoded], dtype).tofile(tokens)
-                if measures:
-                    np.asarray([0, *tokenizer.widths(text)], WIDTH).tofile(widths)
-                count, total = count + 1, total + 1 + len(encoded)
-                if max_tokens is not None and total >= max_tokens:
-                    break
+        for text, encoded in pairs:
+            np.asarray([mark, *encoded], dtype).tofile(tokens)
+            if measures:
+                np.asarray([0, *tokenizer.widths(text)], WIDTH).tofile(widths)
+            count, total = count + 1, total + 1 + len(encoded)
             if max_tokens is not None and total >= max_tokens:
                 break
         np.asarray([mark], dtype).tofile(tokens)
