@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.layers.checks import known
 from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.operator import MapSteps, Operands, Operator
+from linvit.layers.operator import MapSteps, Operands
 from linvit.layers.pointwise import PointwiseConv
 
 STRIPS = "strips"
@@ -37,13 +37,11 @@ class ValueAttention(MapSteps):
     """
 
     def __init__(self, width: int, head_width: int, mechanism: str = "linear", device=None, dtype=None):
-        super().__init__()
         if width % head_width:
             raise ValueError(
                 f"ValueAttention: width {width} is not a multiple of the head width {head_width}: change one"
             )
-        self.heads = width // head_width
-        self.operator = Operator(mechanism, self.heads, head_width, place="maps", device=device, dtype=dtype)
+        super().__init__(width, width // head_width, mechanism, place="maps", device=device, dtype=dtype)
         self.qk = PointwiseConv(width, 2 * width, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
