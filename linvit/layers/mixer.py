@@ -94,19 +94,13 @@ class TokenMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, width, height, width) to features of the same shape."""
+        local = [conv for conv in (self.local3, self.local7) if conv is not None]
         if self.stacked:
-            if self.local3 is not None:
-                x = self.local3(x)
-            if self.local7 is not None:
-                x = self.local7(x)
+            for conv in local:
+                x = conv(x)
             return self.attended(x)
         groups = x.split(self.widths, dim=1)
-        mixed = [self.attended(groups[0])]
-        if self.local3 is not None:
-            mixed.append(self.local3(groups[1]))
-        if self.local7 is not None:
-            mixed.append(self.local7(groups[-1]))
-        return torch.cat(mixed, dim=1)
+        return torch.cat([layer(groups[i]) for i, layer in enumerate((self.attended, *local))], dim=1)
 
 
 def _known_sizes(local_sizes: Sequence[int]) -> tuple[int, ...]:

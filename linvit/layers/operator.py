@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from linvit.layers.cache import AttentionCache, KeyValues
-from linvit.layers.checks import check_heads, known
+from linvit.layers.checks import known
 from linvit.ops import Rotary, State, attention_scores, linear_attention
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
@@ -244,7 +244,8 @@ class AttentionSteps(nn.Module):
         self, width: int, heads: int, mechanism: str, operator_size: tuple[int, int] | None = None, **options: Any
     ):
         super().__init__()
-        check_heads(width, heads)
+        if width % heads:
+            raise ValueError(f"`width` is {width} and `heads` {heads}, expected a multiple: change one of the two")
         self.heads = heads
         self.operator = Operator(mechanism, *(operator_size or (heads, width // heads)), **options)
 

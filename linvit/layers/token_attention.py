@@ -188,9 +188,7 @@ class GatedAttention(TokenAttention):
     The papers do not say what surrounds the operator in DeiT and Swin, and that code is not released.
 
     Args:
-        modulation: φ: "linear" (a projection), "tanh" of it, "identity" (x itself) or "none".
-        lepe: whether the local term is added.
-        rope: whether queries and keys are rotated.
+        modulation, lepe, rope: as in Attention2d.
 
     Raises:
         ValueError: for an unknown modulation, or a head width that RoPE cannot turn.
