@@ -161,7 +161,7 @@ class CausalAttention(SequenceSteps):
             qkv, inputs = self.conv(qkv, None if cache is None else cache.conv)
             if cache is not None:
                 cache.conv = inputs
-        tokens = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv.chunk(3, dim=-1))
+        tokens = (self.by_head(t) for t in qkv.chunk(3, dim=-1))
         context = {"cache": cache, "x": x, "gate": projections[..., 3 * x.shape[-1] :], "packing": packing}
         return self.operator.operands(*tokens, rotary if self.rope else None, **context)
 
