@@ -6,9 +6,9 @@ from typing import Any
 from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
-from linvit.layers.checks import check_heads, known
+from linvit.layers.checks import known
 from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.operator import MapSteps, Operands, Operator, known_mechanism
+from linvit.layers.operator import MapSteps, Operands, known_mechanism
 from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import Rotary, rotary_2d
 
@@ -53,16 +53,14 @@ class Attention2d(MapSteps):
     2507.00698) as released: the papers have neither lepe nor RoPE; the code is followed.
 
     Args:
-        width: channels in and out.
-        heads: number of heads; divides width.
-        mechanism: a name in MECHANISMS that stands in maps, such as "rala", "mala", "linear" or "softmax".
+        width, heads, mechanism: as in AttentionSteps.
         modulation: φ: "linear", a projection of x as released; "tanh" of that projection; "identity", x itself; "none".
         lepe: whether the 5×5 depthwise convolution of the values is added.
         rope: whether queries and keys are rotated by their position.
         axes: feature_map, weighting or normalizer other than the mechanism's own, see Operator.
 
     Raises:
-        ValueError: if the mechanism or the modulation is unknown or heads does not divide width.
+        ValueError: as AttentionSteps, and for an unknown modulation.
     """
 
     def __init__(
@@ -77,12 +75,10 @@ class Attention2d(MapSteps):
         dtype=None,
         **axes,
     ):
-        super().__init__()
         dd = {"device": device, "dtype": dtype}
-        check_heads(width, heads)
-        self.heads, self.rope = heads, rope
+        super().__init__(width, heads, mechanism, place="maps", **axes, **dd)
+        self.rope = rope
         self.projected, phi = known("modulation", modulation, MODULATIONS)
-        self.operator = Operator(mechanism, heads, width // heads, place="maps", **axes, **dd)
         self.qkvo = PointwiseConv(width, (4 if self.projected else 3) * width, **dd)
         self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None
         self.modulate = phi() if phi is not None else None

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
 from linvit.layers.cache import AttentionCache
-from linvit.layers.checks import check_heads, check_size, known
-from linvit.layers.operator import Operands, Operator, SequenceSteps, merged
+from linvit.layers.checks import check_size, known
+from linvit.layers.operator import Operands, SequenceSteps, merged
 from linvit.ops import Rotary
 
 CAUSAL_MODULATIONS: Mapping[str, type[nn.Module] | None] = {
@@ -89,17 +89,15 @@ class CausalAttention(SequenceSteps):
     """Attention of each token to itself and all before it: proj((operator(q, k, v) + lepe(v)) · φ(x)).
 
     Args:
-        width: channels in and out.
-        heads: number of heads; divides width.
-        mechanism: a name in MECHANISMS that stands in sequences, such as "mala" or "softmax".
+        width, heads, mechanism: as in AttentionSteps.
         conv: tokens that the short convolution of q, k and v sees; 0 for none.
         lepe: tokens that the convolution of the values sees which is added to the output; 0 for none.
         modulation: φ, a name in CAUSAL_MODULATIONS: what happens to one more projection of x; "none" for no φ.
         rope: whether queries and keys are rotated by their position: in the numerator alone for linear mechanisms.
 
     Raises:
-        ValueError: for an unknown mechanism or modulation, sizes that are not such numbers, where heads does not divide
-            width, and an odd head width with rope.
+        ValueError: as AttentionSteps, for an unknown modulation, sizes that are not such numbers, and an odd head width
+            with rope.
     """
 
     def __init__(
@@ -114,12 +112,11 @@ class CausalAttention(SequenceSteps):
         device=None,
         dtype=None,
     ):
-        super().__init__()
         dd = {"device": device, "dtype": dtype}
-        phi = known("modulation", modulation, CAUSAL_MODULATIONS)
         for name, size, least in (("width", width, 1), ("heads", heads, 1), ("conv", conv, 0), ("lepe", lepe, 0)):
             check_size(name, size, least)
-        check_heads(width, heads)
+        super().__init__(width, heads, mechanism, causal=True, place="sequences", **dd)
+        phi = known("modulation", modulation, CAUSAL_MODULATIONS)
         if not isinstance(rope, bool):
             raise ValueError(f"`rope` is {rope!r}, expected true or false: write one of them")
         if rope and width // heads % 2:
@@ -127,8 +124,7 @@ class CausalAttention(SequenceSteps):
                 f"`width` is {width} and `heads` {heads}, but `rope` turns pairs of channels, so a head needs an even"
                 " number: change one of the two, or leave `rope` out"
             )
-        self.heads, self.rope = heads, rope
-        self.operator = Operator(mechanism, heads, width // heads, causal=True, place="sequences", **dd)
+        self.rope = rope
         self.qkvo = nn.Linear(width, (4 if phi else 3) * width, bias=False, **dd)
         self.conv = CausalConv(3 * width, conv, **dd) if conv else None
         self.lepe = CausalConv(width, lepe, passes=False, **dd) if lepe else None
@@ -165,7 +161,7 @@ class CausalAttention(SequenceSteps):
             qkv, inputs = self.conv(qkv, None if cache is None else cache.conv)
             if cache is not None:
                 cache.conv = inputs
-        tokens = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv.chunk(3, dim=-1))
+        tokens = (self.by_head(t) for t in qkv.chunk(3, dim=-1))
         context = {"cache": cache, "x": x, "gate": projections[..., 3 * x.shape[-1] :], "packing": packing}
         return self.operator.operands(*tokens, rotary if self.rope else None, **context)
 

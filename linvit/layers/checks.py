@@ -15,9 +15,3 @@ def check_size(argument: str, size: object, least: int = 1) -> None:
     """A whole number of `least` or more."""
     if not isinstance(size, int) or size < least:
         raise ValueError(f"`{argument}` is {size!r}, expected a whole number of {least} or more: change it")
-
-
-def check_heads(width: int, heads: int) -> None:
-    """Heads that divide the width."""
-    if width % heads:
-        raise ValueError(f"`width` is {width} and `heads` {heads}, expected a multiple: change one of the two")

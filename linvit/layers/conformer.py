@@ -17,8 +17,8 @@ from torch.nn.functional import conv2d, glu, pad, relu, silu
 
 from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import CAUSAL_MODULATIONS
-from linvit.layers.checks import check_heads, known
-from linvit.layers.operator import Operands, Operator, SequenceSteps
+from linvit.layers.checks import known
+from linvit.layers.operator import Operands, SequenceSteps
 from linvit.ops import Rotary
 
 CONV_NORMS: Mapping[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -94,16 +94,14 @@ class FrameAttention(SequenceSteps):
     """Attention between the frames of an utterance: softmax with relative positions, or a linear mechanism with a gate.
 
     Args:
-        width: channels in and out.
-        heads: number of heads; divides width.
-        mechanism: a name in MECHANISMS that stands in sequences.
+        width, heads, mechanism: as in AttentionSteps.
         causal: each frame sees itself and those before it; RALA's weights are then of the queries so far.
         modulation: φ, a name in CAUSAL_MODULATIONS: what a further projection of x goes through before it multiplies
             what a linear mechanism gives. Its projection stands where softmax has that of its positions, so that all
             mechanisms are of one size.
 
     Raises:
-        ValueError: for an unknown mechanism or modulation, and if heads does not divide width.
+        ValueError: as AttentionSteps, and for an unknown modulation.
     """
 
     def __init__(
@@ -116,13 +114,10 @@ class FrameAttention(SequenceSteps):
         device=None,
         dtype=None,
     ):
-        super().__init__()
         dd = {"device": device, "dtype": dtype}
-        check_heads(width, heads)
-        self.operator = Operator(mechanism, heads, width // heads, causal=causal, place="sequences", **dd)
+        super().__init__(width, heads, mechanism, causal=causal, place="sequences", **dd)
         softmax = self.operator.options is None
         phi = None if softmax else known("modulation", modulation, CAUSAL_MODULATIONS)
-        self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, **dd)
         self.gate = nn.Linear(width, width, **dd) if phi else None
         self.modulate = phi() if phi else None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linvit.layers.checks import known
 from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.operator import MapSteps, Operands, Operator
+from linvit.layers.operator import MapSteps, Operands
 from linvit.layers.pointwise import PointwiseConv
 
 STRIPS = "strips"
@@ -37,13 +37,11 @@ class ValueAttention(MapSteps):
     """
 
     def __init__(self, width: int, head_width: int, mechanism: str = "linear", device=None, dtype=None):
-        super().__init__()
         if width % head_width:
             raise ValueError(
                 f"ValueAttention: width {width} is not a multiple of the head width {head_width}: change one"
             )
-        self.heads = width // head_width
-        self.operator = Operator(mechanism, self.heads, head_width, place="maps", device=device, dtype=dtype)
+        super().__init__(width, width // head_width, mechanism, place="maps", device=device, dtype=dtype)
         self.qk = PointwiseConv(width, 2 * width, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,19 +94,13 @@ class TokenMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, width, height, width) to features of the same shape."""
+        local = [conv for conv in (self.local3, self.local7) if conv is not None]
         if self.stacked:
-            if self.local3 is not None:
-                x = self.local3(x)
-            if self.local7 is not None:
-                x = self.local7(x)
+            for conv in local:
+                x = conv(x)
             return self.attended(x)
         groups = x.split(self.widths, dim=1)
-        mixed = [self.attended(groups[0])]
-        if self.local3 is not None:
-            mixed.append(self.local3(groups[1]))
-        if self.local7 is not None:
-            mixed.append(self.local7(groups[-1]))
-        return torch.cat(mixed, dim=1)
+        return torch.cat([layer(groups[i]) for i, layer in enumerate((self.attended, *local))], dim=1)
 
 
 def _known_sizes(local_sizes: Sequence[int]) -> tuple[int, ...]:

@@ -228,9 +228,26 @@ class AttentionSteps(nn.Module):
     """An attention in steps, proj(gated(with_local(operator(operands(x))))); a class changes those that differ.
 
     Its forward and the analysis share these steps. After the operator its output is `arranged` as suits the class.
+
+    Args:
+        width: channels in and out.
+        heads: number of heads; divides width.
+        mechanism: a name in MECHANISMS, such as "rala", "mala", "linear" or "softmax".
+        operator_size: heads of the operator and their width, where a class makes others.
+        options: see Operator.
+
+    Raises:
+        ValueError: for an unknown mechanism, one that does not stand in that place, and heads that do not divide width.
     """
 
-    operator: Operator
+    def __init__(
+        self, width: int, heads: int, mechanism: str, operator_size: tuple[int, int] | None = None, **options: Any
+    ):
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"`width` is {width} and `heads` {heads}, expected a multiple: change one of the two")
+        self.heads = heads
+        self.operator = Operator(mechanism, *(operator_size or (heads, width // heads)), **options)
 
     def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
         """What the operator returned, (batch, heads, tokens, width), as the next steps take it; the same here."""
@@ -258,8 +275,6 @@ class AttentionSteps(nn.Module):
 class MapSteps(AttentionSteps):
     """Steps on maps (batch, heads × width, height, width)."""
 
-    heads: int
-
     def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
         return self.operator.as_map(mixed, operands.grid)
 
@@ -269,8 +284,6 @@ class MapSteps(AttentionSteps):
 
 class SequenceSteps(AttentionSteps):
     """Steps on sequences (batch, tokens, heads × width)."""
-
-    heads: int
 
     def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
         return merged(mixed)

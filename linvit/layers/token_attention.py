@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from linvit.layers.attention import MODULATIONS
-from linvit.layers.checks import check_heads, known
+from linvit.layers.checks import known
 from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.operator import AttentionSteps, Operands, Operator, merged
+from linvit.layers.operator import AttentionSteps, Operands, merged
 from linvit.ops import Rotary, rotary_2d
 
 
@@ -43,18 +43,15 @@ class TokenAttention(AttentionSteps):
     (`with_local`) or a gate (`gated`).
 
     Args:
-        width: channels in and out.
-        heads: number of heads; divides width.
-        mechanism: a name in MECHANISMS.
+        width, heads, mechanism, operator_size: as in AttentionSteps.
         grid: (height, width) in tokens for which tables of positions are made; other sizes are interpolated.
         num_prefix: tokens before those of the grid, such as a class token; local terms and rotations leave them alone.
         source: where the grid of the images at hand is found when forward is not given one.
         qkv_bias, proj_bias, proj_drop: as in timm.
-        operator_size: heads of the operator and their width, where a subclass makes others.
         axes: feature_map, weighting, normalizer other than the mechanism's own, see Operator.
 
     Raises:
-        ValueError: if heads does not divide width.
+        ValueError: as AttentionSteps.
     """
 
     read_share, value_share = 1.0, 0.0
@@ -75,13 +72,10 @@ class TokenAttention(AttentionSteps):
         dtype=None,
         **axes,
     ):
-        super().__init__()
         dd = {"device": device, "dtype": dtype}
-        check_heads(width, heads)
-        self.heads, self.num_prefix, self.source = heads, num_prefix, source
-        self.grid = tuple(grid)
+        super().__init__(width, heads, mechanism, operator_size, **axes, **dd)
+        self.grid, self.num_prefix, self.source = tuple(grid), num_prefix, source
         self.last_grid = CurrentGrid()
-        self.operator = Operator(mechanism, *(operator_size or (heads, width // heads)), **axes, **dd)
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias, **dd)
         self.proj = nn.Linear(width, width, bias=proj_bias, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -194,9 +188,7 @@ class GatedAttention(TokenAttention):
     The papers do not say what surrounds the operator in DeiT and Swin, and that code is not released.
 
     Args:
-        modulation: φ: "linear" (a projection), "tanh" of it, "identity" (x itself) or "none".
-        lepe: whether the local term is added.
-        rope: whether queries and keys are rotated.
+        modulation, lepe, rope: as in Attention2d.
 
     Raises:
         ValueError: for an unknown modulation, or a head width that RoPE cannot turn.

@@ -1,10 +1,32 @@
 """The body of every family as timm wants it: stem, four stages, a last layer, a head."""
 
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 from timm.layers import trunc_normal_
+from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+
+
+class Stage(nn.Module):
+    """Downsampling (the identity in the first stage), then blocks."""
+
+    def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]):
+        super().__init__()
+        self.grad_checkpointing = False
+        self.downsample = downsample
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.through_blocks(self.downsample(x))
+
+    def through_blocks(self, x: Tensor, *shared: Any) -> Tensor:
+        """What the blocks make of a map; `shared` is given to each beside it."""
+        for block in self.blocks:
+            x = checkpoint(block, x, *shared) if self.grad_checkpointing else block(x, *shared)
+        return x
 
 
 class Backbone(nn.Module):

@@ -22,15 +22,14 @@ Pattern "CCLL" as released: strip convolutions in the first two stages, linear a
 published weights on a hub. The nano size is ours, for images of 32 to 64 px.
 """
 
+from functools import partial
+
 from timm.layers import calculate_drop_path_rates, get_device_dtype
-from timm.models import (
-    checkpoint_seq,
-    generate_default_cfgs,
-)
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from linvit.layers import CareBlock, PatchDownsample, PatchStem
-from linvit.models.backbone import Backbone
+from linvit.models.backbone import Backbone, Stage
 from linvit.models.family import imagenet_cfg, register, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
 
@@ -47,31 +46,6 @@ SIZES = {
     "care_s2": {"widths": (32, 64, 192, 384), "depths": (3, 6, 10, 6), "ratios": ((4, 4),) * 4},
 }
 LETTERS = {"C": "strips", "L": "linear", "S": "softmax"}
-
-
-class CareStage(nn.Module):
-    """Downsample (unless in_width is None: the first stage), then blocks."""
-
-    def __init__(
-        self, in_width: int | None, width: int, drop_path: list[float], last: bool, device=None, dtype=None, **block
-    ):
-        super().__init__()
-        dd = {"device": device, "dtype": dtype}
-        self.grad_checkpointing = False
-        self.downsample = nn.Identity() if in_width is None else PatchDownsample(in_width, width, **dd)
-        end = len(drop_path) - 1
-        self.blocks = nn.Sequential(
-            *(
-                CareBlock(width, drop_path=rate, last=last and i == end, **block, **dd)
-                for i, rate in enumerate(drop_path)
-            )
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.downsample(x)
-        if self.grad_checkpointing:
-            return checkpoint_seq(self.blocks, x)
-        return self.blocks(x)
 
 
 class CareHead(nn.Module):
@@ -149,26 +123,25 @@ class CARE(Backbone):
         self.distilled_training = False
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         self.stem = PatchStem(in_chans, widths[0], **dd)
-        self.stages = nn.Sequential(
-            *(
-                CareStage(
-                    widths[i - 1] if i else None,
-                    widths[i],
-                    rates[i],
-                    last=i == len(widths) - 1,
-                    head_width=head_widths[i],
-                    mechanism=mechanisms[i],
-                    ratios=ratios[i],
-                    layer_scale=layer_scale,
-                    split=split,
-                    interactions=interactions,
-                    memory=memory,
-                    local_sizes=local_sizes,
-                    **dd,
-                )
-                for i in range(len(widths))
+        self.stages = nn.Sequential()
+        end = (len(widths) - 1, depths[-1] - 1)
+        for i, width in enumerate(widths):
+            downsample = PatchDownsample(widths[i - 1], width, **dd) if i else nn.Identity()
+            block = partial(
+                CareBlock,
+                width,
+                head_widths[i],
+                mechanisms[i],
+                ratios[i],
+                layer_scale,
+                split=split,
+                interactions=interactions,
+                memory=memory,
+                local_sizes=local_sizes,
+                **dd,
             )
-        )
+            blocks = [block(drop_path=rate, last=(i, j) == end) for j, rate in enumerate(rates[i])]
+            self.stages.append(Stage(downsample, blocks))
         self.final_conv = nn.Identity()
         self.num_features = self.head_hidden_size = channels[-1]
         self.head = CareHead(self.num_features, num_classes, drop_rate, **dd)

@@ -1,17 +1,17 @@
 """The four-stage body that RAVLT and MAViT share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype
-from timm.models import checkpoint, generate_default_cfgs
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_table
 from linvit.layers.attention import AXES
 from linvit.layers.pointwise import PointwiseConv
-from linvit.models.backbone import Backbone
+from linvit.models.backbone import Backbone, Stage
 from linvit.models.family import imagenet_cfg, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
 from linvit.ops import rotary_1d
@@ -53,25 +53,16 @@ SIZES = {
 }
 
 
-class PyramidStage(nn.Module):
-    """Downsample (unless in_width is None: the first stage), then blocks that share one rotary table."""
+class PyramidStage(Stage):
+    """A stage whose blocks share one rotary table."""
 
-    def __init__(
-        self, in_width: int | None, width: int, heads: int, drop_path: list[float], device=None, dtype=None, **block
-    ):
-        super().__init__()
-        dd = {"device": device, "dtype": dtype}
-        self.head_width = width // heads
-        self.grad_checkpointing = False
-        self.downsample = nn.Identity() if in_width is None else ConvDownsample(in_width, width, **dd)
-        self.blocks = nn.ModuleList(AttentionBlock(width, heads, drop_path=rate, **block, **dd) for rate in drop_path)
+    def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module], head_width: int):
+        super().__init__(downsample, blocks)
+        self.head_width = head_width
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
-        rotary = rotary_table(x, self.head_width)
-        for block in self.blocks:
-            x = checkpoint(block, x, rotary) if self.grad_checkpointing else block(x, rotary)
-        return x
+        return self.through_blocks(x, rotary_table(x, self.head_width))
 
 
 class Pyramid(Backbone):
@@ -129,23 +120,12 @@ class Pyramid(Backbone):
             )
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         self.stem = ConvStem(in_chans, widths[0], **dd)
-        self.stages = nn.Sequential(
-            *(
-                PyramidStage(
-                    widths[i - 1] if i else None,
-                    widths[i],
-                    heads[i],
-                    rates[i],
-                    mechanism=mechanisms[i],
-                    attention=attention,
-                    cpe=cpe,
-                    ffn_ratio=ffn_ratio,
-                    layer_scale=layer_scale[i],
-                    **dd,
-                )
-                for i in range(len(widths))
-            )
-        )
+        self.stages = nn.Sequential()
+        for i, width in enumerate(widths):
+            downsample = ConvDownsample(widths[i - 1], width, **dd) if i else nn.Identity()
+            options = {"attention": attention, "cpe": cpe, "ffn_ratio": ffn_ratio, "layer_scale": layer_scale[i], **dd}
+            blocks = [AttentionBlock(width, heads[i], mechanisms[i], drop_path=rate, **options) for rate in rates[i]]
+            self.stages.append(PyramidStage(downsample, blocks, width // heads[i]))
         self.final_conv = nn.Sequential()
         self.final_conv.add_module("conv", PointwiseConv(widths[-1], final_width, **dd))
         self.final_conv.add_module("norm", nn.BatchNorm2d(final_width, **dd))

@@ -36,8 +36,7 @@ def chunked(
         query, rotated_query, key, rotated_key: κ and Rκ of queries and keys, (batch, heads, tokens, width).
         value: (batch, heads, tokens, value width).
         weights: how much each token counts, frozen when it is read.
-        normalizer: sets gain and level, see `linvit.ops.normalizer`.
-        eps: added to what is divided by.
+        normalizer, eps: as in `linvit.ops.state.read`.
         state: the tokens already read.
 
     Returns:

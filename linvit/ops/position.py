@@ -53,8 +53,7 @@ def rotary_2d(
         size: (height, width) of the token grid.
         width: head width, a multiple of 4.
         endpoint: whether the frequencies reach 1/10000, as in RAVLT and MAViT; MLLA's stop one short of it.
-        dtype: dtype of the tokens to be rotated; the table is float64 for float64, else float32.
-        device: where the table is made.
+        dtype, device: as in `rotary_1d`.
 
     Raises:
         ValueError: if width is not a multiple of 4.

@@ -43,16 +43,15 @@ class DenseBackbone(nn.Module):
         body = timm.create_model(name, **kwargs) if ours else None
         if isinstance(body, Backbone):
             body.prune_intermediate_layers([0, 1, 2, 3], prune_norm=True)
-            info = body.feature_info
-            self.channels = tuple(stage["num_chs"] for stage in info)
-            strides = tuple(stage["reduction"] for stage in info)
+            maps = body.feature_info
         else:
             body = timm.create_model(name, features_only=True, **kwargs)
-            self.channels, strides = tuple(body.feature_info.channels()), tuple(body.feature_info.reduction())
-            if strides[-4:] == _STRIDES:
+            if tuple(body.feature_info.reduction()[-4:]) == _STRIDES:
                 indices = body.feature_info.out_indices[-4:]
                 body = timm.create_model(name, features_only=True, out_indices=indices, **kwargs)
-                self.channels, strides = tuple(body.feature_info.channels()), tuple(body.feature_info.reduction())
+            maps = body.feature_info.get_dicts()
+        self.channels = tuple(entry["num_chs"] for entry in maps)
+        strides = tuple(entry["reduction"] for entry in maps)
         if strides != _STRIDES:
             raise ValueError(f"{name} has maps at strides {strides}, expected {_STRIDES}: choose a four-stage model.")
         self.body = body

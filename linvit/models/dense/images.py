@@ -16,8 +16,8 @@ class ImageBatch(GeneralizedRCNNTransform):
         super().__init__(32, 1 << 20, [0.0] * 3, [1.0] * 3, size_divisible=32, _skip_resize=True)
 
     def resize(self, image: Tensor, target: dict | None = None) -> tuple[Tensor, dict | None]:
-        """The image and its target as they are: sizes are the data's concern."""
-        return image, target
+        """The image as it is, since sizes are the data's concern, and its target without crowds."""
+        return image, None if target is None else known_objects(target)
 
     def postprocess(self, result: list[dict], image_shapes: list, original_image_sizes: list) -> list[dict]:
         """Detections with masks, if any, pasted into their images: bool (n, height, width)."""
@@ -27,16 +27,13 @@ class ImageBatch(GeneralizedRCNNTransform):
         return result
 
 
-def known_objects(targets: list[dict]) -> list[dict]:
-    """The targets without crowds, which no loss reads."""
+def known_objects(target: dict) -> dict:
+    """The target without crowds, which no loss reads."""
+    if "iscrowd" not in target:
+        return target
     per_object = ("boxes", "labels", "masks", "area", "iscrowd")
-    kept = []
-    for target in targets:
-        single = torch.ones_like(target["labels"], dtype=torch.bool)
-        if "iscrowd" in target:
-            single = ~target["iscrowd"].bool()
-        kept.append({key: value[single] if key in per_object else value for key, value in target.items()})
-    return kept
+    single = ~target["iscrowd"].bool()
+    return {key: value[single] if key in per_object else value for key, value in target.items()}
 
 
 def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most: int) -> dict[str, Tensor]:

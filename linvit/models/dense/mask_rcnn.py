@@ -8,7 +8,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
-from linvit.models.dense.images import ImageBatch, known_objects
+from linvit.models.dense.images import ImageBatch
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.models.dense.retinanet import PyramidBackbone
 from linvit.models.dense.roi_heads import RegionHeads, Step
@@ -113,9 +113,6 @@ class RegionDetector(ReleasedNames, GeneralizedRCNN):
         proposals = Proposals(width, *self.proposals)
         heads = RegionHeads(num_classes, self.steps, *self.box_head, width, hidden, num_regions)
         super().__init__(PyramidBackbone(backbone, 0, "pool", width), proposals, heads, ImageBatch())
-
-    def forward(self, images: list[Tensor], targets: list[dict] | None = None):
-        return super().forward(images, None if targets is None else known_objects(targets))
 
 
 class MaskRCNN(RegionDetector):

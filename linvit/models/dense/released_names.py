@@ -13,12 +13,14 @@ _NECK = [
     (r"^neck\.lateral_convs\.(\d+)\.conv\.", r"backbone.neck.inner_blocks.\1.0."),
     (r"^neck\.fpn_convs\.(\d+)\.conv\.", r"backbone.neck.layer_blocks.\1.0."),
 ]
-_RPN = [
+_REGIONS = [
+    *_NECK,
     (r"^rpn_head\.rpn_conv\.", "rpn.head.conv.0.0."),
     (r"^rpn_head\.rpn_cls\.", "rpn.head.cls_logits."),
     (r"^rpn_head\.rpn_reg\.", "rpn.head.bbox_pred."),
-]
-_REGIONS = [
+    (r"^roi_head\.(bbox|mask)_head\.(?!\d)", r"roi_head.\1_head.0."),  # the heads of a cascade are numbered
+    (r"^roi_head\.bbox_head\.", "roi_heads.box_heads."),
+    (r"^roi_head\.mask_head\.", "roi_heads.mask_heads."),
     (r"\.shared_convs\.(\d+)\.conv\.", r".convs.\1.0."),
     (r"\.shared_convs\.(\d+)\.bn\.", r".convs.\1.1."),
     (r"\.shared_fcs\.", ".linear."),
@@ -37,20 +39,8 @@ _RULES = {
         (r"^bbox_head\.retina_cls\.", "head.classification_head.cls_logits."),
         (r"^bbox_head\.retina_reg\.", "head.regression_head.bbox_reg."),
     ],
-    "mask_rcnn": [
-        *_NECK,
-        *_RPN,
-        (r"^roi_head\.bbox_head\.", "roi_heads.box_heads.0."),
-        (r"^roi_head\.mask_head\.", "roi_heads.mask_heads.0."),
-        *_REGIONS,
-    ],
-    "cascade_mask_rcnn": [
-        *_NECK,
-        *_RPN,
-        (r"^roi_head\.bbox_head\.", "roi_heads.box_heads."),
-        (r"^roi_head\.mask_head\.", "roi_heads.mask_heads."),
-        *_REGIONS,
-    ],
+    "mask_rcnn": _REGIONS,
+    "cascade_mask_rcnn": _REGIONS,
     "semantic_fpn": [
         (r"^neck\.lateral_convs\.(\d+)\.conv\.", r"neck.inner_blocks.\1.0."),
         (r"^neck\.fpn_convs\.(\d+)\.conv\.", r"neck.layer_blocks.\1.0."),

@@ -10,7 +10,7 @@ from torchvision.ops import box_iou, clip_boxes_to_image, sigmoid_focal_loss
 from linvit.layers.neck import Neck
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
-from linvit.models.dense.images import ImageBatch, known_objects, suppressed
+from linvit.models.dense.images import ImageBatch, suppressed
 from linvit.models.dense.released_names import ReleasedNames
 
 
@@ -65,9 +65,6 @@ class RetinaNet(ReleasedNames, TorchvisionRetinaNet):
         )
         self.transform = ImageBatch()
         self.box_coder = BoxDeltas()
-
-    def forward(self, images: list[Tensor], targets: list[dict] | None = None):
-        return super().forward(images, None if targets is None else known_objects(targets))
 
     def compute_loss(self, targets: list[dict], head_outputs: dict, anchors: list[Tensor]) -> dict[str, Tensor]:
         """Focal loss of all anchors but those between the thresholds and L1 loss of the positive ones."""

@@ -129,12 +129,9 @@ class RegionHeads(nn.Module):
     """One or more steps, each with a box head and a mask head; every step starts from the boxes of the one before.
 
     Args:
-        num_classes: classes without a background.
+        num_classes, num_convs, num_linear, width, hidden: of every box head, see BoxHead.
         steps: what each step learns.
-        num_convs, num_linear: layers of a box head.
         box_loss: "l1" on codes, or "giou" (weight 10) on decoded boxes.
-        width: channels of the regions.
-        hidden: channels of the box heads' linear layers.
         num_regions: regions of an image that each step is trained on, a quarter of them objects at most.
 
     In evaluation the steps' class logits (raw, as released) and mask probabilities are averaged.
