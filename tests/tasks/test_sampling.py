@@ -104,6 +104,12 @@ def test_the_loss_without_learned_variance_is_the_squared_error():
     torch.testing.assert_close(found, (predicted - noise).square().mean((1, 2, 3)))
 
 
+def test_a_diverged_prediction_gives_a_loss_that_is_not_finite():
+    images = noise = torch.zeros(2, 1, 4, 4)
+    predicted = torch.full((2, 2, 4, 4), torch.nan)
+    assert not DiffusionLoss()(predicted, images, torch.tensor([0, 500]), noise).isfinite().any()
+
+
 def test_the_bound_is_the_divergence_of_two_normal_distributions_and_does_not_train_the_mean():
     loss = DiffusionLoss()
     torch.manual_seed(0)
