@@ -16,19 +16,23 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from linvit.runs.listing import list_networks, list_recipes, readable
-    from linvit.runs.tasks import TASKS
+    from linvit.models import listed
 
     if options.recipes and (options.family or options.task):
         raise ValueError("--recipes excludes --family and --task: leave them out.")
     task = options.task or "classification"
-    rows = list_recipes(options.recipes, True) if options.recipes else list_networks(task, options.family, True)
+    if options.recipes:
+        from linvit.runs.listing import list_recipes
+
+        rows = list_recipes(options.recipes, progress=True)
+    else:
+        rows = listed.list_networks(task, options.family)
     if options.json:
         print(json.dumps(rows))
     elif options.recipes:
         from rich import box
 
-        show_rows(readable(rows), box=box.MARKDOWN)
+        show_rows(listed.readable(rows), box=box.MARKDOWN)
     else:
-        show_rows(readable(rows), left=2, caption=TASKS[task].listing_caption)
+        show_rows(listed.readable(rows), left=2, caption=listed.caption(task))
     return 0

@@ -13,8 +13,8 @@ from tiny_speech import say, write_speech_recipe
 from linvit.cli import main
 from linvit.data.speech.audio import read_audio
 from linvit.models.conformer import StreamCache
+from linvit.models.listed import list_networks
 from linvit.runs import load_run, train
-from linvit.runs.listing import list_networks
 from linvit.runs.tasks.speech import _speaker
 from linvit.runs.training import train_folder
 from linvit.studies import compare
