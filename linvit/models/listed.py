@@ -4,7 +4,6 @@
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,43 +35,3 @@ def caption(task: str) -> str:
 
 def _stored() -> dict[str, dict[str, Any]]:
     return json.loads(STORED.read_text(encoding="utf-8"))
-
-
-def readable(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The rows as people read them, with a heading and unit for each key."""
-    return [
-        {heading: "–" if row[key] is None else cell(row[key]) for key, (heading, cell) in COLUMNS.items() if key in row}
-        for row in rows
-    ]
-
-
-def _giga(value: int) -> str:
-    return f"{value / 1e9:.3f} G"
-
-
-COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "recipe": ("recipe", str),
-    "framework": ("framework", str),
-    "name": ("model", str),
-    "variant": ("model", str),
-    "backbone": ("backbone", str),
-    "mechanism": ("mechanism", str),
-    "pattern": ("pattern", str),
-    "input_size": ("px", lambda size: str(size[-1])),
-    "vocabulary": ("vocabulary", "{:,}".format),
-    "pieces": ("pieces", "{:,}".format),
-    "parameters": ("parameters", "{:,}".format),
-    "more_parameters": ("parameters over base", "{:+,}".format),
-    "macs": ("MACs", _giga),
-    "more_macs": ("MACs over base", lambda value: f"{value / 1e9:+.3f} G"),
-    "macs_attention": ("+ attention", _giga),
-    "memory": ("memory", lambda value: f"{value / 2**20:.2f} MiB"),
-    "ctc": ("with CTC", "{:,}".format),
-    "transducer": ("as transducer", "{:,}".format),
-    "published_parameters": ("published M", str),
-    "published_macs": ("published G", str),
-    "published_top1": ("top-1", "{} %".format),
-    "released_weights": ("released weights", lambda value: "yes" if value else "–"),
-    "published": ("published", str),
-}
-"""The heading of each key, and how its values are shown."""

@@ -78,16 +78,15 @@ class ClassifierSpec(TaskSpec):
     def listing(self) -> Iterator[dict[str, Any]]:
         """Networks that linvit registers with timm, family by family.
 
-        Keys: family, name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters
-        (millions) and published_macs (billions) as the sources print them, None where they do not, and
-        released_weights.
+        Keys: name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters
+        (millions) and published_macs (billions) as the sources print them, None where they do not,
+        released_weights and family.
         """
         for name in model_names():
             network = timm.create_model(name, device="meta")
             config = network.pretrained_cfg
             published = PUBLISHED.get(name)
             yield {
-                "family": _family(name),
                 "name": name,
                 **asdict(count_cost(network, config["input_size"])),
                 "pattern": network.pattern,
@@ -96,6 +95,7 @@ class ClassifierSpec(TaskSpec):
                 "published_parameters": published.parameters if published else None,
                 "published_macs": published.macs if published else None,
                 "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
+                "family": _family(name),
             }
 
 

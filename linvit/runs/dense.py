@@ -130,17 +130,18 @@ class DenseSpec(TaskSpec):
     def listing(self) -> Iterator[dict[str, Any]]:
         """Every framework on every size of RAVLT and MAViT, as released (pattern LLSS) and linear throughout (LLLL).
 
-        Keys: family, framework, backbone, pattern, and those of Cost; published_parameters in millions, published_macs
-        in billions.
+        Keys: framework, backbone, pattern, and those of Cost; published_parameters in millions, published_macs in
+        billions; family.
         """
         for framework, family in itertools.product(self.frameworks, FAMILIES):
             for size, published in zip(SIZES, PUBLISHED_DENSE[framework], strict=True):
                 for pattern, suffix in {"LLSS": "", "LLLL": "_linear"}.items():
                     backbone = f"{family}_{size}{suffix}"
-                    row = {"family": family, "framework": framework, "backbone": backbone, "pattern": pattern}
+                    row = {"framework": framework, "backbone": backbone, "pattern": pattern}
                     parameters, macs = (published if pattern == "LLSS" else None) or (None, None)
                     row |= asdict(count_dense_cost(framework, backbone))
-                    yield row | {"published_parameters": parameters, "published_macs": macs}
+                    row |= {"published_parameters": parameters, "published_macs": macs}
+                    yield row | {"family": family}
 
 
 class DensePredictions(Predictions[Any]):

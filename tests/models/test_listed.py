@@ -2,11 +2,12 @@ import json
 
 import pytest
 
-from linvit.models.listed import STORED, list_networks, readable
+from linvit.models.listed import STORED, list_networks
 from linvit.models.published import PUBLISHED_DENSE
 from linvit.runs.classifiers import model_names
 from linvit.runs.listing import store_networks
 from linvit.runs.tasks import TASKS
+from linvit_cli.models import readable
 
 
 def test_every_task_lists_rows_with_a_heading_for_each_key():

@@ -3,8 +3,8 @@ import json
 import pytest
 import timm
 
-from linvit.cli import main
 from linvit.runs.listing import list_recipes, recipe_files
+from linvit_cli import main
 
 
 @pytest.fixture
