@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo study language speech speech-demo generation scenes parity precision bench bench-compiled bench-gpu clean
+.PHONY: setup check format test test-slow judge judge-nano demo study language speech speech-demo generation scenes counts parity precision bench bench-compiled bench-gpu clean
 
 setup: $(STAMP)
 
@@ -76,6 +76,10 @@ scenes: $(STAMP)
 		$(BIN)/linvit train recipes/dense/scenes/$$name.yaml --resume && \
 		$(BIN)/linvit eval runs/scenes_$$name --report || exit 1; \
 	done
+
+# What `linvit models` prints; a test compares it with the code.
+counts: $(STAMP)
+	$(BIN)/python -c "from linvit.runs.listing import store_networks; store_networks()"
 
 parity: $(STAMP)
 	$(BIN)/python -m pytest -m "slow or not slow" -s -q tests/models/test_parity.py

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import timm
 
-from linvit.cli import main
 from linvit.models.by_name import create_classifier
 from linvit.runs.listing import list_recipes
 from linvit.runs.recipe import base_of, read_recipe
+from linvit_cli import main
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").rglob("ablations/*.yaml"))

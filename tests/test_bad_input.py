@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from tiny_run import write_recipe
 
-from linvit.cli import main
+from linvit_cli import main
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from linvit.bench.kinds import KINDS
 from linvit.bench.page import check_page, marks, write_page
 from linvit.bench.rows import Report, Row
-from linvit.cli import _parser
-from linvit.cli.bench import OUTPUTS
+from linvit_cli import _parser
+from linvit_cli.bench import OUTPUTS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/benchmarks.md"

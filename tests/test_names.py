@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted((ROOT / "linvit").rglob("*.py"))
+FILES = sorted([*(ROOT / "linvit").rglob("*.py"), *(ROOT / "linvit_cli").rglob("*.py")])
 EMPTY = {"one", "part", "found", "own", "told"}  # what do they hold?
 ROOTS = ("judge", "judging", "heard", "hearing", "listen", "mixer")  # words of other ideas, in any name
 PAPERS = {"TokenMixer", "FusedMixer", "mixer"}  # CARE's own word for its token mixer

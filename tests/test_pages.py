@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from linvit.cli import _parser
-from linvit.cli.overrides import recipe_overrides, split_overrides
 from linvit.runs.recipe import Recipe, read_recipe
 from linvit.runs.settings import parameters
 from linvit.runs.tasks import SOURCES, TASKS
+from linvit_cli import _parser
+from linvit_cli.overrides import recipe_overrides, split_overrides
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

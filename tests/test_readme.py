@@ -8,8 +8,8 @@ from tiny_diffusion import write_diffusion_recipe
 from tiny_language import write_language_recipe
 
 from linvit import runs
-from linvit.cli import COMMANDS
-from linvit.runs.listing import list_networks
+from linvit.models.listed import list_networks
+from linvit_cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -75,15 +75,14 @@ class ClassifierSpec(TaskSpec):
 
     listing_caption = "MACs of one image at the size given: convolutions and linear layers, + attention products"
 
-    def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
+    def listing(self) -> Iterator[dict[str, Any]]:
         """Networks that linvit registers with timm, family by family.
 
-        Keys: name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters (millions) and
-        published_macs (billions) as the sources print them, None where they do not, and released_weights.
-
-        Raises ValueError for an unknown family.
+        Keys: name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters
+        (millions) and published_macs (billions) as the sources print them, None where they do not,
+        released_weights and family.
         """
-        for name in model_names(family):
+        for name in model_names():
             network = timm.create_model(name, device="meta")
             config = network.pretrained_cfg
             published = PUBLISHED.get(name)
@@ -96,16 +95,13 @@ class ClassifierSpec(TaskSpec):
                 "published_parameters": published.parameters if published else None,
                 "published_macs": published.macs if published else None,
                 "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
+                "family": _family(name),
             }
 
 
-def model_names(family: str | None = None) -> list[str]:
-    """Names that linvit registers with timm, family by family; raises ValueError for an unknown family."""
-    names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
-    families = sorted({_family(name) for name in names})
-    if family is not None and family not in families:
-        raise ValueError(f"`family` is {family!r}, expected one of {', '.join(families)}: choose one of them.")
-    return [name for name in names if family in (None, _family(name))]
+def model_names() -> list[str]:
+    """Names that linvit registers with timm, family by family."""
+    return [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
 
 
 def _family(name: str) -> str:

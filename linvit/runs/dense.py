@@ -1,6 +1,7 @@
 """What detection and segmentation share: networks on a backbone, predictions that go to a folder, and their reports."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -126,25 +127,21 @@ class DenseSpec(TaskSpec):
 
     listing_caption = "MACs as the papers count: convolutions and linear layers, + attention products"
 
-    def listing(self, family: str | None = None) -> Iterator[dict[str, Any]]:
+    def listing(self) -> Iterator[dict[str, Any]]:
         """Every framework on every size of RAVLT and MAViT, as released (pattern LLSS) and linear throughout (LLLL).
 
         Keys: framework, backbone, pattern, and those of Cost; published_parameters in millions, published_macs in
-        billions.
-
-        Raises ValueError for another family.
+        billions; family.
         """
-        if family not in (None, *FAMILIES):
-            raise ValueError(f"`family` is {family!r}, expected one of {', '.join(FAMILIES)}: choose one of them.")
-        for framework in self.frameworks:
-            for name in FAMILIES if family is None else (family,):
-                for size, published in zip(SIZES, PUBLISHED_DENSE[framework], strict=True):
-                    for pattern, suffix in {"LLSS": "", "LLLL": "_linear"}.items():
-                        backbone = f"{name}_{size}{suffix}"
-                        row = {"framework": framework, "backbone": backbone, "pattern": pattern}
-                        parameters, macs = (published if pattern == "LLSS" else None) or (None, None)
-                        row |= asdict(count_dense_cost(framework, backbone))
-                        yield row | {"published_parameters": parameters, "published_macs": macs}
+        for framework, family in itertools.product(self.frameworks, FAMILIES):
+            for size, published in zip(SIZES, PUBLISHED_DENSE[framework], strict=True):
+                for pattern, suffix in {"LLSS": "", "LLLL": "_linear"}.items():
+                    backbone = f"{family}_{size}{suffix}"
+                    row = {"framework": framework, "backbone": backbone, "pattern": pattern}
+                    parameters, macs = (published if pattern == "LLSS" else None) or (None, None)
+                    row |= asdict(count_dense_cost(framework, backbone))
+                    row |= {"published_parameters": parameters, "published_macs": macs}
+                    yield row | {"family": family}
 
 
 class DensePredictions(Predictions[Any]):

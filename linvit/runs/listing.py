@@ -1,34 +1,28 @@
-"""The networks that can be trained, or that recipes train, with size, cost and published values, as rows."""
+"""The networks that recipes train with size and cost, as rows; and those of every task, to be stored."""
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import timm
 
 from linvit.analysis.cost import Cost, count_cost
+from linvit.files import write_json
 from linvit.models.by_name import create_classifier
+from linvit.models.listed import STORED, Rows
 from linvit.runs.progress import tracked
 from linvit.runs.recipe import base_of, read_recipe
-from linvit.runs.settings import check_names, group
+from linvit.runs.settings import group
 from linvit.runs.tasks import TASKS
 
-Rows = list[dict[str, Any]]
 
-
-def list_networks(task: str = "classification", family: str | None = None, progress: bool = False) -> Rows:
-    """Rows on the networks of a task, see `listing` in its file of `linvit.runs.tasks`.
-
-    family: only this one, such as ravlt or swin_tiny. Raises ValueError for an unknown task or family.
-    """
-    check_names("task", [task], TASKS)
-    listing = TASKS[task].listing
-    if family is not None and "family" not in inspect.signature(listing).parameters:
-        raise ValueError(f"`family` is {family!r}, but the networks of the task {task} have no families: leave it out.")
-    rows = listing() if family is None else listing(family)  # type: ignore[call-arg]
-    return list(tracked(rows, "Counting", progress=progress))
+def store_networks() -> None:
+    """Counts the networks of every task and stores them as `linvit.models.listed` reads them."""
+    listed = {
+        name: {"caption": spec.listing_caption, "rows": list(tracked(spec.listing(), name))}
+        for name, spec in TASKS.items()
+    }
+    write_json(STORED, listed, indent=1)
 
 
 def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
@@ -74,46 +68,6 @@ def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
     if not recipes:
         raise ValueError(f"No recipe in {', '.join(map(str, paths))} names a model: give a recipe or a folder of them.")
     return recipes
-
-
-def readable(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The rows as people read them, with a heading and unit for each key."""
-    return [
-        {heading: "–" if row[key] is None else cell(row[key]) for key, (heading, cell) in COLUMNS.items() if key in row}
-        for row in rows
-    ]
-
-
-def _giga(value: int) -> str:
-    return f"{value / 1e9:.3f} G"
-
-
-COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "recipe": ("recipe", str),
-    "framework": ("framework", str),
-    "name": ("model", str),
-    "variant": ("model", str),
-    "backbone": ("backbone", str),
-    "mechanism": ("mechanism", str),
-    "pattern": ("pattern", str),
-    "input_size": ("px", lambda size: str(size[-1])),
-    "vocabulary": ("vocabulary", "{:,}".format),
-    "pieces": ("pieces", "{:,}".format),
-    "parameters": ("parameters", "{:,}".format),
-    "more_parameters": ("parameters over base", "{:+,}".format),
-    "macs": ("MACs", _giga),
-    "more_macs": ("MACs over base", lambda value: f"{value / 1e9:+.3f} G"),
-    "macs_attention": ("+ attention", _giga),
-    "memory": ("memory", lambda value: f"{value / 2**20:.2f} MiB"),
-    "ctc": ("with CTC", "{:,}".format),
-    "transducer": ("as transducer", "{:,}".format),
-    "published_parameters": ("published M", str),
-    "published_macs": ("published G", str),
-    "published_top1": ("top-1", "{} %".format),
-    "released_weights": ("released weights", lambda value: "yes" if value else "–"),
-    "published": ("published", str),
-}
-"""The heading of each key, and how its values are shown."""
 
 
 def _names_classifier(file: Path) -> bool:

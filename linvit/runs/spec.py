@@ -139,7 +139,7 @@ class TaskSpec:
     listing_caption: ClassVar[str] = ""
 
     def listing(self) -> Iterator[dict[str, Any]]:
-        """Rows of `linvit models`: the networks that the task can train; `family` is an argument where it has some."""
+        """Rows of `linvit models`: the networks that the task can train; `family` is a key where it has some."""
         return iter(())
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from linvit import allocator
 from linvit.bench import operators, rows
-from linvit.cli import _parser, main
+from linvit_cli import _parser, main
 
 OP = ["bench", "op", "rala", "--tokens", "6", "12", "--heads", "1", "--width", "4", "--rounds", "1"]
 

@@ -3,7 +3,7 @@ import json
 import pytest
 from PIL import Image
 
-from linvit.cli import main
+from linvit_cli import main
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tiny_run import At, content, curve, differing, write_recipe
 
-from linvit.cli import main
 from linvit.data.images import Digits
 from linvit.data.images.digits import Shifted
 from linvit.runs.training import train_folder
+from linvit_cli import main
 
 SOON = {"max_epochs": 3}
 

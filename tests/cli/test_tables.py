@@ -4,7 +4,7 @@ import sys
 
 
 def test_writing_ends_quietly_where_the_reader_has_enough():
-    endless = "import itertools; from linvit.cli.tables import show_pieces; show_pieces(itertools.repeat('word '))"
+    endless = "import itertools; from linvit_cli.tables import show_pieces; show_pieces(itertools.repeat('word '))"
     with subprocess.Popen(
         [sys.executable, "-c", endless], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as writer:

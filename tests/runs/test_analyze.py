@@ -12,12 +12,12 @@ from tiny_language import write_language_recipe
 from tiny_run import write_recipe
 
 import linvit  # noqa: F401
-from linvit.cli import main
 from linvit.data.images import Digits, Preprocessing
 from linvit.runs import load_run, train
 from linvit.runs.analyze import resolve_layers
 from linvit.runs.images import crops, from_photos, from_source
 from linvit.runs.tasks import TASKS
+from linvit_cli import main
 
 FILES = {f"{name}.{ending}" for name in ("rank", "scores", "magnitude") for ending in ("csv", "json", "png", "svg")}
 FILES |= {f"{name}.{ending}" for name in ("spectrum", "score_maps", "readouts") for ending in ("png", "svg")}

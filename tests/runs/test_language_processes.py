@@ -26,7 +26,7 @@ def test_two_processes_with_shards_of_the_weights_train_as_one_with_all(tmp_path
     recipe = write_language_recipe(
         two, **common, data={"batch_size": 2}, trainer={**clipped, "devices": 2, "strategy": SHARDED}
     )
-    command = [sys.executable, "-m", "linvit.cli", "train", str(recipe)]
+    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe)]
     subprocess.run(command, check=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
     run = two / "run"
     for ours, theirs in zip(curve(run), curve(whole), strict=True):

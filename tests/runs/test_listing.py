@@ -3,9 +3,8 @@ import json
 import pytest
 import timm
 
-from linvit.cli import main
-from linvit.models.published import PUBLISHED_DENSE
-from linvit.runs.listing import list_networks, list_recipes, readable, recipe_files
+from linvit.runs.listing import list_recipes, recipe_files
+from linvit_cli import main
 
 
 @pytest.fixture
@@ -62,33 +61,3 @@ def test_wrong_models_end_in_one_sentence(text, message, tmp_path, capsys):
     said = capsys.readouterr().err
     assert message in said
     assert len(said.strip().splitlines()) == 1
-
-
-def test_every_task_lists_rows_with_a_heading_for_each_key():
-    family = next(iter(list_networks(family="care")))
-    rows = [family, list_networks("recall")[0], list_networks("speech")[0], list_networks("diffusion")[0]]
-    for row, words in zip(rows, readable(rows), strict=True):
-        assert len(words) == len(row.keys() - {"grows"})
-        assert all(words.values())
-    assert readable([family])[0]["parameters"] == f"{family['parameters']:,}"
-
-
-def test_a_family_or_task_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="`family` is 'nix', expected one of care, deit_tiny, mavit, ravlt"):
-        list_networks(family="nix")
-    with pytest.raises(ValueError, match="`family` is 'care', expected one of ravlt, mavit"):
-        list_networks("detection", "care")
-    with pytest.raises(ValueError, match="the networks of the task speech have no families"):
-        list_networks("speech", "care")
-    with pytest.raises(ValueError, match=r"Unknown task 'speach'.* Did you mean 'speech'"):
-        list_networks("speach")
-
-
-@pytest.mark.slow
-def test_every_framework_is_listed_on_every_size():
-    rows = [row for task in ("detection", "segmentation") for row in list_networks(task, "mavit")]
-    assert len(rows) == 40
-    assert {"framework", "backbone", "parameters", "macs", "macs_attention"} <= rows[0].keys()
-    assert {row["framework"] for row in rows} == set(PUBLISHED_DENSE)
-    of_released = [row for row in rows if row["pattern"] == "LLSS" and row["published_parameters"]]
-    assert len(of_released) == 19

@@ -9,7 +9,7 @@ import torch
 from imagenet_folder import CLASSES, fill, write_imagenet
 from tiny_run import content, curve
 
-from linvit.cli import main
+from linvit_cli import main
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = [

@@ -20,8 +20,8 @@ ALIKE = {
     "trainer": {"max_epochs": EPOCHS, "limit_val_batches": 1.0},
 }
 PRECISE = "trainer.precision=64-true"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "linvit.cli"]
-LIGHTNING = [sys.executable, "-m", "linvit.cli"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "linvit_cli"]
+LIGHTNING = [sys.executable, "-m", "linvit_cli"]
 TWO = ["data.batch_size=8", "trainer.devices=2", "trainer.strategy=ddp"]
 
 

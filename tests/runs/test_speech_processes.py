@@ -20,7 +20,7 @@ def test_two_processes_train_and_count_errors_as_one(tmp_path):
     recipe = write_speech_recipe(
         two, **common, data={**plain, "batch_size": 2}, trainer={"devices": 2, "strategy": "ddp"}
     )
-    command = [sys.executable, "-m", "linvit.cli", "train", str(recipe)]
+    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe)]
     subprocess.run(command, check=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
     for ours, theirs in zip(curve(two / "run"), curve(whole), strict=True):
         assert ours["utterances"] == theirs["utterances"] == "6.0"

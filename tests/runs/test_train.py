@@ -134,7 +134,7 @@ def test_care_with_two_heads_trains(tmp_path):
 
 
 def start(recipe, *more):
-    command = [sys.executable, "-m", "linvit.cli", "train", str(recipe), *more]
+    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -12,9 +12,9 @@ import torch
 from tiny_dense import tiny_scenes, write_dense_recipe
 from tiny_run import check_resumes_bit_for_bit, content, curve, differing
 
-from linvit.cli import main
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
+from linvit_cli import main
 
 COLUMNS = {
     "retinanet": {"box_ap", "box_ap50", "box_ap75"},
@@ -71,7 +71,7 @@ def test_a_killed_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 4}}
     recipe = write_dense_recipe(tmp_path, scenes, framework, trainer={"callbacks": [killer]})
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "linvit.cli", "train", str(recipe)]
+    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe)]
     dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
     assert dead.returncode == -signal.SIGKILL
     assert content(tmp_path / "run")["global_step"] == 3
@@ -195,7 +195,7 @@ def test_every_image_s_truth_is_what_the_scores_are_against(scenes, runs):
 @pytest.mark.parametrize("framework", [pytest.param("mask_rcnn", marks=pytest.mark.slow), "semantic_fpn"])
 def test_two_processes_measure_every_image_once_on_the_network_that_is_saved(framework, scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, framework, optimizer={"lr": 1e-2})
-    command = [sys.executable, "-m", "linvit.cli", "train", str(recipe), "trainer.devices=2", "trainer.strategy=ddp"]
+    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "trainer.devices=2", "trainer.strategy=ddp"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     row = curve(tmp_path / "run")[-1]

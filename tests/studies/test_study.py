@@ -9,13 +9,13 @@ import pytest
 import yaml
 from tiny_run import curve
 
-from linvit.cli import main
 from linvit.studies import pool, study
 from linvit.studies.papers import BASELINES, BEGIN, END, best_first, read_variants
 from linvit.studies.plan import compared
 from linvit.studies.pool import Training, complete, last_measures, run_all
 from linvit.tasks.checkpoints import RunStoppedError
 from linvit.tasks.measures import Measure
+from linvit_cli import main
 
 STUDY = Path(__file__).parents[2] / "recipes" / "study"
 MODEL = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}

@@ -6,10 +6,10 @@ import torch
 from diffusers import AutoencoderKL
 from PIL import Image
 
-from linvit.cli import main
 from linvit.data.generation import Latents
 from linvit.data.generation.latents import _squared, decoded
 from linvit.runs.training import train
+from linvit_cli import main
 
 
 @pytest.fixture(scope="module")

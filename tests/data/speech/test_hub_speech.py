@@ -4,9 +4,9 @@ import torch
 import yaml
 from tiny_speech import write_speech
 
-from linvit.cli import main
 from linvit.data.speech.hub import HuggingFaceSpeech
 from linvit.data.speech.librispeech import LibriSpeech
+from linvit_cli import main
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@ import shutil
 import pytest
 import soundfile
 
-from linvit.cli import main
 from linvit.data.speech.librispeech import find_utterances
 from linvit.data.speech.spoken_digits import DIGITS, VOICES, make_speech
+from linvit_cli import main
 
 needs_espeak = pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
 

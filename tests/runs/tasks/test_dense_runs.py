@@ -8,13 +8,13 @@ import yaml
 from dense_answers import IDS, SIDE, knows_maps, knows_objects, write_scenes, write_untrained
 from PIL import Image
 
-from linvit.cli import main
 from linvit.data.dense.ade20k import read_map
 from linvit.models.dense.frameworks import build_dense
 from linvit.runs import dense, load_run, train
 from linvit.runs.dense import untaken_name
 from linvit.runs.tasks.segmentation import label_map
 from linvit.tasks.average_precision import average_precision
+from linvit_cli import main
 
 
 @pytest.fixture(scope="module")

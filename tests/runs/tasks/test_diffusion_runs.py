@@ -13,11 +13,11 @@ from PIL import Image
 from tiny_diffusion import write_diffusion_recipe
 from tiny_run import check_resumes_bit_for_bit, content, curve, differing
 
-from linvit.cli import main
 from linvit.runs import load_run, train
 from linvit.runs.training import train_folder
 from linvit.studies.pool import last_measures
 from linvit.tasks import generated
+from linvit_cli import main
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +58,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 6}}
     recipe = write_diffusion_recipe(tmp_path, task={"generates": False}, trainer={"callbacks": [killer]})
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "linvit.cli", "train", str(recipe)]
+    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe)]
     dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
     assert dead.returncode == -signal.SIGKILL
     train(write_diffusion_recipe(tmp_path, task={"generates": False}), resume=True)

@@ -8,13 +8,13 @@ from tiny_language import write_language_recipe, write_texts
 from tiny_run import check_resumes_bit_for_bit, content, curve
 from torch.nn.functional import cross_entropy
 
-from linvit.cli import main
+from linvit.models.listed import list_networks
 from linvit.models.sequence import DecoderCache
 from linvit.runs import load_run, train
-from linvit.runs.listing import list_networks
 from linvit.runs.tasks.language import pieces
 from linvit.runs.training import train_folder
 from linvit.studies import compare
+from linvit_cli import main
 
 
 @pytest.fixture(scope="module")

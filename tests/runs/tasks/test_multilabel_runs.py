@@ -9,7 +9,7 @@ from tiny_dense import tiny_scenes
 from tiny_multilabel import write_multilabel_recipe
 
 import linvit
-from linvit.cli import main
+from linvit_cli import main
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,15 @@ import torch
 from tiny_run import check_resumes_bit_for_bit, content, curve
 from tiny_speech import say, write_speech_recipe
 
-from linvit.cli import main
 from linvit.data.speech.audio import read_audio
 from linvit.models.conformer import StreamCache
+from linvit.models.listed import list_networks
 from linvit.runs import load_run, train
-from linvit.runs.listing import list_networks
 from linvit.runs.tasks.speech import _speaker
 from linvit.runs.training import train_folder
 from linvit.studies import compare
 from linvit.tasks.transcription import greedy, spelled, word_edits
+from linvit_cli import main
 
 LONGER = {
     "task": {"ema_decay": None},

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linvit.cli.failures import SOME_FAILED
-from linvit.cli.tables import show_rows
+from linvit_cli.failures import SOME_FAILED
+from linvit_cli.tables import show_rows
 
 if TYPE_CHECKING:
     from linvit.data.dense.check import Checked

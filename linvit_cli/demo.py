@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from linvit.cli.tables import show_rows
+from linvit_cli.tables import show_rows
 
 HELP = "Train four small networks on real digits and write a report."
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from linvit.cli.overrides import recipe_overrides
+from linvit_cli.overrides import recipe_overrides
 
 HELP = "Train what a recipe says; a stopped run resumes exactly where it was."
 

@@ -2,9 +2,9 @@
 
 import argparse
 
-from linvit.cli.failures import say_unreadable
-from linvit.cli.overrides import data_settings
-from linvit.cli.run_arguments import add_network, chosen, load
+from linvit_cli.failures import say_unreadable
+from linvit_cli.overrides import data_settings
+from linvit_cli.run_arguments import add_network, chosen, load
 
 HELP = "Measure ranks, scores and magnitudes inside a network's attention."
 TAKES_OVERRIDES = True

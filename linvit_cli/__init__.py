@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from linvit.cli.commands import COMMANDS
-from linvit.cli.failures import STOPPED, explain, say
-from linvit.cli.overrides import split_overrides
+from linvit_cli.commands import COMMANDS
+from linvit_cli.failures import STOPPED, explain, say
+from linvit_cli.overrides import split_overrides
 
 
 def main(argv: Sequence[str] | None = None) -> int:

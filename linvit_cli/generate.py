@@ -4,8 +4,8 @@ import argparse
 import inspect
 from pathlib import Path
 
-from linvit.cli.run_arguments import add_weights, chosen
-from linvit.cli.tables import show_pieces
+from linvit_cli.run_arguments import add_weights, chosen
+from linvit_cli.tables import show_pieces
 
 HELP = "Continue text with a language model, or sample images from an image generator."
 

@@ -6,9 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from linvit.cli.failures import STOPPED, say
-from linvit.cli.run_arguments import add_keep_memory, set_allocator
-from linvit.cli.tables import show_rows
+from linvit_cli.failures import STOPPED, say
+from linvit_cli.run_arguments import add_keep_memory, set_allocator
+from linvit_cli.tables import show_rows
 
 HELP = "Time operators, networks and training steps next to named peers, after a check of every result."
 WRONG = 1

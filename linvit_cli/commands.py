@@ -1,6 +1,6 @@
 """The commands by name; each module has HELP, add_arguments(parser) and run(options)."""
 
-from linvit.cli import analyze, bench, compare, convert, data, demo, evaluate, generate, models, predict, study, train
+from linvit_cli import analyze, bench, compare, convert, data, demo, evaluate, generate, models, predict, study, train
 
 COMMANDS = {
     "train": train,

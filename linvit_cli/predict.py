@@ -2,9 +2,9 @@
 
 import argparse
 
-from linvit.cli.failures import say_unreadable
-from linvit.cli.overrides import data_settings
-from linvit.cli.run_arguments import (
+from linvit_cli.failures import say_unreadable
+from linvit_cli.overrides import data_settings
+from linvit_cli.run_arguments import (
     add_decoding,
     add_keep_memory,
     add_network,
@@ -13,7 +13,7 @@ from linvit.cli.run_arguments import (
     load,
     set_allocator,
 )
-from linvit.cli.tables import show_pieces, show_rows
+from linvit_cli.tables import show_pieces, show_rows
 
 HELP = "Predict from files: classes, objects, regions, or transcripts of speech."
 TAKES_OVERRIDES = True

@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from linvit.cli.overrides import data_settings
-from linvit.cli.run_arguments import add_decoding, add_network, chosen, load
-from linvit.cli.tables import show_rows
+from linvit_cli.overrides import data_settings
+from linvit_cli.run_arguments import add_decoding, add_network, chosen, load
+from linvit_cli.tables import show_rows
 
 HELP = "Evaluate a run: accuracy, AP, mIoU, word error rate …, every held-out sample once."
 TAKES_OVERRIDES = True

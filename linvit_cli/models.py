@@ -1,0 +1,80 @@
+"""`linvit models`."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from linvit_cli.tables import show_rows
+
+HELP = "List the models with size, cost and published accuracy."
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--task", metavar="NAME", help="networks of another task: detection, language, speech …")
+    command.add_argument("--family", metavar="NAME", help="only this family, such as ravlt or swin_tiny")
+    command.add_argument("--recipes", metavar="PATH", nargs="+", help="what these recipes train, against their bases")
+    command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
+
+
+def run(options: argparse.Namespace) -> int:
+    from linvit.models import listed
+
+    if options.recipes and (options.family or options.task):
+        raise ValueError("--recipes excludes --family and --task: leave them out.")
+    task = options.task or "classification"
+    if options.recipes:
+        from linvit.runs.listing import list_recipes
+
+        rows = list_recipes(options.recipes, progress=True)
+    else:
+        rows = listed.list_networks(task, options.family)
+    if options.json:
+        print(json.dumps(rows))
+    elif options.recipes:
+        from rich import box
+
+        show_rows(readable(rows), box=box.MARKDOWN)
+    else:
+        show_rows(readable(rows), left=2, caption=listed.caption(task))
+    return 0
+
+
+def readable(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The rows as people read them, with a heading and unit for each key."""
+    return [
+        {heading: "–" if row[key] is None else cell(row[key]) for key, (heading, cell) in COLUMNS.items() if key in row}
+        for row in rows
+    ]
+
+
+def _giga(value: int) -> str:
+    return f"{value / 1e9:.3f} G"
+
+
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "recipe": ("recipe", str),
+    "framework": ("framework", str),
+    "name": ("model", str),
+    "variant": ("model", str),
+    "backbone": ("backbone", str),
+    "mechanism": ("mechanism", str),
+    "pattern": ("pattern", str),
+    "input_size": ("px", lambda size: str(size[-1])),
+    "vocabulary": ("vocabulary", "{:,}".format),
+    "pieces": ("pieces", "{:,}".format),
+    "parameters": ("parameters", "{:,}".format),
+    "more_parameters": ("parameters over base", "{:+,}".format),
+    "macs": ("MACs", _giga),
+    "more_macs": ("MACs over base", lambda value: f"{value / 1e9:+.3f} G"),
+    "macs_attention": ("+ attention", _giga),
+    "memory": ("memory", lambda value: f"{value / 2**20:.2f} MiB"),
+    "ctc": ("with CTC", "{:,}".format),
+    "transducer": ("as transducer", "{:,}".format),
+    "published_parameters": ("published M", str),
+    "published_macs": ("published G", str),
+    "published_top1": ("top-1", "{} %".format),
+    "released_weights": ("released weights", lambda value: "yes" if value else "–"),
+    "published": ("published", str),
+}
+"""The heading of each key, and how its values are shown."""
