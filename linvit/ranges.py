@@ -153,15 +153,16 @@ def expected(annotation: Any, many: bool = False) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         kind, rule = inner
-        because = getattr(rule, "because", "")
-        return rule.words(expected(kind, many)) + (f", because {because}" if because and not many else "")
+        because = f", because {rule.because}" if isinstance(rule, Range) and rule.because and not many else ""
+        return f"{rule.words(expected(kind, many))}{because}"
     if origin in (Union, UnionType):
         return _joined([expected(kind, many) for kind in inner], comma=True)
     if origin is tuple and inner[-1] is not Ellipsis:
         return f"a list of {len(inner)} {expected(inner[0], many=True)}"
     if origin in (tuple, list, Sequence):
         return f"a list of {expected(inner[0], many=True)}"
-    return WORDS[dict if origin is dict else annotation][many]
+    kind = origin or annotation
+    return WORDS.get(kind, (str(kind), str(kind)))[many]
 
 
 def _parameters(kind: type) -> list[inspect.Parameter]:
