@@ -17,7 +17,7 @@ lead to its 4.26 G, see docs/generation.md. Here the attention is exchanged and 
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from timm.layers import Mlp, PatchEmbed, build_sincos2d_pos_embed
@@ -28,7 +28,6 @@ from linvit.layers.checks import known
 from linvit.layers.mechanisms import at
 from linvit.layers.operator import Operands
 from linvit.layers.token_attention import TokenAttention, convolved
-from linvit.ranges import Range
 
 FREQUENCIES = 256  # sine features of the time
 _LATENTS = {"input_size": 32, "channels": 4, "patch_size": 2}
@@ -103,10 +102,10 @@ class DiT(nn.Module):
         depth: int,
         heads: int,
         mechanism: str = "softmax",
-        mlp_ratio: Annotated[float, Range(above=0)] = 4.0,
+        mlp_ratio: float = 4.0,
         local: bool = False,
         learn_sigma: bool = False,
-        label_std: Annotated[float, Range(0)] = 0.02,
+        label_std: float = 0.02,
         device=None,
         dtype=None,
     ) -> None:
