@@ -7,13 +7,14 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+from linvit.ranges import Seed, check
 
 Position = tuple[int, ...]
 ROUND = 256
@@ -24,8 +25,7 @@ logger = logging.getLogger(__name__)
 
 def check_seed(seed: Any, argument: str = "seed") -> None:
     """Raises ValueError for what no generator of random numbers takes."""
-    if not isinstance(seed, Integral) or seed < 0:
-        raise ValueError(f"`{argument}` is {seed}, expected a whole number of 0 or more: change it.")
+    check({argument: Seed}, {argument: seed})
 
 
 def entropy(*numbers: int) -> int:

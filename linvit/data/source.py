@@ -2,16 +2,19 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import lightning
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from linvit.data.order import NAMED, Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder, check_seed
+from linvit.data.order import NAMED, Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.ranges import Amount, Checked, Count, Range, Seed
 
 if TYPE_CHECKING:
     from linvit.data.images.image import Preprocessing
+
+Workers = Annotated[int, Range(0, 1024)]
 
 
 def is_held_out(name: str, held_out: float) -> bool:
@@ -24,7 +27,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (" …" if len(names) > NAMED else "")
 
 
-class Source(lightning.LightningDataModule):
+class Source(lightning.LightningDataModule, Checked):
     """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
 
     A source names the task that its targets are for, sets class_names and preprocessing in its constructor and returns
@@ -40,11 +43,10 @@ class Source(lightning.LightningDataModule):
     class_names: list[str]
     preprocessing: "Preprocessing"
 
-    def __init__(self, batch_size: int, seed: int, num_workers: int, max_corrupt: int = 0, repeats: int = 1) -> None:
+    def __init__(
+        self, batch_size: Count, seed: Seed, num_workers: Workers, max_corrupt: Amount = 0, repeats: Count = 1
+    ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` is {batch_size}, expected 1 {self.item} or more: set it higher.")
-        check_seed(seed)
         self.batch_size = self.val_batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers

@@ -5,10 +5,17 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import timm
 from torch import nn
+
+from linvit.ranges import Range, check
+
+RATES = dict.fromkeys(
+    ("drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate", "pos_drop_rate", "patch_drop_rate"),
+    Annotated[float, Range(0, below=1)] | None,
+)
 
 
 def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int) -> nn.Module:
@@ -20,14 +27,18 @@ def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int)
     for key, needed in (("num_classes", num_classes), ("in_chans", channels)):
         if arguments.setdefault(key, needed) != needed:
             raise ValueError(f"`{key}` is {arguments[key]} but the data has {needed}: remove it, the data sets it.")
-    with known_arguments(name):
+    with known_arguments(name, arguments):
         return timm.create_model(name, **arguments)
 
 
 @contextmanager
-def known_arguments(name: str) -> Iterator[None]:
-    """Raises ValueError, offering the nearest, for a model that timm does not know and an argument that it lacks."""
+def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Raises ValueError, offering the nearest, for a model that timm does not know and an argument that it lacks.
+
+    Rates of dropout and stochastic depth are held to their range.
+    """
     check_model(name)
+    check(RATES, arguments)
     try:
         yield
     except TypeError as error:

@@ -13,6 +13,7 @@ positions, gives that, and is what stands here; without it the linear rows would
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from linvit.layers.checks import known
 from linvit.layers.conformer import SUBSAMPLED, ConformerBlock, Subsampling, relative_positions, subsampled
 from linvit.layers.transducer import Joint, Predictor
 from linvit.ops import Rotary, rotary_1d
+from linvit.ranges import Range
 
 SIZES: Mapping[str, dict[str, int]] = {
     "conformer_nano": {"mels": 40, "width": 64, "depth": 3, "heads": 4, "kernel": 15},
@@ -81,7 +83,7 @@ class Conformer(nn.Module):
         modulation: str = "linear",
         rope: bool = False,
         conv_norm: str = "batch",
-        dropout: float = 0.1,
+        dropout: Annotated[float, Range(0, below=1)] = 0.1,
         head: str = "ctc",
         predictor_width: int = 320,
         device=None,

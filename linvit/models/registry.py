@@ -9,6 +9,7 @@ from torch import nn
 
 from linvit.layers.checks import check_size
 from linvit.models import conformer, dit, sequence
+from linvit.ranges import check
 
 
 class Family(NamedTuple):
@@ -52,4 +53,5 @@ def create(name: str, outputs: int, /, *, family: str | None = None, **arguments
             raise ValueError(f"{name} has no argument {argument!r}: did you mean `{near}`?")
         if argument in sizes:
             check_size(argument, value)
+    check(network, arguments)
     return network(outputs, **{**sizes, **arguments})

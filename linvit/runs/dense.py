@@ -55,7 +55,7 @@ class DenseSpec(TaskSpec):
             raise ValueError(f"`framework` is {framework!r}, but {self.name} trains {known}: choose one of them.")
         if not backbone:
             raise ValueError("The model has no `backbone`: set it to one of those that `linvit models` lists.")
-        with known_arguments(backbone):
+        with known_arguments(backbone, model):
             return build_dense(**model, num_classes=num_classes)
 
     def title(self, model: dict[str, Any], network: nn.Module) -> str:

@@ -4,21 +4,25 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jsonargparse
 import yaml
 from lightning.pytorch import Trainer, seed_everything
 
 from linvit.data.source import Source
+from linvit.ranges import Filled, Seed, check
 from linvit.runs.settings import group, nearest, parameters
 from linvit.runs.tasks import SOURCES, TASKS
+from linvit.runs.trainer import RANGES
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
 TRAINER = {"max_epochs": 10, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
 SET_ELSEWHERE = {"network", "num_classes", "channels", "optimizer", "schedule", "distillation", "seed"}
+TOP = {"seed": Seed, "folder": Annotated[str, Filled()], "init": Annotated[str, Filled()] | None}
+SETTINGS: dict[str, Any] = {"optimizer": Optimizer, "schedule": Schedule, "distillation": Distillation}
 Overrides = Mapping[str, Any] | Sequence[str]
 
 
@@ -128,14 +132,30 @@ class Recipe:
         self._parser = self._new_parser()
         values = _without_names(values)
         _check_keys(values, set(self._parser.get_defaults().keys()))
+        self._check_ranges(values)
         try:
             self.config = self._parser.parse_object(values)
         except (jsonargparse.ArgumentError, ValueError, TypeError) as error:
             raise ValueError(_reason(error)) from error
         # 1 is a batch and 1.0 are all; which of the two jsonargparse makes of 1 depends on the order of imports
         self._whole = {key: value for key, value in values.get("trainer", {}).items() if type(value) is int}
-        if self.config["seed"] < 0:
-            raise ValueError(f"seed is {self.config['seed']}, expected a whole number of 0 or more: choose another.")
+        self._check_together()
+
+    def _check_ranges(self, values: Mapping[str, Any]) -> None:
+        with group("", None, **{name: name for name in TOP}):
+            check(TOP, values)
+        others = {"trainer": RANGES, "task": self.spec.task, "data": self.spec.sources[self.source_name]}
+        for name, kind in (SETTINGS | others).items():
+            with group(name, None):
+                check(kind, values.get(name, {}))
+
+    def _check_together(self) -> None:
+        built = {}
+        for name, kind in SETTINGS.items():
+            with group(name, kind):
+                built[name] = kind(**self.config[name].as_dict()) if name in self.config else kind()
+        with group("schedule", Schedule):
+            built["schedule"].check_peak(built["optimizer"])
 
     def _new_parser(self) -> jsonargparse.ArgumentParser:
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
@@ -146,10 +166,9 @@ class Recipe:
         lenient = {"fail_untyped": False, "sub_configs": True, "instantiate": False}
         parser.add_class_arguments(Trainer, "trainer", **lenient)
         parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER.items()})
-        parser.add_class_arguments(Optimizer, "optimizer")
-        parser.add_class_arguments(Schedule, "schedule")
-        if "distillation" in parameters(self.spec.task):
-            parser.add_class_arguments(Distillation, "distillation")
+        for name, kind in SETTINGS.items():
+            if name in parameters(self.spec.task):
+                parser.add_class_arguments(kind, name)
         parser.add_class_arguments(self.spec.task, "task", skip=SET_ELSEWHERE, **lenient)
         parser.add_class_arguments(self.spec.sources[self.source_name], "data", skip={"seed"}, **lenient)
         return parser

@@ -2,23 +2,16 @@
 
 import contextlib
 import difflib
-import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from linvit.ranges import declared
+
 
 def parameters(kind: type) -> set[str]:
     """The names of a class's keyword arguments, with those of its bases where it passes **kwargs on."""
-    names: set[str] = set()
-    for base in kind.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        declared = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
-        names |= {p.name for p in declared if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        if not any(p.kind is p.VAR_KEYWORD for p in declared):
-            break
-    return names - {"self"}
+    return set(declared(kind))
 
 
 def as_tuple(value: Any) -> Any:

@@ -1,12 +1,13 @@
 """Image classification: one network, its moving average, the loss and top-1/top-5."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from timm.data import Mixup
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from linvit.ranges import Count, Range, Share
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.measures import LOSS, Measure, Measured, counted
 from linvit.tasks.task import Task
@@ -40,13 +41,13 @@ class Classification(Task):
     def __init__(
         self,
         network: nn.Module,
-        num_classes: int,
-        channels: int = 3,
-        label_smoothing: float = 0.0,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
-        mix_probability: float = 1.0,
-        mix_switch: float = 0.5,
+        num_classes: Count,
+        channels: Count = 3,
+        label_smoothing: Annotated[float, Range(0, below=1)] = 0.0,
+        mixup: Annotated[float, Range(0)] = 0.0,
+        cutmix: Annotated[float, Range(0)] = 0.0,
+        mix_probability: Share = 1.0,
+        mix_switch: Share = 0.5,
         distillation: Distillation | None = None,
         **kwargs: Any,
     ) -> None:

@@ -2,17 +2,18 @@
 
 import math
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
+from linvit.ranges import OneOf, Range
 from linvit.tasks.diffusion_loss import DiffusionLoss
 from linvit.tasks.generated import distance_to, trained_classifier
 from linvit.tasks.measures import LOSS, Measure, Measured, counted
-from linvit.tasks.sampling import TRAIN_STEPS, known_sampler, sample
+from linvit.tasks.sampling import SAMPLERS, TRAIN_STEPS, sample
 from linvit.tasks.task import Task
 
 GUIDED = 2.0
@@ -53,18 +54,16 @@ class Diffusion(Task):
     def __init__(
         self,
         network: nn.Module,
-        class_dropout: float = 0.1,
+        class_dropout: Annotated[float, Range(0, below=1)] = 0.1,
         generates: bool = True,
-        sampler: str = "ddim",
-        steps: int = 50,
+        sampler: Annotated[str, OneOf(SAMPLERS)] = "ddim",
+        steps: Annotated[int, Range(2, TRAIN_STEPS)] = 50,
         clips: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        if not 0 <= class_dropout < 1:
-            raise ValueError(f"`class_dropout` is {class_dropout}, expected a share from 0 to below 1.")
         self.class_dropout = class_dropout
-        self.generates, self.sampler, self.steps, self.clips = generates, known_sampler(sampler), steps, clips
+        self.generates, self.sampler, self.steps, self.clips = generates, sampler, steps, clips
         if not generates:
             self.score, self.headline, self.measures = "loss", (), {**LOSS, **counted("images")}
         self.noise_loss = DiffusionLoss()

@@ -7,11 +7,12 @@ from torch import Tensor, nn, no_grad
 from torch.nn.functional import cross_entropy
 
 from linvit.files import reason_of
+from linvit.ranges import Checked, Share
 from linvit.tasks.initialization import initialize
 
 
 @dataclass
-class Distillation:
+class Distillation(Checked):
     """A teacher for networks with two heads; without a name there is none.
 
     DeiT (arXiv 2012.12877), equation 3. The released code of CARE trains so with regnety_160 of the DeiT authors; its
@@ -25,7 +26,13 @@ class Distillation:
 
     teacher: str | None = None
     checkpoint: str | None = None
-    weight: float = 0.5
+    weight: Share = 0.5
+
+    def __post_init__(self) -> None:
+        if self.checkpoint is not None and self.teacher is None:
+            raise ValueError(
+                f"`checkpoint` is {self.checkpoint}, but there is no `teacher`: name one, or leave it out."
+            )
 
     def build(self, network: nn.Module, num_classes: int, channels: int) -> "Teacher | None":
         """Sets the network to give both heads' logits while training, and returns the teacher, if one is named.
@@ -35,8 +42,6 @@ class Distillation:
         """
         if self.teacher is None:
             return None
-        if not 0 <= self.weight <= 1:
-            raise ValueError(f"`weight` is {self.weight}, but it is a share: set it between 0 and 1.")
         if not hasattr(network, "set_distilled_training") or not isinstance(network.get_classifier(), tuple):
             raise ValueError(
                 f"`teacher` is set, but {type(network).__name__} has one head and distillation needs two:"

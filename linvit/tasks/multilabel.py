@@ -1,13 +1,14 @@
 """Multi-label classification: a yes or no for each class of an image, measured by mean average precision."""
 
 import warnings
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MultilabelAveragePrecision, MultilabelStatScores
 
+from linvit.ranges import Count, Range
 from linvit.tasks.measures import LOSS, Measure, Measured, counted
 from linvit.tasks.task import Task
 
@@ -42,11 +43,11 @@ class MultiLabel(Task):
     def __init__(
         self,
         network: nn.Module,
-        num_classes: int,
+        num_classes: Count,
         asymmetric: bool = False,
-        gamma_negative: float = 4.0,
-        gamma_positive: float = 1.0,
-        clip: float = 0.05,
+        gamma_negative: Annotated[float, Range(0)] = 4.0,
+        gamma_positive: Annotated[float, Range(0)] = 1.0,
+        clip: Annotated[float, Range(0, below=1)] = 0.05,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)

@@ -1,13 +1,14 @@
 """Semantic segmentation: cross entropy over pixels, and the mean intersection over union."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 from torchmetrics.classification import MulticlassConfusionMatrix
 
+from linvit.ranges import Count, Range
 from linvit.tasks.measures import Measure, Measured, counted
 from linvit.tasks.task import Task
 
@@ -40,9 +41,9 @@ class Segmentation(Task):
     def __init__(
         self,
         network: nn.Module,
-        num_classes: int,
-        aux_weight: float = 0.4,
-        class_weights: Sequence[float] | None = None,
+        num_classes: Count,
+        aux_weight: Annotated[float, Range(0)] = 0.4,
+        class_weights: Sequence[Annotated[float, Range(0)]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)

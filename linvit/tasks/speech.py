@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import ctc_loss
 
+from linvit.ranges import Count
 from linvit.tasks.measures import LOSS, Measure, Measured, counted
 from linvit.tasks.task import Task, exact_sum
 from linvit.tasks.transcription import BLANK, greedy, prefix_beam, spelled, word_edits
@@ -38,7 +39,7 @@ class Speech(Task):
     headline = ("wer",)
     counted = "utterances"
 
-    def __init__(self, network: nn.Module, beam: int = 1, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, beam: Count = 1, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
         self.beam = known_beam(beam, network)
         self.decoding: dict[str, Any] = {}

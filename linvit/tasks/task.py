@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import lightning
 import numpy as np
@@ -13,12 +13,13 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric, SumMetric
 
+from linvit.ranges import Checked, Count, Range, Seed
 from linvit.tasks.initialization import initialize
 from linvit.tasks.measures import AVERAGED, Measured
 from linvit.tasks.optimization import Optimizer, Schedule
 
 
-class Task(lightning.LightningModule):
+class Task(lightning.LightningModule, Checked):
     """Trains a network on the loss of a subclass; randomness and learning rate are functions of the step.
 
     Args:
@@ -44,14 +45,14 @@ class Task(lightning.LightningModule):
     def __init__(
         self,
         network: nn.Module,
-        ema_decay: float | None = None,
+        ema_decay: Annotated[float, Range(0, below=1)] | None = None,
         ema_warmup: bool = True,
-        ema_batch: int | None = None,
+        ema_batch: Count | None = None,
         channels_last: bool = False,
         compile: bool = False,
         optimizer: Optimizer | None = None,
         schedule: Schedule | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> None:
         super().__init__()
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -64,6 +65,7 @@ class Task(lightning.LightningModule):
             self.network.compile()  # in place, so that the keys of the weights stay
         self.optimizer = optimizer or Optimizer()
         self.schedule = schedule or Schedule()
+        self.schedule.check_peak(self.optimizer)
         self.seed = seed
         # saved with the weights, so that an epoch resumed in its middle reports the mean over all of it
         self.train_loss = MeanMetric()

@@ -22,7 +22,7 @@ from linvit.data.text.recall import Recall
 def test_a_seed_below_zero_is_one_sentence(make, seed, tmp_path):
     folder = tmp_path / "new"
     with pytest.raises(
-        ValueError, match=rf"^`(seed|split)` is {seed}, expected a whole number of 0 or more: change it\.$"
+        ValueError, match=rf"^`(seed|split)` is {seed}, expected a whole number from 0 to 4,294,967,295: change it\.$"
     ):
         make(seed, folder)
     assert not folder.exists()

@@ -204,7 +204,7 @@ def test_a_run_that_fails_on_its_data_leaves_no_folder_and_the_same_call_works_a
 
 @pytest.mark.parametrize("seed", [-1, -3])
 def test_a_negative_seed_is_one_sentence_before_anything_is_written(seed, tmp_path):
-    with pytest.raises(ValueError, match=f"seed is {seed}, expected a whole number of 0 or more"):
+    with pytest.raises(ValueError, match=f"seed is {seed}, expected a whole number from 0 to 4,294,967,295"):
         linvit.train(write_recipe(tmp_path), {"seed": seed})
     assert not (tmp_path / "run").exists()
 

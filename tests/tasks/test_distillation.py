@@ -70,7 +70,8 @@ def test_what_cannot_be_distilled_is_one_sentence(teacher):
     refused(Distillation("regnety_161"), "'regnety_161' is no model that timm knows")
     refused(Distillation("care_nano"), "no pretrained weights for the teacher care_nano: set `checkpoint`")
     refused(Distillation("resnet18"), "know 1000 classes, but the data has 10: set `checkpoint`")
-    refused(Distillation("resnet18", weight=2), "`weight` is 2, but it is a share")
+    with pytest.raises(ValueError, match="`weight` is 2, expected a number from 0 to 1: change it"):
+        Distillation("resnet18", weight=2)
     refused(distillation, "do not fit this RAVLT in 2 keys, head.fc.weight", classes=7)
 
 

@@ -76,7 +76,7 @@ def test_everything_can_decay(network):
 
 
 def test_unknown_choice_of_decayed_parameters_is_refused(network):
-    with pytest.raises(ValueError, match="`not_decayed` is 'biases', expected vectors, norms, none"):
+    with pytest.raises(ValueError, match="`not_decayed` is 'biases', expected one of vectors, norms, none: change it"):
         Optimizer(not_decayed="biases").build(network, 64)
 
 
@@ -95,5 +95,5 @@ def test_poly_bends_down_to_the_lowest_rate():
 
 
 def test_unknown_schedule_is_refused():
-    with pytest.raises(ValueError, match=r"The schedule's `name` is 'linear', expected one of cosine, steps, poly"):
+    with pytest.raises(ValueError, match=r"`name` is 'linear', expected one of cosine, steps, poly"):
         rates(Schedule("linear"))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,12 +17,15 @@ from torchvision.transforms import v2
 from linvit.data.dense.annotations import allow
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
-from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import CorruptImageError, Side
 from linvit.files import reason_of
+from linvit.ranges import Range, Share
 
 SPLITS = {"train": "training", "val": "validation"}
 CLASSES = 150
 NAMES_FILE = "objectInfo*.txt"
+
+Factor = Annotated[float, Range(above=0)]
 
 
 class Ade20k(DenseSource):
@@ -44,15 +47,15 @@ class Ade20k(DenseSource):
     def __init__(
         self,
         root: str,
-        long_side: int = 2048,
-        short_side: int = 512,
-        ratio: tuple[float, float] = (0.5, 2.0),
-        crop: tuple[int, int] = (512, 512),
-        cat_max_ratio: float = 0.75,
-        flip: float = 0.5,
+        long_side: Side = 2048,
+        short_side: Side = 512,
+        ratio: tuple[Factor, Factor] = (0.5, 2.0),
+        crop: tuple[Side, Side] = (512, 512),
+        cat_max_ratio: Annotated[float, Range(above=0, most=1)] = 0.75,
+        flip: Share = 0.5,
         distorts_colors: bool = True,
         reduces_zero_label: bool = True,
-        num_labels: int | None = None,
+        num_labels: Annotated[int, Range(1, IGNORED - 1)] | None = None,
         class_names: list[str] | None = None,
         **options: Any,
     ) -> None:

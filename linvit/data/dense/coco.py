@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ from linvit.data.dense.transforms import (
     SHORT_SIDES,
     detection_transform,
 )
-from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder
+from linvit.ranges import Amount, OneOf, Share
 
 SPLITS = {"train": ("train2017", "train"), "val": ("val2017", "val")}
 
@@ -55,24 +56,22 @@ class Coco(DenseSource):
     def __init__(
         self,
         root: str,
-        long_side: int = 1333,
-        short_side: int = 800,
-        resizing: str = "single",
-        short_sides: Sequence[int] = SHORT_SIDES,
-        crop_short_sides: Sequence[int] = CROP_SHORT_SIDES,
-        crop_range: tuple[int, int] = CROP_RANGE,
-        jitter_size: int = 1024,
-        flip: float = 0.5,
+        long_side: Side = 1333,
+        short_side: Side = 800,
+        resizing: Annotated[str, OneOf(tuple(RESIZINGS))] = "single",
+        short_sides: Sequence[Side] = SHORT_SIDES,
+        crop_short_sides: Sequence[Side] = CROP_SHORT_SIDES,
+        crop_range: tuple[Side, Side] = CROP_RANGE,
+        jitter_size: Side = 1024,
+        flip: Share = 0.5,
         needs_masks: bool = True,
         keeps_empty: bool = False,
         groups_shapes: bool = True,
-        max_bad_annotations: int = 0,
+        max_bad_annotations: Amount = 0,
         class_names: list[str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(long_side, short_side, **options)
-        if resizing not in RESIZINGS:
-            raise ValueError(f"`resizing` is {resizing!r}, expected one of {', '.join(RESIZINGS)}.")
         resize = RESIZINGS[resizing](
             long_side,
             short_side,

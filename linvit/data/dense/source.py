@@ -1,8 +1,7 @@
 """What the sources of dense tasks share: images of any size with boxes and masks, or with label maps."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -11,8 +10,11 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from linvit.data.dense.transforms import Resize, normalize
-from linvit.data.images.image import SMALLEST, open_image
-from linvit.data.source import Source
+from linvit.data.images.image import Side, open_image
+from linvit.data.source import Source, Workers
+from linvit.ranges import Amount, Count, Range, Seed, Share
+
+Deviation = Annotated[float, Range(above=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -42,22 +44,19 @@ class DenseSource(Source):
 
     def __init__(
         self,
-        long_side: int,
-        short_side: int,
-        batch_size: int = 2,
-        val_batch_size: int = 1,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        max_corrupt: int = 0,
-        seed: int = 0,
-        num_workers: int = 4,
+        long_side: Side,
+        short_side: Side,
+        batch_size: Count = 2,
+        val_batch_size: Count = 1,
+        mean: tuple[Share, Share, Share] | None = None,
+        std: tuple[Deviation, Deviation, Deviation] | None = None,
+        max_corrupt: Amount = 0,
+        seed: Seed = 0,
+        num_workers: Workers = 4,
     ) -> None:
         super().__init__(batch_size, seed, num_workers, max_corrupt)
-        if not SMALLEST <= short_side <= long_side:
-            raise ValueError(
-                f"`short_side` is {short_side} px and `long_side` is {long_side} px, expected"
-                f" {SMALLEST} ≤ short ≤ long: change them."
-            )
+        if short_side > long_side:
+            raise ValueError(f"`short_side` is {short_side} px, above `long_side` with {long_side} px: swap them.")
         self.val_batch_size = val_batch_size
         self.mean = tuple(mean or IMAGENET_DEFAULT_MEAN)
         self.std = tuple(std or IMAGENET_DEFAULT_STD)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from linvit.data.images.digits import Digits
+from linvit.ranges import Count
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,6 @@ class DigitImages(Digits):
     task = "diffusion"
     preprocessing: GenerationPreprocessing  # type: ignore[assignment]
 
-    def __init__(self, size: int = 8, batch_size: int = 128, **options: Any) -> None:
-        if size < 1:
-            raise ValueError(f"`size` is {size} px, expected 1 or more: set it higher.")
+    def __init__(self, size: Count = 8, batch_size: Count = 128, **options: Any) -> None:
         super().__init__(32, 1, batch_size, 0, **options)
         self.preprocessing = GenerationPreprocessing((size, size), (0.5,), (0.5,))

@@ -23,8 +23,9 @@ from torchvision.transforms.functional import pil_to_tensor
 from linvit.data.generation.digits import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
 from linvit.data.order import Batches
-from linvit.data.source import Source
+from linvit.data.source import Source, Workers
 from linvit.files import check_writable, reason_of, replacing, write_json
+from linvit.ranges import Count, Seed
 
 ABOUT = "latents.json"
 SPLITS = ("train", "val")
@@ -46,7 +47,7 @@ class Latents(Source):
     task = "diffusion"
     preprocessing: GenerationPreprocessing  # type: ignore[assignment]
 
-    def __init__(self, root: str, batch_size: int = 256, seed: int = 0, num_workers: int = 0) -> None:
+    def __init__(self, root: str, batch_size: Count = 256, seed: Seed = 0, num_workers: Workers = 0) -> None:
         super().__init__(batch_size, seed, num_workers)
         self.root = Path(root)
         path = self.root / ABOUT

@@ -1,7 +1,7 @@
 """Image files of any size, cropped and augmented by timm's transforms: what the sources that read them share."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
@@ -9,8 +9,12 @@ from timm.data.auto_augment import posterize
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from linvit.data.images.image import Preprocessing
-from linvit.data.source import Source, listed
+from linvit.data.images.image import Channels, Preprocessing, Side
+from linvit.data.source import Source, Workers, listed
+from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+AboveZero = Annotated[float, Range(above=0, most=1)]
 
 
 class AugmentedSource(Source):
@@ -26,25 +30,29 @@ class AugmentedSource(Source):
 
     def __init__(
         self,
-        size: int | tuple[int, int] = 224,
-        channels: int = 3,
-        batch_size: int = 128,
+        size: Side | tuple[Side, Side] = 224,
+        channels: Channels = 3,
+        batch_size: Count = 128,
         auto_augment: str | None = "rand-m9-mstd0.5-inc1",
-        color_jitter: float = 0.4,
-        random_erasing: float = 0.25,
-        horizontal_flip: float = 0.5,
-        crop_scale: tuple[float, float] = (0.08, 1.0),
-        interpolation: str = "bicubic",
-        train_interpolation: str | None = None,
-        crop_pct: float = 0.875,
-        mean: tuple[float, ...] | None = None,
-        std: tuple[float, ...] | None = None,
-        repeats: int = 1,
-        max_corrupt: int = 0,
-        seed: int = 0,
-        num_workers: int = 4,
+        color_jitter: Annotated[float, Range(0)] = 0.4,
+        random_erasing: Share = 0.25,
+        horizontal_flip: Share = 0.5,
+        crop_scale: tuple[AboveZero, AboveZero] = (0.08, 1.0),
+        interpolation: Annotated[str, OneOf(INTERPOLATIONS)] = "bicubic",
+        train_interpolation: Annotated[str, OneOf((*INTERPOLATIONS, "random"))] | None = None,
+        crop_pct: AboveZero = 0.875,
+        mean: tuple[Share, ...] | None = None,
+        std: tuple[AboveZero, ...] | None = None,
+        repeats: Count = 1,
+        max_corrupt: Amount = 0,
+        seed: Seed = 0,
+        num_workers: Workers = 4,
     ) -> None:
         super().__init__(batch_size, seed, num_workers, max_corrupt, repeats)
+        if crop_scale[0] > crop_scale[1]:
+            raise ValueError(f"`crop_scale` is {list(crop_scale)}, expected the smaller share first: swap them.")
+        for name, values in {"mean": mean, "std": std}.items():
+            check_per_channel(name, values, channels)
         self.preprocessing = Preprocessing(
             (size, size) if isinstance(size, int) else tuple(size),
             tuple(mean) if mean else _per_channel(IMAGENET_DEFAULT_MEAN, channels),
@@ -61,6 +69,13 @@ class AugmentedSource(Source):
             "scale": tuple(crop_scale),
             "interpolation": train_interpolation or interpolation,
         }
+        try:
+            self.train_transform()
+        except Exception as error:  # timm asserts, and splits what it reads
+            raise ValueError(
+                f"`auto_augment` is {auto_augment!r}, which timm does not know: set it to 'rand-m9-mstd0.5-inc1',"
+                " 'augmix-m5' or '3a' for example, or to null."
+            ) from error
 
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         """The transformed images of "train" or "val"."""
@@ -94,6 +109,14 @@ class AugmentedSource(Source):
                 if op.aug_fn is posterize:
                     op.aug_fn = _posterize
         return transform
+
+
+def check_per_channel(name: str, values: Sequence[float] | None, channels: int) -> None:
+    """Raises ValueError for other than one number for each channel; None is any number of them."""
+    if values is not None and len(values) != channels:
+        raise ValueError(
+            f"`{name}` has {len(values)} numbers, but `channels` is {channels}: give one for each channel."
+        )
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

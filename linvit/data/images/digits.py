@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 from torch.utils.data import Dataset
 
-from linvit.data.images.image import Preprocessing
-from linvit.data.order import check_seed
-from linvit.data.source import Source
+from linvit.data.images.image import Channels, Preprocessing, Side
+from linvit.data.source import Source, Workers
+from linvit.ranges import Amount, Count, Range, Seed
 
-IMAGES, CLASSES = 1797, 10
+CLASSES = 10
 MEAN, STD = 0.305, 0.376  # of the 8×8 originals in 0..1
 
 
@@ -27,32 +27,28 @@ class Digits(Source):
         channels: 1, or 3 equal ones.
         batch_size: Images per batch.
         max_shift: Random shift in pixels while training.
-        held_out: Share of the images that is never trained on; at least ten images must stay on either side.
+        held_out: Share of the images that is never trained on.
         split: Seed that chooses those images, independent of the run's seed.
         seed: Of order and shifts of the training images.
         num_workers: Processes that read images.
 
-    Raises ValueError for a share that leaves fewer than ten images on one side.
+    Raises ValueError for a shift of a whole image.
     """
 
     def __init__(
         self,
-        size: int = 32,
-        channels: int = 3,
-        batch_size: int = 64,
-        max_shift: int = 0,
-        held_out: float = 0.2,
-        split: int = 0,
-        seed: int = 0,
-        num_workers: int = 0,
+        size: Side = 32,
+        channels: Channels = 3,
+        batch_size: Count = 64,
+        max_shift: Amount = 0,
+        held_out: Annotated[float, Range(0.01, 0.99)] = 0.2,
+        split: Seed = 0,
+        seed: Seed = 0,
+        num_workers: Workers = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
-        check_seed(split, "split")
-        if not CLASSES <= held_out * IMAGES <= IMAGES - CLASSES:
-            raise ValueError(
-                f"`held_out` is {held_out}, but {CLASSES} or more of the {IMAGES} digits must be trained on and as"
-                " many held out: set it between 0.01 and 0.99."
-            )
+        if max_shift >= size:
+            raise ValueError(f"`max_shift` is {max_shift} px, but `size` is {size} px: set it lower than that.")
         self.class_names = [str(digit) for digit in range(CLASSES)]
         self.preprocessing = Preprocessing((size, size), (MEAN,) * channels, (STD,) * channels, "bilinear", 1.0)
         self.max_shift = max_shift

@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 import torch
 from PIL import Image
 from timm.data import create_transform
 
 from linvit.files import reason_of
+from linvit.ranges import OneOf, Range
 
 SMALLEST = 32
 MODES = {1: "L", 3: "RGB"}
+Side = Annotated[int, Range(SMALLEST, because="networks halve an image five times")]
+Channels = Annotated[int, OneOf(tuple(MODES))]
 
 
 class CorruptImageError(ValueError):

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import ImageFiles
 from linvit.data.source import is_held_out, listed
+from linvit.ranges import Share
 
 FILE, LABELS, SPLIT = "file", "labels", "split"
 SPLITS = ("train", "val")
@@ -50,13 +51,11 @@ class MultiLabelImages(AugmentedSource):
         self,
         root: str,
         labels: str | None = None,
-        held_out: float = 0.2,
+        held_out: Share = 0.2,
         class_names: list[str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if not 0 <= held_out <= 1:
-            raise ValueError(f"`held_out` is {held_out}, expected a share from 0 to 1: change it.")
         self.root = Path(root)
         self.table = Path(labels) if labels else self.root / "labels.csv"
         classes, entries = read_table(self.table, held_out)

@@ -14,6 +14,7 @@ from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import MODES, CorruptImageError, open_image
 from linvit.data.order import Batches, Streamed, share
 from linvit.files import reason_of
+from linvit.ranges import Count
 
 STREAMS = ("wds", "tfds", "hfids")
 INDEXED = ("", "hfds")
@@ -44,7 +45,7 @@ class TimmImages(AugmentedSource):
         train_split: str = "train",
         val_split: str = "validation",
         class_map: str | None = None,
-        num_labels: int | None = None,
+        num_labels: Count | None = None,
         class_names: list[str] | None = None,
         **options: Any,
     ) -> None:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from linvit.data.order import GroupedOrder, ShuffledOrder
-from linvit.data.source import Source
+from linvit.data.source import Source, Workers
 from linvit.data.speech.audio import CorruptAudioError, log_mel, read_audio, spec_augmented
-from linvit.data.speech.transcripts import Speller, tokens_of
+from linvit.data.speech.transcripts import UNITS, Speller, tokens_of
+from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
 SUFFIXES = (".flac", ".wav")
 SLOWEST = 1000  # samples a second
@@ -165,25 +166,24 @@ class LibriSpeech(Source):
         root: str,
         train: Sequence[str] = ("train",),
         val: Sequence[str] = ("val",),
-        units: str = "characters",
-        num_tokens: int = 1024,
-        rate: int = 16_000,
-        mels: int = 80,
-        batch_size: int = 16,
-        groups: int = 1,
-        bands: int = 2,
-        band_width: int = 27,
-        times: int = 10,
-        time_share: float = 0.05,
-        max_corrupt: int = 0,
-        seed: int = 0,
-        num_workers: int = 0,
+        units: Annotated[str, OneOf(UNITS)] = "characters",
+        num_tokens: Count = 1024,
+        rate: Annotated[int, Range(SLOWEST)] = 16_000,
+        mels: Count = 80,
+        batch_size: Count = 16,
+        groups: Count = 1,
+        bands: Amount = 2,
+        band_width: Amount = 27,
+        times: Amount = 10,
+        time_share: Share = 0.05,
+        max_corrupt: Amount = 0,
+        seed: Seed = 0,
+        num_workers: Workers = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers, max_corrupt)
         self.root, self.subsets = Path(root), {"train": tuple(train), "val": tuple(val)}
         self.units, self.num_tokens, self.rate, self.mels, self.groups = units, num_tokens, rate, mels, groups
         self.masks = {"bands": bands, "band_width": band_width, "times": times, "time_share": time_share}
-        _check_sizes(rate, mels, groups, self.masks)
         self._utterances: dict[str, list[Utterance]] = {}
         self._tokenizer = ""
 
@@ -248,23 +248,11 @@ class LibriSpeech(Source):
         return tuple(together.mean(0).tolist()), tuple(std.tolist())
 
 
-def _check_sizes(rate: int, mels: int, groups: int, masks: dict[str, Any]) -> None:
-    if rate < SLOWEST:
-        raise ValueError(f"`rate` is {rate} samples per second, expected {SLOWEST} or more: set it higher.")
-    for name, number in {"mels": mels, "groups": groups}.items():
-        if number < 1:
-            raise ValueError(f"`{name}` is {number}, expected 1 or more: set it higher.")
-    for name, number in masks.items():
-        if number < 0 or (name == "time_share" and not number <= 1):
-            wanted = "a share from 0 to 1" if name == "time_share" else "0 or more"
-            raise ValueError(f"`{name}` is {number}, expected {wanted}: change it.")
-
-
 class SpeechFolder(LibriSpeech):
     """Every utterance beneath one folder, to evaluate a trained network on, with its tokens and features."""
 
     def __init__(
-        self, root: str, names: list[str], preprocessing: SpeechPreprocessing, batch_size: int = 16, seed: int = 0
+        self, root: str, names: list[str], preprocessing: SpeechPreprocessing, batch_size: Count = 16, seed: Seed = 0
     ) -> None:
         super().__init__(root, (), (".",), rate=preprocessing.rate, batch_size=batch_size, seed=seed)
         self.class_names, self.preprocessing = names, preprocessing

@@ -5,13 +5,14 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch.utils.data import Dataset
 
 from linvit.data.order import share
-from linvit.data.source import Source, is_held_out
+from linvit.data.source import Source, Workers, is_held_out
 from linvit.data.text.tokens import BYTES, Rows, Stream, Tokenizer, join, open_tokenizer
+from linvit.ranges import Count, Range, Seed, Share
 
 # Tests, which some distributions leave out, and tables that are not programs.
 NOT_READ = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
@@ -50,17 +51,15 @@ class TextSource(Source):
 
     def __init__(
         self,
-        context: int = 256,
-        batch_size: int = 16,
+        context: Annotated[int, Range(2)] = 256,
+        batch_size: Count = 16,
         tokenizer: str = BYTES,
         separator: str | None = None,
         keeps_apart: bool = True,
-        seed: int = 0,
-        num_workers: int = 0,
+        seed: Seed = 0,
+        num_workers: Workers = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
-        if context < 2:
-            raise ValueError(f"`context` is {context} tokens, expected 2 or more: set it higher.")
         self.context = context
         self.keeps_apart = keeps_apart
         self.tokenizer = open_tokenizer(tokenizer, separator)
@@ -115,7 +114,7 @@ class Stdlib(FileText):
     Raises ValueError for a share that leaves no file on one side.
     """
 
-    def __init__(self, held_out: float = 0.03, **options: Any) -> None:
+    def __init__(self, held_out: Share = 0.03, **options: Any) -> None:
         super().__init__(**options)
         root = Path(sysconfig.get_paths()["stdlib"])
         files = [path for path in root.rglob("*.py") if not NOT_READ & set(path.relative_to(root).parts)]
@@ -138,7 +137,7 @@ class TextFolder(FileText):
     no file on one side, or holds out no text.
     """
 
-    def __init__(self, root: str, suffixes: Sequence[str] = (".txt",), held_out: float = 0.03, **options: Any) -> None:
+    def __init__(self, root: str, suffixes: Sequence[str] = (".txt",), held_out: Share = 0.03, **options: Any) -> None:
         super().__init__(**options)
         folder = Path(root)
         if not folder.is_dir():

@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +16,7 @@ from linvit.data.order import Batches, share
 from linvit.data.text.files import TextPreprocessing, TextSource
 from linvit.data.text.tokens import WIDTH, Rows, Stream, Tokenizer, dtype_for
 from linvit.files import replacing, write_json
+from linvit.ranges import Count, Range
 
 TOGETHER = 256  # documents that are tokenized at once
 SHUFFLED = 10_000  # documents among which a stream chooses the next one
@@ -51,14 +52,14 @@ class HuggingFaceText(TextSource):
         column: str = "text",
         train_split: str = "train",
         val_split: str | None = None,
-        val_documents: int = 2000,
-        max_tokens: int | None = None,
+        val_documents: Count = 2000,
+        max_tokens: Count | None = None,
         streaming: bool = False,
-        epoch_rows: int = 262_144,
+        epoch_rows: Count = 262_144,
         cache: str = "data/packed",
         options: dict[str, Any] | None = None,
-        context: int = 2048,
-        batch_size: int = 8,
+        context: Annotated[int, Range(2)] = 2048,
+        batch_size: Count = 8,
         keeps_apart: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -66,10 +67,6 @@ class HuggingFaceText(TextSource):
             raise ValueError("`path` is missing: set it to a data set of the Hugging Face hub, or to a folder.")
         if tokenizer is None:
             raise ValueError("`tokenizer` is missing: set it to 'bytes', a tokenizer.json or a name on the hub.")
-        counts = {"val_documents": val_documents, "max_tokens": max_tokens, "epoch_rows": epoch_rows}
-        for name, count in counts.items():
-            if count is not None and count < 1:
-                raise ValueError(f"`{name}` is {count}, expected 1 or more: set it higher.")
         super().__init__(context, batch_size, tokenizer, keeps_apart=keeps_apart, **kwargs)
         if streaming and self.num_workers:
             raise ValueError(

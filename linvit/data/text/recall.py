@@ -4,17 +4,19 @@ They need memory proportional to the number of pairs: a softmax cache grows with
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from linvit.data.source import Source
+from linvit.data.source import Source, Workers
 from linvit.data.text.tokens import IGNORED
+from linvit.ranges import Count, Range, Seed
 
 TRAINED, HELD_OUT = 0, 1  # streams of random numbers
+Several = Annotated[int, Range(2)]
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,14 @@ class RecallSource(Source):
     def __init__(
         self,
         words: str,
-        vocabulary: int,
-        length: int = 20_000,
-        val_length: int = 1000,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
+        vocabulary: Several,
+        length: Count = 20_000,
+        val_length: Count = 1000,
+        batch_size: Count = 64,
+        seed: Seed = 0,
+        num_workers: Workers = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers)
-        if length < 1 or val_length < 1:
-            raise ValueError(
-                f"`length` is {length} and `val_length` is {val_length}, expected at least one sequence each: set them"
-                " higher."
-            )
         self.vocabulary = vocabulary
         self.length, self.val_length = length, val_length
         self.class_names: list[str] = []
@@ -105,13 +102,12 @@ class Recall(RecallSource):
     in random order, after all pairs.
     """
 
-    def __init__(self, pairs: int = 16, keys: int = 128, values: int = 128, **options: Any) -> None:
+    def __init__(self, pairs: Count = 16, keys: Count = 128, values: Several = 128, **options: Any) -> None:
         words = f"recall of {pairs} of {keys} keys, {values} values"
         super().__init__(words, keys + values, **options)
-        if not 1 <= pairs <= keys or values < 2:
+        if pairs > keys:
             raise ValueError(
-                f"`pairs` is {pairs}, `keys` is {keys} and `values` is {values}, expected 1 ≤ pairs ≤ keys and 2"
-                " values or more: change them."
+                f"`pairs` is {pairs}, but there are {keys} `keys`, each of which occurs once: set it lower."
             )
         self.pairs, self.keys, self.values = pairs, keys, values
 
@@ -134,13 +130,9 @@ class Copy(RecallSource):
         options: See RecallSource.
     """
 
-    def __init__(self, symbols: int = 32, alphabet: int = 32, **options: Any) -> None:
+    def __init__(self, symbols: Count = 32, alphabet: Several = 32, **options: Any) -> None:
         words = f"copies of {symbols} of {alphabet} symbols"
         super().__init__(words, alphabet + 1, **options)
-        if symbols < 1 or alphabet < 2:
-            raise ValueError(
-                f"`symbols` is {symbols} and `alphabet` is {alphabet}, expected 1 and 2 or more: set them higher."
-            )
         self.symbols, self.alphabet = symbols, alphabet
 
     def generate(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

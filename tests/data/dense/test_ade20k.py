@@ -163,6 +163,8 @@ def test_missing_folders_and_odd_numbers_of_classes_are_named(tmp_path):
         source(tmp_path).train_dataloader()
     with pytest.raises(ValueError, match="`num_labels` is 3, but `class_names` has 2 names"):
         source(tmp_path, num_labels=3, class_names=["a", "b"])
-    with pytest.raises(ValueError, match="300 classes, but maps of 8 bits"):
+    with pytest.raises(ValueError, match="`num_labels` is 300, expected a whole number from 1 to 254"):
         source(tmp_path, num_labels=300)
+    with pytest.raises(ValueError, match="300 classes, but maps of 8 bits"):
+        source(tmp_path, class_names=list(map(str, range(300))))
     assert source(tmp_path).num_classes == 150

@@ -234,8 +234,8 @@ def test_bad_annotations_are_left_out_up_to_the_limit(tmp_path, caplog):
     ("options", "says"),
     [
         ({"resizing": "stretch"}, "'stretch', expected one of single, multiscale, detr, jitter"),
-        ({"short_side": 16}, "expected 32 ≤ short ≤ long"),
-        ({"short_side": 400, "long_side": 300}, "expected 32 ≤ short ≤ long"),
+        ({"short_side": 16}, "`short_side` is 16, expected a whole number of 32 or more"),
+        ({"short_side": 400, "long_side": 300}, "`short_side` is 400 px, above `long_side` with 300 px: swap"),
     ],
 )
 def test_settings_that_cannot_be_are_named(tmp_path, options, says):

@@ -128,8 +128,8 @@ def test_statistics_are_those_of_evenly_spread_utterances(speech, monkeypatch):
         ({"rate": 0}, "`rate` is 0"),
         ({"mels": 0}, "`mels` is 0"),
         ({"groups": 0}, "`groups` is 0"),
-        ({"time_share": 1.5}, "`time_share` is 1.5, expected a share"),
-        ({"band_width": -1}, "`band_width` is -1, expected 0 or more"),
+        ({"time_share": 1.5}, "`time_share` is 1.5, expected a number from 0 to 1: change"),
+        ({"band_width": -1}, "`band_width` is -1, expected a whole number of 0 or more"),
     ],
 )
 def test_wrong_sizes_end_in_a_sentence(speech, settings, message):

@@ -39,10 +39,10 @@ def test_sequences_are_drawn_from_seed_and_part():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Recall(pairs=9, keys=8), "`pairs` is 9, `keys` is 8"),
+        (lambda: Recall(pairs=9, keys=8), "`pairs` is 9, but there are 8 `keys`"),
         (lambda: Copy(symbols=0), "`symbols` is 0"),
-        (lambda: Recall(length=-5), "`length` is -5 and `val_length` is 1000"),
-        (lambda: Copy(val_length=0), "`val_length` is 0, expected at least one sequence"),
+        (lambda: Recall(length=-5), "`length` is -5, expected a whole number of 1 or more"),
+        (lambda: Copy(val_length=0), "`val_length` is 0, expected a whole number of 1 or more"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(make, message):

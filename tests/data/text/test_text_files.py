@@ -62,8 +62,8 @@ def test_all_files_can_be_held_out_to_measure_on(folder):
     [
         ({"held_out": 0.0}, "has 40 files that end in .txt, but none of them is held out: set `held_out`"),
         ({"suffixes": [".rst"]}, "has no file that ends in .rst: choose another folder, or set `suffixes`"),
-        ({"context": 1}, "`context` is 1 tokens"),
-        ({"batch_size": 0}, "`batch_size` is 0, expected 1 row or more"),
+        ({"context": 1}, "`context` is 1, expected a whole number of 2 or more"),
+        ({"batch_size": 0}, "`batch_size` is 0, expected a whole number of 1 or more"),
     ],
 )
 def test_what_cannot_be_read_is_refused(folder, arguments, message):
