@@ -1,6 +1,20 @@
 """The commands by name; each module has HELP, add_arguments(parser) and run(options)."""
 
-from linvit.cli import analyze, bench, compare, convert, data, demo, evaluate, generate, models, predict, study, train
+from linvit.cli import (
+    analyze,
+    bench,
+    compare,
+    convert,
+    data,
+    demo,
+    evaluate,
+    generate,
+    models,
+    predict,
+    recipes,
+    study,
+    train,
+)
 
 COMMANDS = {
     "train": train,
@@ -15,4 +29,5 @@ COMMANDS = {
     "compare": compare,
     "data": data,
     "models": models,
+    "recipes": recipes,
 }
