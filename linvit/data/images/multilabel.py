@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import ImageFiles
-from linvit.data.source import is_held_out, listed
+from linvit.data.source import check_share, is_held_out, listed
 
 FILE, LABELS, SPLIT = "file", "labels", "split"
 SPLITS = ("train", "val")
@@ -55,8 +55,7 @@ class MultiLabelImages(AugmentedSource):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if not 0 <= held_out <= 1:
-            raise ValueError(f"`held_out` is {held_out}, expected a share from 0 to 1: change it.")
+        check_share(held_out)
         self.root = Path(root)
         self.table = Path(labels) if labels else self.root / "labels.csv"
         classes, entries = read_table(self.table, held_out)
