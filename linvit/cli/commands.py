@@ -10,6 +10,7 @@ from linvit.cli import (
     evaluate,
     generate,
     models,
+    new,
     predict,
     recipes,
     study,
@@ -17,6 +18,7 @@ from linvit.cli import (
 )
 
 COMMANDS = {
+    "new": new,
     "train": train,
     "eval": evaluate,
     "predict": predict,
