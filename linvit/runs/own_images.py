@@ -15,7 +15,7 @@ from linvit.analysis.cost import Cost, count_cost
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.image import SMALLEST
 from linvit.data.images.survey import Survey, survey
-from linvit.files import read_checkpoint, replacing
+from linvit.files import check_writable, read_checkpoint, replacing
 from linvit.models.by_name import check_model, create_classifier
 from linvit.runs.settings import respelled
 from linvit.tasks.initialization import initialize, weights_file
@@ -59,11 +59,13 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
         init: weights to fine-tune: a run's folder, a checkpoint, or a .pth or .safetensors file of this model.
 
     Raises ValueError for a file that exists, an unknown model, a folder that cannot be used and weights that do not
-    fit; FileNotFoundError where there are no such weights. Nothing is written then.
+    fit; FileNotFoundError where there are no such weights; OSError where the file cannot be written.
     """
     path, root = Path(path), Path(os.path.abspath(Path(data).expanduser()))
     if path.exists():
         raise ValueError(f"{path} exists already: choose another name, or remove that file.")
+    if not str(data):
+        raise ValueError("`data` is empty: give a folder of images.")
     check_model(model)
     config = timm.get_pretrained_cfg(model)
     if config is None:
@@ -73,6 +75,7 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     cost = _cost(model, len(images.counts), inputs["size"])
     batch_size = _batch_size(cost, sum(images.counts.values()))
     text = _text(model, root, init, images, inputs, batch_size)
+    check_writable(path.parent)
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return NewRecipe(path, images, inputs["size"], batch_size)
