@@ -112,13 +112,13 @@ def _start(model: str, init: str | Path, num_classes: int) -> dict[str, Any]:
 
 def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
     """Size and preparation of the images: those of the weights to start from, else as the images are."""
-    own = config["input_size"][-1]
+    default_size = config["input_size"][-1]
     if start is not None:
-        size = start.get("size", (own, own))[0]
+        size = start.get("size", (default_size, default_size))[0]
         known = {key: start.get(key, config[key]) for key in ("mean", "std", "interpolation", "crop_pct")}
         return {"size": size, **known}
     fitting = max(SMALLEST, math.ceil(images.side / STEP) * STEP)
-    size = own if config.get("fixed_input_size") else min(own, fitting)
+    size = default_size if config.get("fixed_input_size") else min(default_size, fitting)
     crop_pct = config["crop_pct"] if images.side > size else 1.0
     return {
         "size": size,
