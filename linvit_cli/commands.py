@@ -1,8 +1,24 @@
 """The commands by name; each module has HELP, add_arguments(parser) and run(options)."""
 
-from linvit_cli import analyze, bench, compare, convert, data, demo, evaluate, generate, models, predict, study, train
+from linvit_cli import (
+    analyze,
+    bench,
+    compare,
+    convert,
+    data,
+    demo,
+    evaluate,
+    generate,
+    models,
+    new,
+    predict,
+    recipes,
+    study,
+    train,
+)
 
 COMMANDS = {
+    "new": new,
     "train": train,
     "eval": evaluate,
     "predict": predict,
@@ -15,4 +31,5 @@ COMMANDS = {
     "compare": compare,
     "data": data,
     "models": models,
+    "recipes": recipes,
 }

@@ -13,7 +13,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "linvit compare RECIPE ... --folder FOLDER [--seeds N] [--workers N] [--over KEY=V,V,…] [--set KEY=V ...]"
         " [--also MEASURE ...]"
     )
-    command.add_argument("recipes", metavar="RECIPE", nargs="+", type=Path, help="recipes of one task")
+    command.add_argument(
+        "recipes",
+        metavar="RECIPE",
+        nargs="+",
+        type=Path,
+        help="recipes of one task: files, or names of `linvit recipes`",
+    )
     command.add_argument("--folder", type=Path, required=True, help="where runs, table and figure go")
     command.add_argument("--seeds", type=int, default=3, help="seeds per recipe (3)")
     command.add_argument("--workers", type=int, default=1, help="runs at once, one thread each (1)")

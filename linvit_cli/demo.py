@@ -9,7 +9,7 @@ HELP = "Train four small networks on real digits and write a report."
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--recipes", type=Path, default=Path("recipes/demo"), help="folder of recipes (recipes/demo)")
+    command.add_argument("--recipes", type=Path, metavar="FOLDER", help="of other recipes *_nano_digits.yaml")
     command.add_argument("--folder", type=Path, default=Path("runs/demo"), help="where runs and report go (runs/demo)")
     command.add_argument("--workers", type=int, default=2, help="networks trained at once, one thread each (2)")
 

@@ -13,7 +13,9 @@ HELP = "List the models with size, cost and published accuracy."
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--task", metavar="NAME", help="networks of another task: detection, language, speech …")
     command.add_argument("--family", metavar="NAME", help="only this family, such as ravlt or swin_tiny")
-    command.add_argument("--recipes", metavar="PATH", nargs="+", help="what these recipes train, against their bases")
+    command.add_argument(
+        "--recipes", metavar="RECIPE", nargs="+", help="what recipes, or folders of them, train, against their bases"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
 
 

@@ -7,7 +7,7 @@ HELP = "Train every mechanism over seeds, compare them, and test the papers' cla
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--recipes", type=Path, default=Path("recipes/study"), help="their folder (recipes/study)")
+    command.add_argument("--recipes", type=Path, metavar="FOLDER", help="of other recipes")
     command.add_argument("--folder", type=Path, default=Path("runs/study"), help="for runs and tables (runs/study)")
     command.add_argument("--seeds", type=int, default=5, help="seeds per variant (5)")
     command.add_argument("--workers", type=int, default=2, help="runs at once, one thread each (2)")

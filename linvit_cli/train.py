@@ -9,7 +9,11 @@ HELP = "Train what a recipe says; a stopped run resumes exactly where it was."
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit train RECIPE [key.key=value ...] [--resume] [--compile] [--print_config] [--debug]"
-    command.add_argument("recipe", metavar="RECIPE", help="a YAML file; key.key=value or --key.key value overrides it")
+    command.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="a YAML file, or a name of `linvit recipes`; key.key=value or --key.key value overrides it",
+    )
     command.add_argument("--resume", action="store_true", help="continue from the last checkpoint of the run's folder")
     command.add_argument("--compile", action="store_true", help="train through torch.compile; as task.compile=true")
     command.add_argument("--print_config", action="store_true", help="print every value of the recipe and stop")

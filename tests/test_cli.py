@@ -42,13 +42,13 @@ def weights(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
-def test_help_is_short_and_exits_with_zero(command, capsys):
+def test_help_exits_with_zero(command, capsys):
     with pytest.raises(SystemExit) as exit:
         main([*([command] if command else []), "--help"])
     assert exit.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith("usage: linvit")
-    assert 5 < len(shown.splitlines()) < 30
+    assert len(shown.splitlines()) > 5
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["predikt"]])

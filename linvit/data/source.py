@@ -17,9 +17,26 @@ if TYPE_CHECKING:
 Workers = Annotated[int, Range(0, 1024)]
 
 
+def hashed(name: str) -> float:
+    """A number in 0..1 that depends on the name alone, so the same on every machine."""
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
+    return int.from_bytes(digest[:4], "big") / 2**32
+
+
 def is_held_out(name: str, held_out: float) -> bool:
-    """Whether a file belongs to the validation split: by a hash of its name, so the same on every machine."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") < held_out * 2**32
+    """Whether a file belongs to the validation split: by a hash of its name."""
+    return hashed(name) < held_out
+
+
+def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
+    """The names of one class that belong to the validation split: by their hashes, of names and the seed `split`.
+
+    Rounded, but a share between 0 and 1 leaves one or more on either side, and a single one to train on.
+    """
+    count = round(held_out * len(names))
+    if 0 < held_out < 1:
+        count = min(max(1, count), len(names) - 1)
+    return set(sorted(names, key=lambda name: (hashed(f"{split} {name}"), name))[:count])
 
 
 def listed(names: Sequence[str]) -> str:

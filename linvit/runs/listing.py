@@ -10,6 +10,7 @@ from linvit.analysis.cost import Cost, count_cost
 from linvit.files import write_json
 from linvit.models.by_name import create_classifier
 from linvit.models.listed import STORED, Rows
+from linvit.runs.bundled import files_below, header, shown_name
 from linvit.runs.progress import tracked
 from linvit.runs.recipe import base_of, read_recipe
 from linvit.runs.settings import group
@@ -26,7 +27,9 @@ def store_networks() -> None:
 
 
 def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
-    """The classifiers that recipes train, against those of their bases, from files and, recursively, folders.
+    """The classifiers that recipes train, against those of their bases.
+
+    paths: files, folders (searched at any depth), or the names of bundled ones.
 
     Keys: recipe, those of Cost (at the recipe's size), published (the words of the recipe's header, None without), base
     (path of the recipe below, None where that names no network), more_parameters, more_macs (what the recipe's network
@@ -47,10 +50,10 @@ def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
         below = cost_of(base) if base is not None and _names_classifier(base) else None
         rows.append(
             {
-                "recipe": str(file),
+                "recipe": shown_name(file),
                 **asdict(cost),
-                "published": _published(file),
-                "base": str(base) if below else None,
+                "published": header(file)["published"] or None,
+                "base": shown_name(base) if below else None,
                 "more_parameters": cost.parameters - below.parameters if below else None,
                 "more_macs": cost.macs - below.macs if below else None,
             }
@@ -59,11 +62,11 @@ def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
 
 
 def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
-    """The recipes that name a classifier among the given files and, recursively, in the given folders.
+    """The recipes that name a classifier among the given files and below the given folders, or bundled ones by name.
 
     Raises ValueError where there is none.
     """
-    files = [file for path in map(Path, paths) for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
+    files = [file for path in paths for file in files_below(path)]
     recipes = [file for file in files if _names_classifier(file)]
     if not recipes:
         raise ValueError(f"No recipe in {', '.join(map(str, paths))} names a model: give a recipe or a folder of them.")
@@ -87,9 +90,3 @@ def _count(file: Path) -> Cost:
     with group("model", None):
         network = create_classifier({**values["model"], "device": "meta"}, config.num_classes, 3)
     return count_cost(network, (3, size, size))
-
-
-def _published(file: Path) -> str | None:
-    """What the header says between `published:` and `ours:`."""
-    line = next((line for line in file.read_text().splitlines() if line.startswith("# published: ")), None)
-    return None if line is None else line.removeprefix("# published: ").partition("ours:")[0].strip()

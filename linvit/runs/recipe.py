@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer, seed_everything
 
 from linvit.data.source import Source
 from linvit.ranges import Filled, Seed, check
+from linvit.runs.bundled import find_recipe
 from linvit.runs.settings import group, nearest, parameters
 from linvit.runs.tasks import SOURCES, TASKS
 from linvit.runs.trainer import RANGES
@@ -29,12 +30,12 @@ Overrides = Mapping[str, Any] | Sequence[str]
 def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     """The values of a recipe, those of its `base` file under them and overrides over them.
 
-    A base may have a base in turn, each path relative to the file that names it. overrides: `key.key=value` strings, or
-    a mapping from dotted keys to values.
+    path: a file, or the name of a bundled recipe. overrides: `key.key=value` strings, or a mapping from dotted keys to
+    values. A base may have a base in turn, each path relative to the file that names it.
 
     Raises ValueError with one sentence for a missing file, broken YAML, a malformed override and bases in a circle.
     """
-    path = Path(path)
+    path = find_recipe(path)
     values: dict[str, Any] = {}
     for layer in reversed(_layers(path)):
         values = merge(values, layer)
@@ -77,11 +78,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"There is no recipe at {path}: give the path of a .yaml file.")
     try:
-        values = yaml.load(path.read_text(), Loader=_Loader)
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {path} is not valid YAML ({' '.join(str(error).split())}).") from error
     if not isinstance(values, dict):
-        raise ValueError(f"The recipe {path} holds no `key: value` pairs: see the recipes folder for examples.")
+        raise ValueError(f"The recipe {path} holds no `key: value` pairs: `linvit recipes` lists examples.")
     return values
 
 

@@ -42,7 +42,7 @@ def train(
     """Trains what a recipe says, and returns the run.
 
     Args:
-        recipe: a YAML file.
+        recipe: a YAML file, or the name of a bundled recipe, such as demo/ravlt_nano_digits.
         overrides: values over those of the recipe: {"trainer.max_epochs": 3}, or ["trainer.max_epochs=3"].
         folder: of the run, in place of the recipe's; by default runs/NAME.
         resume: continues from the folder's last checkpoint, bit for bit on a CPU; a folder without one starts from the

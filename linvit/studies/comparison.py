@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from linvit.runs.bundled import find_recipe
 from linvit.studies.plan import Cell, Plan, Say, folder_name, train_plans
 from linvit.studies.table import Comparison
 
@@ -21,7 +22,7 @@ def compare(
     """Trains every recipe with every seed, what is complete not again, and compares them with the first one.
 
     Args:
-        recipes: all of one task; its score is what is compared.
+        recipes: files, or names of bundled recipes, all of one task; its score is what is compared.
         folder: gets a folder for each run and compared.md, .csv, .json and, with `over`, .svg and .png.
         seeds: how many, 0 … seeds - 1.
         workers: how many runs at once, one thread each.
@@ -36,8 +37,8 @@ def compare(
     if seeds < 1 or workers < 1 or not recipes:
         raise ValueError(f"{len(recipes)} recipes, {seeds} seeds, {workers} workers: give one or more of each.")
     key, values = _varied(over)
-    paths = [Path(recipe) for recipe in recipes]
-    _check_settings(paths, [*overrides, *([key] if key else [])])
+    _check_settings(recipes, [*overrides, *([key] if key else [])])
+    paths = [find_recipe(recipe) for recipe in recipes]
     cells = [
         Cell(path, (*overrides, *([f"{key}={value}"] if key else [])), value) for value in values for path in paths
     ]
@@ -59,9 +60,9 @@ def _varied(over: str | None) -> tuple[str | None, list[Any]]:
     return key, values
 
 
-def _check_settings(recipes: Sequence[Path], settings: Sequence[str]) -> None:
+def _check_settings(recipes: Sequence[str | Path], settings: Sequence[str]) -> None:
     """Raises ValueError where two runs would have one folder, or all of them one seed."""
-    names = [recipe.stem for recipe in recipes]
+    names = [Path(recipe).name.removesuffix(".yaml") for recipe in recipes]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         raise ValueError(f"Two recipes are called {repeated[0]}, which names their runs: rename or leave out one file.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from linvit.analysis.curves import training_curve
 from linvit.analysis.report import figure_image, paragraph, table, write_page
 from linvit.runs import Run, load_run
+from linvit.runs.bundled import bundled_folder
 from linvit.runs.report import PAGE
 from linvit.studies import inside
 from linvit.studies.comparison import compare
@@ -23,11 +24,11 @@ images and all heads, shaded by one standard deviation. Rank at 1e-2: singular v
 effective rank: exp of their entropy. A low rank means features that are nearly the same for all tokens."""
 
 
-def demo(recipes: str | Path, folder: str | Path, workers: int = 2, progress: Say | None = None) -> Comparison:
+def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progress: Say | None = None) -> Comparison:
     """Trains every recipe of a folder, each where it left off, and writes report.html there and for each network.
 
     Args:
-        recipes: the folder of recipes *_nano_digits.yaml, which share their data.
+        recipes: a folder of recipes *_nano_digits.yaml, which share their data; None for those of linvit.
         folder: where the runs and the page go.
         workers: how many networks are trained at once, one thread each.
         progress: gets a line when something is complete; `print`, for example.
@@ -35,6 +36,7 @@ def demo(recipes: str | Path, folder: str | Path, workers: int = 2, progress: Sa
     Raises ValueError where there are no recipes, and as `compare`.
     """
     folder = Path(folder)
+    recipes = bundled_folder() / "demo" if recipes is None else recipes
     paths = sorted(Path(recipes).glob("*_nano_digits.yaml"))
     if not paths:
         raise ValueError(f"The folder {recipes} holds no recipes *_nano_digits.yaml: give another folder as `recipes`.")

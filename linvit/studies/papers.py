@@ -10,6 +10,7 @@ from typing import Any
 
 from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import check_marks, markdown_table, replace_between_marks
+from linvit.runs.bundled import bundled_folder
 from linvit.studies import inside
 from linvit.studies.claims import ACCURACY, CLAIMS, MARGIN, Verdict, verdicts
 from linvit.studies.figures import group_figure
@@ -78,7 +79,7 @@ class Study:
 
 
 def study(
-    recipes: str | Path,
+    recipes: str | Path | None,
     folder: str | Path,
     seeds: int = 5,
     workers: int = 2,
@@ -87,9 +88,9 @@ def study(
 ) -> Study:
     """Trains every recipe of a folder with every seed, what is complete not again, and decides the papers' claims.
 
-    folder gets a folder for each variant and seed, and what `Study.save` writes. write is a Markdown file whose text
-    between the two study marks is replaced; the SVG figures are put beside it. progress gets a line when a run is
-    complete; `print`, for example.
+    recipes is the folder; None stands for that of linvit. folder gets a folder for each variant and seed, and what
+    `Study.save` writes. write is a Markdown file whose text between the two study marks is replaced; the SVG figures
+    are put beside it. progress gets a line when a run is complete; `print`, for example.
 
     Raises ValueError for a folder without recipes, recipes that differ in more than the model, fewer than two seeds,
     no worker, a file without marks, and a folder that holds other runs.
@@ -98,6 +99,7 @@ def study(
         raise ValueError(f"`seeds` is {seeds} and `workers` is {workers}: a study needs 2 seeds and 1 worker or more.")
     if write is not None:
         check_marks(Path(write), BEGIN, END)
+    recipes = bundled_folder() / "study" if recipes is None else recipes
     folder, plans = Path(folder), read_variants(Path(recipes))
     every = f"trainer.check_val_every_n_epoch={plans[0].values['trainer']['max_epochs']}"
 

@@ -27,8 +27,7 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
         FileNotFoundError: If there is no such file.
         ValueError: If it cannot be read, or does not fit beside the classifier; the network stays as it was.
     """
-    path = Path(source)
-    path = path / "checkpoints" / BEST if path.is_dir() else path
+    path = weights_file(source)
     weights = _weights(network, read_checkpoint(path))
     target = network.state_dict()
     left_out = [] if same_classes else _left_out(network, target, weights)
@@ -42,6 +41,12 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
         )
     network.load_state_dict({**target, **copied})
     return f"Starting from {path}{_beside(network, target, weights, left_out)}."
+
+
+def weights_file(source: str | Path) -> Path:
+    """The file of the weights to start from: a run's best checkpoint, or the file itself."""
+    path = Path(source)
+    return path / "checkpoints" / BEST if path.is_dir() else path
 
 
 def _weights(network: nn.Module, content: dict[str, Any]) -> dict[str, Tensor]:

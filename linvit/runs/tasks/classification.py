@@ -1,5 +1,6 @@
 """Runs of image classification."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 PAIRS, PAIRS_WITH_IMAGES, EXAMPLES = 20, 8, 6
 
+logger = logging.getLogger(__name__)
+
 
 class ClassificationSpec(ClassifierSpec):
     """Networks of timm and ours, with one class for each image."""
@@ -35,13 +38,20 @@ class ClassificationSpec(ClassifierSpec):
     sources: ClassVar = {"digits": Digits, "imagefolder": ImageFolder, "timm": TimmImages}
     folder_source = "imagefolder"
 
+    def stored(self, source: Source) -> dict[str, Any]:
+        """Which files were held out of a folder that is not divided itself."""
+        return {"split_digest": source.digest()} if isinstance(source, ImageFolder) else {}
+
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
+        root = stored.get("root")
         if "root" in given:
             stored = {key: value for key, value in stored.items() if key != "class_names"}
         if name == "digits":
             about = run.preprocessing
             stored = {"size": about.size[0], "channels": about.channels} | stored
         source = self.create_source(name, stored | given)
+        if isinstance(source, ImageFolder) and "held_out" not in given:
+            _hold_out_the_same(run, source, root)
         _match_classes(run, source)
         return prepared_for(run, source, given)
 
@@ -79,6 +89,21 @@ class ClassificationSpec(ClassifierSpec):
 
 
 SPEC = ClassificationSpec()
+
+
+def _hold_out_the_same(run: "Run", source: ImageFolder, trained_on: str | None) -> None:
+    """Evaluates on what the run did not train on: the same files of its own folder, all of another one."""
+    before = run.stored.get("split_digest")
+    if before is not None and source.digest() == before:
+        return
+    if before is None or trained_on is None or source.root.resolve() != Path(trained_on).resolve():
+        source.held_out = 1
+    else:
+        logger.warning(
+            "The images in %s are others than when the run was trained: some that are held out now may have been"
+            " trained on.",
+            source.root,
+        )
 
 
 def _match_classes(run: "Run", source: Source) -> None:

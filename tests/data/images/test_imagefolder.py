@@ -1,9 +1,15 @@
+import shutil
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from linvit.data.images import ImageFolder
+
+HELD_OUT = ["ant/3.png", "ant/6.png", "bee/12.png", "bee/13.png", "bee/16.png", "bee/17.png", "cow/1.png"]
 
 
 def fill(folder, count=3, size=(50, 40), mode="RGB"):
@@ -57,10 +63,63 @@ def test_folders_named_by_numbers_are_class_indices(tmp_path):
     assert targets.tolist() == list(range(12))
 
 
-def test_class_folders_alone_do_for_evaluation(root):
-    assert len(source(root / "val").val_set()) == 6
+def test_a_val_folder_alone_does_for_evaluation(root):
+    shutil.rmtree(root / "train")
+    assert len(source(root).val_set()) == 6
     with pytest.raises(ValueError, match=r"has no train/ in it"):
-        source(root / "val").train_dataloader()
+        source(root).train_dataloader()
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for name, count in {"ant": 10, "bee": 20, "cow": 2, "doe": 1}.items():
+        fill(tmp_path / "photos" / name, count)
+    return tmp_path / "photos"
+
+
+def names(data, split):
+    return [Path(path).relative_to(data.root).as_posix() for path, _ in data.files(split)]
+
+
+def test_class_folders_alone_are_split_class_by_class(photos):
+    data = source(photos)
+    train, val = names(data, "train"), names(data, "val")
+    assert not set(train) & set(val)
+    assert Counter(name[:3] for name in val) == {"ant": 2, "bee": 4, "cow": 1}
+    assert Counter(name[:3] for name in train) == {"ant": 8, "bee": 16, "cow": 1, "doe": 1}
+    assert [target for _, target in data.files("train")] == [0] * 8 + [1] * 16 + [2, 3]
+    assert (len(data.train_set()), len(data.val_set())) == (26, 7)
+
+
+def test_the_same_files_are_held_out_everywhere(photos, tmp_path):
+    """Whatever the machine: the names are written down here."""
+    assert names(source(photos), "val") == HELD_OUT
+    photos.rename(tmp_path / "moved")
+    moved = source(tmp_path / "moved")
+    assert names(moved, "val") == HELD_OUT
+    assert names(source(tmp_path / "moved", seed=3), "val") == HELD_OUT
+    other = source(tmp_path / "moved", split=1)
+    assert len(names(other, "val")) == 7
+    assert names(other, "val") != HELD_OUT
+    assert other.digest() != moved.digest() == source(tmp_path / "moved").digest()
+
+
+def test_a_share_of_all_is_for_evaluation_alone(photos):
+    data = source(photos, held_out=1)
+    assert len(data.val_set()) == 33
+    with pytest.raises(ValueError, match=r"has 33 images, but none of them is to train on: set `held_out`"):
+        data.train_dataloader()
+
+
+@pytest.mark.parametrize(("share", "words"), [(0, "none of them is held out"), (-1, "share from 0 to 1")])
+def test_a_share_that_holds_out_nothing_is_refused(photos, share, words):
+    with pytest.raises(ValueError, match=f"(?=.*{words}).*`held_out`"):
+        source(photos, held_out=share).val_set()
+
+
+def test_a_divided_folder_says_itself_what_is_held_out(root):
+    data = source(root, held_out=0.5)
+    assert (len(data.train_set()), len(data.val_set()), data.digest()) == (6, 6, None)
 
 
 def test_a_height_and_a_width(root):

@@ -1,6 +1,7 @@
 import csv
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -155,3 +156,42 @@ def test_classes_come_in_the_order_of_the_network(run, tmp_path):
         run.source(tmp_path)
     (tmp_path / "10").rmdir()
     assert run.source(tmp_path).class_names == run.class_names
+
+
+@pytest.fixture(scope="module")
+def undivided(tmp_path_factory):
+    """A run on ten bright and ten dark images in two class folders, and their folder."""
+    folder = tmp_path_factory.mktemp("undivided")
+    for name, scale in (("bright", 1), ("dark", 0.2)):
+        (folder / "data" / name).mkdir(parents=True)
+        for number in range(10):
+            noise = Image.effect_noise((40, 50), 60)
+            noise.point(lambda value, scale=scale: value * scale).save(folder / "data" / name / f"{number}.png")
+    data = {"name": "imagefolder", "root": str(folder / "data"), "size": 32, "num_workers": 0, "batch_size": 4}
+    recipe = folder / "mine.yaml"
+    trainer = {"max_epochs": 1, "accelerator": "cpu", "limit_train_batches": 1}
+    recipe.write_text(json.dumps({"model": {"name": "ravlt_nano"}, "data": data, "trainer": trainer}))
+    return train(recipe, folder=folder / "run"), folder / "data"
+
+
+def test_a_run_is_evaluated_on_what_it_held_out(undivided, tmp_path):
+    run, data = undivided
+    held_out = [path.rpartition("data/")[2] for path, _ in run.source().files("val")]
+    assert (len(held_out), run.evaluate(num_workers=0)["images"]) == (4, 4)
+    moved = shutil.copytree(data, tmp_path / "data")
+    assert [path.rpartition("data/")[2] for path, _ in run.source(moved).files("val")] == held_out
+    (moved / "dark" / "9.png").unlink()
+    assert len(run.source(moved).files("val")) == 19  # another folder: all of it
+    assert len(run.source(moved, held_out=0.5).files("val")) == 9
+
+
+def test_a_changed_folder_is_named(undivided, tmp_path, caplog):
+    run, data = undivided
+    source = run.source(data, num_workers=0)
+    shutil.copyfile(data / "dark" / "0.png", data / "dark" / "more.png")
+    try:
+        assert caplog.messages == []
+        assert len(run.source(data).files("val")) == len(source.files("val"))
+        assert "others than when the run was trained" in caplog.text
+    finally:
+        (data / "dark" / "more.png").unlink()

@@ -1,0 +1,96 @@
+"""The recipes that come with linvit: their files by name, and what their headers say."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from linvit.runs.settings import nearest
+
+PACKAGE = Path(__file__).parents[1]
+PUBLISHED, COST, RUN = "# published: ", "# cost: ", "# run:  "
+
+
+def bundled_folder() -> Path:
+    """The folder of recipes: inside the package where that is installed, beside it in a checkout."""
+    installed = PACKAGE / "recipes"
+    return installed if installed.is_dir() else PACKAGE.parent / "recipes"
+
+
+def bundled_files() -> dict[str, Path]:
+    """The file of each bundled recipe by its name, such as demo/ravlt_nano_digits; without those to build on alone."""
+    folder = bundled_folder()
+    files = (path for path in sorted(folder.rglob("*.yaml")) if path.name != "base.yaml")
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """The file of a recipe: a path, else the name of a bundled one.
+
+    Raises ValueError, offering the nearest name, where it is neither.
+    """
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    files = bundled_files()
+    if path.as_posix() in files:
+        return files[path.as_posix()]
+    name = path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
+    raise ValueError(
+        f"There is no recipe at {path}: give the path of a .yaml file, or a name that `linvit recipes` lists."
+        f"{nearest(name, files)}"
+    )
+
+
+def files_below(path: str | Path) -> list[Path]:
+    """The YAML files of a folder, at any depth, or of a bundled one by name; else the file that `find_recipe` finds."""
+    path = Path(path)
+    if path.is_dir():
+        return sorted(path.rglob("*.yaml"))
+    bundled = [file for name, file in bundled_files().items() if name.startswith(f"{path.as_posix()}/")]
+    return bundled or [find_recipe(path)]
+
+
+def shown_name(file: Path) -> str:
+    """The name of a bundled recipe that was found by its name; else the path as it was given."""
+    if file.is_absolute() and file.is_relative_to(bundled_folder()):
+        return file.relative_to(bundled_folder()).with_suffix("").as_posix()
+    return str(file)
+
+
+def recipes(*words: str) -> list[dict[str, str]]:
+    """The bundled recipes in whose name or header every one of the words stands, in upper or lower case.
+
+    Keys: name, about (what it reproduces), published, ours, cost, command.
+
+    Raises ValueError where there is none.
+    """
+    rows = [{"name": name, **header(file)} for name, file in bundled_files().items()]
+    wanted = [word.casefold() for word in words]
+    chosen = [row for row in rows if all(word in " ".join(row.values()).casefold() for word in wanted)]
+    if not chosen:
+        known = {word for row in rows for word in re.findall(r"\w+", " ".join(row.values()))}
+        strange = next((word for word in words if word not in known), "")
+        raise ValueError(
+            f"No recipe has {' and '.join(map(repr, words))} in its name or header: search with fewer or other words."
+            f"{nearest(strange, known)}"
+        )
+    return chosen
+
+
+def header(file: Path) -> dict[str, str]:
+    """What the header of a recipe says: about, published, ours, cost and command, each "" where it says nothing."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = lines[: next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))]
+    title = next((number for number, line in enumerate(lines) if line.startswith((PUBLISHED, COST, RUN))), len(lines))
+    published, _, ours = _value(lines, PUBLISHED).partition("ours:")
+    return {
+        "about": " ".join(line.removeprefix("#").strip() for line in lines[:title]),
+        "published": published.strip(),
+        "ours": ours.strip(),
+        "cost": _value(lines, COST),
+        "command": re.sub(r"recipes/(\S+)\.yaml", r"\1", _value(lines, RUN)),
+    }
+
+
+def _value(lines: Sequence[str], mark: str) -> str:
+    return next((line.removeprefix(mark).strip() for line in lines if line.startswith(mark)), "")

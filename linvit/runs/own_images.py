@@ -1,0 +1,253 @@
+"""A recipe for one's own folder of images: its values are chosen by the images, the model and the machine."""
+
+import logging
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import yaml
+
+from linvit.analysis.cost import Cost, count_cost
+from linvit.data.images.folder import ImageFolder
+from linvit.data.images.image import SMALLEST
+from linvit.data.images.survey import Survey, survey
+from linvit.files import check_writable, read_checkpoint, replacing
+from linvit.models.by_name import check_model, create_classifier
+from linvit.runs.settings import respelled
+from linvit.tasks.initialization import initialize, weights_file
+
+STEP = 32  # pixels: these networks halve an image five times
+GIB = 2**30
+LARGEST_BATCH = {"cuda": 128, "cpu": 32}
+STEPS_PER_EPOCH, FEWEST_IMAGES = 4, 8
+MOST_WORKERS, FEW_IMAGES = 8, 500
+CORRUPT_SHARE = 0.01
+SHOWN_CLASSES = 10
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NewRecipe:
+    """A recipe that was written: its file, what the images are, and values that were chosen by them."""
+
+    path: Path
+    images: Survey
+    size: int
+    batch_size: int
+
+    def describe(self) -> str:
+        """Images, size and batch in one line."""
+        counts = self.images.counts
+        return (
+            f"{len(counts)} classes, {sum(counts.values()):,} images to train on, {self.images.held_out:,} held out;"
+            f" {self.size}×{self.size} px, {self.batch_size} images in a batch"
+        )
+
+
+def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path | None = None) -> NewRecipe:
+    """Writes a commented recipe that trains a classifier on a folder of images; `train(path)` runs it.
+
+    Args:
+        path: the new .yaml file.
+        model: a classifier that timm knows, ours included.
+        data: a folder of class folders, of which a share is held out, or one with train/ and val/.
+        init: weights to fine-tune: a run's folder, a checkpoint, or a .pth or .safetensors file of this model.
+
+    Raises ValueError for a file that exists, an unknown model, a folder that cannot be used and weights that do not
+    fit; FileNotFoundError where there are no such weights; OSError where the file cannot be written.
+    """
+    path, root = Path(path), Path(os.path.abspath(Path(data).expanduser()))
+    if path.exists():
+        raise ValueError(f"{path} exists already: choose another name, or remove that file.")
+    if not str(data):
+        raise ValueError("`data` is empty: give a folder of images.")
+    check_model(model)
+    config = timm.get_pretrained_cfg(model)
+    if config is None:
+        raise ValueError(f"The model {model!r} has no settings in timm: choose one that `linvit models` lists.")
+    images = _look(root)
+    inputs = _inputs(images, config.to_dict(), None if init is None else _start(model, init, len(images.counts)))
+    cost = _cost(model, len(images.counts), inputs["size"])
+    batch_size = _batch_size(cost, sum(images.counts.values()))
+    text = _text(model, root, init, images, inputs, batch_size)
+    check_writable(path.parent)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return NewRecipe(path, images, inputs["size"], batch_size)
+
+
+def _look(root: Path) -> Survey:
+    """The images of a folder; raises ValueError where a network cannot be trained on them."""
+    try:
+        images = survey(ImageFolder(str(root)))
+    except ValueError as error:
+        raise ValueError(respelled(str(error), {"root": "`data`"})) from error
+    count = sum(images.counts.values())
+    if len(images.counts) < 2:
+        raise ValueError(
+            f"{root} has one class, {next(iter(images.counts))!r}, expected two or more: add class folders."
+        )
+    if count < FEWEST_IMAGES:
+        raise ValueError(f"{root} has {count} images to train on, expected {FEWEST_IMAGES} or more: add images.")
+    if images.unreadable:
+        logger.warning(
+            "%d of the %d images looked at cannot be read: %s",
+            len(images.unreadable),
+            images.sampled,
+            images.unreadable[0],
+        )
+    return images
+
+
+def _start(model: str, init: str | Path, num_classes: int) -> dict[str, Any]:
+    """How images were prepared for the weights to start from, where that is known; ValueError if they do not fit."""
+    initialize(create_classifier({"name": model}, num_classes, 3), init)
+    return read_checkpoint(weights_file(init)).get("linvit", {}).get("preprocessing", {})
+
+
+def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
+    """Size and preparation of the images: those of the weights to start from, else as the images are."""
+    default_size = config["input_size"][-1]
+    if start is not None:
+        size = start.get("size", (default_size, default_size))[0]
+        known = {key: start.get(key, config[key]) for key in ("mean", "std", "interpolation", "crop_pct")}
+        return {"size": size, **known}
+    fitting = max(SMALLEST, math.ceil(images.side / STEP) * STEP)
+    size = default_size if config.get("fixed_input_size") else min(default_size, fitting)
+    crop_pct = config["crop_pct"] if images.side > size else 1.0
+    return {
+        "size": size,
+        "mean": images.mean,
+        "std": images.std,
+        "interpolation": config["interpolation"],
+        "crop_pct": crop_pct,
+    }
+
+
+def _cost(model: str, num_classes: int, size: int) -> Cost:
+    return count_cost(create_classifier({"name": model, "device": "meta"}, num_classes, 3), (3, size, size))
+
+
+def _batch_size(cost: Cost, count: int) -> int:
+    """The largest power of two whose estimated memory is at most half of the machine's.
+
+    Estimate: 0.1 GiB for each billion multiply-accumulates of an image, and four numbers for each parameter (weight,
+    gradient, two moments). At most LARGEST_BATCH, and a quarter of the images, so that an epoch has four steps.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    giga = (cost.macs + cost.macs_attention) / 1e9
+    room = _memory(device) / 2 - 16 * cost.parameters
+    most = min(LARGEST_BATCH[device], count // STEPS_PER_EPOCH, room / (0.1 * GIB * giga))
+    return 2 ** int(math.log2(max(2, most)))
+
+
+def _memory(device: str) -> int:
+    """Bytes of the GPU, or of the machine; 8 GiB where the system does not say."""
+    if device == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 * GIB
+
+
+def _workers(count: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if count < FEW_IMAGES else min(MOST_WORKERS, cores)
+
+
+def _precision() -> str:
+    if not torch.cuda.is_available():
+        return "32-true"
+    return "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
+
+
+def _yaml(value: Any) -> str:
+    """A value in YAML on one line; strings always in quotes, so that none is read as a number or ends the line."""
+    if isinstance(value, str):
+        return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf).strip()
+    values = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(values, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
+
+
+def _text(
+    model: str, root: Path, init: str | Path | None, images: Survey, inputs: dict[str, Any], batch_size: int
+) -> str:
+    count = sum(images.counts.values())
+    shown = [f"{_yaml(name)} {number}" for name, number in list(images.counts.items())[:SHOWN_CLASSES]]
+    more = " …" if len(shown) < len(images.counts) else ""
+    tuned = init is not None
+    unreadable = max(CORRUPT_SHARE, 2 * len(images.unreadable) / images.sampled)
+    values = {
+        "model": _yaml(model),
+        "root": _yaml(str(root)),
+        "init": "init: null  # or what to start from" if init is None else f"init: {_yaml(os.path.abspath(init))}  #",
+        "classes": f"{len(images.counts)} classes, images to train on: {', '.join(shown)}{more}",
+        "count": f"{count:,}",
+        "held_out": f"{images.held_out:,}",
+        "sampled": images.sampled,
+        "side": images.side,
+        "measured": f"mean {_yaml(images.mean)}, std {_yaml(images.std)}",
+        "whose": "as those weights were trained" if tuned else "as measured",
+        **{key: _yaml(value) for key, value in inputs.items()},
+        "batch_size": batch_size,
+        "max_corrupt": math.ceil(unreadable * count),
+        "num_workers": _workers(count),
+        "precision": _precision(),
+        **(FINE_TUNING if tuned else FROM_SCRATCH),
+    }
+    return TEMPLATE.format(**values)
+
+
+FROM_SCRATCH = {
+    "what": "from random weights",
+    "lr": "1.0e-3",
+    "min_lr": "1.0e-5",
+    "warmup": 5,
+    "epochs": 100,
+    "crop": "[0.2, 1.0]",
+    "erasing": 0.25,
+}
+FINE_TUNING = {
+    "what": "from trained weights",
+    "lr": "1.0e-4",
+    "min_lr": "1.0e-6",
+    "warmup": 2,
+    "epochs": 20,
+    "crop": "[0.35, 1.0]",
+    "erasing": 0,
+}
+TEMPLATE = """\
+# A classifier for a folder of images, {what}; written by `linvit new`, every value may be changed
+# {classes}
+# {count} images to train on, {held_out} held out; {sampled} looked at: shorter side {side} px (median), {measured}
+seed: 0
+model: {{name: {model}}}
+{init}: a run's folder, a checkpoint or a file of weights
+task: {{name: classification, label_smoothing: 0.1, channels_last: true}}
+optimizer: {{name: adamw, lr: {lr}, weight_decay: 0.05}}  # a lower lr where the loss jumps
+schedule: {{warmup_epochs: {warmup}, min_lr: {min_lr}}}
+data:
+  name: imagefolder
+  root: {root}
+  held_out: 0.2  # share of each class to evaluate on, where the folder has no train/ and val/ ...
+  split: 0  # ... and the seed that chooses it
+  size: {size}  # px: larger is slower and often more accurate
+  crop_pct: {crop_pct}
+  interpolation: {interpolation}
+  mean: {mean}  # of red, green and blue, {whose}
+  std: {std}
+  batch_size: {batch_size}  # halve it where memory runs out
+  auto_augment: rand-m9-mstd0.5-inc1  # null for none
+  crop_scale: {crop}  # share of the image that a random crop shows
+  horizontal_flip: 0.5  # 0 where left and right matter, as in digits or text
+  random_erasing: {erasing}
+  max_corrupt: {max_corrupt}  # so many unreadable images are left out before the run stops
+  num_workers: {num_workers}  # processes that read images
+trainer: {{max_epochs: {epochs}, precision: {precision}}}
+"""

@@ -1,0 +1,47 @@
+"""`linvit recipes`."""
+
+import argparse
+import json
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from linvit_cli.tables import show_pieces
+
+HELP = "List the recipes that come with linvit, or search them."
+WIDEST, INDENT = 100, "    "
+FACTS = ("published", "ours", "cost", "command")
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.usage = "linvit recipes [WORD ...] [--json]"
+    command.add_argument("words", metavar="WORD", nargs="*", help="only recipes with all these words, in more detail")
+    command.add_argument("--json", action="store_true", help="print one JSON list of all that the headers say")
+
+
+def run(options: argparse.Namespace) -> int:
+    from linvit.runs.bundled import recipes
+
+    rows = recipes(*options.words)
+    show_pieces([json.dumps(rows)] if options.json else _lines(rows, bool(options.words)))
+    return 0
+
+
+def _lines(rows: Sequence[Mapping[str, str]], in_detail: bool) -> Iterator[str]:
+    width = min(WIDEST, shutil.get_terminal_size().columns)
+    for row in rows:
+        yield f"{row['name']}\n{textwrap.fill(row['about'], width, initial_indent=INDENT, subsequent_indent=INDENT)}\n"
+        for fact in FACTS if in_detail else ():
+            first = f"{INDENT}{fact + ':':11}"
+            if row[fact]:
+                yield _filled(row[fact], first, width, " \\" if fact == "command" else "") + "\n"
+    count = "1 recipe" if len(rows) == 1 else f"{len(rows)} recipes"
+    more = "" if in_detail else " `linvit recipes WORD …` shows results, cost and command of those with these words."
+    yield "\n" + textwrap.fill(f"{count}. Train one with `linvit train NAME`.{more}", width)
+
+
+def _filled(text: str, first: str, width: int, end: str) -> str:
+    """The text behind its heading; every line but the last has the end, a command's backslash for example."""
+    options = {"initial_indent": first, "subsequent_indent": " " * len(first)}
+    lines = textwrap.wrap(text, width - len(end), break_long_words=False, break_on_hyphens=False, **options)
+    return f"{end}\n".join(lines)

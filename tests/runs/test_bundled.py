@@ -1,0 +1,72 @@
+import pytest
+
+from linvit.runs import bundled, recipes
+from linvit.runs.bundled import bundled_files, files_below, find_recipe, header, shown_name
+from linvit.runs.listing import list_recipes
+from linvit.runs.recipe import read_recipe
+from linvit.studies import compare
+
+DIGITS = "demo/ravlt_nano_digits"
+
+
+def test_a_name_is_found_from_every_folder_and_a_file_of_that_name_goes_before_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe(DIGITS) == bundled_files()[DIGITS]
+    assert read_recipe(DIGITS)["folder"] == "runs/ravlt_nano_digits"
+    (tmp_path / "demo").mkdir()
+    (tmp_path / DIGITS).write_text("seed: 5\n")
+    assert read_recipe(DIGITS)["seed"] == 5
+
+
+@pytest.mark.parametrize(
+    "name", ["demo/ravlt_nano_digit", f"recipes/{DIGITS}.yml", "ravlt_nano_digits", f"{DIGITS}.yaml", f"../{DIGITS}"]
+)
+def test_an_unknown_name_offers_the_nearest(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"no recipe at {name}: give .*Did you mean '{DIGITS}'\?"):
+        find_recipe(name)
+
+
+def test_recipes_to_build_on_are_no_recipes_to_train():
+    assert not [name for name in bundled_files() if name.rpartition("/")[2] == "base"]
+
+
+def test_a_wheel_keeps_them_inside_the_package(tmp_path, monkeypatch):
+    file = tmp_path / "linvit" / "recipes" / "demo" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("seed: 3\n")
+    monkeypatch.setattr(bundled, "PACKAGE", tmp_path / "linvit")
+    assert bundled_files() == {"demo/mine": file}
+    assert read_recipe("demo/mine")["seed"] == 3
+
+
+def test_every_word_must_stand_in_name_or_header():
+    rows = recipes("DEMO", "softmax")
+    assert [row["name"] for row in rows] == ["demo/softmax_nano_digits"]
+    assert len(recipes()) == len(bundled_files())
+    with pytest.raises(ValueError, match=r"No recipe has 'ravlt' and 'imagenett' .*Did you mean 'imagenet'\?"):
+        recipes("ravlt", "imagenett")
+
+
+def test_every_header_says_everything():
+    for row in recipes():
+        assert all(row.values()), row["name"]
+        assert f"linvit train {row['name']}" in row["command"]
+
+
+def test_a_header_may_say_nothing(tmp_path):
+    (tmp_path / "mine.yaml").write_text("seed: 0\n")
+    assert set(header(tmp_path / "mine.yaml").values()) == {""}
+
+
+def test_folders_and_rows_go_by_name_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [shown_name(file) for file in files_below("demo")][-1] == "demo/softmax_nano_digits"
+    (row,) = list_recipes([DIGITS])
+    assert (row["recipe"], row["published"]) == (DIGITS, "nothing (the split is ours)")
+
+
+def test_compare_says_so_before_it_trains(tmp_path):
+    with pytest.raises(ValueError, match=rf"Did you mean '{DIGITS}'"):
+        compare([DIGITS, "demo/ravlt_nano_digit"], tmp_path / "compared")
+    assert not (tmp_path / "compared").exists()

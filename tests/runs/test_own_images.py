@@ -1,0 +1,115 @@
+import os
+
+import pytest
+import torch
+import yaml
+from images_by_class import write_classes
+
+from linvit.analysis.cost import Cost
+from linvit.runs import load_run, new_recipe, own_images, train
+from linvit.runs.own_images import GIB, _batch_size
+from linvit.runs.recipe import Recipe, read_recipe
+
+SHORT = [
+    "trainer.max_epochs=1",
+    "trainer.limit_train_batches=1",
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return write_classes(tmp_path / "photos", {"ant": 10, "bee": 10})
+
+
+def test_the_recipe_trains_and_is_fine_tuned(photos, tmp_path):
+    written = new_recipe(tmp_path / "mine.yaml", "ravlt_nano", photos)
+    assert written.describe() == "2 classes, 16 images to train on, 4 held out; 32×32 px, 4 images in a batch"
+    run = train(written.path, SHORT, folder=tmp_path / "run")
+    assert run.evaluate()["images"] == 4
+    tuned = new_recipe(tmp_path / "tuned.yaml", "ravlt_nano", photos, init=run.folder)
+    before, after = (Recipe(read_recipe(path)).resolved() for path in (written.path, tuned.path))
+    assert after["init"] == str(run.folder)
+    assert after["optimizer"]["lr"] < before["optimizer"]["lr"]
+    assert after["trainer"]["max_epochs"] < before["trainer"]["max_epochs"]
+    assert after["data"]["mean"] == before["data"]["mean"]  # those of the run that it starts from
+    train(tuned.path, SHORT, folder=tmp_path / "tuned")
+
+
+def test_foreign_weights_keep_the_mean_of_their_training(photos, tmp_path):
+    torch.save(load_run(model="ravlt_nano", untrained=True).network.state_dict(), tmp_path / "weights.pth")
+    new_recipe(tmp_path / "mine.yaml", "ravlt_nano", photos, init=tmp_path / "weights.pth")
+    assert read_recipe(tmp_path / "mine.yaml")["data"]["mean"] == [0.485, 0.456, 0.406]
+    with pytest.raises(ValueError, match=r"weights in .*weights.pth do not fit"):
+        new_recipe(tmp_path / "other.yaml", "mavit_tiny", photos, init=tmp_path / "weights.pth")
+    with pytest.raises(FileNotFoundError, match=r"nowhere.pth does not exist"):
+        new_recipe(tmp_path / "other.yaml", "ravlt_nano", photos, init=tmp_path / "nowhere.pth")
+    assert not (tmp_path / "other.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "odd", ["a: b", "#", "it's", '"', "1e5", "- x", "{", "*", "no", "a\nseed: 1", "☃", "\udcff", "\x85"]
+)
+def test_names_of_any_kind_are_valid_yaml(odd, tmp_path):
+    root = write_classes(tmp_path / odd, {odd: 5, "bee": 5}, size=(32, 32))
+    written = new_recipe(tmp_path / "mine.yaml", "ravlt_nano", root)
+    values = read_recipe(written.path)
+    assert (values["data"]["root"], values["seed"]) == (str(root), 0)
+    assert set(written.images.counts) == {odd, "bee"}
+    assert Recipe(values).source().num_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("side", "model", "size"),
+    [(28, "mavit_tiny", 32), (90, "mavit_tiny", 96), (400, "mavit_tiny", 224), (40, "deit_tiny_rala", 224)],
+)
+def test_the_size_is_that_of_the_images_or_of_the_model(side, model, size, tmp_path):
+    root = write_classes(tmp_path / "photos", {"ant": 5, "bee": 5}, size=(side, side + 20))
+    written = new_recipe(tmp_path / "mine.yaml", model, root)
+    assert written.size == size
+    assert yaml.safe_load(written.path.read_text())["data"]["crop_pct"] == (0.875 if side == 400 else 1.0)
+
+
+def test_the_batch_fits_memory_and_images(monkeypatch):
+    cost = Cost(15_000_000, 2_400_000_000, 200_000_000)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for memory, count, size in ((140, 10**6, 128), (16, 10**6, 16), (140, 100, 16), (1, 10**6, 2), (140, 8, 2)):
+        monkeypatch.setattr(own_images, "_memory", lambda device, memory=memory: memory * GIB)
+        assert _batch_size(cost, count) == size
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(own_images, "_memory", lambda device: 140 * GIB)
+    assert _batch_size(cost, 10**6) == 32
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({}, "has no class folders in it"),
+        ({"ant": 0, "bee": 3}, "ant has no image files in it"),
+        ({"ant": 20}, "has one class, 'ant', expected two or more"),
+        ({"ant": 3, "bee": 2}, "has 3 images to train on, expected 8 or more"),
+        (None, "does not exist: set `data` to a folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_one_sentence(counts, message, tmp_path):
+    if counts is not None:
+        (tmp_path / "photos").mkdir()
+        write_classes(tmp_path / "photos", counts)
+    with pytest.raises(ValueError, match=message) as error:
+        new_recipe(tmp_path / "mine.yaml", "ravlt_nano", tmp_path / "photos")
+    assert "\n" not in str(error.value)
+    assert os.listdir(tmp_path) in ([], ["photos"])
+
+
+def test_nothing_is_overwritten_and_models_are_known(photos, tmp_path):
+    (tmp_path / "mine.yaml").write_text("precious")
+    with pytest.raises(ValueError, match=r"mine.yaml exists already"):
+        new_recipe(tmp_path / "mine.yaml", "ravlt_nano", photos)
+    assert (tmp_path / "mine.yaml").read_text() == "precious"
+    with pytest.raises(ValueError, match="did you mean 'ravlt_nano'"):
+        new_recipe(tmp_path / "other.yaml", "ravlt_nan", photos)
+    with pytest.raises(ValueError, match="`data` is empty"):
+        new_recipe(tmp_path / "other.yaml", "ravlt_nano", "")
+    with pytest.raises(OSError, match=r"The folder .*mine.yaml cannot be written"):
+        new_recipe(tmp_path / "mine.yaml" / "my.yaml", "ravlt_nano", photos)

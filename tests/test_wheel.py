@@ -1,0 +1,87 @@
+"""What a user has after `pip install`, in an empty folder: built, installed and used without the checkout."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"]
+SHORT += ["trainer.accelerator=cpu", "trainer.precision=32-true"]
+pytestmark = pytest.mark.slow
+
+
+def call(*command, **options):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    call(sys.executable, "-m", "pip", "wheel", ROOT, "--no-deps", "--no-build-isolation", "--no-index", "-w", folder)
+    (path,) = folder.glob("linvit-*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Runs a program of a fresh environment, which has the wheel and sees the libraries of this one, in any folder."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    (site,) = folder.glob("lib/*/site-packages")
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files are not read
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+
+    def run(program, *arguments, cwd):
+        return call(folder / "bin" / program, *arguments, cwd=cwd, env=environment)
+
+    run("python", "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    return run
+
+
+def test_the_wheel_holds_everything(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = [path for path in (ROOT / "linvit").rglob("*") if path.suffix in (".py", ".cpp", ".h", ".typed")]
+    assert len(files) > 200
+    assert {path.relative_to(ROOT).as_posix() for path in files} <= names
+    recipes = {f"linvit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "recipes").rglob("*.yaml")}
+    assert {name for name in names if name.endswith(".yaml")} == recipes
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if "test" in name or "__pycache__" in name]
+
+
+def test_recipes_train_and_new_work_in_an_empty_folder(installed, tmp_path):
+    module = Path(installed("python", "-c", "import linvit; print(linvit.__file__)", cwd=tmp_path).strip())
+    assert "site-packages" in module.parts
+    assert not module.is_relative_to(ROOT)
+    assert "demo/ravlt_nano_digits" in installed("linvit", "recipes", "demo", cwd=tmp_path)
+    installed("linvit", "train", "demo/ravlt_nano_digits", *SHORT, cwd=tmp_path)
+    assert (tmp_path / "runs" / "ravlt_nano_digits" / "checkpoints" / "last.ckpt").is_file()
+    generator = np.random.default_rng(0)
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = generator.integers(0, 255, (40, 50, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    installed("linvit", "new", "my.yaml", "--model", "mavit_nano", "--data", "photos", cwd=tmp_path)
+    installed("linvit", "train", "my.yaml", *SHORT, cwd=tmp_path)
+    assert "top-1" in installed("linvit", "eval", "runs/my", cwd=tmp_path)
+
+
+def test_demo_and_study_find_their_recipes(installed, tmp_path):
+    code = (
+        "from linvit.runs.bundled import bundled_folder;"
+        "from linvit.studies.papers import read_variants;"
+        "print(len(list((bundled_folder() / 'demo').glob('*_nano_digits.yaml'))),"
+        " len(read_variants(bundled_folder() / 'study')) > 20)"
+    )
+    assert installed("python", "-c", code, cwd=tmp_path) == "4 True\n"
