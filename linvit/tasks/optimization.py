@@ -129,17 +129,14 @@ class Schedule(Checked):
     power: Annotated[float, Range(above=0)] = 0.9
 
     def check_peak(self, optimizer: Optimizer) -> None:
-        """Raises ValueError where the way down would be a way up, as far as that is known before the batch is."""
-        if optimizer.lr_batch is None:
-            self._check_peak(optimizer.lr)
-
-    def _check_peak(self, lr: float) -> None:
-        if self.name != "steps" and self.min_lr > lr:
-            raise ValueError(f"`min_lr` is {self.min_lr:g}, above the peak learning rate of {lr:g}: set it lower.")
+        """Raises ValueError where the way down would be a way up; where the batch decides the rate, it may be one."""
+        if optimizer.lr_batch is None and self.name != "steps" and self.min_lr > optimizer.lr:
+            raise ValueError(
+                f"`min_lr` is {self.min_lr:g}, above the peak learning rate of {optimizer.lr:g}: set it lower."
+            )
 
     def build(self, optimizer: torch.optim.Optimizer, steps: int, steps_per_epoch: float) -> Scheduler:
-        """timm's scheduler over so many steps; raises ValueError for a min_lr above the optimizer's learning rate."""
-        self._check_peak(max(group["lr"] for group in optimizer.param_groups))
+        """timm's scheduler over so many steps."""
         warmup = round(self.warmup_epochs * steps_per_epoch) if self.warmup_steps is None else self.warmup_steps
         steps -= round(self.cooldown_epochs * steps_per_epoch)
         curve = {"t_initial": max(1, steps - warmup if self.warmup_first else steps), "lr_min": self.min_lr}

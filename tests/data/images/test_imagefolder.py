@@ -111,9 +111,9 @@ def test_a_share_of_all_is_for_evaluation_alone(photos):
         data.train_dataloader()
 
 
-@pytest.mark.parametrize(("share", "words"), [(0, "none of them is held out"), (-1, "share from 0 to 1")])
+@pytest.mark.parametrize(("share", "words"), [(0, "none of them is held out"), (-1, "a number from 0 to 1")])
 def test_a_share_that_holds_out_nothing_is_refused(photos, share, words):
-    with pytest.raises(ValueError, match=f"(?=.*{words}).*`held_out`"):
+    with pytest.raises(ValueError, match=rf"(?=.*{words}).*`held_out`"):
         source(photos, held_out=share).val_set()
 
 
