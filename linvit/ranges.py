@@ -123,7 +123,7 @@ def check(kind: type | Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def allows(annotation: Any, value: Any) -> bool:
-    """Whether a value is of the annotated kind and within its range; whatever is of no kind known here is allowed."""
+    """Whether a value is of the annotated kind and within its range; other annotations allow every value."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return allows(inner[0], value) and inner[1].holds(value)

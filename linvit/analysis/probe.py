@@ -21,7 +21,7 @@ from linvit.ops.weighting import Weights, token_weights
 
 MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
 KINDS = (Attention2d, ValueAttention, TokenAttention, Attention)
-"""The kinds of attention modules that can be looked at."""
+"""The kinds of attention modules that can be analyzed."""
 Inputs = Tensor | tuple[Tensor, ...]
 
 
@@ -120,7 +120,7 @@ def probe(network: nn.Module, inputs: Inputs, layers: Sequence[str] | None = Non
 
 
 def attention_layers(network: nn.Module) -> list[str]:
-    """The names of the attention modules that can be looked at, in the order of the network's modules.
+    """The names of the attention modules that can be analyzed, in the order of the network's modules.
 
     Raises:
         ValueError: if there are none.
@@ -135,7 +135,7 @@ def attention_layers(network: nn.Module) -> list[str]:
 
 
 def unseen_attention(network: nn.Module) -> list[str]:
-    """The kinds of attention modules in the network that cannot be looked at, by class name."""
+    """The kinds of attention modules in the network that cannot be analyzed, by class name."""
     classes = {type(module) for module in network.modules() if not isinstance(module, KINDS)}
     return sorted(kind.__name__ for kind in classes if "Attention" in kind.__name__ and "Block" not in kind.__name__)
 
@@ -215,6 +215,6 @@ def _token_grid(network: nn.Module, images: Tensor, tokens: int) -> tuple[tuple[
     if grid[0] * grid[1] + num_prefix != tokens:
         raise ValueError(
             f"The attention of this {type(network).__name__} got {tokens} tokens, but they are not a grid of patches:"
-            " only a ViT that keeps all its patches can be looked at."
+            " only a ViT that keeps all its patches can be analyzed."
         )
     return grid, num_prefix

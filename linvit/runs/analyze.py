@@ -41,7 +41,7 @@ class Analysis:
 
 @dataclass(frozen=True)
 class _View:
-    """What is looked at: a subject, images, names of layers, and the query's place, (height, width) in 0..1."""
+    """What is analyzed: a subject, images, names of layers, and the query's place, (height, width) in 0..1."""
 
     subject: Subject
     images: AnalyzedImages

@@ -96,7 +96,7 @@ def _look(root: Path) -> Survey:
         raise ValueError(f"{root} has {count} images to train on, expected {FEWEST_IMAGES} or more: add images.")
     if images.unreadable:
         logger.warning(
-            "%d of the %d images looked at cannot be read: %s",
+            "%d of the %d sampled images cannot be read: %s",
             len(images.unreadable),
             images.sampled,
             images.unreadable[0],
@@ -111,7 +111,7 @@ def _start(model: str, init: str | Path, num_classes: int) -> dict[str, Any]:
 
 
 def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
-    """Size and preparation of the images: those of the weights to start from, else as the images are."""
+    """Size and preparation of the images: as for the weights to start from, else as the images suggest."""
     default_size = config["input_size"][-1]
     if start is not None:
         size = start.get("size", (default_size, default_size))[0]
@@ -225,7 +225,7 @@ FINE_TUNING = {
 TEMPLATE = """\
 # A classifier for a folder of images, {what}; written by `linvit new`, every value may be changed
 # {classes}
-# {count} images to train on, {held_out} held out; {sampled} looked at: shorter side {side} px (median), {measured}
+# {count} images to train on, {held_out} held out; {sampled} measured: shorter side {side} px (median), {measured}
 seed: 0
 model: {{name: {model}}}
 {init}: a run's folder, a checkpoint or a file of weights
@@ -247,7 +247,7 @@ data:
   crop_scale: {crop}  # share of the image that a random crop shows
   horizontal_flip: 0.5  # 0 where left and right matter, as in digits or text
   random_erasing: {erasing}
-  max_corrupt: {max_corrupt}  # so many unreadable images are left out before the run stops
+  max_corrupt: {max_corrupt}  # unreadable images that are left out; the run stops at one more
   num_workers: {num_workers}  # processes that read images
 trainer: {{max_epochs: {epochs}, precision: {precision}}}
 """

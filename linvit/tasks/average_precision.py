@@ -27,7 +27,7 @@ def average_precision(
     Args:
         ground_truth: Content of a COCO file.
         results: Entries of a COCO results file.
-        image_ids: The images that were looked at.
+        image_ids: The evaluated images.
         kind: "bbox" or "segm", whichever overlap counts.
     """
     evaluation = _evaluation(ground_truth, results, image_ids, kind)

@@ -19,8 +19,9 @@ LEAST_STD = 0.02  # of images of one colour, which would be divided by zero
 class Survey:
     """A folder of images.
 
-    counts: images to train on by class. held_out: images that are not. sampled: images looked at. side: median of their
-    shorter sides in pixels. mean, std: of their red, green and blue in 0..1. unreadable: a sentence for each that is.
+    counts: number of training images of each class. held_out: number of validation images. sampled: how many training
+    images were measured. side: median of their shorter sides in pixels. mean, std: of their red, green and blue values
+    in 0..1. unreadable: a sentence for each sampled image that cannot be read.
     """
 
     counts: dict[str, int]
@@ -33,9 +34,9 @@ class Survey:
 
 
 def survey(source: ImageFolder, sample: int = SAMPLE) -> Survey:
-    """Looks at an image folder, at most `sample` of its training images evenly over the classes.
+    """Counts the images of a folder and measures up to `sample` training images, evenly chosen over the classes.
 
-    Raises ValueError for a folder that is no image folder, and where none of the images looked at can be read.
+    Raises ValueError if the folder cannot be used for training, or if none of the sampled images can be read.
     """
     files = source.files("train")
     counts = Counter(source.class_names[place] for _, place in files)
@@ -52,7 +53,7 @@ def survey(source: ImageFolder, sample: int = SAMPLE) -> Survey:
         means.append(pixels.mean(0))
         squares.append((pixels**2).mean(0))
     if not sides:
-        raise ValueError(f"None of the {len(paths)} images looked at in {source.root} can be read. {unreadable[0]}")
+        raise ValueError(f"None of the {len(paths)} sampled images in {source.root} can be read. {unreadable[0]}")
     mean = np.mean(means, 0)
     std = np.sqrt(np.maximum(np.mean(squares, 0) - mean**2, LEAST_STD**2))
     rounded = [tuple(round(float(value), 4) for value in values) for values in (mean, std)]
