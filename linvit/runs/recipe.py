@@ -138,7 +138,7 @@ class Recipe:
             self.config = self._parser.parse_object(values)
         except (jsonargparse.ArgumentError, ValueError, TypeError) as error:
             raise ValueError(_reason(error)) from error
-        # 1 is a batch and 1.0 are all; which of the two jsonargparse makes of 1 depends on the order of imports
+        # Lightning reads 1 as one batch, 1.0 as all; which one jsonargparse makes of 1 depends on the order of imports
         self._whole = {key: value for key, value in values.get("trainer", {}).items() if type(value) is int}
         self._check_together()
 

@@ -100,8 +100,8 @@ def _hold_out_the_same(run: "Run", source: ImageFolder, trained_on: str | None) 
         source.held_out = 1
     else:
         logger.warning(
-            "The images in %s are others than when the run was trained: some that are held out now may have been"
-            " trained on.",
+            "The images in %s have changed since the run was trained: some that are held out now may have been used"
+            " for training.",
             source.root,
         )
 
