@@ -192,6 +192,6 @@ def test_a_changed_folder_is_named(undivided, tmp_path, caplog):
     try:
         assert caplog.messages == []
         assert len(run.source(data).files("val")) == len(source.files("val"))
-        assert "others than when the run was trained" in caplog.text
+        assert "have changed since the run was trained" in caplog.text
     finally:
         (data / "dark" / "more.png").unlink()
