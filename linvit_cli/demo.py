@@ -19,5 +19,5 @@ def run(options: argparse.Namespace) -> int:
 
     comparison = demo(options.recipes, options.folder, options.workers, lambda line: print(line, flush=True))
     show_rows([comparison.cells(row) for row in comparison.rows], left=2, title="Handwritten digits, held-out images")
-    print(f"{options.folder / PAGE} is the page to look at.")
+    print(f"Report: {options.folder / PAGE}")
     return 0

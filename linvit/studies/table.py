@@ -10,6 +10,7 @@ from typing import Any
 
 from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import markdown_table
+from linvit.analysis.report import short_commit
 from linvit.files import replacing, write_json
 from linvit.studies.figures import over_figure
 from linvit.studies.statistics import Estimate
@@ -157,12 +158,6 @@ def about_line(about: Mapping[str, Any]) -> str:
         f"torch {about['packages']['torch']}, commit {short_commit(about)}",
     ]
     return f"*{'; '.join(facts)}.*"
-
-
-def short_commit(about: Mapping[str, Any]) -> str:
-    """Seven digits of the commit, with `-dirty` where files differ from it."""
-    commit = about["commit"] or "unknown"
-    return commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def _difference(row: Row, baseline: str, digits: int) -> tuple[str, str]:
