@@ -13,9 +13,10 @@ LOSSES = {"train_loss": "training", "val_loss": "validation", "ema_loss": "valid
 
 
 def training_curve(rows: Sequence[Mapping[str, float]], measures: Measured) -> Figure:
-    """A panel for the losses, one for each panel that the measures name, and one for the learning rate.
+    """Panels for the losses, the measures and the learning rate over the epochs.
 
-    rows: those of a run's metrics.csv, as `Run.metrics` gives them. A panel without a finite value is left out.
+    rows: one for each epoch, as in `Run.metrics`. measures: their `panel` says where they are drawn. Panels without a
+    finite value are left out.
     """
     panels = [(label, lines) for label, factor, names in _panels(measures) if (lines := _lines(rows, factor, names))]
     figure, grid = panel_grid(len(panels), 3, 2.4)
@@ -42,7 +43,7 @@ def _lines(
 
 
 def _panels(measures: Measured) -> list[tuple[str, int, dict[str, str]]]:
-    """(label of the axis, factor, column → words) of every panel."""
+    """(axis label, factor, column → words) of every panel."""
     panels: dict[str, tuple[str, int, dict[str, str]]] = {"loss": ("loss", 1, dict(LOSSES))}
     for name, measure in measures.items():
         if measure.panel in (None, "loss"):
@@ -54,5 +55,5 @@ def _panels(measures: Measured) -> list[tuple[str, int, dict[str, str]]]:
 
 
 def write_training_curve(rows: Sequence[Mapping[str, float]], measures: Measured, path: Path) -> None:
-    """Writes training_curve as a PNG file, whatever the file is called."""
+    """Writes the figure of `training_curve` as PNG, whatever the suffix of path."""
     training_curve(rows, measures).savefig(path, format="png", dpi=110)

@@ -1,4 +1,4 @@
-"""A self-contained HTML page: tables and figures in one file that opens anywhere."""
+"""HTML pages with tables and figures, each in a single file without links to others."""
 
 import base64
 import html
@@ -31,12 +31,12 @@ img { max-width: max(100%, 40rem); background: #fff; padding: .4rem; border-radi
 footer { margin-top: 3rem; padding-top: .6rem; border-top: 1px solid var(--line); font-size: .85rem; }
 pre { background: var(--block); padding: .6rem 1rem; overflow-x: auto; white-space: pre-wrap; }
 """
-LONG = 30  # characters from which a cell may be broken into lines
+LONG = 30  # characters: longer cells may be broken into lines
 NUMBER = re.compile(r"[-+–\d.,:%×eE ]*")
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows as an HTML table, with the columns of all of them; it scrolls where it is wider than the page."""
+    """Rows as an HTML table with the columns of all rows; it scrolls if it is wider than the page."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[str(row.get(column, "–")) for column in columns] for row in rows]
     words = [
@@ -56,17 +56,17 @@ def _cell(kind: str, text: str, words: bool) -> str:
 
 
 def figure_image(figure: Figure, description: str) -> str:
-    """A figure as an image inside the page."""
+    """A figure as an embedded image; description is its alternative text."""
     return svg_image(svg(figure), description)
 
 
 def svg_image(image: str, description: str) -> str:
-    """The text of an SVG image as an image inside the page."""
+    """An SVG image, given as text, as an embedded image."""
     return _image(image.encode(errors="backslashreplace"), "svg+xml", description)
 
 
 def pixel_image(pixels: Tensor, description: str) -> str:
-    """uint8 (3, height, width) as an image inside the page."""
+    """uint8 (3, height, width) as an embedded image."""
     buffer = io.BytesIO()
     to_pil_image(pixels).save(buffer, format="JPEG", quality=88, subsampling=0)
     return _image(buffer.getvalue(), "jpeg", description)
@@ -83,16 +83,16 @@ def paragraph(text: str) -> str:
 
 
 def preformatted(text: str) -> str:
-    """Plain text with its lines and spaces as they are."""
+    """Plain text with its line breaks and spaces."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
 def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Write the page, whole or not at all, with a footer that says when, by which code and on which machine.
+    """Writes a page, whole or not at all; its footer gives date, commit and machine.
 
     Args:
         path: the file to write.
-        title: heading of the page, which says what it is about.
+        title: heading of the page.
         sections: heading and HTML parts of each section.
     """
     body = "".join(f"<h2>{html.escape(heading)}</h2>{''.join(parts)}" for heading, parts in sections)
@@ -103,7 +103,7 @@ def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[st
         f"<body><h1>{html.escape(title)}</h1>{body}<footer>{html.escape(_origin())}</footer></body></html>\n"
     )
     with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # file names may be no Unicode
+        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # names of files may not be UTF-8
 
 
 def short_commit(about: Mapping[str, Any]) -> str:
