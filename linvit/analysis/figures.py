@@ -24,9 +24,11 @@ OTHER = "black"  # the colour of a name without a mechanism
 
 
 def colour_of(name: str) -> str:
-    """The colour of the mechanism that a name holds, `stdlib_bytes_mala` for example; black where it holds none."""
-    held = [mechanism for mechanism in MECHANISMS if f"_{mechanism}_" in f"_{name}_"]
-    return MECHANISMS[max(held, key=len)].colour if held else OTHER
+    """The colour of the first mechanism in a name such as `stdlib_bytes_mala` or `rala_softmax`; black without one."""
+    places = {mechanism: f"_{name}_".find(f"_{mechanism}_") for mechanism in MECHANISMS}
+    held = [mechanism for mechanism, place in places.items() if place >= 0]
+    first = min(held, key=lambda mechanism: (places[mechanism], -len(mechanism)), default=None)
+    return OTHER if first is None else MECHANISMS[first].colour
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from linvit.analysis.figures import SMALL, WIDTH, colour_of, colours_of, literal
 if TYPE_CHECKING:
     from linvit.studies.table import Row
 
-LINES = (("#555555", "--"), ("#E69F00", ":"))
+LINES = ("--", ":")
 
 
 def over_figure(rows: Sequence["Row"], key: str, words: str) -> Figure:
@@ -48,9 +48,11 @@ def group_figure(rows: Sequence["Row"], baselines: Sequence[str], words: str) ->
     for panel, (group, members) in zip(panels, groups.items(), strict=True):
         _draw_group(panel, members)
         panel.set_title(group, loc="left", fontsize=SMALL)
-        for name, (tone, style) in zip(baselines, LINES, strict=False):
+        for name, style in zip(baselines, LINES, strict=False):
             place = next((row.mean.mean for row in rows if row.name == name), math.nan)
-            panel.axvline(place, color=tone, linestyle=style, linewidth=1, label=literal(f"mean of {name}"), zorder=0)
+            panel.axvline(
+                place, color=colour_of(name), linestyle=style, linewidth=1, label=literal(f"mean of {name}"), zorder=0
+            )
     panels[-1].set_xlabel(words)
     panels[-1].set_xlim(*_limits(rows))
     handles, labels = panels[0].get_legend_handles_labels()

@@ -23,6 +23,7 @@ BASELINES = ("softmax", "linear")
 PREFIX = "deit_tiny_"
 TAKEN_APART = ("rala", "mala")
 STEM = "study"
+COUNTED = {HOLDS: "hold", FAILS: "do not hold", UNCLEAR: "are undecided"}
 BEGIN, END = "<!-- study:begin -->", "<!-- study:end -->"
 
 ABOUT = """This is a stand-in for ImageNet: small DeiT networks on {data} at {size[0]}×{size[1]} px, with
@@ -53,20 +54,19 @@ class Study:
     first: Mapping[str, Inside]
 
     def to_markdown(self) -> str:
-        """The whole section, headings of third level, with the figures that `save` writes."""
+        """The whole section, with headings of third level and the figures that `save` writes; the claims come first."""
         comparison, about = self.comparison, self.comparison.about
-        blocks = [ABOUT.format(**about), f"![Accuracy of every variant]({STEM}.svg)", ABOUT_TABLE]
-        blocks = [" ".join(block.split()) for block in blocks]
+        counts = Counter(verdict.outcome for verdict in self.verdicts)
+        total = ", ".join(f"{counts[outcome]} {words}" for outcome, words in COUNTED.items())
+        claims = [[v.claim.statement, v.claim.source, "<br>".join(v.measured), v.outcome] for v in self.verdicts]
+        blocks = [f"Of {len(claims)} claims {total}.", _joined(ABOUT.format(**about)), "### Claims"]
+        blocks += [markdown_table(["claim", "source", "measured", "verdict"], claims, left=4)]
+        blocks += [_joined(ABOUT_CLAIMS.format(margin=MARGIN)), about_line(about)]
+        blocks += ["### Accuracy", f"![Accuracy of every variant]({STEM}.svg)", _joined(ABOUT_TABLE)]
         for group in dict.fromkeys(row.group for row in comparison.rows):
-            blocks += [f"### {group}", comparison.table([row for row in comparison.rows if row.group == group])]
+            blocks += [f"#### {group}", comparison.table([row for row in comparison.rows if row.group == group])]
         if self.first:
             blocks += [inside.section(self.numbers, self.first), about_line(about)]
-        counts = Counter(verdict.outcome for verdict in self.verdicts)
-        total = ", ".join(f"{outcome} {counts[outcome]}" for outcome in (HOLDS, FAILS, UNCLEAR))
-        claims = [[v.claim.statement, v.claim.source, "<br>".join(v.measured), v.outcome] for v in self.verdicts]
-        blocks += ["### Claim by claim", " ".join(ABOUT_CLAIMS.format(margin=MARGIN).split())]
-        blocks += [f"Of {len(claims)} claims: {total}."]
-        blocks += [markdown_table(["claim", "source", "measured", "verdict"], claims, left=4), about_line(about)]
         return "\n\n".join(blocks) + "\n"
 
     def save(self, folder: str | Path) -> Path:
@@ -126,6 +126,11 @@ def study(
         for figure in folder.glob(f"{STEM}*.svg"):
             shutil.copyfile(figure, Path(write).parent / figure.name)
     return result
+
+
+def _joined(text: str) -> str:
+    """One line."""
+    return " ".join(text.split())
 
 
 def read_variants(recipes: Path) -> list[Plan]:

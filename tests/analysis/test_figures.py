@@ -52,6 +52,12 @@ def test_a_mechanism_has_one_colour_in_every_name(name, form):
     assert colour_of(form.format(name)) == MECHANISMS[name].colour
 
 
+def test_the_first_mechanism_in_a_name_counts():
+    assert colour_of("rala_softmax") == colour_of("rala") != colour_of("rala_mala")
+    assert colour_of("softmax_unit_query") != colour_of("softmax") == colour_of("softmax_gated")
+    assert colour_of("ravlt_nano") == "black"
+
+
 def test_different_names_have_different_colours():
     names = ["mala", "mala_exp", "other", "softmax", "mala"]
     colours = colours_of(names)

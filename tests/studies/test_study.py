@@ -59,7 +59,7 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     assert text.startswith("a page\n\n" + BEGIN)
     assert text.endswith(END + "\nits end\n")
     assert "| `linear` |" in text
-    assert "### Claim by claim" in text
+    assert "### Claims" in text
     assert "\nold\n" not in text
     assert (tmp_path / "study.svg").read_bytes() == (folder / "study.svg").read_bytes()
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
