@@ -93,7 +93,7 @@ def confusion_matrix(confusion: Tensor, class_names: Sequence[str]) -> Figure:
     places = wrong.argsort(descending=True, stable=True)[:CONFUSED].sort().values
     rows = 100 * (counts / counts.sum(1, keepdim=True))[places][:, places]
     names = [_short(class_names[place]) for place in places.tolist()]
-    side = 1.8 + (0.36 if len(names) <= WRITTEN else 0.2) * len(names)
+    side = 1.8 + (0.36 if len(names) <= WRITTEN else 0.19) * len(names)
     figure, axes = subplots((side + 0.8, side))
     axes.grid(visible=False)
     image = axes.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=100)

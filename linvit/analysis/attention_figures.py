@@ -25,7 +25,7 @@ MATRIX_LABELS = {
     STATE: "KV state",
     MIXED: "attention's output",
     LOCAL: "+ local term (LePE)",
-    MODULATED: "× modulation φ(x)",
+    MODULATED: "× gate φ(x)",
 }
 RANK_TITLES = {
     "rank": "rank, torch's default\nfor float32",
@@ -63,9 +63,9 @@ def colour_of(mechanism: str) -> str:
 
 
 def rank_figure(measured: Sequence[Measured]) -> Figure:
-    """Every measure of rank side by side over the layers, one line for each matrix; shaded: one standard deviation.
+    """A panel for each measure of rank over the layers, with a line for each matrix, shaded by one standard deviation.
 
-    measured: from `measure_ranks`. Dashed: the largest possible rank; squares: the layer's mechanism.
+    measured: from `measure_ranks`. Dashed line: the largest possible rank; squares: the layer's mechanism.
     """
     layers = layers_of(measured)
     figure, panels = panel_grid(len(RANK_TITLES), 3, 2.5)
@@ -192,7 +192,7 @@ def readout_figure(measured: Sequence[Measured]) -> Figure:
 
 
 def magnitude_figure(measured: Sequence[Measured]) -> Figure:
-    """Every layer's own mechanism with its queries scaled: a line for each layer, paler for earlier ones.
+    """Every layer with its own mechanism as its queries grow: a line for each layer, paler for earlier ones.
 
     measured: from `measure_magnitude`.
     """
@@ -243,7 +243,7 @@ def _dots(axes: Axes, row: int, layers: Sequence[Layer], entries: Sequence[Measu
 
 
 def layers_of(measured: Sequence[Measured]) -> list[Layer]:
-    """The layers that were measured, each once, in order."""
+    """The measured layers in order, each once."""
     return list(dict.fromkeys(entry.layer for entry in measured))
 
 
@@ -290,7 +290,7 @@ def _at_magnitude(entry: Measured, measure: str) -> float:
 
 
 def _draw_map(axes: Axes, image: Tensor, score_map: Map) -> None:
-    """The photo in grey, coloured where the scores are large."""
+    """The image in grey, coloured where the scores are large."""
     grey = image.mean(-1) if image.dim() == 3 else image
     height, width = grey.shape
     where = (0, width, height, 0)

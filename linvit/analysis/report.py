@@ -32,7 +32,7 @@ footer { margin-top: 3rem; padding-top: .6rem; border-top: 1px solid var(--line)
 pre { background: var(--block); padding: .6rem 1rem; overflow-x: auto; white-space: pre-wrap; }
 """
 LONG = 30  # characters: longer cells may be broken into lines
-NUMBER = re.compile(r"[-+–\d.,:%×eE ]*")
+NUMBER = re.compile(r"–?|(?=.*\d)[-+–±×\d.,:%eE<>\[\] ]*(?:[kMG]|ms|s|px|MiB)?")
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
