@@ -262,7 +262,7 @@ def _write_page(path: Path, run: Run, view: _View, results: dict[str, _Result]) 
         sections.append((result.title, parts))
     files = ", ".join(f"{name}.csv, {name}.json" for name in results)
     sections.append(("Numbers", [paragraph(f"Every number of these figures is in files beside this page: {files}.")]))
-    write_page(path, f"Attention of {run.name}, run {run.folder}", sections)
+    write_page(path, f"Attention of {run.name}, run {run.folder.resolve().name}", sections)
 
 
 def _layer_table(view: _View) -> list[dict[str, Any]]:

@@ -35,5 +35,5 @@ def write_report(
     sections += run.spec.sections(run, source)
     if len(measures.by_weights) > 1:
         sections[0][1].append(paragraph(f"All sections below are about the {run.weights}."))  # type: ignore[attr-defined]
-    write_page(page, f"{run.name}, run {run.folder}", sections)
+    write_page(page, f"{run.name}, run {run.folder.resolve().name}", sections)
     return page
