@@ -2,6 +2,9 @@
 
 import ctypes
 import platform
+from typing import Annotated
+
+from linvit.ranges import Range, check
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 
@@ -20,10 +23,9 @@ def keep_memory(limit: int = 1 << 30) -> bool:
         Whether the C library took the setting; False where there is no glibc.
 
     Raises:
-        ValueError: unless limit is from 1 to 2³¹ - 1, what the C library can hold.
+        ValueError: unless limit is a whole number from 1 to 2³¹ - 1, the most that the C library takes.
     """
-    if not 0 < limit < 1 << 31:
-        raise ValueError(f"keep_memory: limit is {limit} bytes, expected 1 to {(1 << 31) - 1}: choose one in between")
+    check({"limit": Annotated[int, Range(1, (1 << 31) - 1)]}, {"limit": limit})
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

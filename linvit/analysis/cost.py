@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from linvit.arguments import check_network, form
+from linvit.ranges import Count, check
+
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 
@@ -27,12 +30,19 @@ def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
     """Counts one forward pass of a copy on the CPU, all zeros, for input_size (channels, height, width).
 
     The network itself may live anywhere, the meta device included, and stays as it is.
+
+    Raises:
+        TypeError: if `network` is not a module.
+        ValueError: if `input_size` is not three whole numbers from 1.
     """
+    check_network("network", network)
+    check({"input_size": tuple[Count, Count, Count]}, {"input_size": input_size})
     return count_batch(network, torch.zeros(1, *input_size, dtype=next(network.parameters()).dtype))
 
 
 def count_batch(network: nn.Module, *inputs: Tensor) -> Cost:
     """As count_cost, for inputs on the CPU."""
+    _check(network, inputs)
     twin = copy.deepcopy(network).to("meta").to_empty(device="cpu").eval()
     with torch.no_grad():
         for tensor in (*twin.parameters(), *twin.buffers()):
@@ -42,7 +52,8 @@ def count_batch(network: nn.Module, *inputs: Tensor) -> Cost:
 
 def count_pass(network: nn.Module, *inputs: Tensor) -> Cost:
     """Counts what the network as it stands does with its inputs, on whatever device they are."""
-    counter = FlopCounterMode(display=False, depth=None)
+    _check(network, inputs)
+    counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         network(*inputs)
     root = type(network).__name__
@@ -52,3 +63,9 @@ def count_pass(network: nn.Module, *inputs: Tensor) -> Cost:
     in_layers = sum(sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name in layers)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return Cost(parameters, in_layers // 2, (counter.get_total_flops() - in_layers) // 2)
+
+
+def _check(network: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    check_network("network", network)
+    for index, x in enumerate(inputs):
+        form(f"inputs[{index}]", x)

@@ -10,6 +10,7 @@ from linvit.layers.checks import known
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import DETECTORS, FRAMEWORKS
 from linvit.models.dense.retinanet import RetinaNet
+from linvit.ranges import check
 
 DETECTION_SIZE = (800, 1280)
 SEGMENTATION_SIZE = (512, 2048)
@@ -29,8 +30,9 @@ def count_dense_cost(framework: str, backbone: str, **kwargs) -> Cost:
         kwargs: arguments of the backbone.
 
     Raises:
-        ValueError: for an unknown framework.
+        ValueError: for an unknown framework, or names that are not text.
     """
+    check({"framework": str, "backbone": str}, {"framework": framework, "backbone": backbone})
     known("framework", framework, FRAMEWORKS)
     size = DETECTION_SIZE if framework in DETECTORS else SEGMENTATION_SIZE
     network = _backbone(backbone, tuple(sorted(kwargs.items())))

@@ -12,6 +12,7 @@ the mean similarity gets a negative score from a = (σ_j/S) / (S/N - σ_j) on.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 from linvit.analysis.measured import Gathered, Layer, Measured, Values, gather
 from linvit.analysis.probe import Inputs, Probe
 from linvit.analysis.scores import evenly, one_image, scaled, score_measures, score_rows
+from linvit.arguments import kind
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.operator import Operands
+from linvit.ranges import Range, check
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 QUERIES = 64  # of an image, evenly chosen
@@ -47,6 +50,8 @@ def measure_magnitude(
     Args and raises as in `measure_ranks`.
     """
 
+    _check_factors(factors)
+
     def measures(probe: Probe) -> Values:
         for index in range(len(probe.operands.query)):
             operands = _double(one_image(probe.operands, index))
@@ -64,6 +69,9 @@ def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[M
     query's scores from the largest to the smallest, mean over the queries, (images, heads, keys). The paper writes MALA
     without the factor 1/(N·√width) of the released code; PAPER_SCALE is that form.
     """
+    if not isinstance(probe, Probe):
+        raise TypeError(f"`probe` is {kind(probe)}, expected a Probe: make it with linvit.analysis.probe.probe")
+    _check_factors(factors)
     gathered = Gathered()
     for index in range(len(probe.operands.query)):
         operands = replace(_double(one_image(probe.operands, index)), rotary=None)
@@ -74,6 +82,12 @@ def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[M
             for factor, values in zip(factors, measures.values(), strict=True):
                 gathered.add(Layer.of(probe), {"readout": name, "factor": factor}, values)
     return gathered.result()
+
+
+def _check_factors(factors: Sequence[float]) -> None:
+    check({"factors": Sequence[Annotated[float, Range(above=0)]]}, {"factors": factors})
+    if len(factors) == 0:
+        raise ValueError("`factors` is empty, expected one number or more")
 
 
 def _by_factor(operands: Operands, factors: Sequence[float]) -> dict[float, dict[str, Tensor]]:

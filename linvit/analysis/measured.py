@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from linvit.analysis.arguments import check_batches
 from linvit.analysis.probe import Inputs, Probe, visit
 
 Values = Iterable[tuple[Mapping[str, object], Mapping[str, Tensor]]]
@@ -92,6 +93,7 @@ def gather(
 
     measure: called with each Probe; conditions with their values, (images, heads, …). Others as in `measure_ranks`.
     """
+    check_batches(batches)
     gathered = Gathered()
 
     def look(probe: Probe) -> None:

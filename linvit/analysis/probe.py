@@ -10,6 +10,9 @@ from timm.layers import Attention, PatchEmbed
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from linvit.analysis.arguments import Inputs as Inputs
+from linvit.analysis.arguments import as_tuple, check_layers
+from linvit.arguments import check_network, kind
 from linvit.layers.attention import Attention2d
 from linvit.layers.mixer import ValueAttention
 from linvit.layers.operator import AttentionSteps, Operands, merged
@@ -22,7 +25,6 @@ from linvit.ops.weighting import Weights, token_weights
 MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
 KINDS = (Attention2d, ValueAttention, TokenAttention, Attention)
 """The kinds of attention modules that can be analyzed."""
-Inputs = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,15 @@ def visit(
         layers: names of the layers to show, as in attention_layers; all by default.
 
     Raises:
+        TypeError: if `network`, `inputs`, `look` or `layers` are of another type.
         ValueError: if the network has no attention of these kinds, no layer of one of these names, or takes a different
             number of inputs.
     """
     known = attention_layers(network)
     chosen = known if layers is None else _chosen(layers, known)
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    inputs = as_tuple(inputs)
+    if not callable(look):
+        raise TypeError(f"`look` is {kind(look)}, expected a function of a Probe")
     _check_number(network, inputs)
     handles = [_watched(network, name, look, inputs[0]) for name in chosen]
     training = network.training
@@ -123,8 +128,10 @@ def attention_layers(network: nn.Module) -> list[str]:
     """The names of the attention modules that can be analyzed, in the order of the network's modules.
 
     Raises:
+        TypeError: if `network` is not a module.
         ValueError: if there are none.
     """
+    check_network("network", network)
     names = [name for name, module in network.named_modules() if isinstance(module, KINDS)]
     if not names:
         raise ValueError(
@@ -142,15 +149,12 @@ def unseen_attention(network: nn.Module) -> list[str]:
 
 def one_by_one(inputs: Inputs) -> Iterator[Inputs]:
     """The inputs of each image of a batch, every argument of which has the batch first."""
-    batch = inputs if isinstance(inputs, tuple) else (inputs,)
-    for images in zip(*(x.split(1) for x in batch), strict=True):
+    for images in zip(*(x.split(1) for x in as_tuple(inputs)), strict=True):
         yield images if isinstance(inputs, tuple) else images[0]
 
 
 def _chosen(layers: Sequence[str], known: list[str]) -> list[str]:
-    for name in layers:
-        if name not in known:
-            raise ValueError(f"The network has no attention layer {name!r}, but {', '.join(known)}: choose among them.")
+    check_layers(layers, known)
     return [name for name in known if name in layers]
 
 

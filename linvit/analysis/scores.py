@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from linvit.analysis.arguments import check_matrix
 from linvit.analysis.measured import Layer, Measured, Values, gather
 from linvit.analysis.probe import Inputs, Probe, mapped, one_by_one, visit
 from linvit.layers.operator import Operands
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 from linvit.ops.state import summarize
+from linvit.ranges import Share, check
 
 ROWS = 512  # of a matrix are measured
 LARGEST = 2**25  # entries that are in memory at once
@@ -25,7 +27,12 @@ def entropy(scores: Tensor) -> Tensor:
 
     Returns:
         (…), between 0 and log(keys); 0 for a row of zeros.
+
+    Raises:
+        TypeError: if `scores` is not a tensor.
+        ValueError: if it is not a floating-point tensor with keys.
     """
+    check_matrix("scores", scores, axes=1)
     mass = scores.abs()
     total = mass.sum(-1, keepdim=True)
     share = torch.where(total > 0, mass / total.clamp_min(torch.finfo(mass.dtype).tiny), 0)
@@ -37,7 +44,12 @@ def score_measures(scores: Tensor) -> dict[str, Tensor]:
 
     entropy: of |A|/Σ|A|, in nats. entropy_share: over log(keys), its largest possible value. negative_share: how many
     of the entries are below zero. negative_mass: their part of Σ|A|. row_sum: Σ_j A_ij. largest: of |A|/Σ|A|.
+
+    Raises:
+        TypeError: if `scores` is not a tensor.
+        ValueError: if it is not a floating-point tensor of four axes.
     """
+    check_matrix("scores", scores, axes=4)
     rows = entropy(scores)
     mass = scores.abs().sum(-1)
     safe = mass.clamp_min(torch.finfo(scores.dtype).tiny)
@@ -161,8 +173,9 @@ def score_maps(
     """For each image, the row of the token that covers a point, in every attention over more than one token.
 
     point: (height, width), each from 0 to 1 of the image. Maps come in the network's order, the class token left out of
-    them. Other arguments and errors as in `visit`.
+    them. Other arguments and errors as in `visit`; a point outside of the image is a ValueError.
     """
+    check({"point": tuple[Share, Share]}, {"point": point})
     maps_of_images: list[list[Map]] = []
     for image in one_by_one(inputs):
         maps: list[Map] = []

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from linvit.arguments import check_network
 from linvit.fusion import care, pyramid, timm_layers
 
 FOLDS: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {**timm_layers.FOLDS, **pyramid.FOLDS, **care.FOLDS}
@@ -30,13 +31,15 @@ def fuse(model: nn.Module) -> nn.Module:
         copies of such a model. It stays in eval mode: `.train()` is a ValueError.
 
     Raises:
+        TypeError: if `model` is not a module.
         ValueError: if the model, or a module in it, is in train mode.
     """
+    check_network("model", model)
     training = [name or "the model" for name, module in model.named_modules() if module.training]
     if training:
         raise ValueError(
-            f"fuse: {training[0]} is in train mode, where batch statistics and drop paths cannot be folded; "
-            "expected eval mode: call model.eval() first"
+            f"`model` cannot be fused: {training[0]} is in train mode, where batch statistics and drop paths cannot be "
+            "folded, expected eval mode: call model.eval() first"
         )
     with torch.no_grad():
         fused = _folded(deepcopy(model), {}).eval().requires_grad_(False)

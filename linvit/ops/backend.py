@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linvit.arguments import kind
+
 BACKENDS = ("auto", "torch", "triton", "cpp")
 
 
@@ -19,10 +21,13 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     Triton kernels have passed their tests in Triton's interpreter, and have not run on a GPU.
 
     Raises:
+        TypeError: if `backend` is not a string.
         ValueError: for an unknown backend, or one that cannot run; the message says why.
     """
+    if not isinstance(backend, str):
+        raise TypeError(f"`backend` is {kind(backend)}, expected one of {', '.join(BACKENDS)}")
     if backend not in BACKENDS:
-        raise ValueError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
+        raise ValueError(f"`backend` is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "torch" or (backend == "auto" and built_for_cpu() is None):
         return None
     home = _kernels() if backend == "triton" else _kernels().cpu
@@ -32,7 +37,7 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
         return kernel
     if backend == "auto":
         return None
-    raise ValueError(f"backend={backend!r} cannot run: {reason}; use 'auto' or 'torch'")
+    raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
 
 
 def built_for_cpu() -> ModuleType | None:

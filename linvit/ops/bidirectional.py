@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linvit.arguments import is_traced
 from linvit.ops.feature_map import FeatureMap, sees_one_token
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary, rotate
-from linvit.ops.state import State, merge, read, summarize
+from linvit.ops.state import State, joined, read, summarize
 from linvit.ops.weighting import query_mean, token_weights, weights_by_mean
 
 BLOCK = 1 << 17  # numbers in one tensor of a block: 512 KB in float32. Less than two blocks are one.
@@ -74,7 +75,7 @@ def _pieces(tokens: Tokens, rule: Rule, size: int) -> Iterator[tuple[slice, Tens
         return
     mean = _query_mean(tokens, rule, size) if rule.weighting == "query_mean" else None
     summaries = (_summary(*_some_keys(tokens, rule, block), mean) for block in _slices(length, size))
-    state = reduce(merge, summaries)
+    state = reduce(joined, summaries)
     for block in _slices(queries, size):
         yield block, _read(state, tokens.query[:, :, block], _rows(tokens.rotary, block), rule)
 
@@ -127,8 +128,7 @@ def _may_be_cut(tokens: Tokens, rule: Rule) -> bool:
     inputs = tokens[:3] if isinstance(rule.weighting, str) else (*tokens[:3], rule.weighting)
     return (
         tokens.query.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not is_traced()
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
         and sees_one_token(rule.query_map)
         and sees_one_token(rule.key_map)

@@ -19,12 +19,12 @@ from torch import Tensor
 from linvit.ops.backend import kernel_for
 from linvit.ops.bidirectional import Rule, Tokens, bidirectional, mapped
 from linvit.ops.causal import chunked
-from linvit.ops.checks import check_inputs, check_state, check_value, check_weighting, visible_tokens
+from linvit.ops.checks import check_call
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary
-from linvit.ops.state import State, accumulator_dtype, merge, read, summarize
-from linvit.ops.weighting import causal_token_weights
+from linvit.ops.state import State, accumulator_dtype, joined, read, summarize
+from linvit.ops.weighting import causal_token_weights, visible_tokens
 
 
 def linear_attention(
@@ -80,11 +80,8 @@ def linear_attention(
     Source: RALA (CVPR 2025), MALA (ICCV 2025) and CARE (CVPR 2025) in one formula; where papers and released code
     differ (scale, mean of κ(q), rotation), this follows the released code.
     """
-    check_inputs(query, key, rotary, causal)
-    check_value(query, key, value)
-    check_weighting(weighting, causal, query, key, key_mask is not None)
-    if state is not None:
-        check_state(state, query, value, causal)
+    given: dict[str, Any] = {"weighting": weighting, "rotary": rotary, "causal": causal, "eps": eps}
+    check_call(query, key, value, key_mask=key_mask, state=state, **given)
     query_map, key_map = query_and_key_map(feature_map, every_token_counts=not causal and key_mask is None)
     normalize = resolve_normalizer(normalizer)
     visible = None if key_mask is None else visible_tokens(key_mask, key)
@@ -103,7 +100,7 @@ def linear_attention(
             weighting, q, k, visible, before.query, before.num_queries
         )
         if state is not None and query.shape[-2] == 1:
-            after = merge(before, summarize(k, rk, v, weights))
+            after = joined(before, summarize(k, rk, v, weights))
             out = read(after, q, rq, normalize, eps)
         else:
             out, after = chunked(q, rq, k, rk, v, weights, normalize, eps, before)

@@ -12,9 +12,12 @@ the sum of the query's row of the score matrix.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from linvit.arguments import broadcasts, form, kind
 
 Normalizer = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
@@ -79,13 +82,32 @@ NORMALIZERS: dict[str, Normalizer] = {
 
 
 def resolve_normalizer(normalizer: str | Normalizer) -> Normalizer:
-    """Return the normalizer of that name, or the callable itself.
+    """The normalizer of that name; or the given function, whose results are then checked.
 
     Raises:
+        TypeError: if it is neither.
         ValueError: for an unknown name; the message lists the known ones.
     """
-    if callable(normalizer):
-        return normalizer
-    if normalizer not in NORMALIZERS:
-        raise ValueError(f"normalizer is {normalizer!r}, expected a callable or one of {', '.join(NORMALIZERS)}")
-    return NORMALIZERS[normalizer]
+    if isinstance(normalizer, str):
+        if normalizer not in NORMALIZERS:
+            raise ValueError(f"`normalizer` is {normalizer!r}, expected a function or one of {', '.join(NORMALIZERS)}")
+        return NORMALIZERS[normalizer]
+    if not callable(normalizer):
+        raise TypeError(f"`normalizer` is {kind(normalizer)}, expected a function or one of {', '.join(NORMALIZERS)}")
+    return partial(_gain_and_level, normalizer)
+
+
+def _gain_and_level(
+    normalizer: Normalizer, num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    result = normalizer(num, den, mass, scale, eps)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"`normalizer(…)` is {kind(result)}, expected two tensors: gain and level")
+    for name, x in zip(("gain", "level"), result, strict=True):
+        shape, dtype, _ = form(f"normalizer(…): {name}", x)
+        if dtype != num.dtype or not broadcasts(shape, num.shape):
+            raise ValueError(
+                f"`normalizer(…)` gives a {name} of {dtype} and shape {tuple(shape)}, expected {num.dtype} and a shape "
+                f"that broadcasts to {tuple(num.shape)}, the shape of num"
+            )
+    return result[0], result[1]

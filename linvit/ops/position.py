@@ -6,10 +6,23 @@ garbage from a few hundred tokens on. The tables follow the released RAVLT and M
 with the column.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
+
+from linvit.arguments import is_traced, kind
+from linvit.ranges import Range, check
+
+LONGEST = 2**31 - 1
+Length = Annotated[int, Range(1, LONGEST)]
+SIZES = {
+    "tokens": Length,
+    "size": tuple[Length, Length],
+    "width": Length,
+    "start": Annotated[int, Range(0, LONGEST)],
+    "endpoint": bool,
+}
 
 
 class Rotary(NamedTuple):
@@ -32,10 +45,14 @@ def rotary_1d(
         device: where the table is made.
 
     Raises:
-        ValueError: if width is odd.
+        TypeError: if `dtype` is not a torch.dtype.
+        ValueError: if a number is not a whole number in its range, width is odd, or torch knows no such device.
     """
+    _check_place(dtype, device)
+    if not _are_lengths(tokens, width, start):
+        _check_sizes(tokens=tokens, width=width, start=start)
     if width % 2:
-        raise ValueError(f"rotary_1d: width is {width}, expected a multiple of 2")
+        raise ValueError(f"`width` is {width}, expected a multiple of 2")
     return _table(_angles(tokens, width // 2, start, dtype, device))
 
 
@@ -56,14 +73,39 @@ def rotary_2d(
         dtype, device: as in `rotary_1d`.
 
     Raises:
-        ValueError: if width is not a multiple of 4.
+        TypeError: if `dtype` is not a torch.dtype.
+        ValueError: if a number is not a whole number in its range, width is not a multiple of 4, or torch knows no such
+            device.
     """
+    _check_place(dtype, device)
+    if not (type(size) is tuple and len(size) == 2 and _are_lengths(*size, width) and isinstance(endpoint, bool)):
+        _check_sizes(size=size, width=width, endpoint=endpoint)
     if width % 4:
-        raise ValueError(f"rotary_2d: width is {width}, expected a multiple of 4")
+        raise ValueError(f"`width` is {width}, expected a multiple of 4")
     height, columns = size
     rows = _table(_angles(height, width // 4, 0, dtype, device, endpoint))
     cols = _table(_angles(columns, width // 4, 0, dtype, device, endpoint))
     return Rotary(*(_grid(by_row, by_column) for by_row, by_column in zip(rows, cols, strict=True)))
+
+
+def _are_lengths(*sizes: object) -> bool:
+    """Whether these are plain integers from 1: what most calls give, known without reading annotations."""
+    return all(type(size) is int and 0 < size <= LONGEST for size in sizes)
+
+
+def _check_sizes(**sizes: object) -> None:
+    if not is_traced():
+        check(SIZES, {name: size for name, size in sizes.items() if not isinstance(size, torch.SymInt)})
+
+
+def _check_place(dtype: torch.dtype | None, device: torch.device | str | None) -> None:
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"`dtype` is {kind(dtype)}, expected a torch.dtype or None")
+    if device is not None and not isinstance(device, torch.device):
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"`device` is {device!r}, expected a device of torch, such as 'cpu' or 'cuda'") from None
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:

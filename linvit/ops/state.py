@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linvit.arguments import check_floating, form, kind
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.weighting import Weights
 
@@ -41,22 +42,23 @@ class State(NamedTuple):
     @classmethod
     def empty(cls, query: Tensor, value: Tensor) -> "State":
         """The state before any token, shaped for these queries (batch, heads, …, width) and values."""
+        for name, x in (("query", query), ("value", value)):
+            shape, dtype, _ = form(name, x)
+            if len(shape) < 3:
+                raise ValueError(f"`{name}` has shape {tuple(shape)}, expected (batch, heads, tokens, width)")
+            check_floating(name, dtype)
         dtype, device = accumulator_dtype(query.dtype), query.device
-        heads, width, value_width = query.shape[:2], query.shape[-1], value.shape[-1]
+        sizes = field_sizes(query.shape[-1], value.shape[-1])
+        state = cls(*(torch.zeros(*query.shape[:2], *size, dtype=dtype, device=device) for size in sizes))
+        return state._replace(shift=state.shift + torch.finfo(dtype).min)
 
-        def zeros(*size: int) -> Tensor:
-            return torch.zeros(*heads, *size, dtype=dtype, device=device)
 
-        return cls(
-            S=zeros(width, value_width),
-            z=zeros(width),
-            u=zeros(value_width),
-            r=zeros(width),
-            n=zeros(),
-            shift=zeros() + torch.finfo(dtype).min,
-            query=zeros(width),
-            num_queries=zeros(),
-        )
+FIELDS = State._fields
+
+
+def field_sizes(width: int, value_width: int) -> tuple[tuple[int, ...], ...]:
+    """The sizes of a state's fields, in order, without batch and heads."""
+    return (width, value_width), (width,), (value_width,), (width,), (), (), (width,), ()
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -93,7 +95,26 @@ def summarize(key: Tensor, rotated_key: Tensor, value: Tensor, weights: Weights)
 
 
 def merge(first: State, second: State) -> State:
-    """Summary of the tokens of both; associative, and commutative."""
+    """The state of the tokens of both; associative and commutative.
+
+    Raises:
+        TypeError: if one of them is not a State.
+        ValueError: if their fields differ in shape, dtype or device.
+    """
+    for name, state in (("first", first), ("second", second)):
+        if not isinstance(state, State):
+            raise TypeError(f"`{name}` is {kind(state)}, expected a State")
+    for field, a, b in zip(FIELDS, first, second, strict=True):
+        if form(f"first.{field}", a) != form(f"second.{field}", b):
+            raise ValueError(
+                f"`first.{field}` is {a.dtype} of shape {tuple(a.shape)} on {a.device}, `second.{field}` {b.dtype} of "
+                f"shape {tuple(b.shape)} on {b.device}, expected the same"
+            )
+    return joined(first, second)
+
+
+def joined(first: State, second: State) -> State:
+    """`merge` without its checks."""
     shift = torch.maximum(first.shift, second.shift)
     n_first = first.n * (first.shift - shift).exp()
     n_second = second.n * (second.shift - shift).exp()

@@ -32,6 +32,12 @@ class Weights(NamedTuple):
         return self.exponent.masked_fill(self.factor == 0, torch.finfo(self.exponent.dtype).min)
 
 
+def visible_tokens(key_mask: Tensor, key: Tensor) -> Tensor:
+    """A key mask, (batch, tokens) or what broadcasts to (batch, heads, tokens), as bool of the latter shape."""
+    mask = key_mask.unsqueeze(1) if key_mask.dim() == 2 else key_mask
+    return mask.bool().expand(key.shape[:3])
+
+
 def query_mean(query: Tensor, key_mask: Tensor | None) -> Tensor:
     """Mean of κ(q) (batch, heads, tokens, width) over the tokens that key_mask (batch, heads, tokens) shows."""
     if key_mask is None:

@@ -238,7 +238,7 @@ def test_what_the_kernel_cannot_do_is_said():
         "a tensor is empty": {"tensors": (query, key, value[..., :0])},
     }.items():
         tensors = options.pop("tensors", (query, key, value))
-        with pytest.raises(ValueError, match=f"backend='cpp' cannot run: .*{match}"):
+        with pytest.raises(ValueError, match=f"`backend` is 'cpp', which cannot run: .*{match}"):
             linear_attention(*tensors, backend="cpp", **options)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from linvit.arguments import is_traced
 from linvit.kernels.cpu import depthwise as depthwise
 from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
 
@@ -81,7 +82,7 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False,
     """Why these arguments of `linear_attention` cannot run on the kernel, as a clause; None if they can."""
     if not (query.is_cpu and key.is_cpu and value.is_cpu):
         return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+    if is_traced():
         return "a compiler or exporter is reading the model, which cannot look into the kernel"
     if transforms():
         return "forward-mode gradients or a transform of torch.func may be asked for, and the kernel has none"
