@@ -1,4 +1,4 @@
-"""How the C library keeps the memory that tensors on a CPU give back."""
+"""Keep the memory of freed CPU tensors in this process."""
 
 import ctypes
 import platform
@@ -10,14 +10,14 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
 
 
 def keep_memory(limit: int = 1 << 30) -> bool:
-    """Keep freed memory in this process instead of handing it back to the system; glibc alone (Linux).
+    """Keep freed memory in this process instead of returning it to the system; works with glibc (Linux) only.
 
-    By default glibc maps every tensor above 32 MiB afresh and unmaps it when it is freed, so that each pass over a new
-    tensor pays one page fault every 4 KiB. This holds until the process ends, and the process stays as large as it once
-    was.
+    By default glibc maps new memory for every tensor above 32 MiB and unmaps it when the tensor is freed, so that the
+    first pass over a new tensor costs a page fault for every 4 KiB. The setting holds until the process ends, and the
+    process stays as large as it once was.
 
     Args:
-        limit: bytes; a larger tensor is mapped afresh as before, and more free memory than this is handed back.
+        limit: in bytes; larger tensors still get new memory each time, and free memory beyond the limit is returned.
 
     Returns:
         Whether the C library took the setting; False where there is no glibc.

@@ -1,4 +1,4 @@
-"""What a network costs: parameters, and multiply-accumulates with and without the attention products."""
+"""The cost of a network: parameters, and multiply-accumulates with and without the attention products."""
 
 import copy
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 class Cost:
     """Counts for one image.
 
-    macs: multiply-accumulates of convolutions and linear layers, what the papers' tables count. macs_attention: those
-    of the products between tensors inside the attention, which come on top and which the tables leave out.
+    macs: multiply-accumulates (MACs) of convolutions and linear layers, as in the papers' tables. macs_attention: MACs
+    of the products between tensors inside the attention, in addition to these; the tables leave them out.
     """
 
     parameters: int
@@ -27,9 +27,9 @@ class Cost:
 
 
 def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
-    """Counts one forward pass of a copy on the CPU, all zeros, for input_size (channels, height, width).
+    """Counts one forward pass of a copy whose weights are zeros, on the CPU, for one image.
 
-    The network itself may live anywhere, the meta device included, and stays as it is.
+    The network itself may be on any device, meta included, and is not changed. input_size: (channels, height, width).
 
     Raises:
         TypeError: if `network` is not a module.
@@ -51,7 +51,7 @@ def count_batch(network: nn.Module, *inputs: Tensor) -> Cost:
 
 
 def count_pass(network: nn.Module, *inputs: Tensor) -> Cost:
-    """Counts what the network as it stands does with its inputs, on whatever device they are."""
+    """Counts one forward pass of the network itself, in its present mode, on any device."""
     _check(network, inputs)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:

@@ -1,6 +1,6 @@
-"""What a query's magnitude does to its scores (MALA, ICCV 2025, figure 2 and equation 12).
+"""How the magnitude of a query changes its scores (MALA, ICCV 2025, figure 2 and equation 12).
 
-With σ_j = s/N · κ(q)·κ(k_j), S = Σ_j σ_j and a query κ(q) made a times as large, uniform weights and no rotation:
+With σ_j = s/N · κ(q)·κ(k_j), S = Σ_j σ_j and a query κ(q) multiplied by a, uniform weights and no rotation:
 
     divide     A_j(a) = σ_j / S                          the same for every a
     magnitude  A_j(a) = σ_j / S + a · (σ_j - S/N)        affine in a
@@ -26,8 +26,8 @@ from linvit.layers.operator import Operands
 from linvit.ranges import Range, check
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-QUERIES = 64  # of an image, evenly chosen
-QUARTILE = 0.25  # the second key of a ratio stands at this share of the keys, best first
+QUERIES = 64  # per image, evenly spaced
+QUARTILE = 0.25  # the second key of a ratio is at this share of the keys, largest score first
 SORTED, LOG_RATIO = "sorted", "log_ratio"
 PAPER_SCALE = "mala, paper's scale"
 READOUTS = {name: MECHANISMS[name].axes for name in ("softmax", "linear", "mala")}
@@ -40,12 +40,12 @@ def measure_magnitude(
     layers: Sequence[str] | None = None,
     factors: Sequence[float] = FACTORS,
 ) -> list[Measured]:
-    """Each attention's scores with its queries made larger and smaller; condition: {"factor": a}.
+    """Each attention's scores with its queries multiplied by factors; condition: {"factor": a}.
 
-    Measures, means over at most 64 queries an image, evenly chosen: those of `score_measures`, and log_ratio, the
+    Measures, means over at most 64 evenly spaced queries per image: those of `score_measures`, and log_ratio, the
     median over queries of log(A_m/A_n) with m the key of the largest score at a = 1 and n the one at the upper
-    quartile; queries for which one of the two is not positive at every factor are left out, and NaN stands where none
-    is left.
+    quartile; queries for which one of the two is not positive at every factor are left out; NaN if none is
+    left.
 
     Args and raises as in `measure_ranks`.
     """
@@ -63,7 +63,7 @@ def measure_magnitude(
 
 
 def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[Measured]:
-    """One layer's queries and keys read as softmax, linear and MALA would, without rotation; MALA also unscaled.
+    """The queries and keys of one layer under softmax, linear attention and MALA, without rotation; MALA also unscaled.
 
     condition: {"readout": a name in READOUTS, "factor": a}. Measures as in `measure_magnitude`, and "sorted": each
     query's scores from the largest to the smallest, mean over the queries, (images, heads, keys). The paper writes MALA
@@ -110,7 +110,7 @@ def _log_ratio(operands: Operands, places: Tensor, scores: Tensor, pair: Tensor)
     """log(A_m / A_n) for each query, (batch, heads, queries), pair being m and n; NaN unless both are positive."""
     if operands.options is None:  # small ones are 0 after the softmax
         query, key = operands.rotated()
-        logits = (query[:, :, places] @ key.mT * query.shape[-1] ** -0.5).gather(-1, pair)
+        logits: Tensor = (query[:, :, places] @ key.mT * query.shape[-1] ** -0.5).gather(-1, pair)
         return logits[..., 0] - logits[..., 1]
     both = scores.gather(-1, pair)
     return (both[..., 0].log() - both[..., 1].log()).masked_fill((both <= 0).any(-1), torch.nan)

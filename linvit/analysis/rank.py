@@ -1,6 +1,6 @@
-"""Ranks of what attention keeps and returns (RALA, CVPR 2025, figures 2, 4, 5 and 8).
+"""Ranks of the KV state and the outputs of attention (RALA, CVPR 2025, figures 2, 4, 5 and 8).
 
-The paper names no tolerance, and the tolerance decides the result: so every measure stands beside the others.
+The paper names no tolerance, and the result depends on it: so several measures are given side by side.
 """
 
 from collections.abc import Iterable, Sequence

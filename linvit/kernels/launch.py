@@ -1,4 +1,4 @@
-"""Which kernels run, over how many programs, with which block sizes."""
+"""Starts the kernels: which ones, over how many programs, with which block sizes."""
 
 from typing import Any, NamedTuple
 
@@ -250,7 +250,7 @@ def _causal_plan(
 
 def _columns(query: Tensor, value: Tensor) -> tuple[int, int]:
     """Head widths padded to the powers of two that products take, 16 at least."""
-    return tuple(max(16, triton.next_power_of_2(x.shape[-1])) for x in (query, value))  # type: ignore[return-value]
+    return tuple(max(16, triton.next_power_of_2(x.shape[-1])) for x in (query, value))
 
 
 def _plan(

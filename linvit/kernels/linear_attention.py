@@ -1,4 +1,4 @@
-"""The face of the kernels: `linvit.ops.linear_attention` without its torch form, and with packed sequences."""
+"""The entry to the Triton kernels: `linvit.ops.linear_attention` without a fallback, and with packed sequences."""
 
 import torch
 from torch import Tensor
@@ -21,14 +21,14 @@ def linear_attention(
     eps: float = 1e-6,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Attend in time and memory linear in the tokens, on a GPU; as `linvit.ops.linear_attention` where not said.
+    """`linvit.ops.linear_attention` on a GPU; what is not said here is as there.
 
-    Gradients reach query, key and value, once: no second derivative, no forward mode, no vmap. Sums run in a fixed
-    order, so results do not change from run to run.
+    Query, key and value get first derivatives: no second ones, no forward mode, no vmap. Sums run in a fixed order, so
+    results do not change from run to run.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer, rotary, key_mask, causal, eps: as there, as far as
-            `obstacle` has no objection.
+        query, key, value, feature_map, weighting, normalizer, rotary, key_mask, causal, eps: as there, unless
+            `obstacle` names a reason against it.
         cu_seqlens: packed sequences of different lengths (images of native resolution, say): the tensors are
             (1, heads, all tokens, width), sequence i has the tokens cu_seqlens[i] … cu_seqlens[i + 1] - 1, and attends
             to itself alone. int32 or int64, (sequences + 1,), rising from 0 to the number of tokens, which is not
@@ -95,7 +95,7 @@ def _check_types(
 def _check_shapes(
     query: Tensor, key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor] | None, equally_many: bool
 ) -> None:
-    """A kernel would read what is not there."""
+    """Raise ValueError for shapes that do not fit together: a kernel would read beyond its tensors."""
     shapes = [tuple(x.shape) for x in (query, key, value)]
     fits = (*shapes[0][:2], shapes[0][3]) == (*shapes[1][:2], shapes[1][3]) and shapes[2][:3] == shapes[1][:3]
     tokens = {shapes[0][2], shapes[1][2]}

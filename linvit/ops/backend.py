@@ -18,7 +18,7 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     """The kernel that takes these arguments of `linear_attention`; None where plain torch does.
 
     "auto" is the C++ kernel once `linvit.kernels.cpu.build` has been called, wherever it can run, else torch: the
-    Triton kernels have passed their tests in Triton's interpreter, and have not run on a GPU.
+    Triton kernels have passed their tests in Triton's interpreter, but have not run on a GPU yet.
 
     Raises:
         TypeError: if `backend` is not a string.
@@ -41,7 +41,7 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
 
 
 def built_for_cpu() -> ModuleType | None:
-    """`linvit.kernels.cpu` once someone has built it; who has not does not pay for importing it. None for compilers."""
+    """`linvit.kernels.cpu` if it has been built in this process; None if not, and under a compiler."""
     if torch.compiler.is_compiling():
         return None
     module = sys.modules.get("linvit.kernels.cpu")

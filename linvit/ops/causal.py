@@ -2,8 +2,8 @@
 
 Tokens are cut into chunks. Inside a chunk the scores are a small matrix; what came before is carried in as a state.
 The carried states are a running mean over chunks, taken first within groups of chunks and then across groups, so that
-no loop runs over tokens and their number may be symbolic. (For the same reason compilers and exporters get one empty
-chunk and group to spare: a symbolic size may not become 1.) Cost and memory grow linearly with the tokens; the scan
+no loop runs over tokens and their number may be symbolic. (Compilers and exporters get one extra, empty chunk and
+group, because a symbolic size must not become 1.) Cost and memory grow linearly with the tokens; the scan
 across groups is quadratic in tokens / 1,024 and overtakes the rest only beyond a million.
 """
 
@@ -31,7 +31,7 @@ def chunked(
     eps: float,
     state: State,
 ) -> tuple[Tensor, State]:
-    """Any number of tokens after those in `state`.
+    """Causal attention of tokens that follow those in `state`.
 
     Args:
         query, rotated_query, key, rotated_key: κ and Rκ of queries and keys, (batch, heads, tokens, width).

@@ -1,14 +1,14 @@
-"""Normalizers: how a read-out's mass is set.
+"""Normalizers: how the sum of a query's scores is set.
 
 With c = Σ_j α_j (Rκ(q)·Rκ(k_j)) (v_j - u), the covariance that a query reads, and u = Σ_j α_j v_j, the mean value,
 every normalizer gives
 
     out = gain · c + level · u
 
-where gain and level are functions of three numbers a query: num = Σ_j α_j Rκ(q)·Rκ(k_j) and den = Σ_j α_j κ(q)·κ(k_j),
-equal unless a rotation is used, and mass, the total weight before it was set to one (the number of tokens for uniform
-weights). Written so, nothing large is ever subtracted from something large. The level is also
-the sum of the query's row of the score matrix.
+where gain and level are functions of three numbers per query: num = Σ_j α_j Rκ(q)·Rκ(k_j) and
+den = Σ_j α_j κ(q)·κ(k_j), equal unless a rotation is used, and mass, the total weight before it was set to one (the
+number of tokens for uniform weights). In this form no two large numbers are subtracted. The level is also the sum of
+the query's row of the score matrix.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""Rotary positions (RoPE) as real-valued tables; adjacent channels form the pairs that turn.
+"""Rotary position embeddings (RoPE) as real-valued tables; the rotated pairs are adjacent channels.
 
-Angles are made in float32 whatever the model's dtype (float64 for a float64 model): index × angle in bfloat16 is
-garbage from a few hundred tokens on. The tables follow the released RAVLT and MAViT code: frequencies
-10000^-linspace(0, 1, pairs), both ends included; in 2-D the first half of the channels turns with the row, the second
-with the column.
+Angles are computed in float32 whatever the model's dtype (float64 for a float64 model): in bfloat16, index × frequency
+is wrong after a few hundred tokens. The tables follow the released RAVLT and MAViT code: frequencies
+10000^-linspace(0, 1, pairs), both ends included; in 2-D the first half of the channels rotates with the row, the
+second with the column.
 """
 
 from typing import Annotated, NamedTuple
@@ -42,7 +42,7 @@ def rotary_1d(
         width: head width, even.
         start: first position; the number of tokens already read when decoding.
         dtype: dtype of the tokens to be rotated; the table is float64 for float64, else float32.
-        device: where the table is made.
+        device: device of the table.
 
     Raises:
         TypeError: if `dtype` is not a torch.dtype.
@@ -109,7 +109,7 @@ def _check_place(dtype: torch.dtype | None, device: torch.device | str | None) -
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Turn the channel pairs of x (…, tokens, width) by the table's angles; same shape, norms kept."""
+    """Rotate the channel pairs of x (…, tokens, width) by the table's angles; same shape, norms kept."""
     cos, sin = rotary.cos.to(x.dtype), rotary.sin.to(x.dtype)
     if _pairs_are_complex_numbers(x):
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
@@ -119,9 +119,9 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 
 def _pairs_are_complex_numbers(x: Tensor) -> bool:
-    """Whether memory lets a pair be read as a complex number, whose product is one pass in the place of eight.
+    """Whether pairs can be viewed as complex numbers, whose product takes one pass over memory instead of eight.
 
-    Compilers and export formats know real numbers better.
+    Compilers and export formats handle real numbers better.
     """
     if x.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
         return False

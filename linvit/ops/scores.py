@@ -1,6 +1,6 @@
-"""The explicit matrix: what linear attention would multiply the values by, entry by entry.
+"""The explicit score matrix by which linear attention multiplies the values.
 
-Quadratic in the tokens: the oracle of the tests and the probe of every analysis.
+Quadratic in the tokens: the reference of the tests, and what the analyses read.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """The state: all that a head keeps of the tokens it has read.
 
-A state summarizes any set of tokens, and `merge` joins the summaries of two disjoint sets: bidirectional attention is
-one summary, causal attention a prefix of merges, decoding one merge a token, tiles and ranks a merge.
+A state summarizes a set of tokens, and `merge` joins the states of two disjoint sets: bidirectional attention makes one
+state, causal attention a running merge, decoding one merge per token; tiles and distributed ranks merge too.
 
 The fields are means and S is centred, because MALA's read-out subtracts: after 16,384 tokens with values around 3 ± 1,
 sums kept in float32 decode with a relative error of 2.5e-5, uncentred means with 2.1e-5, this form with 1.7e-6.
@@ -67,7 +67,7 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def nonzero(mass: Tensor) -> Tensor:
-    """The mass to divide by: 1 where nothing weighs anything."""
+    """The mass to divide by: 1 where all weights are zero."""
     return mass.masked_fill(mass == 0, 1)
 
 
@@ -138,14 +138,14 @@ def joined(first: State, second: State) -> State:
 
 
 def read(state: State, query: Tensor, rotated_query: Tensor, normalizer: Normalizer, eps: float) -> Tensor:
-    """What these queries read from a state.
+    """The output of queries that see all tokens of a state.
 
     Args:
         state: the summary of the tokens that they see.
         query: κ(q), (batch, heads, queries, width).
         rotated_query: Rκ(q), the same shape; `query` itself without rotation.
         normalizer: sets gain and level, see `linvit.ops.normalizer`.
-        eps: added to what is divided by.
+        eps: added to denominators.
 
     Returns:
         (batch, heads, queries, value width).
@@ -172,7 +172,7 @@ def _normalized(weights: Weights, key: Tensor) -> tuple[Tensor | None, Tensor, T
 
 
 def _times(fresh: Tensor, x: Tensor) -> Tensor:
-    """fresh · x, written over `fresh`, which nobody else reads, unless its gradient needs it."""
+    """fresh · x, in place unless a gradient needs `fresh`, which no other code may read."""
     return fresh * x if fresh.requires_grad else fresh.mul_(x)
 
 

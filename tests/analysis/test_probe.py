@@ -181,5 +181,5 @@ def test_swin_says_what_it_does_not_show():
 
 
 def test_a_network_without_our_attention_is_refused():
-    with pytest.raises(ValueError, match="Linear has no attention to look at"):
+    with pytest.raises(ValueError, match="Linear has no attention that can be analyzed"):
         probe(nn.Linear(2, 2), torch.randn(1, 2))
