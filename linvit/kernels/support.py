@@ -22,7 +22,7 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False,
         return reason
     weighting = options.get("weighting", "uniform")
     if weighting == "query_mean" and options.get("normalizer") == "sum":
-        return "normalizer='sum' has a kernel for uniform weights alone"
+        return "normalizer='sum' has a kernel for uniform weights only"
     if causal and weighting != "uniform":
         return f"weighting={weighting!r} has no causal kernel"
     if max(query.shape[-1], value.shape[-1]) > WIDEST:
