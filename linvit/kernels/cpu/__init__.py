@@ -110,7 +110,7 @@ def linear_attention(
     """`linvit.ops.linear_attention` on arguments that it has checked and for which `obstacle` returns None.
 
     Query, key and value get first derivatives; the backward pass recomputes everything from these three.
-    Sums run in an order that depends on the number of threads alone.
+    The order of sums depends only on the number of threads.
 
     Args:
         query, key, value, feature_map, weighting, normalizer, rotary, causal, eps: as there.
