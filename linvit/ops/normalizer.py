@@ -105,9 +105,9 @@ def _gain_and_level(
         raise TypeError(f"`normalizer(…)` is {kind(result)}, expected two tensors: gain and level")
     for name, x in zip(("gain", "level"), result, strict=True):
         shape, dtype, _ = form(f"normalizer(…): {name}", x)
-        if dtype != num.dtype or not broadcasts(shape, num.shape):
+        if not dtype.is_floating_point or not broadcasts(shape, num.shape):
             raise ValueError(
-                f"`normalizer(…)` gives a {name} of {dtype} and shape {tuple(shape)}, expected {num.dtype} and a shape "
+                f"`normalizer(…)` gives a {name} of {dtype} and shape {tuple(shape)}, expected a floating-point tensor "
                 f"that broadcasts to {tuple(num.shape)}, the shape of num"
             )
-    return result[0], result[1]
+    return result[0].to(num.dtype), result[1].to(num.dtype)

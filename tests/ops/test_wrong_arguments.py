@@ -261,6 +261,19 @@ def test_integers_are_weights_and_bytes_are_masks():
     torch.testing.assert_close(given, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_normalizer_may_have_parameters_of_another_dtype(dtype):
+    factor = torch.tensor(0.5, dtype=dtype)
+
+    def halved(num, den, mass, scale, eps):
+        return factor.expand_as(den), factor.to(dtype) * num.to(dtype)
+
+    for options in ({}, {"causal": True}):
+        expected = linear_attention(QUERY, KEY, VALUE, normalizer="none", **options) / 2
+        found = linear_attention(QUERY, KEY, VALUE, normalizer=halved, **options)
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
 def test_an_empty_batch_passes():
     assert linear_attention(QUERY[:0], KEY[:0], VALUE[:0]).shape == (0, HEADS, TOKENS, WIDTH)
 
