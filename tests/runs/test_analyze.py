@@ -189,7 +189,7 @@ def test_held_out_images_are_chosen_evenly():
             ["rank", "--model", "ravlt_nano", "--layers", "9"],
             "There is no attention layer '9': give numbers from 1 to 5",
         ),
-        (["--model", "resnet18"], "ResNet has no attention to look at, expected Attention2d"),
+        (["--model", "resnet18"], "ResNet has no attention that can be analyzed, expected Attention2d"),
         (["--model", "nonesuch"], "nonesuch"),
         (["--model", "ravlt_nano", "--images", "nowhere"], "There is no image file or folder at nowhere"),
         (["--model", "ravlt_nano", "--count", "0"], "--count is 0"),
@@ -198,7 +198,7 @@ def test_held_out_images_are_chosen_evenly():
         (["ranks", "run"], "analyze got ranks run, expected one of rank, scores, magnitude, all and one run"),
         ([], "Nothing to load"),
         (["scores", "--model", "ravlt_nano", "--layers", "5"], "has a single token"),
-        (["--model", "swin_tiny_patch4_window7_224"], "SwinTransformer has no attention to look at"),
+        (["--model", "swin_tiny_patch4_window7_224"], "SwinTransformer has no attention that can be analyzed"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
