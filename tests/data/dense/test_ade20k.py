@@ -63,7 +63,7 @@ def test_a_label_out_of_range_is_named_with_file_and_value(tmp_path, reduces, va
 def test_maps_of_other_modes_are_named(tmp_path, mode):
     path = tmp_path / "map.png"
     Image.new(mode, (4, 4)).save(path)
-    with pytest.raises(ValueError, match=r"map\.png has the mode .* one channel of 8 bits"):
+    with pytest.raises(ValueError, match=r"map\.png has the mode .* one 8-bit channel"):
         read_map(path, 3)
 
 
@@ -151,7 +151,7 @@ def test_a_map_that_cannot_be_used_is_named_and_left_out_up_to_the_limit(tmp_pat
     says = {
         "size": r"1\.png has 30×21 px, but its image 30×20 px",
         "label": r"1\.png has the label 9 at row 0, column 0, expected 1 to 4",
-        "broken": r"1\.png is not a readable map of labels",
+        "broken": r"1\.png is not a readable label map",
     }
     with pytest.raises(ValueError, match=says[damage]):
         list(source(root, num_labels=4).val_dataloader())

@@ -119,7 +119,7 @@ def test_a_missing_or_unreadable_table_and_a_wrong_share_are_named(root):
     with pytest.raises(ValueError, match=r"labels\.csv does not exist: set `root`"):
         MultiLabelImages(str(root))
     (root / "labels.csv").write_bytes("file,labels\na.png,Käse\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"is not a CSV table in UTF-8"):
+    with pytest.raises(ValueError, match=r"is not text in UTF-8"):
         MultiLabelImages(str(root))
     with pytest.raises(ValueError, match=r"`held_out` is 20, expected a number from 0 to 1: change"):
         source(root, held_out=20)

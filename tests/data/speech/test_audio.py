@@ -113,7 +113,7 @@ def test_a_header_that_cannot_be_true_is_named(tmp_path):
     held = bytearray((tmp_path / "a.wav").read_bytes())
     held[24:28] = (2**31 - 1).to_bytes(4, "little")
     (tmp_path / "a.wav").write_bytes(held)
-    with pytest.raises(CorruptAudioError, match="2,147,483,647 samples per second: it is damaged"):
+    with pytest.raises(CorruptAudioError, match="claims 2,147,483,647 samples per second"):
         read_audio(tmp_path / "a.wav", RATE)
 
 
