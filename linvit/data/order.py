@@ -157,16 +157,18 @@ class Batches(DataLoader[Any]):
 
     def __init__(
         self,
-        *args: Any,
+        dataset: Any,
+        batch_size: int,
+        *,
         max_corrupt: int = 0,
         assemble: Callable[[list[Any]], Any] = default_collate,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, collate_fn=partial(collate, assemble=assemble), **kwargs)
+        super().__init__(dataset, batch_size, collate_fn=partial(collate, assemble=assemble), **kwargs)
         self.max_corrupt = max_corrupt
         self.complaints: dict[str, None] = {}
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch wants its own iterator
         before, met, any_usable = len(self.complaints), list[str](), False
         for images, targets, complaints in super().__iter__():
             for complaint in complaints:
@@ -207,7 +209,7 @@ class ResumableBatches(Batches):
         super().__init__(*args, **kwargs)
         self.reached = reached
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # This body runs at the first `next`, when the trainer has set the sampler's epoch.
         epoch, count = self.reached
         count = count if epoch == self.sampler.epoch and count < len(self) else 0
@@ -228,6 +230,6 @@ class Streamed(Batches):
         super().__init__(*args, **kwargs)
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.dataset.set_epoch(self.epoch())  # type: ignore[attr-defined]
         yield from super().__iter__()

@@ -91,7 +91,7 @@ class Source(lightning.LightningDataModule, Checked):
     def train_order(self, dataset: Dataset[Any]) -> ShuffledOrder:
         return ShuffledOrder(len(dataset), self.seed, self.repeats)  # type: ignore[arg-type]
 
-    def train_dataloader(self) -> ResumableBatches:
+    def train_dataloader(self) -> Batches:
         dataset = self.train_set()
         order = self.train_order(dataset)
         if len(order) < self.batch_size:

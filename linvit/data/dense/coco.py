@@ -141,7 +141,9 @@ class Coco(DenseSource):
             row
             for image, target, prediction in zip(images, targets, predictions, strict=True)
             for row in to_results(
-                target["image_id"], to_original(prediction, image.shape[-2:], target["original_size"]), category_ids
+                target["image_id"],
+                to_original(prediction, (image.shape[-2], image.shape[-1]), target["original_size"]),
+                category_ids,
             )
         ]
 
@@ -180,13 +182,14 @@ class CocoImages(Dataset[Any]):
                 f" {size[0]}×{size[1]} px (height × width): use images and annotations that belong together."
             )
         kept = [entry for entry in entries if self.keeps_crowds or not entry["iscrowd"]]
-        return self.transform(image, self._target(kept, about))
+        sample: tuple[Tensor, dict[str, Any]] = self.transform(image, self._target(kept, about))
+        return sample
 
     def _target(self, entries: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
         size = about["height"], about["width"]
         boxes = torch.tensor([entry["box"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
         target = {
-            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),  # type: ignore[call-overload]
+            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),
             "labels": torch.tensor([entry["label"] for entry in entries], dtype=torch.int64),
             "iscrowd": torch.tensor([entry["iscrowd"] for entry in entries], dtype=torch.int64),
             "area": torch.tensor([entry["area"] for entry in entries], dtype=torch.float32),

@@ -15,13 +15,14 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from timm.data.transforms import CenterCropOrPad
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision.transforms.functional import pil_to_tensor
 
 from linvit.data.disk import check_regular, read_json
 from linvit.data.generation.digits import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
+from linvit.data.images.image import LARGEST
 from linvit.data.order import Batches
 from linvit.data.source import Source, Workers
 from linvit.files import check_writable, reason_of, replacing, write_json
@@ -153,8 +154,10 @@ def make_latents(
     check_writable(folder)
     autoencoder, device = open_autoencoder(vae)  # may be downloaded, so everything else is checked first
     multiple = 2 ** (len(autoencoder.config.block_out_channels) - 1)
-    if size < 1 or size % multiple:
-        raise ValueError(f"`size` is {size} px, but this autoencoder needs a multiple of {multiple}: change it.")
+    if not 1 <= size <= LARGEST or size % multiple:
+        raise ValueError(
+            f"`size` is {size} px, but this autoencoder needs a multiple of {multiple} up to {LARGEST:,}: change it."
+        )
     made_of = {"vae": vae, "image_size": str(size)}
     shape: list[int] = []
     for split, files in datasets.items():
@@ -189,7 +192,7 @@ def _checked(path: Path, made_of: dict[str, str], labels: list[int]) -> list[int
 
 
 @torch.no_grad()
-def _encoded(autoencoder: nn.Module, device: torch.device, batches: Batches) -> tuple[Tensor, Tensor]:
+def _encoded(autoencoder: Any, device: torch.device, batches: Batches) -> tuple[Tensor, Tensor]:
     moments, labels = [], []
     for images, targets in batches:
         pixels = images.to(device)
@@ -205,11 +208,12 @@ def _squared(image: Image.Image, size: int) -> Tensor:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
     scale = size / min(image.size)
     image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-    return pil_to_tensor(CenterCropOrPad(size)(image)).float() / 127.5 - 1
+    pixels: Tensor = pil_to_tensor(CenterCropOrPad(size)(image))
+    return pixels.float() / 127.5 - 1
 
 
 @cache
-def open_autoencoder(name: str) -> tuple[nn.Module, torch.device]:
+def open_autoencoder(name: str) -> tuple[Any, torch.device]:
     """The AutoencoderKL in a folder, or of a name on the Hugging Face hub, which is downloaded, and its device.
 
     Raises ValueError if diffusers is not installed or the autoencoder cannot be read.

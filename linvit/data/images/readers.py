@@ -112,22 +112,25 @@ class TimmImages(AugmentedSource):
                 names = names_of(self._open("val").reader)
             except ValueError:
                 raise error from None
-        if names is None and count is None:
-            raise ValueError(f"The reader {self.reader} knows no classes: set `num_labels` to their number.")
-        return names if names is not None else [str(index) for index in range(count)]  # type: ignore[arg-type]
+        if names is not None:
+            return names
+        if count is None:
+            raise ValueError(f"The reader {self.reader} knows no class names: set `num_labels` to their number.")
+        return [str(index) for index in range(count)]
 
     def _open(self, split: str) -> Any:
         root, name = Path(self.roots[split]), self.splits[split]
         if not self.reader:
             self._check_files(root, split)
-        arguments = {"batch_size": self.batch_size, "seed": self.seed} if self.streams else {}
+        arguments: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.seed} if self.streams else {}
+        if self.class_map is not None:
+            arguments["class_map"] = self.class_map
         try:
             dataset: Any = create_dataset(
                 self.reader,
                 root=str(root),
                 split=name,
                 search_split=not (split == "val" and self.separate),
-                class_map=self.class_map,
                 is_training=split == "train",
                 input_img_mode=MODES[self.channels],
                 **arguments,

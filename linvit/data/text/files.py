@@ -65,7 +65,7 @@ class TextSource(Source):
         self.context = context
         self.keeps_apart = keeps_apart
         self.tokenizer = open_tokenizer(tokenizer, separator)
-        self.names = {"tokenizer": tokenizer, "separator": separator, "context": context}
+        self.names = tokenizer, separator
         self.class_names: list[str] = []
         self._streams: dict[str, Stream] = {}
 
@@ -123,7 +123,7 @@ class Stdlib(FileText):
         self.files = split_by_hash(root, files, held_out)
         check_splits(root, self.files, [".py"], trains=held_out < 1)
         corpus = f"the standard library of Python {platform.python_version()}: {self.describe()}"
-        self.preprocessing = TextPreprocessing(**self.names, corpus=corpus)
+        self.preprocessing = TextPreprocessing(*self.names, self.context, corpus)
 
 
 class TextFolder(FileText):
@@ -154,7 +154,7 @@ class TextFolder(FileText):
         else:
             self.files = split_by_hash(folder, files, held_out)
         check_splits(folder, self.files, suffixes, trains=held_out < 1)
-        self.preprocessing = TextPreprocessing(**self.names, corpus=f"{folder}: {self.describe()}")
+        self.preprocessing = TextPreprocessing(*self.names, self.context, f"{folder}: {self.describe()}")
 
 
 def split_by_hash(root: Path, files: Sequence[Path], held_out: float) -> dict[str, list[Path]]:

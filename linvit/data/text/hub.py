@@ -76,7 +76,7 @@ class HuggingFaceText(TextSource):
         self.column, self.val_documents, self.max_tokens = column, val_documents, max_tokens
         self.train_split, self.val_split = train_split, val_split
         self.streaming, self.epoch_rows, self.cache = streaming, epoch_rows, Path(cache)
-        self.preprocessing = TextPreprocessing(**self.names, corpus=f"{path} {configuration or ''}".strip())
+        self.preprocessing = TextPreprocessing(*self.names, context, f"{path} {configuration or ''}".strip())
         self._stream: TextStream | None = None
         self._skipped = 0
 
@@ -92,7 +92,7 @@ class HuggingFaceText(TextSource):
         widths = np.memmap(path.with_suffix(".widths"), WIDTH, mode="r") if split == "val" else None
         return Stream(tokens, widths, about["documents"])
 
-    def train_dataloader(self) -> Batches:  # type: ignore[override]
+    def train_dataloader(self) -> Batches:
         if not self.streaming:
             return super().train_dataloader()
         self._stream = TextStream(self, self._skipped)

@@ -73,13 +73,12 @@ class HuggingFaceTokenizer:
         self.tokenizer = known
         self.vocabulary = 1 + max(known.get_vocab().values(), default=-1)  # the numbers may have gaps
         names = SEPARATORS if separator is None else (separator,)
-        separators = [known.token_to_id(name) for name in names if known.token_to_id(name) is not None]
-        if not separators:
+        self.separator: int = next((token for name in names if (token := known.token_to_id(name)) is not None), -1)
+        if self.separator < 0:
             raise ValueError(
                 f"The tokenizer {name} has no token {' or '.join(names)}: set `separator` to its token between"
                 " documents."
             )
-        self.separator = separators[0]
 
     def encode(self, text: bytes) -> Sequence[int]:
         return self.tokenizer.encode(_string(text), add_special_tokens=False).ids

@@ -154,7 +154,7 @@ def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, caplog):
     monkeypatch.setattr("linvit.data.images.readers.share", lambda: (0, 2))
     with pytest.raises(ValueError, match="validate in one process"):
         streamed(shards).val_dataloader()
-    with pytest.raises(ValueError, match=r"knows no classes: set `num_labels`"):
+    with pytest.raises(ValueError, match=r"knows no class names: set `num_labels`"):
         streamed(shards, num_labels=None)
 
 

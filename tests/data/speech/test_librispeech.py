@@ -107,7 +107,7 @@ def test_what_no_token_stands_for_is_left_out():
     [
         (TEXTS, "phones", 9, "`units` is 'phones', expected one of words, characters, subwords"),
         (TEXTS, "subwords", 5, "`num_tokens` is 5, but the texts have 8 characters"),
-        ([""], "words", 9, "hold no words"),
+        ([""], "words", 9, "have no words"),
     ],
 )
 def test_wrong_tokens_end_in_a_sentence(texts, units, number, message):
