@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linvit.data.dense.ade20k import Ade20k, read_map
+from linvit.data.dense.ade20k import Ade20k, find_pairs, read_map
 from linvit.data.dense.scenes import make_scenes
 
 SIZE = 64
@@ -57,6 +57,20 @@ def test_a_label_out_of_range_is_named_with_file_and_value(tmp_path, reduces, va
     Image.fromarray(values).save(path)
     with pytest.raises(ValueError, match=rf"map\.png has the label {value} at row 2, column 3, expected {expected}"):
         read_map(path, 3, reduces)
+
+
+def test_a_second_file_of_a_name_is_a_problem_and_hidden_ones_are_not(tmp_path):
+    root = tmp_path
+    for kind, ending in (("images", "jpg"), ("annotations", "png")):
+        folder = root / kind / "training"
+        folder.mkdir(parents=True)
+        Image.new("L", (40, 40)).save(folder / f"1.{ending}")
+        (folder / f"._1.{ending}").write_bytes(b"hidden")
+    assert find_pairs(root, "train")[1] == []
+    Image.new("L", (40, 40)).save(root / "images" / "training" / "1.jpeg")
+    pairs, problems = find_pairs(root, "train")
+    assert len(pairs) == 1
+    assert problems == [f"{root / 'images' / 'training' / '1.jpg'} has the name of 1.jpeg: remove one of them."]
 
 
 @pytest.mark.parametrize("mode", ["RGB", "I;16", "1"])

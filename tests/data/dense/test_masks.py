@@ -50,6 +50,10 @@ def test_polygons_are_united():
         ({"size": [14, 9], "counts": [-1, 127]}, "do not fill its 14×9 px"),
         ({"size": [14, 9], "counts": "zz!"}, "do not fill its 14×9 px"),
         ({"size": [14, 9]}, "do not fill its 14×9 px"),
+        ({"size": [14, 9], "counts": [True, 125]}, "do not fill its 14×9 px"),
+        ([[0, 0, 1e9, 0, 1e9, 1e9]], "far outside its image of 14×9 px"),
+        ([[0, 0, 10**400, 0, 1, 1]], "far outside its image of 14×9 px"),
+        ([[0, 0, -29, 0, 1, 1]], "far outside its image of 14×9 px"),
     ],
 )
 def test_what_is_no_mask_is_named(segmentation, says):

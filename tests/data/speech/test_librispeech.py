@@ -1,4 +1,5 @@
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,6 +147,19 @@ def test_transcripts_are_read_however_they_are_spaced_and_in_utf8_alone(speech, 
     assert find_utterances(tmp_path) == expected
     listed.write_bytes(text.encode() + b"7-3-0000 CAF\xc9")
     with pytest.raises(ValueError, match=r"7-3\.trans\.txt is not text in UTF-8"):
+        find_utterances(tmp_path)
+
+
+def test_two_sound_files_of_one_name_and_hidden_transcripts(speech, tmp_path):
+    shutil.copytree(speech / "val", tmp_path / "val")
+    folder = tmp_path / "val" / "7" / "3"
+    expected = find_utterances(tmp_path)
+    for name in ("._7-3.trans.txt", "._7-3-0000.flac"):
+        (folder / name).write_bytes(b"hidden")
+    assert find_utterances(tmp_path) == expected
+    sound = next(folder.glob("7-3-0000.*"))
+    twin = shutil.copy(sound, sound.with_suffix(".wav" if sound.suffix == ".flac" else ".flac"))
+    with pytest.raises(ValueError, match=rf"has the name of {min(sound.name, Path(twin).name)}: remove one of them"):
         find_utterances(tmp_path)
 
 
