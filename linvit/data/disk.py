@@ -62,7 +62,7 @@ def read_json(path: Path) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply to be read as JSON: use another copy.") from None
-    except ValueError as error:  # besides JSON's own errors: a number of more than 4,300 digits
-        raise ValueError(
-            f"{path} is not complete JSON ({error}), it is probably cut short: use another copy."
-        ) from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not complete JSON ({error}), probably cut short: use another copy.") from None
+    except ValueError:  # Python's limit for whole numbers
+        raise ValueError(f"{path} has a number of over 4,300 digits: correct it.") from None

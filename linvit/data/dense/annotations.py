@@ -85,7 +85,7 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
 
 def _content(path: Path) -> dict[str, Any]:
     if not os.path.exists(path):
-        raise ValueError(f"The annotation file {path} does not exist: set `root` to the folder that contains it.")
+        raise ValueError(f"The annotation file {path} does not exist: check the path.")
     content = read_json(path)
     for name in LISTS:
         if not isinstance(content, dict) or not isinstance(content.get(name), list):

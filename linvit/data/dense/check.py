@@ -1,5 +1,6 @@
 """Checks every file of a detection or segmentation data set and lists the problems."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ def check_dense(
         ValueError: for a path that is not such a data set, and for annotation files that cannot be read at all.
     """
     path = Path(path)
-    if path.is_file():
+    if not path.is_dir():
         return [_check_objects(path, _images_of(path), needs_masks, progress)]
     checked: list[Checked] = []
     for folder in (path, path / "detection", path / "segmentation"):
@@ -50,7 +51,7 @@ def check_dense(
             checked += [
                 _check_objects(file, coco.find_images(folder, split), needs_masks, progress)
                 for split, file in files.items()
-                if file.is_file()
+                if os.path.exists(file)
             ]
         elif (folder / "images" / "training").is_dir() or (folder / "images" / "validation").is_dir():
             checked += _check_maps(folder, num_labels, progress)

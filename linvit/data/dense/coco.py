@@ -1,6 +1,7 @@
 """Objects with boxes and masks, in COCO's layout: image folders and annotations/instances_*.json."""
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ class Coco(DenseSource):
         self.groups_shapes = groups_shapes
         self.max_bad_annotations = max_bad_annotations
         self._read: dict[str, Annotations] = {}
-        known = self.annotations("val" if find_file(self.root, "val").is_file() else "train", class_names)
+        known = self.annotations("val" if os.path.exists(find_file(self.root, "val")) else "train", class_names)
         self.class_names = known.class_names
 
     def annotations(self, split: str, class_names: list[str] | None = None) -> Annotations:
@@ -211,7 +212,7 @@ def find_file(root: Path, split: str) -> Path:
     if not root.is_dir():
         raise ValueError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
     paths = [root / "annotations" / f"instances_{name}.json" for name in SPLITS[split]]
-    return next((path for path in paths if path.is_file()), paths[0])
+    return next((path for path in paths if os.path.exists(path)), paths[0])
 
 
 def find_images(root: Path, split: str) -> Path:
