@@ -27,9 +27,14 @@ def is_hidden(path: Path, root: Path) -> bool:
 
 
 def files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
-    """The paths with one of these endings (".jpg") at any depth, in either case, sorted; hidden ones are left out."""
+    """The paths with one of these endings (".jpg", in either case) at any depth, sorted; hidden ones are left out."""
     endings = {suffix.lower() for suffix in suffixes}
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in endings and not is_hidden(path, folder))
+    paths: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        visible = [*folders, *(name for name in names if not name.startswith("."))]
+        paths += [Path(place, name) for name in visible if os.path.splitext(name)[1].lower() in endings]
+    return sorted(paths)
 
 
 def stays_inside(name: str) -> bool:

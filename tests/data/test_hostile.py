@@ -103,7 +103,7 @@ UNREADABLE = {
     "zero_bytes.jpg": "its format is unknown",
     "text.jpg": "its format is unknown",
     "claims_a_billion_pixels.png": "decompression bomb",
-    "claims_a_long_row.png": "1×65,000 px, over 100 times as long as wide",
+    "claims_a_long_row.png": "1×65,000 px, over 1,000 times as long as wide",
     "pipe.png": "a pipe, a socket or a device, not a regular file",
     "socket.png": "a pipe, a socket or a device, not a regular file",
     "device.png": "a pipe, a socket or a device, not a regular file",
@@ -231,10 +231,10 @@ def test_a_table_or_text_in_an_odd_encoding_is_read_or_refused(tmp_path):
     for number, path in enumerate(hostile.write_hostile_text(tmp_path / "texts", Random(0))):
         root = tmp_path / str(number)
         (root / "val").mkdir(parents=True)
-        (root / "good.txt").write_text("good\n" * 100)
+        (root / "good.txt").write_text("good\n" * 1000)
         path.rename(root / "val" / path.name)
         (root / "val" / "._x.txt").write_text("hidden")
-        source = refused(lambda root=root: TextFolder(str(root), context=8))
+        source = refused(lambda root=root: TextFolder(str(root), context=512))
         if source:
             read_all(source.train_set(), source.val_set())
             assert len(source.files["val"]) == 1

@@ -14,7 +14,7 @@ from linvit.files import reason_of
 from linvit.ranges import OneOf, Range
 
 SMALLEST, LARGEST = 32, 16_384  # pixels
-THINNEST = 100  # long side over short side; scaled to a short side of 256 px, a row of 65,000 px would take 13 GB
+THINNEST = 1000  # long side over short side; scaled to a short side of 256 px, a row of 65,000 px would take 13 GB
 MODES = {1: "L", 3: "RGB"}
 Side = Annotated[int, Range(SMALLEST, LARGEST, because="networks halve an image five times")]
 Deviation = Annotated[float, Range(0.001, 1)]  # below that, normalized pixels leave the range of half precision
@@ -76,7 +76,7 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
     """Reads an image file, turns it upright as its EXIF data say, and converts it to grey (1 channel) or RGB (3).
 
     Raises CorruptImageError, naming the file (as name, if given), if it cannot be decoded to its last pixel, has more
-    pixels than Pillow allows, or is over 100 times as long as wide.
+    pixels than Pillow allows, or is over 1,000 times as long as wide.
     """
     try:
         if isinstance(file, str | Path):
@@ -94,7 +94,7 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
 
 def _check_shape(width: int, height: int) -> None:
     if max(width, height) > THINNEST * min(width, height):
-        raise ValueError(f"{height:,}×{width:,} px, over {THINNEST} times as long as wide")
+        raise ValueError(f"{height:,}×{width:,} px, over {THINNEST:,} times as long as wide")
 
 
 def _upright(image: Image.Image) -> Image.Image:
