@@ -143,7 +143,9 @@ def test_images_of_other_modes_are_converted(tmp_path, images):
 
 def test_images_smaller_than_32_px(refused, tmp_path):
     said = refused("train", write_recipe(tmp_path), "data.size=16")
-    assert "data.size is 16, expected a whole number of 32 or more, because networks halve an image five times" in said
+    assert (
+        "data.size is 16, expected a whole number from 32 to 16,384, because networks halve an image five times" in said
+    )
 
 
 def test_wrong_channel_count(refused, tmp_path):

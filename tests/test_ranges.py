@@ -219,7 +219,7 @@ def test_arguments_are_checked_before_the_constructor_however_they_are_given():
         ("trainer.devices=-1", "trainer.devices is -1, expected a whole number of 1 or more"),
         ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val is -1, expected a number of 0 or more"),
         ("trainer.max_epochs=true", "trainer.max_epochs is True, expected a whole number of 1 or more, or null"),
-        ("data.size=null", "data.size is null, expected a whole number of 32 or more, because networks halve"),
+        ("data.size=null", "data.size is null, expected a whole number from 32 to 16,384, because networks halve"),
         ("data.num_workers=10000", "data.num_workers is 10000, expected a whole number from 0 to 1,024"),
         ("data.max_shift=-1", "data.max_shift is -1, expected a whole number of 0 or more"),
         ("seed=-1", "seed is -1, expected a whole number from 0 to 4,294,967,295"),
@@ -243,11 +243,11 @@ def test_recipes_name_the_key(override, sentence):
     [
         ({"mean": (0.5, 0.5)}, "`mean` has 2 numbers, but `channels` is 3"),
         ({"std": ()}, "`std` has 0 numbers, but `channels` is 3"),
-        ({"std": (0, 0, 0)}, r"`std` is \(0, 0, 0\), expected a list of numbers above 0"),
-        ({"auto_augment": "rand-x9"}, "`auto_augment` is 'rand-x9', which timm does not know"),
+        ({"std": (0, 0, 0)}, r"`std` is \(0, 0, 0\), expected a list of numbers from 0.001 to 1"),
+        ({"auto_augment": "rand-x9"}, "`auto_augment` is 'rand-x9', expected a policy of timm, such as"),
         ({"interpolation": "bicubi"}, "`interpolation` is 'bicubi', expected one of nearest, bilinear, bicubic"),
         ({"crop_scale": (0.9, 0.1)}, "`crop_scale` is .*, expected the smaller share first"),
-        ({"crop_pct": 0}, "`crop_pct` is 0, expected a number above 0 and up to 1"),
+        ({"crop_pct": 0}, "`crop_pct` is 0, expected a number from 0.1 to 1"),
         ({"max_corrupt": -1}, "`max_corrupt` is -1, expected a whole number of 0 or more"),
     ],
 )

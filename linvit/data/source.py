@@ -1,4 +1,4 @@
-"""What every source of data offers."""
+"""The base class of all data sources."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ import lightning
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from linvit.data.order import NAMED, Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.data.unusable import SHOWN
 from linvit.ranges import Amount, Checked, Count, Range, Seed
 
 if TYPE_CHECKING:
@@ -18,20 +19,21 @@ Workers = Annotated[int, Range(0, 1024)]
 
 
 def hashed(name: str) -> float:
-    """A number in 0..1 that depends on the name alone, so the same on every machine."""
+    """A number in 0..1 that depends on the name alone; it is the same on every machine."""
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
     return int.from_bytes(digest[:4], "big") / 2**32
 
 
 def is_held_out(name: str, held_out: float) -> bool:
-    """Whether a file belongs to the validation split: by a hash of its name."""
+    """Whether a file belongs to the validation split, decided by a hash of its name."""
     return hashed(name) < held_out
 
 
 def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
-    """The names of one class that belong to the validation split: by their hashes, of names and the seed `split`.
+    """The names of one class that belong to the validation split, chosen by hashes of the names and the seed `split`.
 
-    Rounded, but a share between 0 and 1 leaves one or more on either side, and a single one to train on.
+    Their number is rounded, but with a share between 0 and 1 both splits get at least one name; a single name is for
+    training.
     """
     count = round(held_out * len(names))
     if 0 < held_out < 1:
@@ -40,17 +42,17 @@ def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few names."""
-    return ", ".join(names[:NAMED]) + (" …" if len(names) > NAMED else "")
+    """The first five names."""
+    return ", ".join(names[:SHOWN]) + (" …" if len(names) > SHOWN else "")
 
 
 class Source(lightning.LightningDataModule, Checked):
     """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
 
-    A source names the task that its targets are for, sets class_names and preprocessing in its constructor and returns
-    its datasets from train_set and val_set. item: what a sample is called. smaller: the arguments that make more
-    batches of the same data. assemble: makes a batch of a list of samples. val_batch_size: samples in a validation
-    batch, by default batch_size.
+    A subclass names the task of its targets, sets class_names and preprocessing in its constructor, and returns its
+    datasets from train_set and val_set. item: what messages call a sample. smaller: the arguments that, set lower,
+    give more batches of the same data. assemble: makes a batch from a list of samples. val_batch_size: samples per
+    validation batch, by default batch_size.
     """
 
     task = "classification"
@@ -89,7 +91,7 @@ class Source(lightning.LightningDataModule, Checked):
     def train_order(self, dataset: Dataset[Any]) -> ShuffledOrder:
         return ShuffledOrder(len(dataset), self.seed, self.repeats)  # type: ignore[arg-type]
 
-    def train_dataloader(self) -> ResumableBatches:
+    def train_dataloader(self) -> Batches:
         dataset = self.train_set()
         order = self.train_order(dataset)
         if len(order) < self.batch_size:

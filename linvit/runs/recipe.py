@@ -132,6 +132,7 @@ class Recipe:
             )
         self._parser = self._new_parser()
         values = _without_names(values)
+        _check_source_keys(self.source_name, values.get("data", {}))
         _check_keys(values, set(self._parser.get_defaults().keys()))
         self._check_ranges(values)
         try:
@@ -240,6 +241,19 @@ def _without_names(values: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(given, Mapping):
             rest[key] = {name: value for name, value in given.items() if name != "name"}
     return rest
+
+
+def _check_source_keys(source_name: str, data: Mapping[str, Any]) -> None:
+    """Raises ValueError for settings of other data, which stay in a recipe when an override changes data.name."""
+    known = parameters(SOURCES[source_name])
+    others = set().union(*map(parameters, SOURCES.values()))
+    foreign = [f"data.{key}" for key in data if key not in known and key in others]
+    if foreign:
+        advice = " `linvit new` writes a recipe for a folder of images." if source_name == "imagefolder" else ""
+        raise ValueError(
+            f"The recipe has settings that the data {source_name!r} does not know: {', '.join(foreign)}. Remove them,"
+            f" or choose other data.{advice}"
+        )
 
 
 def _check_keys(values: Mapping[str, Any], known: set[str], prefix: str = "") -> None:

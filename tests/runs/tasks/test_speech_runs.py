@@ -124,7 +124,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path
         (["predict", "RUN", "SOUND", "--output", "FILE/a.csv"], "cannot be written"),
         (["generate", "RUN"], "speech generates nothing"),
         (["eval", "RUN", "data=nowhere"], "The speech folder nowhere does not exist"),
-        (["eval", "RUN", "data=EMPTY"], "holds no transcripts"),
+        (["eval", "RUN", "data=EMPTY"], "has no transcripts"),
     ],
 )
 def test_wrong_use_ends_in_a_sentence(run, command, message, tmp_path, capsys):
