@@ -33,6 +33,7 @@ class DecoderSpec(NamedSpec):
     """A task that trains a decoder of tokens."""
 
     family = "sequence"
+    names_classes = False
     instead_of_predict = "use `generate` or `evaluate` instead"
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from linvit.models.by_name import check_model
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.released import load_released
 from linvit.runs.evaluate import Measures
-from linvit.runs.settings import as_tuple, check_names, parameters
+from linvit.runs.settings import as_tuple, parameters
 from linvit.runs.spec import TaskSpec, check_options
+from linvit.runs.stored import build_network, check_preprocessing, read_stored
 from linvit.runs.tasks import TASKS
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.task import Task
@@ -159,10 +160,9 @@ class Run:
 
         Raises ValueError for a field that the preprocessing does not have, and a value that it cannot have.
         """
-        names = [field.name for field in fields(self.preprocessing)]
-        check_names("setting of the preprocessing", settings, names)
         if isinstance(settings.get("size"), int):
             settings["size"] = (settings["size"],) * 2
+        check_preprocessing(self.spec, settings)
         self.preprocessing = replace(self.preprocessing, **{key: as_tuple(value) for key, value in settings.items()})
 
     def stream(self, inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
@@ -252,28 +252,21 @@ def _checkpoint_of(path: Path) -> Path:
 
 
 def _from_checkpoint(path: Path) -> Run:
-    content = read_checkpoint(path)
-    if "linvit" not in content:
-        raise ValueError(
-            f"The checkpoint {path} does not say which model it belongs to, as those of `linvit train` do: load it with"
-            " `model` and `checkpoint`."
-        )
-    about = dict(content["linvit"])
-    recipe, class_names = about.pop("recipe"), about.pop("class_names")
-    spec = TASKS[recipe["task"]["name"]]
-    preprocessing = spec.preprocessing(**{key: as_tuple(value) for key, value in about.pop("preprocessing").items()})
-    model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
-    kept = {key: recipe["task"][key] for key in ("ema_decay", *spec.kept)}
-    task = spec.build(model, about.pop("num_classes"), getattr(preprocessing, "channels", 3), **kept)
-    name = spec.title(model, task.network)
+    stored = read_stored(path)
+    spec, model, preprocessing = stored.spec, stored.model, stored.preprocessing
+    channels = getattr(preprocessing, "channels", 3)
+    network = build_network(lambda: spec.network(model, stored.num_classes, channels), stored)
+    kept = {key: stored.recipe["task"][key] for key in ("ema_decay", *spec.kept)}
+    task = spec.around(network, stored.num_classes, channels, **kept)
+    name = spec.title(model, network)
     try:
-        task.load_state_dict(content["state_dict"])
-    except (RuntimeError, KeyError) as error:
+        task.load_state_dict(stored.weights)
+    except RuntimeError as error:
         raise ValueError(
             f"The weights in {path} do not fit the model {name!r} that it names: the file is damaged, or was written by"
             " a version in which that model was another."
         ) from error
-    return Run(spec, task, class_names, preprocessing, path, name, recipe, about)
+    return Run(spec, task, stored.class_names, preprocessing, path, name, stored.recipe, stored.facts)
 
 
 def _from_weights(model: str, path: Path) -> Run:

@@ -41,7 +41,8 @@ class TaskSpec:
 
     name: `task.name` of recipes. task: its LightningModule; the constructor takes the network first. sources: the data
     that it learns from, by `data.name`. folder_source: which of them reads a folder. preprocessing: the dataclass that
-    a checkpoint stores. kept: settings of the task that its measures depend on, which a loaded run keeps.
+    a checkpoint stores. kept: settings of the task that its measures depend on, which a loaded run keeps. stored_facts:
+    annotations of what `stored` returns. names_classes: whether each output of the network has a name.
     """
 
     name: ClassVar[str]
@@ -50,6 +51,8 @@ class TaskSpec:
     folder_source: ClassVar[str]
     preprocessing: ClassVar[type]
     kept: ClassVar[tuple[str, ...]] = ()
+    stored_facts: ClassVar[Mapping[str, Any]] = {}
+    names_classes: ClassVar[bool] = True
 
     def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         """The network that the group `model` of a recipe describes, for data with so many classes and channels.

@@ -37,6 +37,7 @@ class ClassificationSpec(ClassifierSpec):
     task = Classification
     sources: ClassVar = {"digits": Digits, "imagefolder": ImageFolder, "timm": TimmImages}
     folder_source = "imagefolder"
+    stored_facts: ClassVar = {"split_digest": str | None}
 
     def stored(self, source: Source) -> dict[str, Any]:
         """Which files were held out of a folder that is not divided itself."""

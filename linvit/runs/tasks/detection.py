@@ -19,6 +19,7 @@ from linvit.data.dense.source import DenseSource
 from linvit.data.source import Source
 from linvit.files import replacing
 from linvit.models.dense.frameworks import DETECTORS
+from linvit.ranges import Amount
 from linvit.runs.dense import (
     OVERLAYS,
     DensePredictions,
@@ -50,6 +51,7 @@ class DetectionSpec(DenseSpec):
     sources: ClassVar = {"coco": Coco}
     folder_source = "coco"
     frameworks = DETECTORS
+    stored_facts: ClassVar = {"category_ids": list[Amount]}
 
     def stored(self, source: Source) -> dict[str, Any]:
         return {"category_ids": list(source.annotations("train").category_ids)}
