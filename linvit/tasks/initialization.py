@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import timm
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from linvit.files import read_checkpoint
-from linvit.tasks.checkpoints import BEST
+from linvit.tasks.checkpoints import BEST, LAST
 
 PREFIXES = ("ema.module.", "network.")
+FAMILIES = {f"linvit.models.{name}" for name in ("ravlt", "mavit", "care")}
+"""Modules of networks of which some share the names and shapes of their weights."""
 
 
 def initialize(network: nn.Module, source: str | Path, same_classes: bool = False) -> str:
@@ -28,38 +31,86 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
         ValueError: If it cannot be read, or does not fit beside the classifier; the network stays as it was.
     """
     path = weights_file(source)
-    weights = _weights(network, read_checkpoint(path))
+    content = read_checkpoint(path)
+    _check_same_family(network, content, path)
+    weights = _weights(network, content, path)
     target = network.state_dict()
     left_out = [] if same_classes else _left_out(network, target, weights)
     copied = {key: value for key, value in weights.items() if key not in left_out}
     faults = [key for key, value in target.items() if key not in left_out and _misfits(key, value, copied)]
     faults += [key for key in copied if key not in target]
     if faults:
+        fit = sum(key in weights and weights[key].shape == value.shape for key, value in target.items())
         raise ValueError(
-            f"The weights in {path} do not fit this {type(network).__name__} in {len(faults)} keys, {faults[0]} for"
-            " example: give the weights of the same model."
+            f"The weights in {path} do not fit this {type(network).__name__}: only {fit} of its {len(target)} tensors"
+            f" are in the file with the same shape, and {faults[0]} is not, for example: give the weights of the same model."
         )
     network.load_state_dict({**target, **copied})
     return f"Starting from {path}{_beside(network, target, weights, left_out)}."
 
 
 def weights_file(source: str | Path) -> Path:
-    """The file of the weights to start from: a run's best checkpoint, or the file itself."""
+    """The file of the weights to start from: a run's best checkpoint, else its last one, or the file itself."""
     path = Path(source)
-    return path / "checkpoints" / BEST if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    best, last = (path / "checkpoints" / name for name in (BEST, LAST))
+    return last if last.is_file() and not best.is_file() else best
 
 
-def _weights(network: nn.Module, content: dict[str, Any]) -> dict[str, Tensor]:
+def _weights(network: nn.Module, content: dict[str, Any], path: Path) -> dict[str, Tensor]:
     if "linvit" in content:
-        held = content["state_dict"]
-        prefix = next(prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in held))
+        held = _tensors(content.get("state_dict"), path)
+        prefix = next((prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in held)), PREFIXES[-1])
         content = {key.removeprefix(prefix): value for key, value in held.items() if key.startswith(prefix)}
         if not _is_dense(network):
             return content
-    if hasattr(network, "native_state_dict"):
-        return network.native_state_dict(content)
+    native = getattr(network, "native_state_dict", None)
+    if callable(native):
+        return _tensors(native(content), path)
     held = next((content[name] for name in ("state_dict", "model") if isinstance(content.get(name), Mapping)), content)
-    return dict(clean_state_dict(held))
+    return _tensors(clean_state_dict(dict(held)), path)
+
+
+def _tensors(weights: Any, path: Path) -> dict[str, Tensor]:
+    """The weights themselves, if there are some, all of them tensors of finite numbers."""
+    if not isinstance(weights, Mapping) or not weights:
+        raise ValueError(f"{path} holds no weights to start from: give a run or a file of weights.")
+    for key, value in weights.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise ValueError(
+                f"{path} holds {str(key)[:60]!r}, a {type(value).__name__}, among its weights: give a file of tensors."
+            )
+        if key.startswith("train_loss."):
+            continue
+        if value.is_floating_point() and not value.isfinite().all():
+            raise ValueError(f"The weights {key} in {path} are not finite: start from a run that did not diverge.")
+    return dict(weights)
+
+
+def _check_same_family(network: nn.Module, content: Mapping[str, Any], path: Path) -> None:
+    """Raises ValueError where a run's checkpoint records a model of another family or mechanism than the network.
+
+    Names and shapes of the weights can be the same in both, as those of ravlt_nano and mavit_nano are.
+    """
+    recorded: Any = content
+    for key in ("linvit", "recipe", "model"):
+        recorded = recorded.get(key) if isinstance(recorded, Mapping) else None
+    if not isinstance(recorded, Mapping):
+        return
+    name, mechanism = str(recorded.get("name") or recorded.get("backbone")), getattr(network, "mechanism", None)
+    family = timm.model_entrypoint(name).__module__ if timm.is_model(name) else None
+    families = {type(module).__module__ for module in network.modules()} & FAMILIES
+    if family in FAMILIES and families and family not in families:
+        this = families.pop().rpartition(".")[2]
+    elif recorded.get("mechanism") and mechanism and recorded["mechanism"] != mechanism:
+        name, this = f"{name} with {recorded['mechanism']} attention", f"{mechanism} attention"
+    else:
+        return
+    raise ValueError(
+        f"The weights in {path} are of {name}, but this network is of {this}, and would read them as something else:"
+        " give the weights of the same model."
+    )
 
 
 def _is_dense(network: nn.Module) -> bool:
@@ -71,7 +122,7 @@ def _left_out(network: nn.Module, target: Mapping[str, Tensor], weights: Mapping
     if not _is_dense(network):
         shared = [key for key in _classifier_keys(network) if key in weights and key in target]
         return [key for key in shared if weights[key].shape != target[key].shape]
-    heads = [key for key in target if not key.startswith(network.backbone_prefix)]
+    heads = [key for key in target if not key.startswith(str(network.backbone_prefix))]
     given = [key for key in heads if key in weights]
     # layers of classes differ in their outputs, and in nothing else
     return [key for key in given if _outputs_alone_differ(target[key], weights[key])] if given else heads

@@ -1,4 +1,4 @@
-"""Checkpoints whose metadata was changed: each loads and evaluates, or ends in one sentence, quickly and in little memory."""
+"""Checkpoints whose metadata was changed: each works or ends in one sentence, quickly and in little memory."""
 
 import copy
 import math
@@ -81,13 +81,14 @@ def refused_or_evaluated(path, evaluates):
         run = load_run(path)
         if evaluates:
             run.evaluate(trainer={"accelerator": "cpu", "limit_val_batches": 1})
+        return None
     except (ValueError, OSError) as error:
-        assert "\n" not in str(error)
-        assert len(str(error)) < 1000
-        assert time.monotonic() - started < 20
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY
-        return str(error)
-    return None
+        said = str(error)
+    assert "\n" not in said
+    assert len(said) < 1000
+    assert time.monotonic() - started < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY
+    return said
 
 
 def check_mutations(folder, path, count, seed, evaluates=True):
@@ -150,7 +151,7 @@ def replaced(whole, *path, value):
 )
 def test_what_is_wrong_is_said(run, tmp_path, place, value, said):
     torch.save(replaced(content(run), "linvit", *place, value=value), tmp_path / "changed.ckpt")
-    with pytest.raises(ValueError, match="changed.ckpt") as refusal:
+    with pytest.raises(ValueError, match=r"changed\.ckpt") as refusal:
         load_run(tmp_path / "changed.ckpt")
     assert said in str(refusal.value)
 
