@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,43 @@ from safetensors.torch import load_file
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
+def user_path(path: str | Path) -> Path:
+    """The path that a user means: `~` is the home folder."""
+    return Path(os.path.expanduser(path))
+
+
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Gives a temporary name beside path; what was written there takes path's place at once, or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Gives a temporary name beside path; what was written there takes path's place at once, or not at all.
+
+    A link is followed, missing folders are made.
+
+    Raises:
+        ValueError: if path is a folder, a device or another thing that is not a file.
+        OSError: if it cannot be written; the message names path, and `errno` is the system's.
+    """
+    path = user_path(path)
+    _check_regular(path)
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{_shortened(target.name)}.{os.getpid()}.tmp")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(temporary), *map(str, target.parents)):
+            raise
+        reason = os.strerror(error.errno)
+        raised = OSError(
+            f"{path} could not be written ({reason}): make room or allow writing there, or choose another."
+        )
+        raised.errno = error.errno
+        raise raised from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def write_json(path: str | Path, content: Any, indent: int | None = None) -> None:
@@ -38,15 +63,34 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
         temporary.write_text(json.dumps(_finite(content), indent=indent))
 
 
-def check_writable(folder: Path) -> None:
+def write_text(path: str | Path, text: str) -> None:
+    """Writes text in UTF-8, whole or not at all.
+
+    Bytes of file names that are not UTF-8 (Python's surrogates) are written as `\\udcXX`, in JSON a valid escape.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+
+
+def check_output_file(path: str | Path) -> Path:
+    """The path that a user means; raises ValueError or OSError where no file can be written at it."""
+    path = user_path(path)
+    _check_regular(path)
+    check_writable(path.parent)
+    return path
+
+
+def check_writable(folder: str | Path) -> None:
     """Raises OSError, naming the folder, where no file can be made in it; makes the folder where it is missing."""
+    folder = user_path(folder)
     try:
         with replacing(folder / ".probe") as temporary:
             temporary.touch()
         (folder / ".probe").unlink()
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else reason_of(error)
         raise OSError(
-            f"The folder {folder} cannot be written ({error.strerror}): allow writing there, or choose another folder."
+            f"The folder {folder} cannot be written ({reason}): allow writing there, or choose another folder."
         ) from error
 
 
@@ -70,22 +114,36 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         FileNotFoundError: if there is no such file.
         ValueError: if it is truncated, is not a checkpoint, or holds objects that only running code could make.
     """
-    path = Path(path)
+    path = user_path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"checkpoint {path} does not exist: give the path of a checkpoint's file")
+        raise FileNotFoundError(f"The checkpoint {path} does not exist: give the path of a checkpoint file.")
     try:
         checkpoint = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
     except pickle.UnpicklingError as error:
         refused = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(
-            f"checkpoint {path} is refused because it is damaged or reading it could execute code"
-            f"{f' ({refused[1]})' if refused else ''}: expected plain tensors and values, save its state dict alone"
+            f"The checkpoint {path} is refused because it is damaged or reading it could execute code"
+            f"{f' ({refused[1]})' if refused else ''}: save its state dict alone, which holds only tensors."
         ) from error
     except Exception as error:  # what a damaged file raises depends on where it is cut
-        raise ValueError(f"checkpoint {path} cannot be read, it is probably truncated: use another copy") from error
+        raise ValueError(f"Checkpoint {path} cannot be read, it is probably truncated: use another copy.") from error
     if not isinstance(checkpoint, dict):
-        raise ValueError(f"checkpoint {path} holds a {type(checkpoint).__name__}, expected a dictionary of tensors")
+        raise ValueError(
+            f"{path} holds a {type(checkpoint).__name__}, expected a dictionary of tensors: give a checkpoint."
+        )
     return checkpoint
+
+
+def _check_regular(path: Path) -> None:
+    """Raises ValueError for what must not be replaced by a file."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device, pipe or socket"
+        raise ValueError(f"{path} is {kind}, not a file: name a file.")
+
+
+def _shortened(name: str) -> str:
+    """A name that has room for an ending; equal names stay equal."""
+    return name if len(os.fsencode(name)) < 200 else f"{name[:40]}{zlib.crc32(os.fsencode(name))}"
 
 
 def _finite(value: Any) -> Any:

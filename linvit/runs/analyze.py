@@ -1,6 +1,7 @@
 """Ranks, score matrices and the query's magnitude inside a network's attention, as figures, tables and a report."""
 
 import csv
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
 from linvit.analysis.report import paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
-from linvit.files import check_writable, replacing, write_json
+from linvit.files import check_writable, user_path, write_json, write_text
 from linvit.runs.images import AnalyzedImages, from_files, from_photos, from_source
 from linvit.runs.progress import tracked
 from linvit.runs.run import Run
@@ -106,7 +107,7 @@ def analyze(
     run.task.cpu()
     subject = run.spec.subject(run)
     chosen = resolve_layers(subject.network, layers)
-    folder = Path(output) if output else run.folder / "analysis"
+    folder = user_path(output) if output else run.folder / "analysis"
     check_writable(folder)
     view = _View(subject, _images(run, subject, images, count, overrides), chosen, tuple(query), progress)
     results = {}
@@ -232,11 +233,11 @@ def _curves(measured: Sequence[Measured], measure: str) -> list[dict[str, object
 def _write_result(folder: Path, name: str, result: _Result) -> None:
     for file, (figure, _) in result.figures.items():
         write_figure(figure, folder / file)
-    with replacing(folder / f"{name}.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        columns = list(dict.fromkeys(key for row in result.rows for key in row))
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(result.rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in result.rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(result.rows)
+    write_text(folder / f"{name}.csv", text.getvalue())
     write_json(folder / f"{name}.json", {"rows": result.rows, "curves": result.curves})
 
 

@@ -19,7 +19,7 @@ from linvit.analysis.report import paragraph, pixel_image
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import CorruptImageError
 from linvit.data.source import Source
-from linvit.files import check_writable, replacing
+from linvit.files import check_writable, replacing, user_path
 from linvit.models.by_name import known_arguments
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import build_dense
@@ -229,7 +229,7 @@ def displayed(image: Tensor, preprocessing: DensePreprocessing) -> Tensor:
 
 
 def _checked_folder(output: str | Path, inputs: Sequence[Any]) -> Path:
-    folder = Path(output)
+    folder = user_path(output)
     if folder.suffix in (".csv", ".json") or (folder.exists() and not folder.is_dir()):
         raise ValueError(f"`output` is {folder}, but detectors and segmentors write many files: give a folder.")
     for path in (Path(item) for item in inputs if isinstance(item, str | Path)):

@@ -16,6 +16,7 @@ from torchvision.transforms.v2.functional import center_crop
 from linvit.analysis.scores import evenly
 from linvit.data.images.image import SMALLEST, CorruptImageError, converted, open_image
 from linvit.data.source import Source
+from linvit.files import user_path
 
 PHOTOS = ("china.jpg", "flower.jpg")
 CROP_SHARE = 0.5  # a crop's side over the image's shorter side
@@ -35,7 +36,7 @@ def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tu
         if not isinstance(item, str | Path):
             items.append((f"{kind} {number}", item))
             continue
-        path = Path(item)
+        path = user_path(item)
         files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix.lower() in suffixes)
         items += [(str(file), file) for file in files]
         if path.is_dir() and not files:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from linvit.files import check_writable, replacing
+from linvit.files import check_output_file, write_text
 
 
 class Prediction(Protocol):
@@ -156,11 +156,11 @@ class Predictions(Sequence[Row]):
         writer = csv.DictWriter(text, list(dict.fromkeys(key for row in cells for key in row)), lineterminator="\n")
         writer.writeheader()
         writer.writerows(cells)
-        _write(path, text.getvalue())
+        write_text(path, text.getvalue())
 
     def to_json(self, path: str | Path) -> None:
         """Writes a list with an object for each input, whole or not at all."""
-        _write(path, json.dumps([row.entry() for row in self], indent=1, ensure_ascii=False))
+        write_text(path, json.dumps([row.entry() for row in self], indent=1, ensure_ascii=False))
 
     def save(self, path: str | Path) -> None:
         """Writes a .csv or .json file; raises ValueError for another ending."""
@@ -169,14 +169,7 @@ class Predictions(Sequence[Row]):
 
 
 def check_output(path: str | Path) -> Path:
-    """The path itself; raises ValueError for an ending other than .csv or .json, OSError for a folder not writable."""
-    path = Path(path)
-    if path.suffix not in (".csv", ".json"):
+    """The path that is meant; raises ValueError for an ending other than .csv or .json, and as `check_output_file`."""
+    if Path(path).suffix not in (".csv", ".json"):
         raise ValueError(f"`output` is {path}, which has an unknown ending: expected a .csv or .json file.")
-    check_writable(path.parent)
-    return path
-
-
-def _write(path: str | Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    return check_output_file(path)

@@ -5,7 +5,7 @@ from typing import Any
 
 from linvit.analysis.curves import training_curve
 from linvit.analysis.report import figure_image, paragraph, table, write_page
-from linvit.files import check_writable
+from linvit.files import check_output_file
 from linvit.runs.evaluate import Measures, evaluate
 from linvit.runs.run import Run
 from linvit.runs.spec import Section
@@ -21,8 +21,7 @@ def write_report(
     **overrides: Any,
 ) -> Path:
     """Writes a self-contained HTML page and returns its path, see Run.report; raises as Run.evaluate."""
-    page = Path(path) if path else run.folder / PAGE
-    check_writable(page.parent)
+    page = check_output_file(path or run.folder / PAGE)
     source = run.source(data, **run.spec.configure(run, **overrides))
     measures = evaluate(run, source) if measures is None else measures
     parameters = f"{sum(parameter.numel() for parameter in run.network.parameters()):,} parameters"

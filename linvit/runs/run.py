@@ -17,7 +17,7 @@ from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import Preprocessing
 from linvit.data.source import Source
-from linvit.files import read_checkpoint
+from linvit.files import read_checkpoint, user_path
 from linvit.models.by_name import check_model
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.released import load_released
@@ -230,14 +230,14 @@ def load_run(
     if framework is not None and model is None:
         raise ValueError("`framework` needs `model`, its backbone; a run knows its own framework: leave it out.")
     if model is None:
-        return _from_checkpoint(_checkpoint_of(Path(path)))  # type: ignore[arg-type]
+        return _from_checkpoint(_checkpoint_of(user_path(path)))  # type: ignore[arg-type]
     if untrained:
         return _untrained(model)
     if checkpoint is None:
         raise ValueError("`model` needs `checkpoint`: the file of weights, released or converted.")
     if framework is not None:
-        return _from_dense_weights(framework, model, Path(checkpoint))
-    return _from_weights(model, Path(checkpoint))
+        return _from_dense_weights(framework, model, user_path(checkpoint))
+    return _from_weights(model, user_path(checkpoint))
 
 
 def _checkpoint_of(path: Path) -> Path:

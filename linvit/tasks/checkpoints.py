@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import os
 import signal
 import threading
 import time
@@ -16,7 +17,8 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from linvit.files import read_checkpoint, replacing
+from linvit.files import read_checkpoint, reason_of, replacing
+from linvit.ranges import allows
 from linvit.tasks.measures import column, line
 
 if TYPE_CHECKING:
@@ -40,8 +42,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             with replacing(path) as temporary:
                 torch.save(checkpoint, temporary)
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else reason_of(error)
             raise OSError(
-                f"The checkpoint {path} could not be written ({error}); the one before it is untouched:"
+                f"The checkpoint {path} could not be written ({reason}); the one before it is untouched:"
                 " make room or allow writing there, then train again with `resume=True`."
             ) from error
 
@@ -82,7 +85,12 @@ class RunFolder(Checkpoint):
         return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.rows = list(state_dict["rows"])
+        rows = state_dict.get("rows")
+        if not allows(list[dict[str, Any]], rows) or not all(
+            allows(float, value) for row in rows for value in row.values()
+        ):
+            raise ValueError("The checkpoint's training curve is damaged: resume from another checkpoint.")
+        self.rows = list(rows)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["linvit"] = self.about

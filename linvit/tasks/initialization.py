@@ -8,7 +8,7 @@ import timm
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
-from linvit.files import read_checkpoint
+from linvit.files import read_checkpoint, user_path
 from linvit.tasks.checkpoints import BEST, LAST
 
 PREFIXES = ("ema.module.", "network.")
@@ -43,7 +43,7 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
         fit = sum(key in weights and weights[key].shape == value.shape for key, value in target.items())
         raise ValueError(
             f"The weights in {path} do not fit this {type(network).__name__}: only {fit} of its {len(target)} tensors"
-            f" are in the file with the same shape, and {faults[0]} is not, for example: give the weights of the same model."
+            f" are there with the same shape, and {faults[0]} is not, for example: give the weights of the same model."
         )
     network.load_state_dict({**target, **copied})
     return f"Starting from {path}{_beside(network, target, weights, left_out)}."
@@ -51,7 +51,7 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
 
 def weights_file(source: str | Path) -> Path:
     """The file of the weights to start from: a run's best checkpoint, else its last one, or the file itself."""
-    path = Path(source)
+    path = user_path(source)
     if not path.is_dir():
         return path
     best, last = (path / "checkpoints" / name for name in (BEST, LAST))

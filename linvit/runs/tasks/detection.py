@@ -95,7 +95,8 @@ class DetectionSpec(DenseSpec):
             "licenses": [],
             "categories": [{"id": key, "name": name} for key, name in zip(ids, run.class_names, strict=True)],
         }
-        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        unusual = "backslashreplace"  # bytes of names that are not UTF-8 become escapes of JSON
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8", errors=unusual) as file:
             file.write(json.dumps(head, ensure_ascii=False)[:-1] + ', "annotations": [')
 
             def write(row: ObjectPrediction) -> None:

@@ -17,7 +17,7 @@ from linvit.analysis.report import figure_image, paragraph
 from linvit.data.generation.digits import DigitImages, GenerationPreprocessing
 from linvit.data.generation.latents import Latents, decoded, open_autoencoder
 from linvit.data.source import Source
-from linvit.files import check_writable, replacing
+from linvit.files import check_output_file, replacing
 from linvit.layers.mechanisms import at
 from linvit.models.registry import create
 from linvit.runs.named import NamedSpec
@@ -186,14 +186,10 @@ SPEC = DiffusionSpec()
 
 
 def check_image_output(path: str | Path) -> Path:
-    """The path itself; raises ValueError for an ending other than .png or .npz, OSError where it cannot be written."""
-    path = Path(path)
-    if path.suffix not in SUFFIXES:
+    """The path that is meant; raises ValueError for an ending other than .png or .npz, and as `check_output_file`."""
+    if Path(path).suffix not in SUFFIXES:
         raise ValueError(f"`output` is {path}, expected a .png or .npz file: name one of them.")
-    if path.is_dir():
-        raise ValueError(f"`output` is {path}, which is a folder: name a file.")
-    check_writable(path.parent)
-    return path
+    return check_output_file(path)
 
 
 def _check(count: int, guidance: float, seed: int) -> None:
