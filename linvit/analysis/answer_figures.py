@@ -77,8 +77,8 @@ def calibration_curve(answers: Answers) -> Figure:
     return figure
 
 
-def confusion_matrix(confusion: Tensor, class_names: Sequence[str]) -> Figure:
-    """Shares of each true class's pixels by the class they are given; of many classes those most often wrong.
+def confusion_matrix(confusion: Tensor, class_names: Sequence[str], item: str = "pixels") -> Figure:
+    """Shares of each true class's items by the class answered; of many classes, those most often wrong.
 
     confusion: counts (true class, answered class).
     """
@@ -91,7 +91,7 @@ def confusion_matrix(confusion: Tensor, class_names: Sequence[str]) -> Figure:
     figure = Figure(figsize=(side + 0.8, side), layout="constrained")
     axes = figure.subplots()
     figure.colorbar(
-        axes.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=100), label="of the true class's pixels, %", shrink=0.8
+        axes.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=100), label=f"of the true class's {item}, %", shrink=0.8
     )
     for row, column in (rows >= 0.5).nonzero().tolist() if len(names) <= WRITTEN else []:
         tone = "white" if rows[row, column] > 50 else "black"
@@ -100,7 +100,7 @@ def confusion_matrix(confusion: Tensor, class_names: Sequence[str]) -> Figure:
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set(xlabel="answered", ylabel="true")
     if len(names) < len(class_names):
-        axes.set_title(f"the {len(names)} of {len(class_names)} classes with most wrong pixels", fontsize=10)
+        axes.set_title(f"the {len(names)} of {len(class_names)} classes with most wrong {item}", fontsize=10)
     return figure
 
 

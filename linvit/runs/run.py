@@ -234,7 +234,10 @@ def load_run(
     if untrained:
         return _untrained(model)
     if checkpoint is None:
-        raise ValueError("`model` needs `checkpoint`: the file of weights, released or converted.")
+        raise ValueError(
+            "`model` needs `checkpoint`, its file of weights, because linvit has no weights of its own and downloads"
+            " none here: give the authors' file or one saved from timm (docs/timm.md), or a run of `linvit train`."
+        )
     if framework is not None:
         return _from_dense_weights(framework, model, user_path(checkpoint))
     return _from_weights(model, user_path(checkpoint))

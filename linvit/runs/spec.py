@@ -94,24 +94,30 @@ class TaskSpec:
 
     def predict(self, run: "Run", inputs: Sequence[Any], **options: Any) -> Any:
         """Predictions for inputs, see Run.predict."""
-        raise ValueError(f"A run of the task {self.name} predicts nothing: {self.instead_of_predict}.")
+        raise ValueError(f"A run of the task {self.name} cannot predict: {self.instead_of_predict}.")
 
     instead_of_predict: ClassVar[str] = "use `evaluate` instead"
     instead_of_generate: ClassVar[str] = "use `predict` instead"
 
+    @property
+    def instead(self) -> str:
+        """What to use in place of transcribing: `predict`, where the task predicts."""
+        predicts = type(self).predict is not TaskSpec.predict
+        return "use `predict` instead" if predicts else self.instead_of_predict
+
     def transcriber(self, run: "Run", weights: str | None = None) -> Any:
         """What transcribes samples as they come, see Run.transcriber."""
-        raise ValueError(f"A run of the task {self.name} transcribes nothing: {self.instead_of_predict}.")
+        raise ValueError(
+            f"Only speech recognition transcribes, and this is a run of the task {self.name}: {self.instead}."
+        )
 
     def stream(self, run: "Run", inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
         """The text of a sound file, piece by piece, see Run.stream."""
-        raise ValueError(
-            f"`stream` is for speech recognition, and this is a run of the task {self.name}: leave it out."
-        )
+        raise ValueError(f"Only speech recognition streams, and this is a run of the task {self.name}: {self.instead}.")
 
     def generate(self, run: "Run", **options: Any) -> Any:
         """What the network generates, see Run.generate."""
-        raise ValueError(f"A run of the task {self.name} generates nothing: {self.instead_of_generate}.")
+        raise ValueError(f"A run of the task {self.name} cannot generate: {self.instead_of_generate}.")
 
     def configure(self, run: "Run", **options: Any) -> dict[str, Any]:
         """Applies the options of `evaluate` that are the task's own to a run and returns the others."""
@@ -131,8 +137,8 @@ class TaskSpec:
     def subject(self, run: "Run") -> Subject:
         """What an analysis of a run looks into; raises ValueError where there is no attention over images."""
         raise ValueError(
-            f"Analysis is of attention over images, and a run of the task {self.name} has none: choose a classifier, an"
-            " image generator, a detector or a segmentor."
+            f"A run of the task {self.name} cannot be analyzed, because it has no attention over images: use `evaluate`"
+            " or `report` instead."
         )
 
     def sections(self, run: "Run", source: Source) -> Iterable[Section]:

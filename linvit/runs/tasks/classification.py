@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from linvit.analysis import answer_figures as figures
 from linvit.analysis.answers import BINS, Answers, confused_pairs, expected_calibration_error, per_class
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from linvit.runs.run import Run
 
 PAIRS, PAIRS_WITH_IMAGES, EXAMPLES = 20, 8, 6
+MATRIX_CLASSES = 30  # more do not fit into a figure of all of them
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class ClassificationSpec(ClassifierSpec):
         answers = answers_of(run, source)
         return [
             ("Accuracy per class", _accuracies(answers)),
+            ("Precision, recall and F1 per class", _per_class(answers)),
             ("Most confused classes", _confused(answers, source)),
             ("Calibration", _calibration(answers)),
         ]
@@ -171,6 +174,33 @@ def _accuracies(answers: Answers) -> Sequence[str]:
     known = accuracy[counts > 0]
     words = f"Mean over classes {100 * known.mean():.2f} %, lowest {100 * known.min():.2f} %."
     return [figure_image(figures.class_accuracies(answers), "accuracy per class"), paragraph(words)]
+
+
+def _per_class(answers: Answers) -> Sequence[str]:
+    names = answers.class_names
+    confusion = multiclass_confusion_matrix(answers.predictions, answers.targets, len(names))
+    right, images, answered = confusion.diag(), confusion.sum(1), confusion.sum(0)
+    f1 = 2 * right / (images + answered)  # NaN where a class has no image and is no answer
+    rows = [
+        {
+            "class": names[place],
+            "images": f"{int(images[place]):,}",
+            "precision": _percent(right[place] / answered[place]),
+            "recall": _percent(right[place] / images[place]),
+            "F1": _percent(f1[place]),
+        }
+        for place in f1.argsort(stable=True).tolist()
+    ]
+    words = f"Mean F1 over the classes (macro) {_percent(f1.nanmean())}; the lowest are at the top."
+    parts = [table(rows), paragraph(words)]
+    if len(names) <= MATRIX_CLASSES:
+        matrix = figures.confusion_matrix(confusion, names, "images")
+        parts.append(figure_image(matrix, "images of each true class by the class answered"))
+    return parts
+
+
+def _percent(share: Tensor) -> str:
+    return "–" if share.isnan() else f"{100 * share:.2f} %"
 
 
 def _confused(answers: Answers, source: Source) -> Sequence[str]:

@@ -249,3 +249,10 @@ def test_released_detector_knows_the_categories_of_coco(tmp_path):
     assert len(named) == 80
     assert (named[1], named[13], named[90]) == ("person", "stop sign", "toothbrush")
     assert (run.preprocessing.long_side, run.preprocessing.short_side) == (1333, 800)
+
+
+def test_an_image_that_does_not_fit_into_memory_is_left_out(segmentor, photos, monkeypatch):
+    monkeypatch.setattr(dense, "memory", lambda: 2000 * dense.PIXEL_BYTES)
+    predictions = load_run(segmentor).predict(photos)
+    assert [Path(row.file).name for row in predictions] == ["A.png", "thin [1].png"]
+    assert any("51×130 px" in sentence and "make the image smaller" in sentence for sentence in predictions.unreadable)

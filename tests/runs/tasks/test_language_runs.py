@@ -91,7 +91,7 @@ def test_another_folder_and_its_report(run, tmp_path):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["predict", "RUN", "image.png"], "language predicts nothing"),
+        (["predict", "RUN", "image.png"], "language cannot predict: use `generate`"),
         (["generate", "RUN", "--tokens", "0"], "--tokens is 0"),
         (["generate", "RUN", "--temperature", "-1"], "temperature is -1.0"),
         (["generate", "RUN", "--temperature", "nan"], "temperature is nan"),

@@ -122,7 +122,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path
         (["eval", "RUN", "--beam", "0"], "--beam is 0"),
         (["predict", "RUN", "SOUND", "--output", "a.txt"], "unknown ending"),
         (["predict", "RUN", "SOUND", "--output", "FILE/a.csv"], "cannot be written"),
-        (["generate", "RUN"], "speech generates nothing"),
+        (["generate", "RUN"], "speech cannot generate: use `predict`"),
         (["eval", "RUN", "data=nowhere"], "The speech folder nowhere does not exist"),
         (["eval", "RUN", "data=EMPTY"], "holds no transcripts"),
     ],
