@@ -109,7 +109,7 @@ def analyze(
     chosen = resolve_layers(subject.network, layers)
     folder = user_path(output) if output else run.folder / "analysis"
     check_writable(folder)
-    view = _View(subject, _images(run, subject, images, count, overrides), chosen, tuple(query), progress)
+    view = _View(subject, _images(run, subject, images, count, overrides), chosen, (query[0], query[1]), progress)
     results = {}
     for name in ANALYSES if what == "all" else (what,):
         results[name] = ANALYSES[name](view)

@@ -1,9 +1,9 @@
 """Tasks whose networks give one number for each class of an image."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import timm
 import torch
@@ -84,7 +84,7 @@ class ClassifierSpec(TaskSpec):
         """
         for name in model_names():
             network = timm.create_model(name, device="meta")
-            config = network.pretrained_cfg
+            config = cast(Mapping[str, Any], network.pretrained_cfg)
             published = PUBLISHED.get(name)
             yield {
                 "name": name,

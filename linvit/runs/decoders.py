@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from matplotlib.figure import Figure
@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from linvit.analysis.figures import subplots
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.source import Source
+from linvit.data.text.recall import RecallPreprocessing
 from linvit.layers.mechanisms import at
 from linvit.models.registry import create
 from linvit.models.sequence import SIZES, Decoder, DecoderCache
@@ -37,10 +38,11 @@ class DecoderSpec(NamedSpec):
     instead_of_predict = "use `generate` or `evaluate` instead"
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        return (f"data: {source.preprocessing.corpus}",)
+        return (f"data: {cast(RecallPreprocessing, source.preprocessing).corpus}",)
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
-        network, device = run.placed_network()
+        placed, device = run.placed_network()
+        network = cast(Decoder, placed)
         figure = position_figure(*bits_by_position(network, source, device))
         return [
             ("Bits per token by position", [figure_image(figure, "bits per token by position in the row")]),
@@ -57,7 +59,7 @@ class DecoderSpec(NamedSpec):
                 memory = DecoderCache()
                 with torch.device("meta"):
                     network = create(name, VOCABULARIES[name], mechanism=mechanism)
-                    network.read(torch.zeros(1, CONTEXT, dtype=torch.long), memory)
+                    cast(Decoder, network).read(torch.zeros(1, CONTEXT, dtype=torch.long), memory)
                 yield {
                     "name": name,
                     "mechanism": mechanism,

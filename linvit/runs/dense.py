@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class DenseSpec(TaskSpec):
 
     def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         framework, backbone = model.get("framework"), model.get("backbone")
-        if framework not in self.frameworks:
+        if not isinstance(framework, str) or framework not in self.frameworks:
             known = ", ".join(self.frameworks)
             raise ValueError(f"`framework` is {framework!r}, but {self.name} trains {known}: choose one of them.")
         if not backbone:
@@ -70,7 +70,7 @@ class DenseSpec(TaskSpec):
         return prepared_for(run, source, given)
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        about = source.preprocessing
+        about = cast(DensePreprocessing, source.preprocessing)
         scaled = f"images scaled to fit {about.short_side} px on their short side and {about.long_side} px on the long"
         return f"{len(run.class_names)} classes", scaled
 
@@ -139,7 +139,7 @@ class DenseSpec(TaskSpec):
             for size, published in zip(SIZES, PUBLISHED_DENSE[framework], strict=True):
                 for pattern, suffix in {"LLSS": "", "LLLL": "_linear"}.items():
                     backbone = f"{family}_{size}{suffix}"
-                    row = {"framework": framework, "backbone": backbone, "pattern": pattern}
+                    row: dict[str, Any] = {"framework": framework, "backbone": backbone, "pattern": pattern}
                     parameters, macs = (published if pattern == "LLSS" else None) or (None, None)
                     row |= asdict(count_dense_cost(framework, backbone))
                     row |= {"published_parameters": parameters, "published_macs": macs}

@@ -52,7 +52,7 @@ def evaluate(run: "Run", source: Source, progress: bool = False, **trainer: Any)
     Raises ValueError for data with nothing to evaluate on.
     """
     shown = bars(progress)
-    settings = {
+    settings: dict[str, Any] = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_model_summary": False,

@@ -5,7 +5,7 @@ A task's data is downloaded from the Hugging Face hub unless it is local.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lm_eval import simple_evaluate
@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows
 from torch import Tensor, nn
 
-from linvit.models.sequence import generate
+from linvit.models.sequence import Decoder, generate
 from linvit.runs.run import Run
 
 LONGEST_ANSWER = 256
@@ -41,7 +41,7 @@ class Harness(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return self.text.separator
+        return int(self.text.separator)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return list(self.text.encode(string.encode()))
@@ -87,7 +87,8 @@ class Harness(TemplateLM):
         top_p = settings.get("top_p", 1.0)
         tokens: list[int] = []
         text = ""
-        for token in generate(self.network, prompt, most, temperature, top_p, generator, self.eot_token_id):  # type: ignore[arg-type]
+        network = cast(Decoder, self.network)
+        for token in generate(network, prompt, most, temperature, top_p, generator, self.eot_token_id):
             tokens.append(token)
             text = self.text.decode(tokens)
             if any(stop in text for stop in stops):

@@ -16,7 +16,8 @@ from linvit.files import check_output_file, write_text
 class Prediction(Protocol):
     """What was predicted for an input, named by its path or, in memory, by its number: a row of each kind of table."""
 
-    file: str
+    @property
+    def file(self) -> str: ...
 
     def shown(self) -> dict[str, str]:
         """As people read it."""

@@ -27,12 +27,13 @@ def write_report(
     parameters = f"{sum(parameter.numel() for parameter in run.network.parameters()):,} parameters"
     weights = "random weights" if run.path is None else f"weights from {run.path}"
     about = ", ".join((run.name, parameters, *run.spec.facts(run, source), weights))
-    sections: list[Section] = [("Measures", [table(measures.table()), paragraph(f"{about}.")])]
+    words = [f"{about}."]
+    if len(measures.by_weights) > 1:
+        words.append(f"All sections below are about the {run.weights}.")
+    sections: list[Section] = [("Measures", [table(measures.table()), *map(paragraph, words)])]
     if run.metrics:
         figure = training_curve(run.metrics, run.task.measures)
         sections.append(("Training", [figure_image(figure, "losses, measures and learning rate over the epochs")]))
     sections += run.spec.sections(run, source)
-    if len(measures.by_weights) > 1:
-        sections[0][1].append(paragraph(f"All sections below are about the {run.weights}."))  # type: ignore[attr-defined]
     write_page(page, f"linvit: {run.name}", sections)
     return page

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -136,7 +136,8 @@ class Run:
             progress: whether a bar is shown on the terminal.
             trainer: arguments of Lightning's Trainer, such as devices and precision.
         """
-        return self.spec.evaluate(self, data, progress, trainer or {}, **overrides)
+        measures: Measures = self.spec.evaluate(self, data, progress, trainer or {}, **overrides)
+        return measures
 
     def predict(self, inputs: Any, **options: Any) -> Any:
         """Predictions for files, folders, or images and sounds in memory, with `to_csv`, `to_json` and `save`.
@@ -277,11 +278,14 @@ def _from_weights(model: str, path: Path) -> Run:
     check_model(model)
     shapes = timm.create_model(model, device="meta")
     content = read_checkpoint(path)
-    ours = hasattr(shapes, "native_state_dict")
-    weights = shapes.native_state_dict(content) if ours else load_state_dict(str(path), weights_only=True)
-    classifier = shapes.pretrained_cfg.get("classifier")
+    native = getattr(shapes, "native_state_dict", None)
+    ours = callable(native)
+    weights = native(content) if callable(native) else load_state_dict(str(path), weights_only=True)
+    classifier = cast(Mapping[str, Any], shapes.pretrained_cfg).get("classifier")
     key = f"{classifier if isinstance(classifier, str) else (classifier or ('head',))[0]}.weight"
-    network = timm.create_model(model, num_classes=len(weights[key]) if key in weights else shapes.num_classes)
+    network = timm.create_model(
+        model, num_classes=len(weights[key]) if key in weights else cast(int, shapes.num_classes)
+    )
     if ours:
         load_released(network, path)
     else:
@@ -302,7 +306,7 @@ def _untrained(model: str) -> Run:
 
 def _of_classifier(model: str, network: nn.Module, path: Path | None) -> Run:
     """A run of a network of timm, with the names and preprocessing that timm knows."""
-    count = network.num_classes
+    count = cast(int, network.num_classes)
     imagenet = ImageNetInfo("imagenet-1k")
     names = [imagenet.index_to_description(index) if count == 1000 else str(index) for index in range(count)]
     config = resolve_data_config(model=network)
@@ -310,7 +314,7 @@ def _of_classifier(model: str, network: nn.Module, path: Path | None) -> Run:
         tuple(config["input_size"][1:]), config["mean"], config["std"], config["interpolation"], config["crop_pct"]
     )
     spec = TASKS["classification"]
-    task = spec.task(network, num_classes=max(1, count), channels=preprocessing.channels)
+    task = spec.around(network, max(1, count), preprocessing.channels)
     return Run(spec, task, names, preprocessing, path, spec.title({"name": model}, network))
 
 

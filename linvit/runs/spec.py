@@ -64,7 +64,7 @@ class TaskSpec:
     def around(self, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
         """The task around a network; settings are keyword arguments of the task."""
         facts = {"num_classes": num_classes, "channels": channels}
-        wanted = {name: value for name, value in facts.items() if name in parameters(self.task)}
+        wanted: dict[str, Any] = {name: value for name, value in facts.items() if name in parameters(self.task)}
         return self.task(network, **wanted, **settings)
 
     def build(self, model: dict[str, Any], num_classes: int, channels: int = 3, **settings: Any) -> Task:
@@ -73,7 +73,7 @@ class TaskSpec:
 
     def title(self, model: dict[str, Any], network: nn.Module) -> str:
         """What a network is called in tables and reports."""
-        return getattr(network, "pretrained_cfg", {}).get("architecture") or model["name"]
+        return str(getattr(network, "pretrained_cfg", {}).get("architecture") or model["name"])
 
     def stored(self, source: Source) -> dict[str, Any]:
         """Facts about the data that a checkpoint stores beside class names and preprocessing."""
@@ -92,7 +92,7 @@ class TaskSpec:
         check_names("setting of the data", settings, parameters(self.sources[name]))
         return self.sources[name](**{key: as_tuple(value) for key, value in settings.items()})
 
-    def predict(self, run: "Run", inputs: Sequence[Any], **options: Any) -> Any:
+    def predict(self, run: "Run", inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
         """Predictions for inputs, see Run.predict."""
         raise ValueError(f"A run of the task {self.name} cannot predict: {self.instead_of_predict}.")
 
@@ -115,7 +115,7 @@ class TaskSpec:
         """The text of a sound file, piece by piece, see Run.stream."""
         raise ValueError(f"Only speech recognition streams, and this is a run of the task {self.name}: {self.instead}.")
 
-    def generate(self, run: "Run", **options: Any) -> Any:
+    def generate(self, run: "Run", *args: Any, **options: Any) -> Any:
         """What the network generates, see Run.generate."""
         raise ValueError(f"A run of the task {self.name} cannot generate: {self.instead_of_generate}.")
 

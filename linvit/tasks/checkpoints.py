@@ -85,7 +85,7 @@ class RunFolder(Checkpoint):
         return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        rows = state_dict.get("rows")
+        rows: Any = state_dict.get("rows")
         if not allows(list[dict[str, Any]], rows) or not all(
             allows(float, value) for row in rows for value in row.values()
         ):
@@ -102,7 +102,7 @@ class RunFolder(Checkpoint):
         self.validated = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: "Task") -> None:  # type: ignore[override]
-        row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
+        row: dict[str, float] = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
         # Lightning keeps a measure until it is measured again
         stale = ("train/loss_step",) if self.validated else ("train/loss_step", "val/")
         self.validated = False

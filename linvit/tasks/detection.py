@@ -1,12 +1,13 @@
 """Object detection and instance segmentation: the network's own losses, and average precision."""
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
 
 from linvit.tasks.average_precision import HEADINGS, average_precision
-from linvit.tasks.measures import Measure, Measured, counted
+from linvit.tasks.measures import Measure, counted
 from linvit.tasks.task import Task
 
 
@@ -23,8 +24,8 @@ class Detection(Task):
     """
 
     score = "box_ap"
-    headline = ("box_ap50", "box_ap", "mask_ap50", "mask_ap")
-    measures: ClassVar[Measured] = {
+    headline: tuple[str, ...] = ("box_ap50", "box_ap", "mask_ap50", "mask_ap")
+    measures: Mapping[str, Measure] = {
         **{
             f"{shape}_{name}": Measure(f"{shape} {heading}", panel="average precision" if name == "ap" else None)
             for shape in ("box", "mask")
@@ -46,7 +47,7 @@ class Detection(Task):
         self.image_ids: list[int] = []
 
     def setup(self, stage: str) -> None:
-        source = self.trainer.datamodule
+        source = cast(Any, self.trainer).datamodule
         if self.network.has_masks and not source.needs_masks:
             name = type(self.network).__name__
             raise ValueError(
@@ -62,11 +63,11 @@ class Detection(Task):
         images, targets = batch
         self.image_ids += [target["image_id"] for target in targets]
         for kind, network in self.networks().items():
-            self.results[kind] += self.trainer.datamodule.results(images, targets, network(images))
+            self.results[kind] += cast(Any, self.trainer).datamodule.results(images, targets, network(images))
 
     def on_validation_epoch_end(self) -> None:
         image_ids = gathered(self.image_ids)
-        truth = self.trainer.datamodule.ground_truth()
+        truth = cast(Any, self.trainer).datamodule.ground_truth()
         for kind, rows in self.results.items():
             rows = gathered(rows)
             for shape, overlap in self.overlaps.items():

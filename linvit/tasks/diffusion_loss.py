@@ -17,6 +17,13 @@ class DiffusionLoss(nn.Module):
     diffusers read the learned variance, but it has no such loss.
     """
 
+    signal: Tensor
+    spread: Tensor
+    log_beta: Tensor
+    log_posterior: Tensor
+    of_start: Tensor
+    of_image: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         beta, kept = betas(), kept_signal()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -45,14 +46,16 @@ class SmallClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (batch, 32)."""
-        return self.body(images)
+        features: Tensor = self.body(images)
+        return features
 
     def predict(self, images: Tensor) -> Tensor:
         """The class that each image looks like, int64 (batch,)."""
-        return self.head(self(images)).argmax(-1)
+        logits: Tensor = self.head(self(images))
+        return logits.argmax(-1)
 
 
-def trained_classifier(dataset: Dataset, channels: int, num_classes: int, folder: Path | None) -> SmallClassifier:
+def trained_classifier(dataset: Dataset[Any], channels: int, num_classes: int, folder: Path | None) -> SmallClassifier:
     """The classifier of a data set of (image, label), the same for every run: seed 0, on the CPU.
 
     With a folder, it is kept there and read again. Training reads the images 20 times, seconds for small ones.

@@ -1,14 +1,16 @@
 """Next tokens: cross entropy, bits per byte on text, accuracy where only some tokens are asked for."""
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
+from torchmetrics import Metric
 
-from linvit.tasks.measures import LOSS, Measure, Measured, counted
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task, exact_sum
 
 IGNORED = -100
@@ -26,7 +28,7 @@ class Language(Task):
     perplexity is that of a token; next_accuracy the share of tokens that were the most probable one.
     """
 
-    measures: ClassVar[Measured] = {
+    measures: Mapping[str, Measure] = {
         "bits_per_byte": Measure("bits per byte", "number", lower_is_better=True, panel="bits per byte"),
         "perplexity": Measure("perplexity", "number", lower_is_better=True),
         "next_accuracy": Measure("next-token accuracy", panel="accuracy"),
@@ -34,7 +36,7 @@ class Language(Task):
         **counted("bytes"),
     }
     score = "bits_per_byte"
-    headline = ("bits_per_byte", "next_accuracy")
+    headline: tuple[str, ...] = ("bits_per_byte", "next_accuracy")
     counted = "bytes"
 
     def __init__(self, network: nn.Module, **kwargs: Any) -> None:
@@ -53,7 +55,8 @@ class Language(Task):
         fully_shard(self.network, mesh=mesh)
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        return self.network(tokens, documents)
+        logits: Tensor = self.network(tokens, documents)
+        return logits
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         tokens, targets = batch
@@ -67,7 +70,7 @@ class Language(Task):
         wanted = targets["targets"][asked]
         for kind, network in self.networks().items():
             logits = network(tokens, targets["documents"])[asked].float()
-            sums = self.metrics[kind]
+            sums = cast(Mapping[str, Metric], self.metrics[kind])
             sums["nats"].update(cross_entropy(logits, wanted, reduction="none").double().sum())
             sums["tokens"].update(len(wanted))
             sums["right"].update((logits.argmax(-1) == wanted).sum())
@@ -77,7 +80,9 @@ class Language(Task):
         return targets["bytes"].sum()
 
     def measured(self, kind: str) -> dict[str, float]:
-        nats, tokens, right = (total.compute().item() for total in self.metrics[kind].values())
+        nats, tokens, right = (
+            total.compute().item() for total in cast(Mapping[str, Metric], self.metrics[kind]).values()
+        )
         count = self.count.compute().item()
         perplexity = math.exp(min(nats / tokens, 700))
         per_token = {"loss": nats / tokens, "perplexity": perplexity, "next_accuracy": right / tokens}
@@ -91,13 +96,13 @@ class Recall(Language):
         network, kwargs: See Language.
     """
 
-    measures: ClassVar[Measured] = {
+    measures: Mapping[str, Measure] = {
         "recall_accuracy": Measure("recall accuracy", panel="accuracy"),
         **LOSS,
         **counted("sequences"),
     }
     score = "recall_accuracy"
-    headline = ("recall_accuracy",)
+    headline: tuple[str, ...] = ("recall_accuracy",)
     counted = "sequences"
 
     def counts(self, tokens: Tensor, targets: Targets) -> Tensor:

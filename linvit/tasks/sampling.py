@@ -1,6 +1,7 @@
 """Images from noise: diffusers' samplers over the steps of a diffusion, and guidance by classes."""
 
 from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,17 @@ from torch import Tensor, nn
 TRAIN_STEPS = 1000
 FIRST_BETA, LAST_BETA = 1e-4, 0.02  # of the linear schedule of DDPM (arXiv 2006.11239), which DiT trains on
 SAMPLERS = ("ddim", "ddpm")
-Network = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Sampled(Protocol):
+    """What sampling needs of a network: that it predicts noise, (batch, channels or twice as many, side, side)."""
+
+    channels: int
+    input_size: int
+    num_classes: int
+    learn_sigma: bool
+
+    def __call__(self, images: Tensor, times: Tensor, labels: Tensor, /) -> Tensor: ...
 
 
 def known_sampler(name: str) -> str:
@@ -65,24 +76,25 @@ def sample(
     Raises:
         ValueError: for an unknown sampler, and less than 2 or more than 1,000 steps.
     """
-    times, scheduler = _scheduler(known_sampler(sampler), steps, clips, network.learn_sigma)
+    dit = cast(Sampled, network)
+    times, scheduler = _scheduler(known_sampler(sampler), steps, clips, dit.learn_sigma)
     generator = torch.Generator().manual_seed(seed)
     device, dtype = labels.device, next(network.parameters()).dtype
-    shape = (len(labels), network.channels, network.input_size, network.input_size)
-    images = torch.randn(shape, generator=generator).to(device, dtype)
+    shape = (len(labels), dit.channels, dit.input_size, dit.input_size)
+    images: Tensor = torch.randn(shape, generator=generator).to(device, dtype)
     for step in scheduler.timesteps:
         time = times[step].to(device).expand(len(labels))
-        noise = _noise(network, images, time, labels, guidance)
+        noise = _noise(dit, images, time, labels, guidance)
         if sampler == "ddim":
             # a clipped image needs its own noise: the network's would leave what was cut off in the next image
-            step_noise = noise[:, : network.channels]
+            step_noise = noise[:, : dit.channels]
             images = scheduler.step(step_noise, step, images, use_clipped_model_output=clips).prev_sample
         else:
             images = scheduler.step(noise, step, images, generator=generator).prev_sample
     return images
 
 
-def _noise(network: nn.Module, images: Tensor, time: Tensor, labels: Tensor, guidance: float) -> Tensor:
+def _noise(network: Sampled, images: Tensor, time: Tensor, labels: Tensor, guidance: float) -> Tensor:
     if guidance == 1:
         return network(images, time, labels)
     nothing = torch.full_like(labels, network.num_classes)
@@ -93,7 +105,7 @@ def _noise(network: nn.Module, images: Tensor, time: Tensor, labels: Tensor, gui
     return torch.cat((noise, guided[:, channels:]), 1)
 
 
-def _scheduler(sampler: str, steps: int, clips: bool, learn_sigma: bool):
+def _scheduler(sampler: str, steps: int, clips: bool, learn_sigma: bool) -> tuple[Tensor, Any]:
     try:
         from diffusers import DDIMScheduler, DDPMScheduler
     except ImportError as error:
@@ -102,9 +114,8 @@ def _scheduler(sampler: str, steps: int, clips: bool, learn_sigma: bool):
         ) from error
     times, between = spaced(steps)
     about = {"num_train_timesteps": steps, "trained_betas": between.tolist(), "clip_sample": clips}
-    if sampler == "ddim":
-        scheduler = DDIMScheduler(**about, set_alpha_to_one=True)
-    else:
-        scheduler = DDPMScheduler(**about, variance_type="learned_range" if learn_sigma else "fixed_large")
+    kind: Callable[..., Any] = DDIMScheduler if sampler == "ddim" else DDPMScheduler
+    variance = {"variance_type": "learned_range" if learn_sigma else "fixed_large"}
+    scheduler = kind(**about, **({"set_alpha_to_one": True} if sampler == "ddim" else variance))
     scheduler.set_timesteps(steps)
     return times, scheduler

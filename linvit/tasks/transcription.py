@@ -67,7 +67,8 @@ def prefix_beam(
                     grown[longer][1] = _added(grown[longer][1], total + score)
         best = sorted(grown, key=lambda prefix: -_added(*grown[prefix]) - texts.score(prefix))[:beam]
         beams = {prefix: (grown[prefix][0], grown[prefix][1]) for prefix in best}
-    return list(max(beams, key=lambda prefix: _added(*beams[prefix]) + texts.score(prefix, whole=True)))
+    likeliest = max(beams, key=lambda prefix: _added(*beams[prefix]) + texts.score(prefix, whole=True))
+    return list(likeliest)
 
 
 class _Texts:

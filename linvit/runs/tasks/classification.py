@@ -166,7 +166,8 @@ def answers_of(run: "Run", source: Source) -> Answers:
             batches.append((targets[:, 1], targets[:, 0], predictions.cpu(), confidences.cpu()))
     if not batches:
         raise ValueError("The data has no readable image: there is nothing to report on.")
-    return Answers(*(torch.cat(column) for column in zip(*batches, strict=True)), source.class_names)
+    indices, targets, predictions, confidences = (torch.cat(column) for column in zip(*batches, strict=True))
+    return Answers(indices, targets, predictions, confidences, source.class_names)
 
 
 def _accuracies(answers: Answers) -> Sequence[str]:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class DetectionSpec(DenseSpec):
     stored_facts: ClassVar = {"category_ids": list[Amount]}
 
     def stored(self, source: Source) -> dict[str, Any]:
-        return {"category_ids": list(source.annotations("train").category_ids)}
+        return {"category_ids": list(cast(Coco, source).annotations("train").category_ids)}
 
     def predict(
         self,
@@ -124,15 +124,16 @@ class DetectionSpec(DenseSpec):
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         network, device = run.placed_network()
+        data, task = cast(Coco, source), cast(Detection, run.task)
         rows: list[dict[str, Any]] = []
         image_ids: list[int] = []
         with torch.inference_mode():
             for images, targets in source.val_dataloader():
-                rows += source.results(images, targets, network([image.to(device) for image in images]))
+                rows += data.results(images, targets, network([image.to(device) for image in images]))
                 image_ids += [target["image_id"] for target in targets]
-        truth = source.ground_truth()
+        truth = data.ground_truth()
         sections = []
-        for shape, overlap in run.task.overlaps.items():
+        for shape, overlap in task.overlaps.items():
             values = average_precision_by_class(truth, rows, image_ids, overlap)
             sections.append((f"Average precision of {SHAPES[shape]} per class", _per_class(values, source)))
         words = f"the answer to the right, objects with a score of {100 * THRESHOLD:g} % or more"
@@ -163,7 +164,9 @@ def detected(
     masks: list[dict[str, Any]] | None = [] if "masks" in answer else None
     boxes = []
     for places in torch.arange(len(order)).split(at_once(size)):
-        original = to_original({key: value[places] for key, value in answer.items()}, tuple(image.shape[-2:]), size)
+        original = to_original(
+            {key: value[places] for key, value in answer.items()}, (image.shape[-2], image.shape[-1]), size
+        )
         boxes.append(original["boxes"].float())
         if masks is not None:
             masks += [to_runs(mask) for mask in original["masks"].numpy()]
@@ -185,7 +188,8 @@ def object_overlay(image: Tensor, row: ObjectPrediction, class_names: Sequence[s
 def _annotations(row: ObjectPrediction, image_id: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
     content = {"boxes": row.boxes, "labels": torch.tensor(row.labels), "scores": torch.tensor(row.scores)}
     results = to_results(image_id, content, ids)
-    for result, runs in zip(results, row.masks or [None] * len(results), strict=True):  # type: ignore[list-item]
+    masks: Sequence[dict[str, Any] | None] = row.masks or [None] * len(results)
+    for result, runs in zip(results, masks, strict=True):
         if runs is None:
             yield result | {"area": result["bbox"][2] * result["bbox"][3], "iscrowd": 0}
         else:
@@ -216,7 +220,7 @@ def _per_class(values: Mapping[int, tuple[float, float, int]], source: Any) -> l
 def _truth_and_answer(
     network: nn.Module, source: DenseSource, image: Tensor, target: dict[str, Any], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    names, shown, size = source.class_names, displayed(image, source.preprocessing), tuple(image.shape[-2:])
+    names, shown, size = source.class_names, displayed(image, source.preprocessing), (image.shape[-2], image.shape[-1])
     crowds = zip(target["labels"].tolist(), target["iscrowd"].tolist(), strict=True)
     words = [names[label] + " (crowd)" * crowd for label, crowd in crowds]
     masks = target["masks"].bool() if "masks" in target else None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from linvit.data.generation.latents import Latents, decoded, open_autoencoder
 from linvit.data.source import Source
 from linvit.files import check_output_file, replacing
 from linvit.layers.mechanisms import at
+from linvit.models.dit import DiT
 from linvit.models.registry import create
 from linvit.runs.named import NamedSpec
 from linvit.runs.spec import Section, Subject
@@ -126,11 +127,11 @@ class DiffusionSpec(NamedSpec):
         chosen += [_class_number(str(name), run.class_names) for name in classes or ()]
         labels = torch.tensor(chosen).repeat_interleave(count)
         autoencoder = _known_autoencoder(run.preprocessing, autoencoder)
-        images = []
+        images, clips = [], cast(Diffusion, run.task).clips
         for number, batch in enumerate(labels.split(BATCH)):
             # the seeds of the batches of one call are apart from those of the next
             batch_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-            sampled = sample(network, batch.to(device), steps, guidance, sampler, batch_seed, run.task.clips)
+            sampled = sample(network, batch.to(device), steps, guidance, sampler, batch_seed, clips)
             if not sampled.isfinite().all():
                 raise ValueError(
                     "The generated images are not finite: lower `guidance`, or use a run that did not diverge."
@@ -142,10 +143,12 @@ class DiffusionSpec(NamedSpec):
         return generated
 
     def subject(self, run: "Run") -> Subject:
-        def inputs(images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        noise_loss = cast(Diffusion, run.task).noise_loss
+
+        def inputs(images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
             times = torch.full((len(images),), ANALYZED_TIME)
             noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
-            return run.task.noise_loss.noised(images, times, noise), times, labels
+            return noise_loss.noised(images, times, noise), times, labels
 
         note = f" at time {ANALYZED_TIME} of {TRAIN_STEPS:,}, with the class of each image"
         return Subject(run.network, inputs, lambda image: _displayed(run.preprocessing, image), None, note)
@@ -176,8 +179,9 @@ class DiffusionSpec(NamedSpec):
                 with torch.device("meta"):
                     network = create("dit_small_patch2", 1000, mechanism=mechanism, learn_sigma=True, **arguments)
                 number = torch.zeros(1, dtype=torch.long)
-                side = network.input_size
-                cost = count_batch(network, torch.zeros(1, network.channels, side, side), number, number)
+                dit = cast(DiT, network)
+                images = torch.zeros(1, dit.channels, dit.input_size, dit.input_size)
+                cost = count_batch(network, images, number, number)
                 published = {"published_macs": PUBLISHED.get((variant, mechanism))}
                 yield {"variant": variant, "mechanism": mechanism, **asdict(cost), **published}
 

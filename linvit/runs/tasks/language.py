@@ -4,7 +4,7 @@ import codecs
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
@@ -13,7 +13,7 @@ from linvit.data.source import Source
 from linvit.data.text.files import Stdlib, TextFolder, TextPreprocessing
 from linvit.data.text.hub import HuggingFaceText
 from linvit.data.text.tokens import Bytes, Tokenizer
-from linvit.models.sequence import generate
+from linvit.models.sequence import Decoder, generate
 from linvit.runs.decoders import DecoderSpec
 from linvit.runs.spec import Section, check_options
 from linvit.tasks.language import Language
@@ -91,7 +91,9 @@ class LanguageSpec(DecoderSpec):
         start = prompt.encode("utf-8", "surrogateescape")  # what a shell hands over, byte by byte
         context = torch.tensor([tokenizer.separator, *tokenizer.encode(start)], device=device)
         generator = torch.Generator().manual_seed(seed)
-        continuation = generate(network, context, tokens, temperature, top_p, generator, stop=tokenizer.separator)  # type: ignore[arg-type]
+        continuation = generate(
+            cast(Decoder, network), context, tokens, temperature, top_p, generator, stop=tokenizer.separator
+        )
         return itertools.chain([start.decode("utf-8", "replace")], pieces(tokenizer, continuation))
 
     def sections(self, run: "Run", source: Source) -> list[Section]:

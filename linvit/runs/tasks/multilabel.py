@@ -1,11 +1,13 @@
 """Runs of multi-label classification."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn import ModuleDict
+from torchmetrics import Metric
 
 from linvit.analysis.report import table
 from linvit.data.images.multilabel import MultiLabelImages
@@ -61,14 +63,15 @@ class MultiLabelSpec(ClassifierSpec):
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         network, device = run.placed_network()
-        metrics = MultiLabel(torch.nn.Identity(), len(run.class_names)).metrics["raw"]
+        kept = MultiLabel(torch.nn.Identity(), len(run.class_names)).metrics["raw"]
+        metrics = cast(Mapping[str, Metric], kept)
         with torch.inference_mode():
             for images, targets in source.val_dataloader():
                 probabilities = network(images.to(device)).float().sigmoid().cpu()
                 metrics["precision"].update(probabilities, targets.int())
                 metrics["decisions"].update(probabilities, targets.int())
         rows = []
-        for name, precision, counts in zip(run.class_names, *by_class(metrics), strict=True):
+        for name, precision, counts in zip(run.class_names, *by_class(cast(ModuleDict, kept)), strict=True):
             right, wrong, _, missed, images = counts.tolist()
             rows.append(
                 {

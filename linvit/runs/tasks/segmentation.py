@@ -168,7 +168,7 @@ def _confused(confusion: Tensor, names: Sequence[str]) -> list[str]:
 def _truth_and_answer(
     network: nn.Module, source: DenseSource, image: Tensor, labels: Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    size = tuple(labels.shape)
+    size = (labels.shape[0], labels.shape[1])
     answer = label_map(network, image.to(device), size)
     shown = F.resize(displayed(image, source.preprocessing), list(size))
     return draw_map(shown, labels, source.class_names), draw_map(shown, answer, source.class_names)

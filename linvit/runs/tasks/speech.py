@@ -5,7 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from linvit.data.speech.hub import HuggingFaceSpeech
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, SpeechPreprocessing
 from linvit.layers.conformer import SUBSAMPLED
 from linvit.layers.mechanisms import at
-from linvit.models.conformer import StreamCache
+from linvit.models.conformer import Conformer, StreamCache
 from linvit.models.registry import create
 from linvit.runs.images import find_inputs
 from linvit.runs.named import NamedSpec
@@ -26,7 +26,7 @@ from linvit.runs.predictions import Predictions, Transcript, check_output
 from linvit.runs.progress import tracked
 from linvit.runs.settings import check_names, parameters
 from linvit.runs.spec import Section, check_options
-from linvit.tasks.speech import Speech, known_beam
+from linvit.tasks.speech import Recognizer, Speech, known_beam
 from linvit.tasks.transcription import BLANK, spelled, word_edits
 
 if TYPE_CHECKING:
@@ -124,8 +124,9 @@ class SpeechSpec(NamedSpec):
         return stream(run, inputs, seconds, **options)
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        decoding = f"beam width {run.task.beam}" if run.task.beam > 1 else "greedy decoding"
-        return decoding, f"data: {source.preprocessing.corpus}", f"evaluated on {source.root}"
+        beam, data = cast(Speech, run.task).beam, cast(LibriSpeech, source)
+        decoding = f"beam width {beam}" if beam > 1 else "greedy decoding"
+        return decoding, f"data: {data.preprocessing.corpus}", f"evaluated on {data.root}"
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         utterances = _utterances(run, source)
@@ -172,7 +173,8 @@ class Transcriber:
     """
 
     def __init__(self, run: "Run", weights: str | None = None) -> None:
-        self.network, self.device = run.placed_network(weights)
+        network, self.device = run.placed_network(weights)
+        self.network = cast(Conformer, network)
         if not self.network.causal or self.network.transduces:
             raise ValueError(
                 f"{run.path} needs whole utterances: only a model trained with causal=true and head=ctc transcribes a"
@@ -242,7 +244,7 @@ def set_decoding(
     Raises ValueError for a beam width below 1 or of a transducer, a language model or bonus without a beam, and a
     weight without a language model; as NGram for the language model.
     """
-    task = run.task
+    task = cast(Speech, run.task)
     recipe_beam = (run.recipe or {}).get("task", {}).get("beam", 1)
     beam = known_beam(recipe_beam if beam is None else beam, task.network)
     if lm_weight is not None and language_model is None:
@@ -261,7 +263,10 @@ def set_decoding(
 @torch.inference_mode()
 def transcribed(run: "Run", network: nn.Module, features: Tensor, lengths: Tensor) -> list[list[int]]:
     """The pieces of each utterance of a batch, see Speech.decoded."""
-    return network.transduce(features, lengths) if network.transduces else run.task.decoded(*network(features, lengths))
+    speech = cast(Recognizer, network)
+    if speech.transduces:
+        return speech.transduce(features, lengths)
+    return cast(Speech, run.task).decoded(*network(features, lengths))
 
 
 def _samples(item: Any, name: str, rate: int) -> Tensor:

@@ -131,7 +131,7 @@ def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
         (["generate", "RUN", "--output", "a.png", "--seed", "-1"], "--seed is -1"),
         (["generate", "RUN", "--output", "a.png", "--vae", "vae"], "this run generates pixels, not latents"),
         (["generate", "RUN", "--output", "a_file/a.png"], "The folder a_file cannot be written"),
-        (["generate", "RUN", "--output", "folder.png"], "--output is folder.png, which is a folder"),
+        (["generate", "RUN", "--output", "folder.png"], "folder.png is a folder, not a file"),
         (["predict", "RUN", "a.png"], "diffusion cannot predict: use `generate`"),
         (["eval", "RUN", "data=digits"], "leave it out"),
         (["generate", "RUN", "--prompt", "The", "--output", "a.png"], "--prompt is not an option of generate"),
