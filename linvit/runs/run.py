@@ -1,4 +1,4 @@
-"""A run: a network with its weights, and all that is known of how it was trained."""
+"""A run: a network with its weights, and everything known about how it was trained."""
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,11 +34,11 @@ WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
 
 @dataclass(repr=False)
 class Run:
-    """A network of a task with its weights, the names of its classes, its preprocessing, and the recipe it came from.
+    """A trained network with its task, class names, preprocessing and recipe.
 
-    path: the checkpoint or file of weights; None for random weights. recipe: every value of the run's recipe; None for
-    weights without one. name: of the network, as tables and reports call it. stored: further facts about the data that
-    the checkpoint holds, such as the category ids of a detector.
+    path: the checkpoint or weight file; None for random weights. recipe: all values of the run's recipe; None for
+    weights without one. name: the network's name in tables and reports. stored: further facts about the data from the
+    checkpoint, such as the category ids of a detector.
 
     What can be done with it depends on the task, see the files of `linvit.runs.tasks`.
     """
@@ -57,14 +57,14 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The run's folder; that of the weights where they stand elsewhere."""
+        """The run's folder, or the folder of the weight file."""
         if self.path is None:
             return Path("runs") / "untrained" / self.name.replace("/", "_")
         return self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
 
     @property
     def network(self) -> nn.Module:
-        """The network in evaluation mode, with its moving average where there is one."""
+        """The network in evaluation mode, with the moving average of its weights if there is one."""
         return list(self.task.networks().values())[-1].eval()
 
     @property
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The training curves, a row for each epoch; empty where the folder holds none."""
+        """The training curves, one row per epoch; empty if the folder has no metrics.csv."""
         path = self.folder / "metrics.csv"
         if self.path is None or not path.is_file():
             return []
@@ -84,9 +84,9 @@ class Run:
             return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
 
     def placed_network(self, weights: str | None = None) -> tuple[nn.Module, torch.device]:
-        """The network with "raw" or "ema" weights (by default as `network`) on the best device, and that device.
+        """The network with "raw" or "ema" weights (default: as `network`), on the GPU if there is one, and its device.
 
-        Raises ValueError for weights that the checkpoint does not hold.
+        Raises ValueError for weights that the checkpoint does not have.
         """
         networks = self.task.networks()
         if weights is not None and weights not in networks:
@@ -98,13 +98,13 @@ class Run:
         return network.to(device).eval(), device
 
     def source(self, data: str | Path | None = None, **overrides: Any) -> Source:
-        """The data to evaluate on: that of the run, with overrides over its settings.
+        """The data to evaluate on: by default the run's own, with these settings changed.
 
         Args:
-            data: a folder, or the name of a source such as "digits"; by default the data of the run.
-            overrides: settings of the source, those of the group `data` of a recipe: root, batch_size, num_workers, …
+            data: a folder, or the name of a source such as "digits"; default: the data of the run.
+            overrides: settings of the source, as in the group `data` of a recipe: root, batch_size, num_workers, …
 
-        Raises ValueError where there is none, for an unknown setting, and for data that does not fit the network.
+        Raises ValueError if no data is known, a setting is unknown, or the data does not fit the network.
         """
         stored = dict((self.recipe or {}).get("data") or {})
         trained_on = stored.pop("name", None)
@@ -112,11 +112,11 @@ class Run:
             overrides = {("name" if str(data) in self.spec.sources else "root"): str(data), **overrides}
         name = overrides.pop("name", None) or self._source_name(trained_on, overrides)
         if name is None:
-            raise ValueError("This network names no data: give a folder or a name such as digits as `data`.")
+            raise ValueError("This network comes without data: set `data` to a folder, or to a name such as digits.")
         return self.spec.open_source(self, name, stored if name == trained_on else {}, overrides)
 
     def _source_name(self, stored: str | None, overrides: Mapping[str, Any]) -> str | None:
-        """The stored source, or the one that reads folders where a folder is given that the stored one cannot read."""
+        """The stored source, or the task's folder source if a folder is given that the stored source cannot read."""
         if "root" in overrides and (stored is None or "root" not in parameters(self.spec.sources[stored])):
             return self.spec.folder_source
         return stored
@@ -128,38 +128,38 @@ class Run:
         trainer: Mapping[str, Any] | None = None,
         **overrides: Any,
     ) -> Measures:
-        """The measures of the task over every sample once, see `linvit.runs.evaluate.evaluate`.
+        """The measures of the task over all held-out samples, see `linvit.runs.evaluate.evaluate`.
 
         Args:
             data, overrides: see `source`; also the task's own options (speech: beam, language_model, …; language:
                 tasks, include, limit).
-            progress: whether a bar is shown on the terminal.
+            progress: show a progress bar in the terminal.
             trainer: arguments of Lightning's Trainer, such as devices and precision.
         """
         measures: Measures = self.spec.evaluate(self, data, progress, trainer or {}, **overrides)
         return measures
 
     def predict(self, inputs: Any, **options: Any) -> Any:
-        """Predictions for files, folders, or images and sounds in memory, with `to_csv`, `to_json` and `save`.
+        """Predictions for files, folders, or images and audio in memory, with `to_csv`, `to_json` and `save`.
 
         Args:
-            inputs: a path or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech
-                recognition paths or arrays of samples.
+            inputs: a path, or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech
+                recognition, paths or arrays of samples.
             options: weights ("raw" or "ema", by default the moving average where there is one), output (a file or
-                folder to save to as well), progress (whether a bar is shown), and those of the task, see `predict` in
-                its file of `linvit.runs.tasks`.
+                folder to save them to), progress (show a progress bar), and those of the task, see `predict` in its
+                file in `linvit.runs.tasks`.
 
-        Raises ValueError for inputs that hold nothing to predict, and options that the task does not have. Files that
-        cannot be read are listed in the result's `unreadable`.
+        Raises ValueError if the inputs contain nothing to predict, or the task does not have an option. Files that
+        cannot be read are listed in `unreadable` of the result.
         """
         single = isinstance(inputs, str | Path) or not isinstance(inputs, Sequence | Iterable)
         check_options(self.spec.predict, self.spec.name, options)
         return self.spec.predict(self, [inputs] if single or hasattr(inputs, "shape") else list(inputs), **options)
 
     def prepare(self, **settings: Any) -> None:
-        """Changes how inputs are prepared from here on: fields of the preprocessing, such as size, crop_pct or mean.
+        """Changes the preprocessing of all later inputs: size, crop_pct, mean …
 
-        Raises ValueError for a field that the preprocessing does not have, and a value that it cannot have.
+        Raises ValueError for an unknown field, or a value out of range.
         """
         if isinstance(settings.get("size"), int):
             settings["size"] = (settings["size"],) * 2
@@ -167,15 +167,15 @@ class Run:
         self.preprocessing = replace(self.preprocessing, **{key: as_tuple(value) for key, value in settings.items()})
 
     def stream(self, inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
-        """What a causal speech recognizer transcribes of a sound file, piece by piece of so many seconds."""
+        """The transcript of an audio file by a causal network, piece by piece, each of this many seconds."""
         return self.spec.stream(self, inputs, seconds, **options)
 
     def transcriber(self, weights: str | None = None) -> Any:
-        """What transcribes sound as it comes, see `linvit.runs.tasks.speech.Transcriber`; of a causal network."""
+        """A `linvit.runs.tasks.speech.Transcriber`, which transcribes audio as it arrives; for causal networks."""
         return self.spec.transcriber(self, weights)
 
     def generate(self, **options: Any) -> Any:
-        """Text or images, where the task generates; options are those of `generate` in `linvit.runs.tasks`."""
+        """Generated text or images; for the options see `generate` in the task's file in `linvit.runs.tasks`."""
         check_options(self.spec.generate, self.spec.name, options)
         return self.spec.generate(self, **options)
 
@@ -192,9 +192,9 @@ class Run:
         data: str | Path | None = None,
         **overrides: Any,
     ) -> Path:
-        """Writes a self-contained HTML page on the run, by default report.html in its folder; returns the page's path.
+        """Writes a self-contained HTML report (default: report.html in the run's folder) and returns its path.
 
-        measures: what `evaluate` returned for the same data; measured here where it is not given.
+        measures: the result of `evaluate` on the same data; computed here if it is not given.
         """
         from linvit.runs.report import write_report
 
@@ -209,16 +209,16 @@ def load_run(
     framework: str | None = None,
     untrained: bool = False,
 ) -> Run:
-    """A run from its folder (best checkpoint) or a checkpoint, or a named model with a file of weights.
+    """Loads a run from its folder (best checkpoint) or a checkpoint, or a named model from a weight file.
 
     Args:
-        path: a run's folder or a checkpoint of it.
-        model: a model that timm knows, for weights that do not name theirs; with framework the backbone.
-        checkpoint: the weights of model: the authors' .pth, a converted .safetensors, or what timm reads.
-        framework: mask_rcnn, upernet …: a released detector of COCO's or segmentor of ADE20K's classes.
-        untrained: model with random weights of seed 0, to be analyzed.
+        path: a run's folder, or one of its checkpoints.
+        model: a timm model name, for weight files that do not record their architecture; with framework, the backbone.
+        checkpoint: the weights of model: the authors' .pth, a converted .safetensors, or a file that timm can read.
+        framework: mask_rcnn, upernet …: a released detector (COCO classes) or segmentor (ADE20K classes).
+        untrained: give model random weights (seed 0), for analysis.
 
-    Raises ValueError, one sentence, for a missing, damaged or foreign checkpoint and arguments that exclude each other.
+    Raises ValueError for a missing, damaged or foreign checkpoint, and for arguments that exclude each other.
     """
     if path is None and model is None:
         raise ValueError("Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.")
@@ -226,10 +226,13 @@ def load_run(
         raise ValueError("Give either a run or `model` with `checkpoint`, not both.")
     if untrained and (path is not None or checkpoint is not None or framework is not None):
         raise ValueError(
-            "`untrained=True` gives `model` random weights: leave it out, or a run, `checkpoint` and `framework`."
+            "`untrained=True` gives `model` random weights: leave it out, or leave out the run, `checkpoint` and"
+            " `framework`."
         )
     if framework is not None and model is None:
-        raise ValueError("`framework` needs `model`, its backbone; a run knows its own framework: leave it out.")
+        raise ValueError(
+            "`framework` needs `model`, the name of its backbone: add it, or leave `framework` out if you give a run."
+        )
     if model is None:
         return _from_checkpoint(_checkpoint_of(user_path(path)))  # type: ignore[arg-type]
     if untrained:
@@ -250,9 +253,7 @@ def _checkpoint_of(path: Path) -> Path:
     for name in (BEST, LAST):
         if (path / "checkpoints" / name).is_file():
             return path / "checkpoints" / name
-    raise ValueError(
-        f"The folder {path} holds no checkpoints/{BEST} or {LAST}: give the folder of a run that was trained."
-    )
+    raise ValueError(f"The folder {path} has no checkpoints/{BEST} or {LAST}: give the folder of a trained run.")
 
 
 def _from_checkpoint(path: Path) -> Run:
@@ -274,7 +275,7 @@ def _from_checkpoint(path: Path) -> Run:
 
 
 def _from_weights(model: str, path: Path) -> Run:
-    """Of our models the authors' or converted weights, of timm's others what timm reads."""
+    """Weights of a named model: for linvit's the authors' or converted ones, for timm's any file that timm reads."""
     check_model(model)
     shapes = timm.create_model(model, device="meta")
     content = read_checkpoint(path)
@@ -305,7 +306,7 @@ def _untrained(model: str) -> Run:
 
 
 def _of_classifier(model: str, network: nn.Module, path: Path | None) -> Run:
-    """A run of a network of timm, with the names and preprocessing that timm knows."""
+    """A run around a timm network, with the class names and preprocessing that timm knows."""
     count = cast(int, network.num_classes)
     imagenet = ImageNetInfo("imagenet-1k")
     names = [imagenet.index_to_description(index) if count == 1000 else str(index) for index in range(count)]

@@ -22,11 +22,11 @@ Section = tuple[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Subject:
-    """What an analysis looks into.
+    """The subject of an analysis.
 
-    network: with attention over images. inputs: what it takes, of normalized images and their labels (None where they
-    are unknown). displayed: an image as (height, width, 3) or (height, width) in 0..1. transform: from an image file to
-    a normalized image; None where only the data of the run will do. note: what the report adds to the network's name.
+    network: has attention over images. inputs: makes its inputs from normalized images and labels (None if unknown).
+    displayed: turns an image into (height, width, 3) or (height, width) in 0..1. transform: from an image file to a
+    normalized image; None if only the data of the run can be used. note: follows the network's name in the report.
     """
 
     network: nn.Module
@@ -37,11 +37,11 @@ class Subject:
 
 
 class TaskSpec:
-    """A task as runs, recipes and the command line know it.
+    """A task as seen by runs, recipes and the command line.
 
     name: `task.name` of recipes. task: its LightningModule; the constructor takes the network first. sources: the data
-    that it learns from, by `data.name`. folder_source: which of them reads a folder. preprocessing: the dataclass that
-    a checkpoint stores. kept: settings of the task that its measures depend on, which a loaded run keeps. stored_facts:
+    that it learns from, by `data.name`. folder_source: the one that reads a folder. preprocessing: the dataclass stored
+    in a checkpoint. kept: settings of the task that its measures depend on, which a loaded run keeps. stored_facts:
     annotations of what `stored` returns. names_classes: whether each output of the network has a name.
     """
 
@@ -55,7 +55,7 @@ class TaskSpec:
     names_classes: ClassVar[bool] = True
 
     def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
-        """The network that the group `model` of a recipe describes, for data with so many classes and channels.
+        """The network described by the group `model` of a recipe, for this many classes and channels of the data.
 
         Raises ValueError for a model or argument that is unknown.
         """
@@ -72,17 +72,17 @@ class TaskSpec:
         return self.around(self.network(model, num_classes, channels), num_classes, channels, **settings)
 
     def title(self, model: dict[str, Any], network: nn.Module) -> str:
-        """What a network is called in tables and reports."""
+        """The network's name in tables and reports."""
         return str(getattr(network, "pretrained_cfg", {}).get("architecture") or model["name"])
 
     def stored(self, source: Source) -> dict[str, Any]:
-        """Facts about the data that a checkpoint stores beside class names and preprocessing."""
+        """Facts about the data to store in a checkpoint, in addition to class names and preprocessing."""
         return {}
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
-        """The data to evaluate a run on, with its classes and preprocessing; ValueError where they do not fit.
+        """The data to evaluate a run on, with the run's classes and preprocessing; ValueError if they do not fit.
 
-        stored: settings that the run was trained with, where it is the same source; given: those that go over them.
+        stored: the settings of training, if it is the same source; given: settings that take precedence over them.
         """
         return self.create_source(name, stored | given)
 
@@ -106,7 +106,7 @@ class TaskSpec:
         return "use `predict` instead" if predicts else self.instead_of_predict
 
     def transcriber(self, run: "Run", weights: str | None = None) -> Any:
-        """What transcribes samples as they come, see Run.transcriber."""
+        """A transcriber of samples as they arrive, see Run.transcriber."""
         raise ValueError(
             f"Only speech recognition transcribes, and this is a run of the task {self.name}: {self.instead}."
         )
@@ -116,11 +116,11 @@ class TaskSpec:
         raise ValueError(f"Only speech recognition streams, and this is a run of the task {self.name}: {self.instead}.")
 
     def generate(self, run: "Run", *args: Any, **options: Any) -> Any:
-        """What the network generates, see Run.generate."""
+        """Generated text or images, see Run.generate."""
         raise ValueError(f"A run of the task {self.name} cannot generate: {self.instead_of_generate}.")
 
     def configure(self, run: "Run", **options: Any) -> dict[str, Any]:
-        """Applies the options of `evaluate` that are the task's own to a run and returns the others."""
+        """Applies the task's own options of `evaluate` to a run and returns the remaining ones."""
         return options
 
     def evaluate(
@@ -131,18 +131,18 @@ class TaskSpec:
         return evaluate(run, run.source(data, **settings), progress, **trainer)
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        """What the report says of network and data beside name, parameters and weights."""
+        """Facts for the report, in addition to name, parameters and weights."""
         return ()
 
     def subject(self, run: "Run") -> Subject:
-        """What an analysis of a run looks into; raises ValueError where there is no attention over images."""
+        """The subject of an analysis; raises ValueError if the network has no attention over images."""
         raise ValueError(
             f"A run of the task {self.name} cannot be analyzed, because it has no attention over images: use `evaluate`"
             " or `report` instead."
         )
 
     def sections(self, run: "Run", source: Source) -> Iterable[Section]:
-        """What the report says of a run on a source, between its measures and the end."""
+        """Further sections of the report on a run, after its measures."""
         return ()
 
     listing_caption: ClassVar[str] = ""

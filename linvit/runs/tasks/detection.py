@@ -44,7 +44,7 @@ SHAPES = {"box": "boxes", "mask": "masks"}
 
 
 class DetectionSpec(DenseSpec):
-    """Boxes, and masks where the framework has them."""
+    """Object detection, with masks where the framework predicts them."""
 
     name = "detection"
     task = Detection
@@ -66,12 +66,12 @@ class DetectionSpec(DenseSpec):
         output: str | Path | None = None,
         progress: bool = False,
     ) -> DensePredictions:
-        """An ObjectPrediction with all that is found in each image.
+        """An ObjectPrediction for each image, with everything the detector found in it.
 
         Args:
-            threshold: score from which objects are shown: counted in `table()`, drawn in the images of a folder.
-            output: folder for predictions.json in COCO's format and images with the objects drawn onto them; each
-                image is written at once and its masks are not kept.
+            threshold: lowest score of the objects that `table()` counts and that are drawn into the images of a folder.
+            output: folder for predictions.json in COCO's format and for images with the objects drawn into them; each
+                image is written immediately and its masks are not kept in memory.
             weights, progress: see Run.predict.
         """
         if not 0 <= threshold <= 1:
@@ -86,7 +86,7 @@ class DetectionSpec(DenseSpec):
 
     @contextlib.contextmanager
     def json_writer(self, run: "Run", path: Path) -> Iterator[Callable[[ObjectPrediction], None]]:
-        """Writes COCO's JSON, one prediction after the other; whole or not at all."""
+        """Writes COCO's JSON one prediction at a time; the file appears when it is complete."""
         ids = category_ids(run)
         images: list[dict[str, Any]] = []
         count = 0
@@ -136,7 +136,7 @@ class DetectionSpec(DenseSpec):
         for shape, overlap in task.overlaps.items():
             values = average_precision_by_class(truth, rows, image_ids, overlap)
             sections.append((f"Average precision of {SHAPES[shape]} per class", _per_class(values, source)))
-        words = f"the answer to the right, objects with a score of {100 * THRESHOLD:g} % or more"
+        words = f"the prediction on the right, objects with a score of {100 * THRESHOLD:g} % or more"
         return [*sections, truth_and_answer(run, source, _truth_and_answer, words)]
 
 
@@ -144,7 +144,7 @@ SPEC = DetectionSpec()
 
 
 def category_ids(run: "Run") -> list[int]:
-    """The number of each class in files in COCO's format."""
+    """The category id of each class in COCO's format."""
     return run.stored.get("category_ids") or list(range(1, len(run.class_names) + 1))
 
 
@@ -157,7 +157,7 @@ def detected(
     class_names: Sequence[str],
     threshold: float = THRESHOLD,
 ) -> ObjectPrediction:
-    """What a detector finds in a normalized image, in pixels of its file's size, best score first."""
+    """The objects that a detector finds in a normalized image, in pixels of the original file, best score first."""
     answer = {key: value.cpu() for key, value in network([image])[0].items()}
     order = answer["scores"].argsort(descending=True, stable=True)
     answer = {key: value[order] for key, value in answer.items()}
@@ -176,7 +176,7 @@ def detected(
 
 
 def object_overlay(image: Tensor, row: ObjectPrediction, class_names: Sequence[str]) -> Tensor:
-    """uint8 (3, height, width) with the objects that reach the threshold drawn onto it, the best on top."""
+    """uint8 (3, height, width) with the objects above the threshold drawn into it, the best on top."""
     count = sum(score >= row.threshold for score in row.scores)
     words = [f"{name}: {100 * score:.0f} %" for name, score in zip(row.classes, row.scores, strict=True)][:count]
     masks = None
@@ -188,7 +188,7 @@ def object_overlay(image: Tensor, row: ObjectPrediction, class_names: Sequence[s
 def _annotations(row: ObjectPrediction, image_id: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
     content = {"boxes": row.boxes, "labels": torch.tensor(row.labels), "scores": torch.tensor(row.scores)}
     results = to_results(image_id, content, ids)
-    masks: Sequence[dict[str, Any] | None] = row.masks or [None] * len(results)
+    masks: list[dict[str, Any] | None] = [*row.masks] if row.masks else [None for _ in results]
     for result, runs in zip(results, masks, strict=True):
         if runs is None:
             yield result | {"area": result["bbox"][2] * result["bbox"][3], "iscrowd": 0}

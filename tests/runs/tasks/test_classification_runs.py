@@ -135,7 +135,7 @@ def test_a_size_that_is_asked_for_is_the_one_evaluated_at(run):
     assert run.source().preprocessing == run.preprocessing
     assert run.source(size=48).preprocessing.size == (48, 48)
     assert run.source(size=48).preprocessing.mean == run.preprocessing.mean
-    with pytest.raises(ValueError, match="`channels` is 1, but the network takes 3"):
+    with pytest.raises(ValueError, match="`channels` is 1, but the network expects 3"):
         run.source(channels=1)
 
 

@@ -162,7 +162,7 @@ def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys
     for arguments, reason in (
         ([detector, image, "--weights", "ema"], "--weights is 'ema', but the checkpoint holds raw"),
         ([detector, image, "--output", tmp_path / "x.csv"], "--output is"),
-        ([detector, image, "--output", photos], "holds the images"),
+        ([detector, image, "--output", photos], "contains the input images"),
         ([detector, image, "--threshold", "2"], "--threshold is 2.0, expected a score from 0 to 1"),
         (
             [detector, image, "--topk", "3"],
