@@ -73,7 +73,7 @@ class ClassifierSpec(TaskSpec):
             predictions.save(path)
         return predictions
 
-    listing_caption = "MACs of one image at the size given: convolutions and linear layers, + attention products"
+    listing_caption = "MACs per image at the given size: convolutions and linear layers, + attention products"
 
     def listing(self) -> Iterator[dict[str, Any]]:
         """The networks that linvit registers with timm, by family.

@@ -1,4 +1,4 @@
-"""The report on a run: its measures and training curves, and what the task adds."""
+"""The report on a run: measures, training curves, and the sections of the task."""
 
 from pathlib import Path
 from typing import Any

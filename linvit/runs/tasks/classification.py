@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from linvit.runs.run import Run
 
 PAIRS, PAIRS_WITH_IMAGES, EXAMPLES = 20, 8, 6
-MATRIX_CLASSES = 30  # more do not fit into a figure of all of them
+MATRIX_CLASSES = 30  # a confusion matrix of more is not readable
 
 logger = logging.getLogger(__name__)
 
 
 class ClassificationSpec(ClassifierSpec):
-    """Networks of timm and ours, with one class for each image."""
+    """Classification with timm networks: one class per image."""
 
     name = "classification"
     task = Classification
@@ -42,7 +42,7 @@ class ClassificationSpec(ClassifierSpec):
     stored_facts: ClassVar = {"split_digest": str | None}
 
     def stored(self, source: Source) -> dict[str, Any]:
-        """Which files were held out of a folder that is not divided itself."""
+        """A digest of the files held out of a folder that has no split of its own."""
         return {"split_digest": source.digest()} if isinstance(source, ImageFolder) else {}
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
@@ -71,7 +71,7 @@ class ClassificationSpec(ClassifierSpec):
         """A ClassPrediction for each image.
 
         Args:
-            topk: how many classes.
+            topk: number of classes.
             weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
         if topk < 1:
@@ -96,7 +96,7 @@ SPEC = ClassificationSpec()
 
 
 def _hold_out_the_same(run: "Run", source: ImageFolder, trained_on: str | None) -> None:
-    """Evaluates on what the run did not train on: the same files of its own folder, all of another one."""
+    """Evaluates on files unseen in training: the held-out ones of the run's folder, or all files of another one."""
     before = run.stored.get("split_digest")
     if before is not None and source.digest() == before:
         return
@@ -111,7 +111,7 @@ def _hold_out_the_same(run: "Run", source: ImageFolder, trained_on: str | None) 
 
 
 def _match_classes(run: "Run", source: Source) -> None:
-    """Reads a folder's classes in the network's order; for released weights, sorted folders are the class indices.
+    """Maps a folder's classes to the network's order; for released weights, sorted folders are the class indices.
 
     Folders named by numbers (ImageNet-V2) that are not class names of the network are its class indices.
     """
@@ -124,21 +124,21 @@ def _match_classes(run: "Run", source: Source) -> None:
     if run.recipe is None:
         if len(classes) != len(folders):
             raise ValueError(
-                f"The data has {len(folders)} classes, but the network has {len(classes)}: evaluate it on data that it"
-                " was made for."
+                f"The data has {len(folders)} classes, but the network has {len(classes)}: choose data with the"
+                " classes of the network."
             )
         return
     unknown = [name for name in folders if name not in classes]
     if unknown:
         raise ValueError(
             f"The data has the class {unknown[0]!r}, but the network knows {', '.join(classes[:5])}"
-            f"{' …' if len(classes) > 5 else ''}: evaluate it on data that it was made for."
+            f"{' …' if len(classes) > 5 else ''}: choose data with the classes of the network."
         )
     source.class_names = classes
 
 
 class _Numbered(Dataset[Any]):
-    """(image, (target, index)) of a data set, so that an image is found again; a sentence passes as it is."""
+    """Adds the index to each target, to find its image again; sentences on unreadable images pass unchanged."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
@@ -153,7 +153,7 @@ class _Numbered(Dataset[Any]):
 
 @torch.inference_mode()
 def answers_of(run: "Run", source: Source) -> Answers:
-    """The network's answer to every readable validation image; raises ValueError where there is none."""
+    """The network's predictions for all readable validation images; raises ValueError if there are none."""
     network, device = run.placed_network()
     loader = source.val_dataloader()
     numbered = DataLoader(
@@ -165,7 +165,7 @@ def answers_of(run: "Run", source: Source) -> Answers:
             confidences, predictions = network(images.to(device)).float().softmax(-1).max(-1)
             batches.append((targets[:, 1], targets[:, 0], predictions.cpu(), confidences.cpu()))
     if not batches:
-        raise ValueError("The data has no readable image: there is nothing to report on.")
+        raise ValueError("The data contains no readable image: choose other data.")
     indices, targets, predictions, confidences = (torch.cat(column) for column in zip(*batches, strict=True))
     return Answers(indices, targets, predictions, confidences, source.class_names)
 
@@ -196,7 +196,7 @@ def _per_class(answers: Answers) -> Sequence[str]:
     parts = [table(rows), paragraph(words)]
     if len(names) <= MATRIX_CLASSES:
         matrix = figures.confusion_matrix(confusion, names, "images")
-        parts.append(figure_image(matrix, "images of each true class by the class answered"))
+        parts.append(figure_image(matrix, "images of each true class by predicted class"))
     return parts
 
 
@@ -212,7 +212,7 @@ def _confused(answers: Answers, source: Source) -> Sequence[str]:
     rows = [
         {
             "true": answers.class_names[pair.true],
-            "answered as": answers.class_names[pair.answered],
+            "predicted": answers.class_names[pair.answered],
             "images": pair.count,
             "of the class": f"{100 * pair.share:.1f} %",
         }
@@ -222,7 +222,7 @@ def _confused(answers: Answers, source: Source) -> Sequence[str]:
     shown = figures.confused_images(
         answers, pairs[:PAIRS_WITH_IMAGES], lambda index: source.preprocessing.displayed(dataset[index][0])
     )
-    words = f"{wrong:,} of {len(answers.targets):,} images are misclassified; the table has the most frequent pairs."
+    words = f"{wrong:,} of {len(answers.targets):,} images are misclassified; the table shows the most frequent pairs."
     confident = paragraph("Their most confident mistakes:")
     return [paragraph(words), table(rows), confident, figure_image(shown, "misclassified images")]
 

@@ -46,8 +46,11 @@ PUBLISHED = {("DiT-S/2", "softmax"): "6.06"}
 
 @dataclass(frozen=True)
 class GeneratedImages:
-    """images: uint8 (number, channels, height, width). labels: int64 (number,), places in class_names, equal ones in a
-    row. per_class: how many images each class has."""
+    """Generated images, class by class.
+
+    images: uint8 (images, channels, height, width). labels: int64 (images,), indices into class_names. per_class: number
+    of images of each class.
+    """
 
     images: Tensor
     labels: Tensor
@@ -58,15 +61,15 @@ class GeneratedImages:
         return len(self.images)
 
     def grid(self) -> Image.Image:
-        """A row for each class; small images are enlarged."""
+        """One row per class; small images are enlarged."""
         factor = -(-SMALLEST // self.images.shape[-1])
         images = self.images.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
         grid = make_grid(images, nrow=self.per_class, padding=2, pad_value=128)
         return Image.fromarray(grid.movedim(0, -1).numpy())
 
     def save(self, path: str | Path) -> None:
-        """Writes a .png grid, or .npz with uint8 (images, height, width, 3) as `arr_0` and int64 `labels`, which ADM's
-        evaluation suite reads; raises ValueError for another ending."""
+        """Writes a .png grid, or an .npz for ADM's evaluation suite: uint8 `arr_0` (images, height, width, 3) and int64
+        `labels`. Raises ValueError for other endings."""
         path = check_image_output(path)
         with replacing(path) as temporary, temporary.open("wb") as file:
             if path.suffix == ".png":
@@ -77,7 +80,7 @@ class GeneratedImages:
 
 
 class DiffusionSpec(NamedSpec):
-    """DiTs, of pixels or of latents."""
+    """Class-conditional image generation with DiTs, on pixels or latents."""
 
     name = "diffusion"
     task = Diffusion
@@ -90,7 +93,7 @@ class DiffusionSpec(NamedSpec):
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         if name == "latents" and run.preprocessing.decoder is None:
-            raise ValueError("`root` is a folder, but this run generates the digits it was trained on: leave it out.")
+            raise ValueError("`root` is a folder, but this run was trained on the built-in digits: leave it out.")
         return super().open_source(run, name, stored, given)
 
     def generate(
@@ -107,18 +110,18 @@ class DiffusionSpec(NamedSpec):
         weights: str | None = None,
         output: str | Path | None = None,
     ) -> GeneratedImages:
-        """`count` images of each class; the same arguments give the same images.
+        """Generates `count` images of each class; the same arguments give the same images.
 
         Args:
-            classes: names or numbers; all by default.
+            classes: names or indices (default: all).
             count: images per class.
-            guidance: scale of classifier-free guidance; 1 is off.
-            steps: of sampling, up to 1,000.
+            guidance: scale of classifier-free guidance (1 = off).
+            steps: sampling steps, 2 to 1,000.
             sampler: "ddim" or "ddpm".
-            seed: of the random numbers.
-            autoencoder: of latents, a folder or a name on the Hugging Face hub; by default that of the data.
-            weights: "raw" or "ema"; by default the moving average where there is one.
-            output: .png or .npz file that is written too.
+            seed: random seed.
+            autoencoder: decodes latents; a folder or a name on the Hugging Face hub (default: the one of the data).
+            weights: "raw" or "ema"; default: the moving average, if there is one.
+            output: a .png or .npz file to write as well.
         """
         _check(count, guidance, seed)
         path = None if output is None else check_image_output(output)
@@ -129,7 +132,7 @@ class DiffusionSpec(NamedSpec):
         autoencoder = _known_autoencoder(run.preprocessing, autoencoder)
         images, clips = [], cast(Diffusion, run.task).clips
         for number, batch in enumerate(labels.split(BATCH)):
-            # the seeds of the batches of one call are apart from those of the next
+            # a seed of its own for each batch, which no neighbouring seed of a call repeats
             batch_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
             sampled = sample(network, batch.to(device), steps, guidance, sampler, batch_seed, clips)
             if not sampled.isfinite().all():
@@ -162,18 +165,20 @@ class DiffusionSpec(NamedSpec):
             axes.imshow(np.asarray(shown.grid()))
             axes.set_title(f"guidance {guidance:g}")
             axes.set_axis_off()
-        words = "Distances are in the features of a classifier of our own: they compare with no published FID."
-        image = figure_image(figure, "generated images, a row for each class, at guidance 1 and 2")
+        words = (
+            "Fréchet distances use the features of our own small classifier: do not compare them with published FIDs."
+        )
+        image = figure_image(figure, "generated images, one row per class, at guidance 1 and 2")
         return [("Generated images", [paragraph(words), image])]
 
     listing_caption = (
-        "MACs of one pass for one 4×32×32 latent. MALA's Table 8 prints 4.26 G for its network, which is not released:"
-        " no row here is known to be it."
+        "MACs of one pass for one 4×32×32 latent. MALA's Table 8 prints 4.26 G for its network, which is not released;"
+        " none of these rows is known to be that network."
     )
 
     def listing(self) -> Iterator[dict[str, Any]]:
-        """Variants of DiT-S/2 with each mechanism: variant, mechanism, parameters, macs of one pass (of layers),
-        macs_attention (on top), published_macs (billions or None)."""
+        """Variants of DiT-S/2 with each mechanism: variant, mechanism, parameters, macs and macs_attention (layers and
+        attention products of one forward pass), published_macs (billions or None)."""
         for variant, arguments in VARIANTS.items():
             for mechanism in at("images"):
                 with torch.device("meta"):
@@ -190,7 +195,7 @@ SPEC = DiffusionSpec()
 
 
 def check_image_output(path: str | Path) -> Path:
-    """The path that is meant; raises ValueError for an ending other than .png or .npz, and as `check_output_file`."""
+    """The checked path; raises ValueError for endings other than .png and .npz, and as `check_output_file`."""
     if Path(path).suffix not in SUFFIXES:
         raise ValueError(f"`output` is {path}, expected a .png or .npz file: name one of them.")
     return check_output_file(path)
@@ -215,7 +220,7 @@ def _class_number(name: str, class_names: Sequence[str]) -> int:
 
 
 def _known_autoencoder(preprocessing: GenerationPreprocessing, name: str | None) -> str | None:
-    """The autoencoder that is asked for, else that of the data; opened, so that a wrong one ends here."""
+    """The autoencoder to use: the one asked for, else the data's. Opened here, so that a wrong one fails early."""
     if preprocessing.decoder is None:
         if name is not None:
             raise ValueError(f"`autoencoder` is {name!r}, but this run generates pixels, not latents: leave it out.")
@@ -225,7 +230,7 @@ def _known_autoencoder(preprocessing: GenerationPreprocessing, name: str | None)
 
 
 def _pixels(preprocessing: GenerationPreprocessing, images: Tensor, autoencoder: str | None) -> Tensor:
-    """uint8 (batch, channels, height, width)."""
+    """The images as uint8 (batch, channels, height, width)."""
     values = preprocessing.values(images.float())
     if autoencoder:
         values = decoded(values, autoencoder)
@@ -233,7 +238,7 @@ def _pixels(preprocessing: GenerationPreprocessing, images: Tensor, autoencoder:
 
 
 def _displayed(preprocessing: GenerationPreprocessing, image: Tensor) -> Tensor:
-    """(height, width[, 3]) in 0..1; of latents the mean over their channels."""
+    """An image as (height, width[, 3]) in 0..1; for latents, the mean over their channels."""
     values = preprocessing.values(image[None])[0]
     if preprocessing.decoder is not None:
         values = values.mean(0, keepdim=True)

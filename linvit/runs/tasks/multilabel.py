@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MultiLabelSpec(ClassifierSpec):
-    """Networks of timm and ours, with any number of classes for each image."""
+    """Multi-label classification with timm networks: any number of classes per image."""
 
     name = "multilabel"
     task = MultiLabel
@@ -46,10 +46,10 @@ class MultiLabelSpec(ClassifierSpec):
         output: str | Path | None = None,
         progress: bool = False,
     ) -> Predictions[ClassPrediction]:
-        """A ClassPrediction for each image, perhaps without any class.
+        """A ClassPrediction for each image, possibly without classes.
 
         Args:
-            threshold: probability from which a class is named.
+            threshold: lowest probability of the classes to name.
             weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
         if not 0 <= threshold <= 1:

@@ -113,7 +113,7 @@ def test_predictions_are_saved_whole_and_unreadable_files_named(run, photos, tmp
         ({"topk": 0}, "`topk` is 0, expected 1 or more"),
         ({"threshold": 0.5}, "`threshold` is not an option of predict for the task classification, which takes `topk`"),
         ({"beam": 3}, "`beam` is not an option of predict"),
-        ({"output": "predictions.txt"}, "`output` is predictions.txt, which has an unknown ending"),
+        ({"output": "predictions.txt"}, "`output` is predictions.txt, expected a .csv or .json file"),
         ({"weights": "best"}, "`weights` is 'best', but the checkpoint holds raw and ema"),
     ],
 )
