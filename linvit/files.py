@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, read without running code; and why a file was not read."""
+"""Files: written atomically, and read without running code."""
 
 import argparse
 import contextlib
@@ -19,18 +19,18 @@ TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
 def user_path(path: str | Path) -> Path:
-    """The path that a user means: `~` is the home folder."""
+    """Expands `~` to the home folder, in every path that a user gives."""
     return Path(os.path.expanduser(path))
 
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Gives a temporary name beside path; what was written there takes path's place at once, or not at all.
+    """Yields a temporary path; on success the file written there replaces path atomically.
 
-    A link is followed, missing folders are made.
+    Links are followed, and missing folders are created.
 
     Raises:
-        ValueError: if path is a folder, a device or another thing that is not a file.
+        ValueError: if path exists and is not a regular file.
         OSError: if it cannot be written; the message names path, and `errno` is the system's.
     """
     path = user_path(path)
@@ -58,13 +58,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, content: Any, indent: int | None = None) -> None:
-    """Writes content as JSON, whole or not at all; NaN and infinities, which JSON does not know, become null."""
+    """Writes content as JSON, atomically; NaN and infinities, which JSON does not have, become null."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(_finite(content), indent=indent))
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes text in UTF-8, whole or not at all.
+    """Writes text in UTF-8, atomically.
 
     Bytes of file names that are not UTF-8 (Python's surrogates) are written as `\\udcXX`, in JSON a valid escape.
     """
@@ -73,7 +73,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def check_output_file(path: str | Path) -> Path:
-    """The path that a user means; raises ValueError or OSError where no file can be written at it."""
+    """Returns the expanded path; raises ValueError or OSError if no file can be written there."""
     path = user_path(path)
     _check_regular(path)
     check_writable(path.parent)
@@ -81,7 +81,7 @@ def check_output_file(path: str | Path) -> Path:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Raises OSError, naming the folder, where no file can be made in it; makes the folder where it is missing."""
+    """Creates the folder if it is missing; raises OSError if files cannot be written there."""
     folder = user_path(folder)
     try:
         with replacing(folder / ".probe") as temporary:
@@ -95,7 +95,7 @@ def check_writable(folder: str | Path) -> None:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Deletes what a process that was killed in the middle of `replacing` left in these folders."""
+    """Deletes temporary files that killed processes left in these folders."""
     for folder in folders:
         for path in folder.glob(".*.tmp"):
             if TEMPORARY.fullmatch(path.name):
@@ -108,7 +108,7 @@ def reason_of(error: Exception) -> str:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The contents of a .pth, .ckpt or .safetensors file, on the CPU, read without executing code.
+    """The contents of a .pth, .ckpt or .safetensors file, on the CPU; reading runs no code.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -135,14 +135,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _check_regular(path: Path) -> None:
-    """Raises ValueError for what must not be replaced by a file."""
+    """Raises ValueError if the path exists and is not a regular file, which must not be replaced."""
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "a device, pipe or socket"
         raise ValueError(f"{path} is {kind}, not a file: name a file.")
 
 
 def _shortened(name: str) -> str:
-    """A name that has room for an ending; equal names stay equal."""
+    """Shortens long names, so that an ending can be added."""
     return name if len(os.fsencode(name)) < 200 else f"{name[:40]}{zlib.crc32(os.fsencode(name))}"
 
 

@@ -80,8 +80,11 @@ class Run:
         path = self.folder / "metrics.csv"
         if self.path is None or not path.is_file():
             return []
-        with path.open(newline="") as file:
-            return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+        except (ValueError, TypeError, csv.Error) as error:
+            raise ValueError(f"The training curves in {path} are damaged ({error}): remove the file.") from error
 
     def placed_network(self, weights: str | None = None) -> tuple[nn.Module, torch.device]:
         """The network with "raw" or "ema" weights (default: as `network`), on the GPU if there is one, and its device.
@@ -164,6 +167,10 @@ class Run:
         if isinstance(settings.get("size"), int):
             settings["size"] = (settings["size"],) * 2
         check_preprocessing(self.spec, settings)
+        for name in {"mean", "std"} & settings.keys():
+            count = len(getattr(self.preprocessing, name))
+            if settings[name] is None or len(settings[name]) != count:
+                raise ValueError(f"`{name}` is {settings[name]}, expected {count} numbers, one per channel: change it.")
         self.preprocessing = replace(self.preprocessing, **{key: as_tuple(value) for key, value in settings.items()})
 
     def stream(self, inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:

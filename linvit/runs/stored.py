@@ -1,4 +1,4 @@
-"""What a checkpoint says of its run, checked as strictly as a recipe before anything is built from it."""
+"""The metadata of a checkpoint, checked as strictly as a recipe before anything is built from it."""
 
 import contextlib
 import itertools
@@ -25,7 +25,7 @@ FORMAT = 1
 NETWORKS = ("network.", "ema.module.")
 DEEPEST, LARGEST = 16, 2**53  # levels of nesting, and any number
 MOST_VALUES = 4_000_000
-NOT_STORED = ("pretrained", "checkpoint_path")  # where the weights of a new network come from
+NOT_STORED = ("pretrained", "checkpoint_path")  # keys that load pretrained weights
 SIDES = Annotated[int, Range(1, 2**14)]
 ABOUT = {"format": Annotated[int, OneOf((FORMAT,))], "recipe": dict, "preprocessing": dict, "num_classes": Count}
 GROUPS = {"task": dict, "model": dict, "data": dict}
@@ -52,9 +52,9 @@ PROGRESS = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint's content: what a `Run` is made of, with the weights of `Task.load_state_dict`.
+    """The checked content of a checkpoint, from which a `Run` is made.
 
-    facts: what `TaskSpec.stored` adds about the data.
+    facts: the result of `TaskSpec.stored`. weights: the argument of `Task.load_state_dict`.
     """
 
     path: Path
@@ -68,7 +68,7 @@ class Stored:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The group `model` of the recipe, without what says where a new network's weights come from."""
+        """The group `model` of the recipe, without the keys that load pretrained weights."""
         return {key: value for key, value in self.recipe["model"].items() if key not in NOT_STORED}
 
 
@@ -77,8 +77,7 @@ def read_stored(path: str | Path) -> Stored:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is no checkpoint of `linvit train`, or an entry of it is missing or not what such a
-            checkpoint holds.
+        ValueError: if it was not written by `linvit train`, or an entry is missing or has a wrong value.
     """
     return _stored(Path(path), read_checkpoint(path))
 
@@ -102,7 +101,7 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
 
 
 def check_plain(value: Any) -> None:
-    """Raises ValueError for whatever no recipe holds: other types, endless nesting, NaN and infinity."""
+    """Raises ValueError for values that no recipe has: other types, deep nesting, NaN and infinity."""
     waiting: list[tuple[Any, int]] = [(value, 0)]
     for count in itertools.count():
         if not waiting:
@@ -124,7 +123,7 @@ def check_plain(value: Any) -> None:
 
 
 def checked_weights(weights: Any) -> dict[str, Tensor]:
-    """The weights themselves; raises ValueError unless they are named, dense tensors of finite numbers."""
+    """Returns the weights; raises ValueError unless all are dense tensors, and those of networks finite."""
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ValueError(f"the entry {str(name)[:60]!r} of the weights is a {type(tensor).__name__}, not a tensor")
@@ -138,9 +137,9 @@ def checked_weights(weights: Any) -> dict[str, Tensor]:
 
 
 def check_preprocessing(spec: TaskSpec, values: Mapping[str, Any]) -> None:
-    """Raises ValueError for a field that a task's preprocessing does not have, and a value that it cannot have.
+    """Raises ValueError for unknown fields of a task's preprocessing and for values out of range.
 
-    The ranges are those that the task's source of folders declares.
+    Ranges are declared by the task's folder source and in PREPROCESSING.
     """
     names = [field.name for field in fields(spec.preprocessing)]
     check_names("setting of the preprocessing", values, names)
@@ -151,9 +150,9 @@ def check_preprocessing(spec: TaskSpec, values: Mapping[str, Any]) -> None:
 
 
 def build_network(build: Callable[[], nn.Module], stored: Stored) -> nn.Module:
-    """The network of a stored model, built without memory first: it may be no larger than the checkpoint.
+    """Builds the stored model, first on the meta device: a checkpoint cannot ask for more than its own size.
 
-    Nothing is downloaded. Raises ValueError for a model that cannot be built or is too large for its weights.
+    Nothing is downloaded. Raises ValueError if the model cannot be built, or is too large for the stored weights.
     """
     size = stored.path.stat().st_size
     own = sum(name.startswith(NETWORKS[0]) for name in stored.weights)
@@ -193,7 +192,7 @@ def _refused(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """What is loaded may name a model of the Hugging Face hub: only what was downloaded before is used."""
+    """Makes the Hugging Face hub client use only files that were downloaded before."""
     before, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
     try:
         yield
@@ -234,7 +233,7 @@ def _checked(path: Path, about: Mapping[str, Any], weights: dict[str, Tensor]) -
 
 
 def _check_recipe(recipe: Mapping[str, Any]) -> TaskSpec:
-    """The task that a stored recipe names; raises ValueError for a value that no recipe may have."""
+    """Returns the task of a stored recipe; raises ValueError for values that a recipe must not have."""
     _check_needed(recipe, GROUPS)
     check(GROUPS, recipe)
     task, data = ({key: value for key, value in recipe[name].items() if key != "name"} for name in ("task", "data"))
@@ -277,7 +276,7 @@ def _check_needed(values: Mapping[str, Any], names: Any) -> None:
 
 
 def _check_numbers(model: Any, size: int, tensors: int, key: str = "") -> None:
-    """No width of a network exceeds the bytes of its checkpoint, and no depth the number of its tensors."""
+    """Raises ValueError if a width exceeds the bytes of the checkpoint, or a depth the number of its tensors."""
     if isinstance(model, Mapping):
         for name, value in model.items():
             _check_numbers(value, size, tensors, f"{key}.{name}")
@@ -290,7 +289,7 @@ def _check_numbers(model: Any, size: int, tensors: int, key: str = "") -> None:
 
 @contextlib.contextmanager
 def _limited(tensors: int, numbers: int) -> Iterator[None]:
-    """Ends the construction of a network as soon as it has more parameters, or more numbers in them, than these."""
+    """Stops the construction of a network as soon as it has more tensors, or numbers in them, than these."""
     held = {"tensors": 0, "numbers": 0, "modules": 0}
 
     def count(module: nn.Module, name: str, parameter: Any) -> None:

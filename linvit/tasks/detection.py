@@ -12,15 +12,15 @@ from linvit.tasks.task import Task
 
 
 class Detection(Task):
-    """Trains a detector on (images, targets) lists and measures average precision in the pixels of the files' images.
+    """Trains a detector on lists (images, targets); measures average precision at the original size of the images.
 
     Args:
-        network: Takes images and targets, gives a dictionary of losses in training and of boxes, labels, scores and,
-            with masks, masks for each image in evaluation.
+        network: In training, maps images and targets to a dictionary of losses; in evaluation, maps images to a
+            dictionary of boxes, labels, scores and, if it has them, masks for each image.
         kwargs: Those of Task.
 
-    The data tells what the detections are measured against: `ground_truth`, and `results` for the detections of a
-    batch in its numbers of images and categories.
+    The source provides the `ground_truth`, and `results`, which gives the detections of a batch its ids of images and
+    categories.
     """
 
     score = "box_ap"
@@ -51,7 +51,7 @@ class Detection(Task):
         if self.network.has_masks and not source.needs_masks:
             name = type(self.network).__name__
             raise ValueError(
-                f"{name} learns masks, but the data does without: set `needs_masks` to true, or use retinanet."
+                f"{name} needs masks, but the data is read without them: set `needs_masks` to true, or use retinanet."
             )
 
     def training_step(self, batch: tuple[list[Tensor], list[dict[str, Any]]], batch_idx: int) -> Tensor:
@@ -79,7 +79,7 @@ class Detection(Task):
 
 
 def gathered(rows: list[Any]) -> list[Any]:
-    """The lists of all processes, one after the other, in each of them."""
+    """The lists of all processes, concatenated; every process gets them."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return rows
     of_each: list[Any] = [None] * distributed.get_world_size()

@@ -1,4 +1,4 @@
-"""Image generation: a network learns to predict the noise in images, and is measured by what it generates."""
+"""Image generation: trains a network to predict noise in images, and measures the images that it generates."""
 
 import math
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ GUIDED = 2.0
 
 
 class Diffusion(Task):
-    """Trains a network on the noise of DDPM's 1,000 steps, and generates an image for every held-out label.
+    """Trains a network to predict the noise of DDPM's 1,000 steps; validation generates an image per held-out label.
 
     Args:
-        network: A DiT, or anything that `sample` can use.
-        class_dropout: Share of the labels that are hidden while training, which guidance needs.
-        generates: Whether validation generates an image for each held-out one and measures them.
+        network: A DiT, or another network that `sample` accepts.
+        class_dropout: Share of labels dropped in training, which classifier-free guidance needs.
+        generates: Whether validation generates an image per held-out one and measures them.
         sampler: ddim or ddpm.
         steps: Sampling steps while validating.
-        clips: Whether sampling keeps its estimate of the image in −1 … 1: pixels yes, latents no.
+        clips: Whether sampling clips its estimate of the image to −1 … 1: true for pixels, false for latents.
         kwargs: Those of Task.
 
     loss is the error of the noise on the held-out images, each at its own fixed time and noise. Of generated images,
@@ -106,9 +106,9 @@ class Diffusion(Task):
         return super().measured(kind) | self.generated.get(kind, {})
 
     def measure_generated(self) -> dict[str, dict[str, float]]:
-        """The measures of generated images by network; those of the moving average alone, where there is one."""
+        """Measures of generated images, by kind of weights: the moving average if there is one, else the raw ones."""
         if self.trainer.world_size > 1:
-            raise ValueError("Generated images are measured in one process: set `generates=false`, or one device.")
+            raise ValueError("Generated images are measured in one process: set `generates=false`, or use one device.")
         source = cast(Any, self.trainer).datamodule
         training = source.train_set()
         folder = Path(self.trainer.default_root_dir)
@@ -125,7 +125,7 @@ class Diffusion(Task):
                 distance.update(images, real=False)
                 right += int((classifier.predict(images) == labels).sum())
                 total += len(labels)
-            # LAPACK may end the process on eigenvalues of what is not finite
+            # LAPACK may crash on eigenvalues of matrices that are not finite
             return distance.compute().item() if finite else math.nan, right / total
 
         measures: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Weights to start from: those of a run, of a checkpoint, or the released ones, for other classes or another size."""
+"""Initial weights from a run, a checkpoint or released weights, also for other classes or another image size."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,18 +13,18 @@ from linvit.tasks.checkpoints import BEST, LAST
 
 PREFIXES = ("ema.module.", "network.")
 FAMILIES = {f"linvit.models.{name}" for name in ("ravlt", "mavit", "care")}
-"""Modules of networks of which some share the names and shapes of their weights."""
+"""Modules whose networks can have the same names and shapes of weights."""
 
 
 def initialize(network: nn.Module, source: str | Path, same_classes: bool = False) -> str:
-    """Copies the weights of source into network, without what belongs to other classes; says so in one line.
+    """Copies weights from source into network, except layers for other classes; returns a line on what was copied.
 
     Args:
-        network: Any network; the size of its images may be another than that which the weights were trained with. A
-            detector or segmentor takes a whole one's weights, or those of its backbone alone, a classifier's included.
+        network: Any network; its image size may differ from that of training. A detector or segmentor takes the weights
+            of a whole one, or those of its backbone alone, for example a classifier's.
         source: A run's folder (its best checkpoint), a checkpoint of a run (the moving average where it has one), or a
             .pth or .safetensors file of weights, the authors' included.
-        same_classes: Refuses a classifier of other classes instead of leaving it out.
+        same_classes: Refuse a classifier with other classes instead of leaving it out.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -50,7 +50,7 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
 
 
 def weights_file(source: str | Path) -> Path:
-    """The file of the weights to start from: a run's best checkpoint, else its last one, or the file itself."""
+    """The weight file: a run's best checkpoint, else its last one, or the file itself."""
     path = user_path(source)
     if not path.is_dir():
         return path
@@ -73,7 +73,7 @@ def _weights(network: nn.Module, content: dict[str, Any], path: Path) -> dict[st
 
 
 def _tensors(weights: Any, path: Path) -> dict[str, Tensor]:
-    """The weights themselves, if there are some, all of them tensors of finite numbers."""
+    """Returns the weights; raises ValueError unless there are some, all of them finite tensors."""
     if not isinstance(weights, Mapping) or not weights:
         raise ValueError(f"{path} holds no weights to start from: give a run or a file of weights.")
     for key, value in weights.items():
@@ -89,7 +89,7 @@ def _tensors(weights: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _check_same_family(network: nn.Module, content: Mapping[str, Any], path: Path) -> None:
-    """Raises ValueError where a run's checkpoint records a model of another family or mechanism than the network.
+    """Raises ValueError if the checkpoint records a model of another family or mechanism than the network.
 
     Names and shapes of the weights can be the same in both, as those of ravlt_nano and mavit_nano are.
     """
@@ -118,7 +118,7 @@ def _is_dense(network: nn.Module) -> bool:
 
 
 def _left_out(network: nn.Module, target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
-    """The keys that keep their initial values: the layers of other classes, and heads where the weights have none."""
+    """Keys that keep their initial values: layers for other classes, and heads that the weights do not contain."""
     if not _is_dense(network):
         shared = [key for key in _classifier_keys(network) if key in weights and key in target]
         return [key for key in shared if weights[key].shape != target[key].shape]
@@ -135,7 +135,7 @@ def _outputs_alone_differ(target: Tensor, other: Tensor) -> bool:
 def _beside(
     network: nn.Module, target: Mapping[str, Tensor], weights: Mapping[str, Tensor], left_out: Sequence[str]
 ) -> str:
-    """How the line ends that says what was copied."""
+    """The end of the line that says what was copied."""
     if not left_out:
         return ", heads included" if _is_dense(network) else ", classifier included"
     if left_out[0] not in weights:

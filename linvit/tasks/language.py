@@ -1,4 +1,4 @@
-"""Next tokens: cross entropy, bits per byte on text, accuracy where only some tokens are asked for."""
+"""Next-token prediction: cross entropy, bits per byte of text, and accuracy on the tokens asked for."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Targets = dict[str, Tensor]
 
 
 class Language(Task):
-    """Trains a decoder to give the next token.
+    """Trains a decoder to predict the next token.
 
     Args:
         network: Takes tokens (batch, tokens) and the numbers of their documents, gives logits of the next ones.
@@ -44,11 +44,11 @@ class Language(Task):
         self.keep(lambda: {name: exact_sum() for name in ("nats", "tokens", "right")})
 
     def configure_model(self) -> None:
-        """Shards the network's weights, block by block, where the trainer's strategy is ModelParallelStrategy."""
+        """Shards the network's weights block by block if the trainer's strategy is ModelParallelStrategy."""
         if self.device_mesh is None or isinstance(self.network, FSDPModule):
             return
         if self.ema:
-            raise ValueError("`ema_decay` keeps a copy of the weights, which are sharded: leave it out.")
+            raise ValueError("`ema_decay` is not available for sharded weights: leave it out.")
         mesh = self.device_mesh["data_parallel"]
         for block in getattr(self.network, "blocks", ()):
             fully_shard(block, mesh=mesh)
@@ -76,7 +76,7 @@ class Language(Task):
             sums["right"].update((logits.argmax(-1) == wanted).sum())
 
     def counts(self, tokens: Tensor, targets: Targets) -> Tensor:
-        """What `linvit eval` counts: bytes."""
+        """The number of samples that `linvit eval` reports: bytes."""
         return targets["bytes"].sum()
 
     def measured(self, kind: str) -> dict[str, float]:
@@ -90,7 +90,7 @@ class Language(Task):
 
 
 class Recall(Language):
-    """Trains a decoder on sequences of which some tokens alone are asked for: recall_accuracy is the share right.
+    """Trains a decoder on sequences with targets at some tokens only; recall_accuracy is the share predicted correctly.
 
     Args:
         network, kwargs: See Language.
@@ -106,7 +106,7 @@ class Recall(Language):
     counted = "sequences"
 
     def counts(self, tokens: Tensor, targets: Targets) -> Tensor:
-        """What `linvit eval` counts: sequences."""
+        """The number of samples that `linvit eval` reports: sequences."""
         return torch.tensor(len(tokens), device=tokens.device)
 
     def measured(self, kind: str) -> dict[str, float]:

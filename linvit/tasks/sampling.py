@@ -1,4 +1,4 @@
-"""Images from noise: diffusers' samplers over the steps of a diffusion, and guidance by classes."""
+"""Sampling images from noise with diffusers' samplers and classifier-free guidance."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -12,7 +12,7 @@ SAMPLERS = ("ddim", "ddpm")
 
 
 class Sampled(Protocol):
-    """What sampling needs of a network: that it predicts noise, (batch, channels or twice as many, side, side)."""
+    """A network that can be sampled from: it predicts noise, (batch, channels or twice as many, side, side)."""
 
     channels: int
     input_size: int
@@ -23,7 +23,7 @@ class Sampled(Protocol):
 
 
 def known_sampler(name: str) -> str:
-    """The name itself; raises ValueError, listing the known ones, for an unknown one."""
+    """Returns the name, or raises a ValueError that lists the known ones."""
     if name not in SAMPLERS:
         raise ValueError(f"`sampler` is {name!r}, expected one of {', '.join(SAMPLERS)}: choose a known one.")
     return name
@@ -35,17 +35,17 @@ def betas() -> Tensor:
 
 
 def kept_signal() -> Tensor:
-    """ᾱ: the share of an image's variance that is left after each step, float64 (1000,)."""
+    """ᾱ: the share of an image's variance that remains after each step, float64 (1000,)."""
     return (1 - betas()).cumprod(0)
 
 
 def spaced(steps: int) -> tuple[Tensor, Tensor]:
-    """Which of the 1,000 times `steps` evenly spaced ones are, first and last among them, and the betas between them.
+    """`steps` evenly spaced times out of the 1,000, including the first and last, and the betas between them.
 
-    Improved DDPM (arXiv 2102.09672), section 4: the shorter process has the same ᾱ at the times that it visits.
+    Improved DDPM (arXiv 2102.09672), section 4: the shorter process has the same ᾱ at the times that it keeps.
     """
     if not 2 <= steps <= TRAIN_STEPS:
-        raise ValueError(f"`steps` is {steps}, expected 2 to {TRAIN_STEPS} sampling steps: choose another number.")
+        raise ValueError(f"`steps` is {steps}, expected from 2 to {TRAIN_STEPS} sampling steps: change it.")
     times = torch.linspace(0, TRAIN_STEPS - 1, steps, dtype=torch.float64).round().long()
     kept = kept_signal()[times]
     before = torch.cat((kept.new_ones(1), kept[:-1]))
@@ -67,14 +67,14 @@ def sample(
     Args:
         network: a DiT in evaluation mode, or anything with its channels, input_size, num_classes and learn_sigma.
         labels: int64 (batch,).
-        steps: how many of the 1,000 steps are taken.
-        guidance: 1 for the conditional noise; g for unconditional + g·(conditional − unconditional).
+        steps: number of sampling steps, from 2 to 1,000.
+        guidance: scale g of classifier-free guidance, unconditional + g·(conditional − unconditional); 1 is off.
         sampler: "ddim" (arXiv 2010.02502, no noise on the way) or "ddpm", with learned variance where there is one.
-        seed: what all noise is drawn from, on the CPU.
-        clips: whether each step's estimate of the image is kept in −1 … 1; pixels are, latents are not.
+        seed: seed of all noise, which is sampled on the CPU.
+        clips: whether each step's estimate of the image is clipped to −1 … 1, as it should be for pixels, not latents.
 
     Raises:
-        ValueError: for an unknown sampler, and less than 2 or more than 1,000 steps.
+        ValueError: if the sampler is unknown, or `steps` is out of range.
     """
     dit = cast(Sampled, network)
     times, scheduler = _scheduler(known_sampler(sampler), steps, clips, dit.learn_sigma)

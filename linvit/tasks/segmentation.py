@@ -17,10 +17,10 @@ IGNORED = 255
 
 
 class Segmentation(Task):
-    """Trains a segmentor on (images, maps of labels) and measures it at the size of the files' maps.
+    """Trains a segmentor on (images, label maps) and measures it at the original size of the maps.
 
     Args:
-        network: Takes images, gives logits, in training also those of an auxiliary head: {"out": …, "aux": …}.
+        network: Maps images to logits; in training optionally with those of an auxiliary head: {"out": …, "aux": …}.
         num_classes: Number of classes of the data.
         aux_weight: Weight of the auxiliary head's loss.
         class_weights: Weight of each class's pixels in the loss; null for 1.
@@ -87,7 +87,7 @@ class Segmentation(Task):
 
 
 def pixel_loss(logits: Tensor, maps: Tensor, class_weights: Tensor | None = None) -> Tensor:
-    """Cross entropy, summed over the pixels that count and divided by all, as mmsegmentation 0.13 does."""
+    """Cross entropy summed over labelled pixels and divided by the number of all pixels, as in mmsegmentation 0.13."""
     total = cross_entropy(logits.float(), maps, class_weights, ignore_index=IGNORED, reduction="sum")
     return total / maps.numel()
 

@@ -17,7 +17,7 @@ Targets = dict[str, Any]
 
 
 class Recognizer(Protocol):
-    """What decoding needs of a network for speech recognition."""
+    """A network for speech recognition, as decoding uses it."""
 
     transduces: bool
 
@@ -76,7 +76,7 @@ class Speech(Task):
                 sums["words"].update(words)
 
     def decoded(self, logits: Tensor, lengths: Tensor) -> list[list[int]]:
-        """The pieces of each utterance, by greedy search or with a beam."""
+        """The decoded pieces of each utterance, greedily or with a beam."""
         if self.beam == 1:
             return greedy(logits, lengths)
         rows = zip(logits, lengths.tolist(), strict=True)
@@ -88,7 +88,7 @@ class Speech(Task):
 
 
 def known_beam(beam: int, network: nn.Module) -> int:
-    """The beam width itself; raises ValueError for one that the network cannot have."""
+    """Returns the beam width; raises ValueError if the network cannot use it."""
     if beam < 1:
         raise ValueError(f"`beam` is {beam}, expected a beam width of 1 or more: set it higher.")
     if beam > 1 and cast(Recognizer, network).transduces:
@@ -97,7 +97,7 @@ def known_beam(beam: int, network: nn.Module) -> int:
 
 
 def loss_per_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
-    """The loss of each utterance over its pieces, (batch,): CTC's, or a transducer's of logits in four dimensions."""
+    """The loss per piece of each utterance, (batch,): CTC's, or for logits in four dimensions a transducer's."""
     counts: Tensor = targets["counts"]
     if logits.dim() == 4:
         loss = transducer_loss(logits, lengths, targets["tokens"], counts)
@@ -108,7 +108,7 @@ def loss_per_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
 
 
 def transducer_loss(logits: Tensor, lengths: Tensor, pieces: Tensor, counts: Tensor) -> Tensor:
-    """Minus the logarithm of the probability of each text, over all ways to place its pieces in the frames, (batch,).
+    """Negative log-likelihood of each text, summed over all alignments of its pieces with the frames, (batch,).
 
     Args:
         logits: (batch, frames, text + 1, pieces).
@@ -116,8 +116,8 @@ def transducer_loss(logits: Tensor, lengths: Tensor, pieces: Tensor, counts: Ten
         pieces: int64 (batch, text), padded with anything.
         counts: int64 (batch,), pieces of each text.
 
-    One step a frame; within a frame the sum over places is a running sum of logarithms. Plain torch: its memory is that
-    of the logits several times over.
+    One step per frame; within a frame a cumulative logsumexp over places. In plain torch, memory is several times that
+    of the logits.
 
     Source: arXiv 1211.3711, Eq. 16 and 18.
     """

@@ -4,6 +4,7 @@ import copy
 import math
 import random
 import resource
+import shutil
 import time
 
 import pytest
@@ -189,3 +190,26 @@ def test_a_training_does_not_continue_from_a_changed_checkpoint(run, tmp_path, p
     with pytest.raises(ValueError, match="cannot be used") as refusal:
         read_resumable(tmp_path / "changed.ckpt")
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("held", [b"epoch,loss\n1,abc\n", b"\xff\x00,,\n,,,,1\n", b"epoch\n1,2,3\n"])
+def test_damaged_training_curves_are_one_sentence(run, tmp_path, held):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "metrics.csv").write_bytes(held)
+    with pytest.raises(ValueError, match=r"metrics\.csv are damaged .*: remove the file"):
+        load_run(tmp_path / "run").metrics  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"crop_pct": -1}, "`crop_pct` is -1"),
+        ({"size": 10**9}, "`size` is"),
+        ({"mean": [0.5]}, "`mean` is .*, expected 3 numbers"),
+        ({"std": [0.0, 0.5, 0.5]}, "`std` is"),
+        ({"sise": 3}, "Did you mean 'size'"),
+    ],
+)
+def test_a_preprocessing_that_cannot_be_is_refused(run, settings, said):
+    with pytest.raises(ValueError, match=said):
+        load_run(run).prepare(**settings)

@@ -48,8 +48,8 @@ PUBLISHED = {("DiT-S/2", "softmax"): "6.06"}
 class GeneratedImages:
     """Generated images, class by class.
 
-    images: uint8 (images, channels, height, width). labels: int64 (images,), indices into class_names. per_class: number
-    of images of each class.
+    images: uint8 (images, channels, height, width). labels: int64 (images,), indices into class_names. per_class: the
+    number of images of each class.
     """
 
     images: Tensor

@@ -36,7 +36,7 @@ def test_report_is_one_file_with_every_section(run, tmp_path):
         assert f"<h2>{heading}</h2>" in page
     assert "Expected calibration error" in page
     assert '<meta name="viewport"' in page
-    assert len(re.findall("<img ", page)) == 4
+    assert len(re.findall("<img ", page)) == 5
     assert not re.findall(r"(?:src|href)=\"(?!data:)", page), "nothing is read from elsewhere"
     assert "10 classes, 32×32 px" in page
     assert "judg" not in page
