@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from linvit.data.source import Source
+from linvit.ranges import check
 from linvit.runs.evaluate import evaluate
 from linvit.runs.settings import as_tuple, check_names, parameters
 from linvit.tasks.task import Task
@@ -152,10 +153,13 @@ class TaskSpec:
         return iter(())
 
 
-def check_options(function: Callable[..., Any], task: str, options: Iterable[str]) -> None:
-    """Raises ValueError for an option that a function of a task does not have; options are keyword-only."""
+def check_options(function: Callable[..., Any], task: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError for options that a function of a task does not have, and values that it does not allow.
+
+    Options are keyword-only; their annotations say which values they may have.
+    """
     declared = inspect.signature(function).parameters.values()
-    known = [p.name for p in declared if p.kind is p.KEYWORD_ONLY]
+    known = {p.name: p.annotation for p in declared if p.kind is p.KEYWORD_ONLY}
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None and not any(p.kind is p.VAR_KEYWORD for p in declared):
         listed = ", ".join(f"`{name}`" for name in known if name != "progress")
@@ -163,3 +167,4 @@ def check_options(function: Callable[..., Any], task: str, options: Iterable[str
             f"`{unknown}` is not an option of {function.__name__} for the task {task}, which takes {listed}: leave it"
             " out."
         )
+    check(known, options)

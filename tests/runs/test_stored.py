@@ -142,7 +142,7 @@ def replaced(whole, *path, value):
         (("class_names",), ["a"], "it has 10 classes, but 1 names"),
         (("class_names",), list(range(10)), "`class_names` is"),
         (("preprocessing", "std"), [0.0], "preprocessing.std is"),
-        (("preprocessing", "mean"), [0.5, 0.5], "lengths"),
+        (("preprocessing", "mean"), [0.5], "lengths"),
         (("preprocessing", "size"), [10**9, 10**9], "preprocessing.size is"),
         (("preprocessing", "crop_pct"), math.nan, "not finite"),
         (("num_classes",), 10**9, "1000000000 classes"),

@@ -17,6 +17,7 @@ from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
+from linvit.ranges import Count
 from linvit.runs.classifiers import ClassifierSpec
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
@@ -63,7 +64,7 @@ class ClassificationSpec(ClassifierSpec):
         run: "Run",
         inputs: Sequence[Any],
         *,
-        topk: int = 5,
+        topk: Count = 5,
         weights: str | None = None,
         output: str | Path | None = None,
         progress: bool = False,
@@ -74,8 +75,6 @@ class ClassificationSpec(ClassifierSpec):
             topk: number of classes.
             weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
-        if topk < 1:
-            raise ValueError(f"`topk` is {topk}, expected 1 or more: set it higher.")
 
         def probable(logits: Tensor) -> tuple[Tensor, Tensor]:
             return logits.softmax(-1).topk(min(topk, logits.shape[-1]))

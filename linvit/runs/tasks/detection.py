@@ -19,7 +19,7 @@ from linvit.data.dense.source import DenseSource
 from linvit.data.source import Source
 from linvit.files import replacing
 from linvit.models.dense.frameworks import DETECTORS
-from linvit.ranges import Amount
+from linvit.ranges import Amount, Share
 from linvit.runs.dense import (
     OVERLAYS,
     DensePredictions,
@@ -61,7 +61,7 @@ class DetectionSpec(DenseSpec):
         run: "Run",
         inputs: Sequence[Any],
         *,
-        threshold: float = THRESHOLD,
+        threshold: Share = THRESHOLD,
         weights: str | None = None,
         output: str | Path | None = None,
         progress: bool = False,
@@ -74,8 +74,6 @@ class DetectionSpec(DenseSpec):
                 image is written immediately and its masks are not kept in memory.
             weights, progress: see Run.predict.
         """
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"`threshold` is {threshold}, expected a score from 0 to 1: change it.")
 
         def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> ObjectPrediction:
             return detected(network, image, name, size, run.class_names, threshold)

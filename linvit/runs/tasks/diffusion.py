@@ -1,10 +1,9 @@
 """Runs of image generation."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from linvit.files import check_output_file, replacing
 from linvit.layers.mechanisms import at
 from linvit.models.dit import DiT
 from linvit.models.registry import create
+from linvit.ranges import Amount, Count, Range
 from linvit.runs.named import NamedSpec
 from linvit.runs.spec import Section, Subject
 from linvit.tasks.diffusion import Diffusion
@@ -101,11 +101,11 @@ class DiffusionSpec(NamedSpec):
         run: "Run",
         *,
         classes: Sequence[str | int] | None = None,
-        count: int = 8,
-        guidance: float = 1.0,
+        count: Count = 8,
+        guidance: Annotated[float, Range(0)] = 1.0,
         steps: int = 50,
         sampler: str = "ddim",
-        seed: int = 0,
+        seed: Amount = 0,
         autoencoder: str | None = None,
         weights: str | None = None,
         output: str | Path | None = None,
@@ -123,7 +123,6 @@ class DiffusionSpec(NamedSpec):
             weights: "raw" or "ema"; default: the moving average, if there is one.
             output: a .png or .npz file to write as well.
         """
-        _check(count, guidance, seed)
         path = None if output is None else check_image_output(output)
         network, device = run.placed_network(weights)
         chosen = [_class_number(name, run.class_names) for name in run.class_names if classes is None]
@@ -199,15 +198,6 @@ def check_image_output(path: str | Path) -> Path:
     if Path(path).suffix not in SUFFIXES:
         raise ValueError(f"`output` is {path}, expected a .png or .npz file: name one of them.")
     return check_output_file(path)
-
-
-def _check(count: int, guidance: float, seed: int) -> None:
-    if count < 1:
-        raise ValueError(f"`count` is {count}, expected 1 or more images: set it higher.")
-    if not 0 <= guidance < math.inf:
-        raise ValueError(f"`guidance` is {guidance:g}, expected 0 or more, where 1 is off: change it.")
-    if seed < 0:
-        raise ValueError(f"`seed` is {seed}, expected 0 or more: choose another.")
 
 
 def _class_number(name: str, class_names: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ import codecs
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import torch
 
@@ -14,6 +14,7 @@ from linvit.data.text.files import Stdlib, TextFolder, TextPreprocessing
 from linvit.data.text.hub import HuggingFaceText
 from linvit.data.text.tokens import Bytes, Tokenizer
 from linvit.models.sequence import Decoder, generate
+from linvit.ranges import Count, Range
 from linvit.runs.decoders import DecoderSpec
 from linvit.runs.spec import Section, check_options
 from linvit.tasks.language import Language
@@ -65,10 +66,10 @@ class LanguageSpec(DecoderSpec):
         run: "Run",
         *,
         prompt: str = "",
-        tokens: int = 256,
+        tokens: Count = 256,
         temperature: float = 1.0,
         top_p: float = 1.0,
-        seed: int = 0,
+        seed: Annotated[int, Range(0, 2**63 - 1)] = 0,
         weights: str | None = None,
     ) -> Iterator[str]:
         """Yields the prompt and its continuation, until the document ends or `tokens` are generated.
@@ -82,10 +83,6 @@ class LanguageSpec(DecoderSpec):
             seed: random seed.
             weights: "raw" or "ema"; default: the moving average, if there is one.
         """
-        if tokens < 1:
-            raise ValueError(f"`tokens` is {tokens}, expected 1 or more: set it higher.")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"`seed` is {seed}, expected a whole number from 0 and below 2⁶⁴: choose another.")
         network, device = run.placed_network(weights)
         tokenizer = run.preprocessing.open()
         start = prompt.encode("utf-8", "surrogateescape")  # the bytes that the shell passed

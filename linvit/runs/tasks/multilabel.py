@@ -12,6 +12,7 @@ from torchmetrics import Metric
 from linvit.analysis.report import table
 from linvit.data.images.multilabel import MultiLabelImages
 from linvit.data.source import Source
+from linvit.ranges import Share
 from linvit.runs.classifiers import ClassifierSpec
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
@@ -41,7 +42,7 @@ class MultiLabelSpec(ClassifierSpec):
         run: "Run",
         inputs: Sequence[Any],
         *,
-        threshold: float = 0.5,
+        threshold: Share = 0.5,
         weights: str | None = None,
         output: str | Path | None = None,
         progress: bool = False,
@@ -52,8 +53,6 @@ class MultiLabelSpec(ClassifierSpec):
             threshold: lowest probability of the classes to name.
             weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"`threshold` is {threshold}, expected a probability from 0 to 1: change it.")
 
         def probable(logits: Tensor) -> tuple[Tensor, Tensor]:
             probabilities, places = logits.sigmoid().sort(descending=True)

@@ -110,7 +110,8 @@ def test_predictions_are_saved_whole_and_unreadable_files_named(run, photos, tmp
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"topk": 0}, "`topk` is 0, expected 1 or more"),
+        ({"topk": 0}, "`topk` is 0, expected a whole number of 1 or more"),
+        ({"topk": "x"}, "`topk` is .x., expected a whole number"),
         ({"threshold": 0.5}, "`threshold` is not an option of predict for the task classification, which takes `topk`"),
         ({"beam": 3}, "`beam` is not an option of predict"),
         ({"output": "predictions.txt"}, "`output` is predictions.txt, expected a .csv or .json file"),

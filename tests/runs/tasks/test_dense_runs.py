@@ -163,7 +163,7 @@ def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys
         ([detector, image, "--weights", "ema"], "--weights is 'ema', but the checkpoint holds raw"),
         ([detector, image, "--output", tmp_path / "x.csv"], "--output is"),
         ([detector, image, "--output", photos], "contains the input images"),
-        ([detector, image, "--threshold", "2"], "--threshold is 2.0, expected a score from 0 to 1"),
+        ([detector, image, "--threshold", "2"], "--threshold is 2.0, expected a number from 0 to 1"),
         (
             [detector, image, "--topk", "3"],
             "--topk is not an option of predict for the task detection, which takes --threshold, --weights, --output",

@@ -116,7 +116,7 @@ def test_wrong_use_ends_in_a_sentence(run, command, message, capsys):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"tokens": 0}, "`tokens` is 0, expected 1 or more"),
+        ({"tokens": 0}, "`tokens` is 0, expected a whole number of 1 or more"),
         ({"seed": -1}, "`seed` is -1, expected a whole number from 0"),
         ({"seed": 2**64}, "expected a whole number from 0"),
         (
