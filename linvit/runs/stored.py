@@ -162,7 +162,7 @@ def build_network(build: Callable[[], nn.Module], stored: Stored) -> nn.Module:
         _check_numbers(stored.model, size, own)
         try:
             # some networks read numbers while they are built, which "meta" does not have: they are limited below
-            with contextlib.suppress(RuntimeError, NotImplementedError), _limited(*limits), torch.device("meta"):
+            with contextlib.suppress(RuntimeError, TypeError), _limited(*limits), torch.device("meta"):
                 build()
             with _limited(*limits):
                 return build()
