@@ -180,7 +180,7 @@ class DensePredictions(Predictions[Any]):
     def _check_kept(self) -> None:
         if self._written is not None:
             raise ValueError(
-                f"Masks and maps are in {self._written} and were not kept in memory: call `predict` without `output`."
+                f"Masks and maps were written to {self._written} and not kept: call `predict` without `output`."
             )
 
 

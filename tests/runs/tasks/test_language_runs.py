@@ -100,7 +100,7 @@ def test_another_folder_and_its_report(run, tmp_path):
         (["generate", "RUN", "--output", "image.png"], "--output is not an option of generate for the task language"),
         (["generate", "RUN", "--guidance", "2"], "--guidance is not an option of generate for the task language"),
         (["eval", "RUN", "data=nowhere"], "nowhere does not exist"),
-        (["eval", "RUN", "--limit", "3"], "--limit is for --tasks, which is not given"),
+        (["eval", "RUN", "--limit", "3"], "--limit needs --tasks"),
         (["eval", "RUN", "--beam", "3"], "Unknown setting of the data 'beam'"),
         (["eval", "RUN", "--tasks", "piqa", "data=stdlib"], "leave data out"),
     ],
