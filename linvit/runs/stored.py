@@ -155,11 +155,11 @@ def build_network(build: Callable[[], nn.Module], stored: Stored) -> nn.Module:
     Nothing is downloaded. Raises ValueError if the model cannot be built, or is too large for the stored weights.
     """
     size = stored.path.stat().st_size
-    own = sum(name.startswith(NETWORKS[0]) for name in stored.weights)
-    limits = 4 * own + 256, max(size, 2**24)
+    tensors = sum(name.startswith(NETWORKS[0]) for name in stored.weights)
+    limits = 4 * tensors + 256, max(size, 2**24)
     name = str(stored.model.get("name") or stored.model.get("backbone"))
     with _refused(stored.path), _offline():
-        _check_numbers(stored.model, size, own)
+        _check_numbers(stored.model, size, tensors)
         try:
             # some networks read numbers while they are built, which "meta" does not have: they are limited below
             with contextlib.suppress(RuntimeError, TypeError), _limited(*limits), torch.device("meta"):

@@ -42,7 +42,7 @@ def test_page_of_a_segmentor_that_is_always_right(scenes, tmp_path):
     expected = ["Intersection over union per class", "Confused classes", "Images"]
     assert headings == ["Measures", "Training", *expected]
     assert "<td>canvas</td><td>100.0 %</td><td>100.0 %</td>" in page
-    assert "Every pixel is answered right." in page
+    assert "Every pixel is classified correctly." in page
     assert page.count("ground truth and prediction") == 3
 
 
