@@ -73,3 +73,13 @@ def _device_names() -> list[str]:
     if torch.cuda.is_available():
         return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"]
+
+
+def memory(device: str = "cpu") -> int:
+    """Bytes of memory of this machine, or of its GPU for "cuda"; 8 GiB where the system does not say."""
+    if device == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 * 2**30

@@ -218,7 +218,7 @@ def test_nothing_to_measure_on_or_with(refused, run, tmp_path):
     assert "Give either a run or --model with --checkpoint, not both" in refused("eval", run, *given)
     assert "--model needs --checkpoint" in refused("eval", "--model", "ravlt_nano")
     assert "does not exist" in refused("eval", tmp_path / "nowhere")
-    assert f"The folder {tmp_path} holds no checkpoints/" in refused("eval", tmp_path)
+    assert f"The folder {tmp_path} has no checkpoints/" in refused("eval", tmp_path)
     assert "Unknown model" in refused("eval", "--model", "ravlt_nanno", "--checkpoint", tmp_path / "nano.pth")
     assert "does not say which model" in refused("eval", tmp_path / "nano.pth")
 
@@ -230,7 +230,7 @@ def test_classes_of_other_data(refused, run, images):
 def test_nothing_to_predict(refused, run, tmp_path):
     assert "nothing to predict" in refused("predict", run)
     assert "no image file or folder at" in refused("predict", run, tmp_path / "none.png")
-    assert "has no image files in it" in refused("predict", run, tmp_path)
+    assert "contains no image files" in refused("predict", run, tmp_path)
     assert "expected a .csv or .json file" in refused("predict", run, tmp_path, "--output", "table.xls")
 
 

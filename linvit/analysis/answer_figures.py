@@ -83,7 +83,7 @@ def calibration_curve(answers: Answers) -> Figure:
     return figure
 
 
-def confusion_matrix(confusion: Tensor, class_names: Sequence[str]) -> Figure:
+def confusion_matrix(confusion: Tensor, class_names: Sequence[str], item: str = "pixels") -> Figure:
     """What share of each true class is predicted as which class; of many classes those with most errors.
 
     confusion: counts (true class, predicted class), of pixels or images.
@@ -97,7 +97,7 @@ def confusion_matrix(confusion: Tensor, class_names: Sequence[str]) -> Figure:
     figure, axes = subplots((side + 0.8, side))
     axes.grid(visible=False)
     image = axes.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=100)
-    figure.colorbar(image, label="of the true class, %", shrink=0.8)
+    figure.colorbar(image, label=f"of the true class's {item}, %", shrink=0.8)
     for row, column in (rows >= 0.5).nonzero().tolist() if len(names) <= WRITTEN else []:
         tone = "white" if rows[row, column] > 50 else "black"
         axes.text(column, row, f"{rows[row, column]:.0f}", ha="center", va="center", fontsize=SMALL, color=tone)
@@ -105,7 +105,7 @@ def confusion_matrix(confusion: Tensor, class_names: Sequence[str]) -> Figure:
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="predicted", ylabel="true")
     if len(names) < len(class_names):
-        axes.set_title(f"the {len(names)} of {len(class_names)} classes with most errors", fontsize=SMALL)
+        axes.set_title(f"the {len(names)} of {len(class_names)} classes with most wrong {item}", fontsize=SMALL)
     return figure
 
 

@@ -15,6 +15,7 @@ from linvit.analysis.cost import Cost, count_cost
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.image import SMALLEST
 from linvit.data.images.survey import Survey, survey
+from linvit.environment import memory
 from linvit.files import check_writable, read_checkpoint, replacing
 from linvit.models.by_name import check_model, create_classifier
 from linvit.runs.settings import respelled
@@ -141,19 +142,9 @@ def _batch_size(cost: Cost, count: int) -> int:
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     giga = (cost.macs + cost.macs_attention) / 1e9
-    room = _memory(device) / 2 - 16 * cost.parameters
+    room = memory(device) / 2 - 16 * cost.parameters
     most = min(LARGEST_BATCH[device], count // STEPS_PER_EPOCH, room / (0.1 * GIB * giga))
     return 2 ** int(math.log2(max(2, most)))
-
-
-def _memory(device: str) -> int:
-    """Bytes of the GPU, or of the machine; 8 GiB where the system does not say."""
-    if device == "cuda":
-        return torch.cuda.get_device_properties(0).total_memory
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 8 * GIB
 
 
 def _workers(count: int) -> int:

@@ -15,17 +15,17 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from linvit import environment
 from linvit.data.source import Source
-from linvit.files import check_writable, read_checkpoint, remove_leftovers, replacing
+from linvit.files import check_writable, remove_leftovers, replacing
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.run import Run, load_run
 from linvit.runs.settings import group
+from linvit.runs.stored import FORMAT, read_resumable
 from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
 RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
-FORMAT = 1
 SAME = ("seed", "model", "task", "distillation", "data")
 FREE = {"root", "num_workers", "checkpoint", "compile"}
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -157,7 +157,7 @@ def _start_point(folder: Path, last: Path, resume: bool) -> dict[str, Any] | Non
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"The run's folder {folder} is a file: choose another `folder`.")
     if resume:
-        return read_checkpoint(last) if last.exists() else None
+        return read_resumable(last) if last.exists() else None
     if rank_zero_only.rank == 0 and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
             f"The run's folder {folder} is not empty: continue with `resume=True`, or choose another `folder`."

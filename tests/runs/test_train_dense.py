@@ -147,7 +147,7 @@ def test_data_of_another_task_are_refused_in_one_sentence(root, scenes, tmp_path
 def test_masks_are_missed_before_anything_trains(scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", data={"needs_masks": False})
     with pytest.raises(
-        ValueError, match=r"MaskRCNN learns masks, but the data does without: set data\.needs_masks to true"
+        ValueError, match=r"MaskRCNN needs masks, but the data is read without them: set data\.needs_masks to true"
     ):
         train_folder(recipe)
 

@@ -110,7 +110,7 @@ def test_classes_by_name_and_number_and_the_seed_decide_the_images(run):
 def test_the_report_of_a_generator_shows_its_images(run, tmp_path):
     page = load_run(run).report(tmp_path / "page.html").read_text()
     assert "<h2>Generated images</h2>" in page
-    assert "compare with no published FID" in page
+    assert "do not compare them with published FIDs" in page
 
 
 def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
@@ -124,15 +124,15 @@ def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
         (["generate", "RUN"], "say where they go with --output"),
         (["generate", "RUN", "--output", "a.jpg"], "--output is a.jpg, expected a .png or .npz file"),
         (["generate", "RUN", "--output", "a.png", "--classes", "ten"], "'ten' is unknown: name one of 0, 1"),
-        (["generate", "RUN", "--output", "a.png", "--steps", "1"], "expected 2 to 1000"),
+        (["generate", "RUN", "--output", "a.png", "--steps", "1"], "expected from 2 to 1000"),
         (["generate", "RUN", "--output", "a.png", "--count", "0"], "--count is 0"),
         (["generate", "RUN", "--output", "a.png", "--guidance", "-1"], "--guidance is -1"),
         (["generate", "RUN", "--output", "a.png", "--guidance", "nan"], "--guidance is nan"),
         (["generate", "RUN", "--output", "a.png", "--seed", "-1"], "--seed is -1"),
         (["generate", "RUN", "--output", "a.png", "--vae", "vae"], "this run generates pixels, not latents"),
         (["generate", "RUN", "--output", "a_file/a.png"], "The folder a_file cannot be written"),
-        (["generate", "RUN", "--output", "folder.png"], "--output is folder.png, which is a folder"),
-        (["predict", "RUN", "a.png"], "diffusion predicts nothing"),
+        (["generate", "RUN", "--output", "folder.png"], "folder.png is a folder, not a file"),
+        (["predict", "RUN", "a.png"], "diffusion cannot predict: use `generate`"),
         (["eval", "RUN", "data=digits"], "leave it out"),
         (["generate", "RUN", "--prompt", "The", "--output", "a.png"], "--prompt is not an option of generate"),
     ],
