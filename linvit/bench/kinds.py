@@ -1,7 +1,8 @@
 """The kinds of benchmarks by name: each is a module with `Options` and `measure(options, report, progress)`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ KINDS: dict[str, Any] = {
     "memory": segmentation,
     "precision": precision,
 }
+
+
+def options_of(kind: str, given: Mapping[str, Any]) -> Options:
+    """The Options of a kind with those of the given values that are fields of it.
+
+    Raises ValueError for values that it cannot have.
+    """
+    names = {field.name for field in fields(KINDS[kind].Options)}
+    options: Options = KINDS[kind].Options(**{name: value for name, value in given.items() if name in names})
+    return options
 
 
 def new_report(kind: str, options: Options, keeps_memory: bool = False) -> Report:
