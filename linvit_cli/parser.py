@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         """Adds the options that every command has, after its own."""
         groups = {group.title: group for group in self._action_groups}
         other = groups.get("other") or self.add_argument_group("other")
-        other.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        other.add_argument("--debug", action="store_true", default=False, help="show the traceback of an error")
         add_help(other)
 
     def error(self, message: str) -> NoReturn:

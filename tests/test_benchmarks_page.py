@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from linvit.bench.kinds import KINDS
+from linvit.bench.kinds import options_of
 from linvit.bench.page import check_page, marks, write_page
 from linvit.bench.rows import Report, Row
-from linvit_cli import _parser
-from linvit_cli.bench import OUTPUTS
+from linvit_cli import parse
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/benchmarks.md"
@@ -24,9 +23,8 @@ ON_GPU = ["gpu_op", "gpu_op_backward"]
 @pytest.mark.parametrize("part", [*PARTS, "compiled", *ON_GPU])
 def test_every_part_is_a_command_with_a_place(part):
     check_page(PAGE, Path("runs/bench") / part)
-    options = _parser().parse_args(["bench", *shlex.split(COMMANDS[part])])
-    settings = {name: getattr(options, name) for name in options.settings if name in options and name not in OUTPUTS}
-    assert KINDS[options.kind].Options(**settings).rounds >= 3
+    options = parse(["bench", *shlex.split(COMMANDS[part])])
+    assert options_of(options.kind, vars(options)).rounds >= 3
 
 
 def test_the_page_has_no_other_parts():

@@ -1,6 +1,7 @@
-"""What has to agree before a speed is shown."""
+"""What has to agree before a speed is shown, and which names there are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 import torch
 from torch import Tensor
@@ -11,6 +12,16 @@ TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, to
 In bfloat16 the released order of RALA loses 2e-2 (docs/results.md), a whole network with random weights 6e-3 to 5e-2:
 no speed is refused for the rounding of its dtype, and none is shown for a wrong result, whose error is about 1.
 """
+
+
+def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError, offering the nearest known one, for a name that is not known."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            near = get_close_matches(str(name), known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"Unknown {what} {name!r}, expected one of {', '.join(known)}.{hint}")
 
 
 class WrongResultError(ArithmeticError):

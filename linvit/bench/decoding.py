@@ -5,6 +5,7 @@ One sequence, mechanisms in turn; the memory of a row is what the decoder keeps 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -17,6 +18,7 @@ from linvit.bench.rows import Report, Row, Timed
 from linvit.layers.cache import KeyValues
 from linvit.models.registry import create
 from linvit.models.sequence import Decoder, DecoderCache
+from linvit.ranges import Count
 
 BLOCK = 2048  # tokens of the context that are read at once
 CHECKED = 48  # tokens after which a step is compared with the forward pass
@@ -29,13 +31,24 @@ class Options(rows.Options):
 
     names: Sequence[str] = ("softmax", "linear", "mala", "rala")
     network: str = "sequence_nano"
-    contexts: Sequence[int] = (1024, 8192, 65_536)
+    contexts: Sequence[Count] = (1024, 8192, 65_536)
 
     def __post_init__(self) -> None:
-        self.check_positive(*self.contexts)
         for name in self.names:
-            with torch.device("meta"):
-                create(self.network, VOCABULARY, mechanism=name)  # refuses unknown names
+            self.decoder(name, "meta")
+
+    def decoder(self, mechanism: str, device: str) -> Decoder:
+        """The network with a mechanism; raises ValueError for unknown names."""
+        with torch.device(device):
+            return cast(Decoder, create(self.network, VOCABULARY, family="sequence", mechanism=mechanism))
+
+    def least_bytes(self) -> int:
+        """The tokens of the context, and with softmax attention their keys and values."""
+        context = max(self.contexts, default=0)
+        if "softmax" not in self.names:
+            return 8 * context
+        decoder = self.decoder("softmax", "meta")
+        return 2 * 4 * decoder.width * len(decoder.blocks) * context
 
 
 @torch.inference_mode()
@@ -47,7 +60,7 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
     torch.manual_seed(options.seed)
     networks = {}
     for name in options.names:
-        network = create(options.network, VOCABULARY, mechanism=name).eval().to(options.device)
+        network = options.decoder(name, "cpu").eval().to(options.device)
         networks[name] = network, _error(name, network, options.device)
     for context in options.contexts:
         progress.group(f"{options.network} after {context:,} tokens", options.rounds)

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +18,27 @@ Result = TypeVar("Result")
 
 OWN = Path("/proc/self")
 MEBIBYTE = 2**20
+
+
+def check_fits(needed: int, device: str) -> None:
+    """Raises ValueError where a benchmark takes more bytes than the machine, or its GPU, has."""
+    available = _available(device)
+    if available is not None and needed > available:
+        raise ValueError(
+            f"The largest of these cases needs at least {needed / 2**30:,.0f} GiB of memory, but this machine has "
+            f"{available / 2**30:,.0f} GiB: make sizes, tokens or batches smaller."
+        )
+
+
+def _available(device: str) -> int | None:
+    """Bytes; None where the system does not say."""
+    if device != "cpu":
+        total: int = torch.cuda.get_device_properties(0).total_memory
+        return total
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def in_new_process(

@@ -11,6 +11,7 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
 from linvit.bench import runtimes
+from linvit.bench.checks import check_known
 from linvit.bench.clock import Call
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Row
@@ -30,6 +31,7 @@ onnxruntime, openvino: the exported network through that runtime.
 """
 RUNTIMES = {"onnxruntime": runtimes.onnxruntime_call, "openvino": runtimes.openvino_call}
 CLASSES = 1000
+BYTES_PER_PIXEL = 64  # at least: float32 images, and 32 channels at half the resolution, which the next layer reads
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,7 @@ def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
         ValueError: for an unknown part; the message lists the known ones.
     """
     parts = () if variant == PLAIN else tuple(variant.split("+"))
-    for name in parts:
-        if name not in known:
-            raise ValueError(
-                f"variant {variant!r} has the part {name!r}, expected {PLAIN} or parts of {', '.join(known)}: join by +"
-            )
+    check_known("variant, or part of one,", parts, [PLAIN, *known])
     return parts
 
 
@@ -87,8 +85,9 @@ def check_names(names: Sequence[str]) -> None:
     """Raises ValueError for a network that timm does not know; the message names similar ones."""
     for name in names:
         if not timm.is_model(name):
-            near = ", ".join(get_close_matches(name, timm.list_models(), 3)) or "`linvit models` for ours"
-            raise ValueError(f"network {name!r} is unknown, expected one of ours or of timm's: see {near}")
+            near = get_close_matches(name, timm.list_models(), 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"Unknown network {name!r}, expected one of `linvit models` or of timm.{hint}")
 
 
 def create(name: str, size: tuple[int, int], framework: str | None = None, **options: object) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from linvit.bench import memory, rows
-from linvit.bench.checks import TOLERANCES, check
+from linvit.bench.checks import TOLERANCES, check, check_known
 from linvit.bench.clock import Call
 from linvit.bench.progress import Progress
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
@@ -19,6 +19,7 @@ from linvit.bench.rows import Report, Row, Timed
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_attention import GatedAttention
 from linvit.ops import linear_attention, rotary_2d
+from linvit.ranges import Amount, Count
 
 SOFTMAX = "softmax"
 VARIANTS = ("plain", "compiled", "cpp", "triton", "reference", "sdpa")
@@ -66,27 +67,24 @@ class Options(rows.Options):
     operators: Sequence[str] = ("rala", "mala", "linear")
     variants: Sequence[str] = ("plain", "reference", "sdpa")
     dtypes: Sequence[str] = ("float32",)
-    tokens: Sequence[int] = TOKENS
-    batch: int = 1
-    heads: int = 4
-    width: int = 64
+    tokens: Sequence[Count] = TOKENS
+    batch: Count = 1
+    heads: Count = 4
+    width: Count = 64
     backward: bool = False
     layout: str = "heads"
-    rounds: int = 9
-    sdpa_tokens: int = 12544
+    rounds: Count = 9
+    sdpa_tokens: Amount = 12544
 
     def __post_init__(self) -> None:
-        _known("operator", self.operators, LINEAR_AXES)
-        _known("variant", self.variants, VARIANTS)
-        _known("dtype", self.dtypes, DTYPES)
-        _known("layout", [self.layout], LAYOUTS)
-        self.check_positive(*self.tokens, self.batch, self.heads, self.width)
+        check_known("operator", self.operators, LINEAR_AXES)
+        check_known("variant", self.variants, VARIANTS)
+        check_known("dtype", self.dtypes, DTYPES)
+        check_known("layout", [self.layout], LAYOUTS)
 
-
-def _known(what: str, given: Sequence[str], known: object) -> None:
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{what} is {name!r}, expected one of {', '.join(known)}: choose a known one")
+    def least_bytes(self) -> int:
+        """Inputs and output in float64, which results are checked against."""
+        return 4 * 8 * self.batch * self.heads * max(self.tokens, default=0) * self.width
 
 
 def grid(tokens: int) -> tuple[int, int]:

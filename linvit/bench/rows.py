@@ -1,32 +1,34 @@
 """What was measured, row by row, and what follows from it."""
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from linvit.bench.clock import Call, Timing, clock_for, interleave
 from linvit.bench.progress import Progress
+from linvit.ranges import Checked, Count, OneOf, Range, Seed
+
+CORES = os.cpu_count() or 1
+Threads = Annotated[int, Range(1, CORES, because="that is how many cores this machine has")]
 
 
 @dataclass(frozen=True)
-class Options:
-    """What every measurement takes; seconds bounds all rounds of one size."""
+class Options(Checked):
+    """What every measurement takes; seconds bounds all rounds of one size, at least three are made."""
 
-    device: str = "cpu"
-    threads: int = 1
-    rounds: int = 7
-    seconds: float = float("inf")
+    device: Annotated[str, OneOf(("cpu", "cuda"))] = "cpu"
+    threads: Threads = 1
+    rounds: Count = 7
+    seconds: Annotated[float, Range(above=0)] = float("inf")
     memory: bool = False
-    seed: int = 0
+    seed: Seed = 0
 
-    def check_positive(self, *values: int) -> None:
-        """Raises ValueError for a value, or number of rounds, below 1."""
-        if min(*values, self.rounds) < 1:
-            raise ValueError(
-                f"A size, batch or number of rounds is {min(*values, self.rounds)}, expected 1 or more: set it higher."
-            )
+    def least_bytes(self) -> int:
+        """Memory that the largest case takes at least."""
+        return 0
 
 
 @dataclass

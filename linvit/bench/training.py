@@ -1,11 +1,13 @@
 """`linvit bench train`: a training step (forward, loss, backward, AdamW) in every arrangement, and what it changes."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +16,22 @@ from torch import Tensor, nn
 from linvit.bench import memory, rows
 from linvit.bench.checks import check
 from linvit.bench.clock import Call
-from linvit.bench.networks import CLASSES, Case, check_names, create, is_ours, parts_of, randomised, row_of
+from linvit.bench.networks import (
+    BYTES_PER_PIXEL,
+    CLASSES,
+    Case,
+    check_names,
+    create,
+    is_ours,
+    parts_of,
+    randomised,
+    row_of,
+)
 from linvit.bench.progress import Progress
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Report, Timed
 from linvit.kernels import cpu
+from linvit.ranges import Amount, Count, Range
 
 PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fused_adamw", "cpp")
 """What a variant adds to the plain eager float32 step: see linvit.bench.networks; bf16 is autocast here.
@@ -41,20 +54,22 @@ class Options(rows.Options):
 
     names: Sequence[str] = ("ravlt_tiny", "mavit_tiny", "care_s0")
     variants: Sequence[str] = ("plain", "reference", "channels_last", "bf16", "checkpointing")
-    size: tuple[int, int] = (224, 224)
-    batch: int = 4
-    rounds: int = 3
-    curve_steps: int = 0
-    curve_size: tuple[int, int] = (64, 64)
-    curve_batch: int = 8
+    size: tuple[Count, Count] = (224, 224)
+    batch: Annotated[int, Range(2, because="batch norms need two")] = 4
+    rounds: Count = 3
+    curve_steps: Amount = 0
+    curve_size: tuple[Count, Count] = (64, 64)
+    curve_batch: Annotated[int, Range(2, because="batch norms need two")] = 8
 
     def __post_init__(self) -> None:
         check_names(self.names)
         for variant in self.variants:
             parts_of(variant, PARTS)
-        self.check_positive(*self.size, *self.curve_size)
-        if self.batch < 2:
-            raise ValueError(f"`batch` is {self.batch}, expected 2 or more, which batch norms need: set it higher.")
+
+    def least_bytes(self) -> int:
+        """Images and the first maps of a network, and gradients of these."""
+        of_curves = self.curve_batch * math.prod(self.curve_size) if self.curve_steps else 0
+        return 2 * BYTES_PER_PIXEL * max(self.batch * math.prod(self.size), of_curves)
 
 
 @dataclass
