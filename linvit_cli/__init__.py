@@ -54,6 +54,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     takes_overrides = bool(arguments) and hasattr(COMMANDS.get(arguments[0]), "TAKES_OVERRIDES")
     arguments, overrides = split_overrides(arguments) if takes_overrides else (arguments, [])
+    options: argparse.Namespace
     options, rest = parser.parse_known_args(arguments)
     command: Parser = options.parser
     if "" in arguments and getattr(options, "prompt", None) != "":

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from linvit_cli.failures import STOPPED, say
 from linvit_cli.parser import examples, image_size, listing, number, whole
@@ -15,6 +15,7 @@ from linvit_cli.streams import printable, show
 from linvit_cli.tables import show_rows
 
 if TYPE_CHECKING:
+    from linvit.bench.progress import Progress
     from linvit.bench.rows import Report
 
 HELP = "Time operators, networks and training steps next to named peers."
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     say(machine.sentence(report.machine), 0)
     status, shown = 0, Shown()
     try:
-        kinds.fill(report, chosen, shown)
+        kinds.fill(report, chosen, cast("Progress", shown))
     except WrongResultError as error:
         return say(f"linvit: {error}.", WRONG)
     except KeyboardInterrupt:

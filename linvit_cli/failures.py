@@ -75,16 +75,17 @@ def _missing(module: str) -> str:
     wanted = DISTRIBUTIONS.get(package, package).replace("_", "-").lower()
     extras: dict[str, list[str]] = {}
     for requirement in _requirements():
-        name, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        name = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
         if name and extra and extra[1] != "dev":
             extras.setdefault(extra[1], []).append(name[0].replace("_", "-").lower())
     fitting = sorted((len(names), extra) for extra, names in extras.items() if wanted in names)
     if not fitting:
         return f"This command needs the package {package}: install it with `pip install {wanted}`."
-    extra = fitting[0][1]
+    smallest = fitting[0][1]
     return (
-        f"This command needs the package {package}: install it with `pip install 'linvit[{extra}]'`, or in a clone or"
-        f" an unpacked archive with `pip install '.[{extra}]'`."
+        f"This command needs the package {package}: install it with `pip install 'linvit[{smallest}]'`, or in a clone"
+        f" or an unpacked archive with `pip install '.[{smallest}]'`."
     )
 
 

@@ -27,7 +27,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     overrides = recipe_overrides(options.rest) + ["task.compile=true"] * options.compile
     if options.print_config:
-        import yaml
+        import yaml  # type: ignore[import-untyped]
 
         from linvit.runs.recipe import Recipe, read_recipe
 
@@ -39,6 +39,6 @@ def run(options: argparse.Namespace) -> int:
     from linvit.runs.training import train_folder
 
     folder = train_folder(options.recipe, overrides, resume=options.resume, progress=True)
-    if rank_zero_only.rank == 0:
-        show(f"Done: checkpoints (best.ckpt, last.ckpt) are in {folder}/checkpoints, curves in {folder}/metrics.csv.")
+    done = f"Done: checkpoints (best.ckpt, last.ckpt) are in {folder}/checkpoints, curves in {folder}/metrics.csv."
+    rank_zero_only(show)(done)
     return 0

@@ -33,8 +33,8 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     if got.shape != expected.shape or not got.isfinite().all():
         return float("inf")
     expected = expected.detach().double()
-    norm = expected.norm().item()
-    return (got.detach().double() - expected).norm().item() / (norm or 1.0)
+    norm, distance = float(expected.norm()), float((got.detach().double() - expected).norm())
+    return distance / (norm or 1.0)
 
 
 def check(name: str, got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:

@@ -4,13 +4,14 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 Call = Callable[[], object]
+TensorsCall = Callable[[], Sequence[torch.Tensor]]  # whose results can be checked
 LEAST_SECONDS = 0.02  # a shorter call is repeated within its turn
 MOST_REPEATS = 500
 SLOW_SECONDS = 1.0  # a call that takes longer is warm after one
@@ -18,9 +19,11 @@ LEAST_ROUNDS = 3
 
 
 class Clock(Protocol):
-    """What measures a call; `name` says which time it is."""
+    """What measures a call."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Which time it is: cpu, wall or gpu."""
 
     def prepared(self, call: Call) -> Call:
         """The call in the form that is timed."""
@@ -79,7 +82,8 @@ class CudaClock:
             call()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / 1000 / repeats
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / 1000 / repeats
 
 
 def clock_for(device: str, threads: int, graphs: bool = True) -> Clock:

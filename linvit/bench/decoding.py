@@ -100,9 +100,10 @@ def filled(network: Decoder, context: int) -> DecoderCache:
             network.read(block, memory)
         return memory
     for layer in memory.layers:
-        keys = layer.read.key
-        more = keys.new_empty(*keys.shape[:2], context - layer.read.length, keys.shape[-1])
-        layer.read.append(more.normal_(), torch.randn_like(more))
+        cache = cast(KeyValues, layer.read)
+        keys = cast(torch.Tensor, cache.key)
+        more = keys.new_empty(*keys.shape[:2], context - cache.length, keys.shape[-1])
+        cache.append(more.normal_(), torch.randn_like(more))
     memory.tokens = context
     return memory
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 import timm
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from linvit.bench import runtimes
 from linvit.bench.checks import check_known
-from linvit.bench.clock import Call
+from linvit.bench.clock import Call, TensorsCall
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Row
 from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
@@ -61,7 +62,7 @@ def row_of(case: Case, network: nn.Module | None, work: str = "forward", skipped
     dtype = str(case.dtype).removeprefix("torch.")
     row = Row(case.name, case.variant, dtype, case.batch, case.threads, work, size=case.size, skipped=skipped)
     modules = () if network is None else network.modules()
-    row.pattern = next((module.pattern for module in modules if hasattr(module, "pattern")), None)
+    row.pattern = next((str(module.pattern) for module in modules if hasattr(module, "pattern")), None)
     return row
 
 
@@ -90,14 +91,15 @@ def check_names(names: Sequence[str]) -> None:
             raise ValueError(f"Unknown network {name!r}, expected one of `linvit models` or of timm.{hint}")
 
 
-def create(name: str, size: tuple[int, int], framework: str | None = None, **options: object) -> nn.Module:
+def create(name: str, size: tuple[int, int], framework: str | None = None, **options: Any) -> nn.Module:
     """A network for images of this size, without published weights; those of a fixed size are given it.
 
     With a framework, a segmentor on it, for as many classes as ADE20K has.
     """
     if framework:
         return build_dense(framework, name, ADE20K_CLASSES, **options)
-    if not is_ours(name) and timm.get_pretrained_cfg(name).fixed_input_size:
+    config = timm.get_pretrained_cfg(name)
+    if config is not None and not is_ours(name) and config.fixed_input_size:
         options["img_size"] = size
     try:
         return timm.create_model(name, num_classes=CLASSES, **options)
@@ -125,8 +127,9 @@ def randomised(network: nn.Module, seed: int = 1) -> nn.Module:
                     parameter.copy_(normal(parameter) / parameter[0].numel() ** 0.5)
                 else:
                     parameter.copy_(0.3 * normal(parameter))
-            if isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
+            if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
                 module.running_mean.copy_(0.5 * normal(module.running_mean))
+            if isinstance(module, nn.BatchNorm2d) and module.running_var is not None:
                 module.running_var.copy_(0.5 + normal(module.running_var) ** 2)
     return network.eval()
 
@@ -137,7 +140,7 @@ def images(case: Case) -> Tensor:
     return torch.randn(case.batch, 3, *case.size, generator=generator).to(case.device)
 
 
-def variant_call(network: nn.Module, x: Tensor, case: Case) -> Call:
+def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
     """A function without arguments that gives (logits,); the network given is left as it is.
 
     Raises:

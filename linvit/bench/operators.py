@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from linvit.bench import memory, rows
 from linvit.bench.checks import TOLERANCES, check, check_known
-from linvit.bench.clock import Call
+from linvit.bench.clock import Call, TensorsCall
 from linvit.bench.progress import Progress
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
 from linvit.bench.rows import Report, Row, Timed
@@ -109,12 +109,12 @@ def operands(case: Case) -> tuple[list[Tensor], Tensor | None]:
     return [random() for _ in range(3)], random() if case.backward else None
 
 
-def build_call(case: Case) -> Call:
+def build_call(case: Case) -> TensorsCall:
     """A function without arguments that gives (output,), with backward also the gradients of query, key and value."""
     return _call(_function(case, DTYPES[case.dtype]), *operands(case))
 
 
-def _call(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor | None) -> Call:
+def _call(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor | None) -> TensorsCall:
     if gradient is None:
         return lambda: (function(*inputs),)
     leaves = [x.detach().requires_grad_() for x in inputs]
@@ -156,8 +156,7 @@ def exact(case: Case) -> tuple[Tensor, ...]:
     if case.variant != "sdpa":
         case = replace(case, variant="reference" if case.operator in REFERENCES else "plain")
     wide = [x.double() for x in inputs], None if gradient is None else gradient.double()
-    results: tuple[Tensor, ...] = _call(_function(case, torch.float64), *wide)()
-    return results
+    return tuple(_call(_function(case, torch.float64), *wide)())
 
 
 def cases(options: Options, tokens: int) -> list[Case]:

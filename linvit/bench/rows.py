@@ -160,11 +160,11 @@ def crossover(ours: Sequence[Row], other: Sequence[Row]) -> float | None:
 
     0 where it is faster at every common extent, None where it is slower at the last one, or nothing is common.
     """
-    times = {row.extent: row.median_ms for row in measured(other)}
+    times = {row.extent: row.median_ms for row in other if row.median_ms}
     gaps = [
         (math.log(row.extent), math.log(row.median_ms / times[row.extent]))
-        for row in sorted(measured(ours), key=lambda row: row.extent)
-        if row.extent in times
+        for row in sorted(ours, key=lambda row: row.extent)
+        if row.median_ms and row.extent in times
     ]
     if not gaps or gaps[-1][1] > 0:
         return None

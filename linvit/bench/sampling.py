@@ -54,7 +54,8 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
         calls: dict[str, Timed] = {}
         for name in options.names:
             progress.say(f"checking {name}")
-            network = randomised(_network(options, name, side), options.seed)
+            network = _network(options, name, side)
+            randomised(network, options.seed)
             image = torch.randn(1, network.channels, side, side, device=options.device)
             numbers = [torch.tensor([value], device=options.device) for value in (500, 1)]  # time and class
             tokens = (side // network.patch_size) ** 2

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +89,7 @@ class Step:
         if "channels_last" in parts:
             self.network = self.network.to(memory_format=torch.channels_last)
         if "checkpointing" in parts:
-            self.network.set_grad_checkpointing(True)
+            cast(Any, self.network).set_grad_checkpointing(True)
         self.forward = torch.compile(self.network) if "compiled" in parts else self.network
         if "cpp" in parts:
             cpu.build()
@@ -119,8 +119,7 @@ class Step:
 def network_for(name: str, size: tuple[int, int], seed: int) -> nn.Module:
     """A network in train mode without drop paths, which would let no two curves agree."""
     torch.manual_seed(seed)
-    options = {"drop_path_rate": 0.0} if is_ours(name) else {}
-    return create(name, size, **options).train()
+    return (create(name, size, drop_path_rate=0.0) if is_ours(name) else create(name, size)).train()
 
 
 def data(batch: int, size: tuple[int, int], seed: int, device: str) -> tuple[Tensor, Tensor]:
