@@ -1,4 +1,4 @@
-"""What has to agree before a speed is shown, and which names there are."""
+"""Checks before a speed is shown: results must agree, and names must be known."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches

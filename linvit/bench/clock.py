@@ -1,4 +1,4 @@
-"""How calls are timed: A, B, C, A, B, C, … after a warm-up, so that a machine that slows down slows all of them."""
+"""Timing of calls in turn (A, B, C, A, B, C, …) after a warm-up, so that a slower machine slows all of them alike."""
 
 import gc
 import math
@@ -29,12 +29,12 @@ class Clock(Protocol):
         """The call in the form that is timed."""
 
     def seconds(self, call: Call, repeats: int) -> float:
-        """Time of one call, from so many in a row."""
+        """Mean time of one call over `repeats` calls in a row."""
 
 
 @dataclass(frozen=True)
 class HostClock:
-    """CPU time of this process (all its threads) or time on the wall."""
+    """CPU time of this process (all its threads), or wall time."""
 
     name: str
     now: Callable[[], float]
@@ -87,7 +87,7 @@ class CudaClock:
 
 
 def clock_for(device: str, threads: int, graphs: bool = True) -> Clock:
-    """CPU time for one thread, time on the wall for more, events on a GPU."""
+    """CPU time for one thread, wall time for more, events on a GPU."""
     if device != "cpu":
         return CudaClock(graphs)
     return HostClock("cpu", time.process_time) if threads == 1 else HostClock("wall", time.perf_counter)
@@ -126,7 +126,7 @@ def interleave(
 ) -> None:
     """Times every call once per round, into timings, which keep the whole rounds of an interrupted measurement.
 
-    Fewer rounds than asked for, but LEAST_ROUNDS, are made where all of them take longer than most_seconds on the wall.
+    Rounds end early, but not before LEAST_ROUNDS, once most_seconds of wall time have passed.
     """
     began = time.perf_counter()
     prepared = {name: clock.prepared(call) for name, call in calls.items()}

@@ -1,6 +1,6 @@
-"""`linvit bench decoding`: generating token by token, linear mechanisms against softmax with its cache.
+"""`linvit bench decoding`: text generation token by token, linear attention against softmax attention with its cache.
 
-One sequence, mechanisms in turn; the memory of a row is what the decoder keeps of the tokens that it has read.
+One sequence, mechanisms in turn. The memory of a row is the decoder's cache.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ VOCABULARY = 257
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench decoding` measures: the mechanisms in one decoder, after contexts of so many tokens."""
+    """Options of `linvit bench decoding`: mechanisms in one decoder, and lengths of the context in tokens."""
 
     names: Sequence[str] = ("softmax", "linear", "mala", "rala")
     network: str = "sequence_nano"
@@ -86,7 +86,7 @@ def _error(name: str, network: Decoder, device: str) -> float:
 
 
 def filled(network: Decoder, context: int) -> DecoderCache:
-    """What a decoder keeps of that many tokens.
+    """The cache of a decoder after this many tokens.
 
     They are read by linear mechanisms; keys and values of softmax attention are random, because reading takes time
     quadratic in them, and generating costs the same whatever they are.
@@ -109,7 +109,7 @@ def filled(network: Decoder, context: int) -> DecoderCache:
 
 
 def step(network: Decoder, memory: DecoderCache) -> Call:
-    """Reads one token after those in memory, whose number of tokens stays."""
+    """A call that reads one more token; the cache stays as long as it is."""
     token = torch.zeros(1, 1, dtype=torch.long, device=next(network.parameters()).device)
     context = memory.tokens
 

@@ -41,7 +41,7 @@ PEERS = (
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench model` measures; sizes are (height, width)."""
+    """Options of `linvit bench model`; sizes are (height, width)."""
 
     names: Sequence[str] = OURS
     variants: Sequence[str] = ("plain", "reference", "fused")
@@ -63,7 +63,7 @@ class Options(rows.Options):
 
 
 def cases(options: Options, size: tuple[int, int], batch: int) -> list[Case]:
-    """All networks and variants at one size and batch; what no released order exists for has none."""
+    """All networks and variants at one size and batch; `reference` only where a released order exists."""
     listed = [(name, variant) for name in options.names for variant in options.variants]
     listed += [(name, variant) for name in options.peers for variant in options.peer_variants]
     return [
@@ -98,7 +98,7 @@ def _measure_one_size(options: Options, group: list[Case], report: Report, progr
 
 
 def _checked(group: list[Case], options: Options, report: Report, progress: Progress) -> dict[str, Timed]:
-    """The calls of one network by label, each checked against the plain one; what has none says why in its row."""
+    """The calls of one network by label, each checked against the plain one; a row without a call says why."""
     first, calls = group[0], {}
     x = images(first)
     try:

@@ -1,4 +1,4 @@
-"""Peak memory of a call, in a process of its own whose peak nothing else has raised."""
+"""Peak memory of a call, measured in a new process, where nothing else has raised the peak."""
 
 import ctypes
 import gc
@@ -44,7 +44,7 @@ def _available(device: str) -> int | None:
 def in_new_process(
     function: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs
 ) -> Result:
-    """What a function of a module returns in a new process, which has imported torch and this package before.
+    """The result of a module's function in a new process, forked from one that has imported torch and this package.
 
     Raises:
         MemoryError: if the process is killed, as systems do that run out of memory.
@@ -55,7 +55,7 @@ def in_new_process(
         try:
             return pool.submit(function, *arguments, **named).result()
         except BrokenProcessPool as error:
-            raise MemoryError("the process that measured memory was killed, often because memory ran out") from error
+            raise MemoryError("The process that measured memory was killed, often because memory ran out.") from error
 
 
 def peak_of(build: Callable[..., Callable[[], object]], *arguments: object, threads: int = 1) -> float | None:

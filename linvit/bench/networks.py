@@ -1,4 +1,4 @@
-"""Networks as a benchmark builds them: a name, a size, and a variant that is a sum of parts."""
+"""Building the networks of a benchmark from a name, an image size, and a variant such as fused+bf16."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -23,7 +23,7 @@ from linvit.models.dense.frameworks import build_dense
 
 PLAIN = "plain"
 PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", "onnxruntime", "openvino")
-"""What a variant adds to the plain eager float32 network, joined by "+", such as "fused+bf16"; "plain" adds nothing.
+"""Changes to the plain eager float32 network, joined by "+" in a variant such as "fused+bf16".
 
 reference: the attentions in the released order. fused: `linvit.fuse`, after timm's own reparametrization.
 channels_last, bf16: weights and image. compiled: `torch.compile`; frozen: the same with its weights as constants.

@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench op` measures; sdpa_tokens bounds softmax attention."""
+    """Options of `linvit bench op`; sdpa_tokens is the largest number of tokens for softmax attention."""
 
     operators: Sequence[str] = ("rala", "mala", "linear")
     variants: Sequence[str] = ("plain", "reference", "sdpa")

@@ -31,7 +31,7 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench precision` measures: queries, keys and values are N(0, deviation²)."""
+    """Options of `linvit bench precision`; queries, keys and values are drawn from N(0, deviation²)."""
 
     names: Sequence[str] = tuple(OPERATORS)
     tokens: Sequence[Count] = (196, 3136, 12544, 50176)

@@ -1,4 +1,4 @@
-"""What was measured, row by row, and what follows from it."""
+"""Measured rows, and the growth and crossovers computed from them."""
 
 import math
 import os
@@ -17,7 +17,10 @@ Threads = Annotated[int, Range(1, CORES, because="that is how many cores this ma
 
 @dataclass(frozen=True)
 class Options(Checked):
-    """What every measurement takes; seconds bounds all rounds of one size, at least three are made."""
+    """Options of every kind of benchmark.
+
+    seconds: time budget for all rounds of one size; at least three rounds are always made.
+    """
 
     device: Annotated[str, OneOf(("cpu", "cuda"))] = "cpu"
     threads: Threads = 1
@@ -27,7 +30,7 @@ class Options(Checked):
     seed: Seed = 0
 
     def least_bytes(self) -> int:
-        """Memory that the largest case takes at least."""
+        """A lower bound of the memory of the largest case, in bytes."""
         return 0
 
 
@@ -123,7 +126,7 @@ def time_all(calls: Mapping[str, Timed], options: Options, progress: Progress, g
 
 
 def measured(rows: Sequence[Row]) -> list[Row]:
-    """Those with a time."""
+    """The rows that have a time."""
     return [row for row in rows if row.median_ms is not None]
 
 

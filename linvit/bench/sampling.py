@@ -22,7 +22,7 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench sampling` measures: the mechanisms in one DiT, for square images of these sides (pixels)."""
+    """Options of `linvit bench sampling`: mechanisms in one DiT, and sides of the square images in pixels."""
 
     names: Sequence[str] = ("softmax", "mala")
     network: str = "dit_nano_patch2"

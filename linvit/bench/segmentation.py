@@ -11,7 +11,7 @@ from linvit.ranges import Count
 
 @dataclass(frozen=True)
 class Options(inference.Options):
-    """What `linvit bench memory` measures: `names` are backbones in `framework`; sizes are (height, width)."""
+    """Options of `linvit bench memory`: `names` are backbones in `framework`; sizes are (height, width)."""
 
     names: Sequence[str] = ("ravlt_tiny", "ravlt_tiny_linear")
     variants: Sequence[str] = ("plain",)

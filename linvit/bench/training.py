@@ -50,7 +50,7 @@ NOISE_FACTOR = 3.0  # a curve agrees if it is no further off than so many times 
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench train` measures; curve_steps of 0 leave the loss curves out."""
+    """Options of `linvit bench train`; there are no loss curves where curve_steps is 0."""
 
     names: Sequence[str] = ("ravlt_tiny", "mavit_tiny", "care_s0")
     variants: Sequence[str] = ("plain", "reference", "channels_last", "bf16", "checkpointing")
