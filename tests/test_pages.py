@@ -13,8 +13,8 @@ from linvit.runs.bundled import bundled_files
 from linvit.runs.recipe import Recipe, read_recipe
 from linvit.runs.settings import parameters
 from linvit.runs.tasks import SOURCES, TASKS
-from linvit_cli import _parser
-from linvit_cli.overrides import recipe_overrides, split_overrides
+from linvit_cli import _parser, parse
+from linvit_cli.overrides import recipe_overrides
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,15 +66,11 @@ def commands(page):
 
 @pytest.mark.parametrize("words", [command for page in PAGES for command in commands(page)])
 def test_commands_are_understood(words):
-    arguments, overrides = split_overrides(words)
-    options, rest = _parser().parse_known_args(arguments)
-    assert not overrides or options.takes_overrides
-    check_data_keys(f"{override.partition('=')[0]} " for override in overrides)
+    options = parse(words)
+    check_data_keys(f"{override.partition('=')[0]} " for override in options.overrides)
     if options.command == "train" and options.recipe not in PLACEHOLDERS:
         named = options.recipe in bundled_files()
-        Recipe(read_recipe(options.recipe if named else ROOT / options.recipe, recipe_overrides(rest)))
-    elif options.command != "train":
-        assert not rest
+        Recipe(read_recipe(options.recipe if named else ROOT / options.recipe, recipe_overrides(options.rest)))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -4,8 +4,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from linvit.runs.settings import nearest
-
 PACKAGE = Path(__file__).parents[1]
 PUBLISHED, COST, RUN = "# published: ", "# cost: ", "# run:  "
 
@@ -34,6 +32,8 @@ def find_recipe(recipe: str | Path) -> Path:
     files = bundled_files()
     if path.as_posix() in files:
         return files[path.as_posix()]
+    from linvit.runs.settings import nearest  # imports torch, which listing recipes does not need
+
     name = path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
     raise ValueError(
         f"There is no recipe at {path}: give the path of a .yaml file, or a name that `linvit recipes` lists."
@@ -68,6 +68,8 @@ def recipes(*words: str) -> list[dict[str, str]]:
     wanted = [word.casefold() for word in words]
     chosen = [row for row in rows if all(word in " ".join(row.values()).casefold() for word in wanted)]
     if not chosen:
+        from linvit.runs.settings import nearest
+
         known = {word for row in rows for word in re.findall(r"\w+", " ".join(row.values()))}
         strange = next((word for word in words if word not in known), "")
         raise ValueError(

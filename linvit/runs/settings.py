@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from linvit.ranges import declared
-
 
 def parameters(kind: type) -> set[str]:
     """The names of a class's keyword arguments, with those of its bases where it passes **kwargs on."""
+    from linvit.ranges import declared  # here, so that the command line can load this module without torch
+
     return set(declared(kind))
 
 
