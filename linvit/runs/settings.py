@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from linvit.ranges import declared
+from linvit.ranges import declared, some_of
 
 
 def parameters(kind: type) -> set[str]:
@@ -25,7 +25,7 @@ def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise ValueError(
-                f"Unknown {what} {name!r}, expected one of {', '.join(sorted(known))}.{nearest(name, known)}"
+                f"Unknown {what} {name!r}, expected one of {some_of(sorted(known), name)}.{nearest(name, known)}"
             )
 
 

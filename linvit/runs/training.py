@@ -79,8 +79,8 @@ def train_folder(
             task, source = checked.build()
             if checkpoint:
                 _check_same_run(checkpoint, checked.resolved(), target)
-            elif checked.config["init"]:
-                line = task.start_from(checked.config["init"])
+            elif checked.values["init"]:
+                line = task.start_from(checked.values["init"])
                 if progress and rank_zero_only.rank == 0:
                     say(line)
             trainer = _trainer(checked, source, target, progress, callbacks)
