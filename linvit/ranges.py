@@ -28,6 +28,7 @@ WORDS: Mapping[Any, tuple[str, str]] = {
     dict: ("a mapping", "mappings"),
     Callable: ("a function", "functions"),
     NoneType: ("null", "null"),
+    None: ("null", "null"),
 }
 
 
@@ -118,7 +119,7 @@ def arguments(kind: type) -> dict[str, inspect.Parameter]:
     """The keyword arguments of a class, with those of its bases where it passes **kwargs on and does not set them."""
     found: dict[str, inspect.Parameter] = {}
     taken: set[str] = set()
-    bases = [base for base in kind.__mro__ if "__init__" in vars(base)]
+    bases = [base for base in kind.__mro__[:-1] if "__init__" in vars(base)]
     for base, following in zip(bases, [*bases[1:], object], strict=True):
         parameters = _parameters(base)
         for p in parameters:
@@ -216,7 +217,10 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
 
 def _set_for(kind: type, names: Sequence[str]) -> set[str]:
     """Those arguments of its base, `names` in their order, that a class sets itself in super().__init__(…)."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))  # type: ignore[misc]
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))  # type: ignore[misc]
+    except (OSError, TypeError):  # a class without a source
+        return set()
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "super().__init__":
             return {*names[: len(call.args)], *(keyword.arg for keyword in call.keywords if keyword.arg)}

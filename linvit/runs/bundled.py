@@ -34,6 +34,8 @@ def find_recipe(recipe: str | Path) -> Path:
     files = bundled_files()
     if path.as_posix() in files:
         return files[path.as_posix()]
+    if path.is_dir():
+        raise ValueError(f"The recipe {path} is a folder: give the path of a .yaml file in it.")
     name = path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
     raise ValueError(
         f"There is no recipe at {path}: give the path of a .yaml file, or a name that `linvit recipes` lists."

@@ -13,23 +13,35 @@ from lightning.pytorch.callbacks import RichProgressBar
 from rich.console import Console
 from rich.progress import track
 
-LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "timm.scheduler")
+LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
+NOTES = (  # warnings on what linvit does on purpose, or what its users cannot change
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"The number of training batches \(\d+\) is smaller than the logging interval",
+    r"Found \d+ module\(s\) in eval mode",
+    r"The '\w+' does not have many workers",
+    r"Consider setting `persistent_workers=True`",
+    r"You're resuming from a checkpoint that ended before the epoch ended",
+    r"It is recommended to use `self\.log",
+    r"Trying to infer the `batch_size`",
+    r"Total length of `\w+` across ranks is zero",
+    r"Grad strides do not match",
+)
 Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Drops Lightning's notes on devices, its guesses about worker counts and timm's word on a run of one epoch.
+    """Drops what Lightning logs about devices and tips, and the warnings of NOTES.
 
     Also the traceback of TensorBoard's writer on a full disk: the next thing that is written there reports it.
     """
     before = {name: logging.getLogger(name).level for name in LOGGERS}
     hook = threading.excepthook
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"lightning\..*")
-        warnings.filterwarnings("ignore", message="Grad strides do not match")  # costs DDP a copy, changes nothing
+        for note in NOTES:
+            warnings.filterwarnings("ignore", message=rf"\s*{note}")
         for name in LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
+            logging.getLogger(name).setLevel(logging.WARNING)
         threading.excepthook = lambda thrown: None if issubclass(thrown.exc_type, OSError) else hook(thrown)
         try:
             yield
@@ -41,6 +53,11 @@ def quiet_lightning() -> Iterator[None]:
 
 class Bar(RichProgressBar):
     """Lightning's bar with the loss and the measure that checkpoints are chosen by, as its task calls it."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        """Counts epochs from 1, as the lines of a pipe and metrics.csv do."""
+        last = self.trainer.max_epochs
+        return f"Epoch {current_epoch + 1}" + (f"/{last}" if last is not None else "")
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         shown = {}

@@ -19,7 +19,6 @@ LAUNCHERS = (
     environments.SLURMEnvironment,
     environments.LSFEnvironment,
     environments.MPIEnvironment,
-    environments.KubeflowEnvironment,
 )
 
 
@@ -112,8 +111,7 @@ def check_machine(trainer: Mapping[str, Any]) -> None:
     if isinstance(accelerator, str):
         accelerator = _accelerator(accelerator)
         _check_devices(accelerator, trainer["devices"])
-    launched = any(launcher.detect() for launcher in LAUNCHERS) or "MASTER_ADDR" in os.environ
-    if trainer["num_nodes"] > 1 and not launched:
+    if trainer["num_nodes"] > 1 and "MASTER_ADDR" not in os.environ and not any(kind.detect() for kind in LAUNCHERS):
         raise ValueError(
             f"`num_nodes` is {trainer['num_nodes']}, but nothing started this process on several machines: start it by"
             " torchrun or srun, or set it to 1."
@@ -121,9 +119,8 @@ def check_machine(trainer: Mapping[str, Any]) -> None:
 
 
 def _accelerator(name: str) -> str:
-    kinds = {kind: AcceleratorRegistry.get(kind) for kind in ("cuda", "mps", "tpu", "cpu")}
-    wanted = {"auto": kinds, "gpu": ("cuda", "mps")}.get(name, (name,))
-    found = next((kind for kind in wanted if kinds[kind].is_available()), None)
+    wanted = {"auto": ("cuda", "mps", "tpu", "cpu"), "gpu": ("cuda", "mps")}.get(name, (name,))
+    found = next((kind for kind in wanted if AcceleratorRegistry[kind]["accelerator"].is_available()), None)
     if found is None:
         raise ValueError(f"`accelerator` is {name}, which this machine does not have: set it to auto or cpu.")
     return found

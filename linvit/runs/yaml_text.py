@@ -21,8 +21,6 @@ HASH = "\ue000"  # stands for # in an override, where it begins no comment
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The `key: value` pairs of a recipe; raises ValueError, one sentence, where the file holds something else."""
-    if path.is_dir():
-        raise ValueError(f"The recipe {path} is a folder: give the path of a .yaml file.")
     if not path.is_file():
         raise ValueError(f"There is no recipe at {path}: give the path of a .yaml file.")
     if path.stat().st_size > LARGEST:

@@ -139,7 +139,7 @@ class Schedule(Checked):
         """timm's scheduler over so many steps."""
         warmup = round(self.warmup_epochs * steps_per_epoch) if self.warmup_steps is None else self.warmup_steps
         steps -= round(self.cooldown_epochs * steps_per_epoch)
-        curve = {"t_initial": max(1, steps - warmup if self.warmup_first else steps), "lr_min": self.min_lr}
+        curve = {"t_initial": max(2, steps - warmup if self.warmup_first else steps), "lr_min": self.min_lr}
         # timm goes down one step before the one that is named
         falls = [round(epoch * steps_per_epoch) + 1 for epoch in sorted(self.decay_epochs)]
         arguments: dict[str, Any] = {

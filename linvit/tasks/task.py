@@ -131,6 +131,8 @@ class Task(lightning.LightningModule, Checked):
             self.ema.update(self.network, step=self.global_step + 1)
 
     def on_train_epoch_end(self) -> None:
+        if not self.train_loss.update_called:
+            raise ValueError("No training sample of this epoch could be read: see the files that were left out.")
         self.log("train/loss", self.train_loss.compute())
         self.log("lr", max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
 
@@ -150,11 +152,14 @@ class Task(lightning.LightningModule, Checked):
         return {name: metric.compute() for name, metric in self.metrics[kind].items()}
 
     def on_validation_epoch_end(self) -> None:
+        count = self.count.compute()
+        if not count:
+            raise ValueError("No validation sample could be read: see the files that were left out.")
         for kind, metrics in self.metrics.items():
             self.log_measures(kind, self.measured(kind))
             for metric in metrics.values():
                 metric.reset()
-        self.log(f"val/{self.counted}", self.count.compute())
+        self.log(f"val/{self.counted}", count)
         self.count.reset()
 
     def log_measures(self, kind: str, measured: dict[str, Any]) -> None:
