@@ -117,18 +117,18 @@ class Checked:
 
 def arguments(kind: type) -> dict[str, inspect.Parameter]:
     """The keyword arguments of a class, with those of its bases where it passes **kwargs on and does not set them."""
-    found: dict[str, inspect.Parameter] = {}
+    by_name: dict[str, inspect.Parameter] = {}
     taken: set[str] = set()
     bases = [base for base in kind.__mro__[:-1] if "__init__" in vars(base)]
     for base, following in zip(bases, [*bases[1:], object], strict=True):
         parameters = _parameters(base)
         for p in parameters:
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in taken:
-                found.setdefault(p.name, p)
+                by_name.setdefault(p.name, p)
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
         taken |= _set_for(base, [p.name for p in _parameters(following)])
-    return found
+    return by_name
 
 
 def declared(kind: type) -> dict[str, Any]:

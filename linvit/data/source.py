@@ -16,14 +16,18 @@ from linvit.ranges import Amount, Checked, Count, Range, Seed
 if TYPE_CHECKING:
     from linvit.data.images.image import Preprocessing
 
+USUAL_WORKERS = 8
 logger = logging.getLogger(__name__)
 Workers = Annotated[int, Range(0, 1024)]
 
 
 def fitting_workers(num_workers: int) -> int:
-    """The number of processes that read data: at most one for each CPU core that this process may use."""
+    """The number of processes that read data: at most one for each CPU core that this process may use.
+
+    Logs it where more than USUAL_WORKERS were asked for, as no default does.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if num_workers > cores:
+    if num_workers > max(cores, USUAL_WORKERS):
         logger.info("Reading data with %d processes instead of %d: this machine has no more cores.", cores, num_workers)
     return min(num_workers, cores)
 

@@ -41,15 +41,15 @@ def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
     if arguments.get("pretrained"):
         raise ValueError(
             f"`pretrained` is {shown(arguments['pretrained'])}, but weights are never downloaded here: leave it out,"
-            " and give the recipe's init a run or a file of weights."
+            " and start from a run or a file of weights."
         )
     check(RATES, arguments)
     try:
         yield
     except TypeError as error:
         unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-        owner = unknown and getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None)
-        if owner is None:
+        owner = getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None) if unknown else None
+        if unknown is None or owner is None:
             raise
         near = difflib.get_close_matches(unknown[2], inspect.signature(owner).parameters, n=1, cutoff=0.0)
         raise ValueError(f"{name} has no argument {unknown[2]!r}: did you mean `{near[0]}`?") from error

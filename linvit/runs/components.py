@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from lightning.fabric.plugins.environments import ClusterEnvironment
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch import accelerators, callbacks, loggers, plugins, profilers, strategies
 
 from linvit.files import reason_of
@@ -65,14 +65,14 @@ def components(trainer: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
 
     Raises ValueError, one sentence, before anything of a package outside PACKAGES is imported.
     """
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for key, kinds in KINDS.items():
         given, path = trainer.get(key), f"trainer.{key}"
         if isinstance(given, list):
-            found[key] = [_component(path, item, kinds, trusted) for item in given]
+            chosen[key] = [_component(path, item, kinds, trusted) for item in given]
         elif isinstance(given, dict) or (isinstance(given, str) and key in ("callbacks", "logger", "plugins")):
-            found[key] = _component(path, given, kinds, trusted)
-    return found
+            chosen[key] = _component(path, given, kinds, trusted)
+    return chosen
 
 
 def created(value: Any, folder: Path) -> Any:

@@ -47,13 +47,14 @@ def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
     rows = []
     for file in tracked(recipe_files(paths), "Counting", progress=progress):
         cost, base = cost_of(file), base_of(file)
-        below = cost_of(base) if base is not None and _names_classifier(base) else None
+        base = base if base is not None and _names_classifier(base) else None
+        below = cost_of(base) if base else None
         rows.append(
             {
                 "recipe": shown_name(file),
                 **asdict(cost),
                 "published": header(file)["published"] or None,
-                "base": shown_name(base) if below else None,
+                "base": shown_name(base) if base else None,
                 "more_parameters": cost.parameters - below.parameters if below else None,
                 "more_macs": cost.macs - below.macs if below else None,
             }

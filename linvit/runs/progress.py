@@ -1,4 +1,4 @@
-"""What a person who asked for progress sees: bars and lines on the terminal, and none of Lightning's small talk."""
+"""Progress on the terminal, a bar or lines, without Lightning's own notes."""
 
 import contextlib
 import logging
@@ -6,12 +6,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from rich.console import Console
 from rich.progress import track
+
+from linvit.tasks.task import Task
 
 LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
 NOTES = (  # warnings on what linvit does on purpose, or what its users cannot change
@@ -52,7 +54,7 @@ def quiet_lightning() -> Iterator[None]:
 
 
 class Bar(RichProgressBar):
-    """Lightning's bar with the loss and the measure that checkpoints are chosen by, as its task calls it."""
+    """Lightning's bar, with the loss and the task's score under its heading."""
 
     def _get_train_description(self, current_epoch: int) -> str:
         """Counts epochs from 1, as the lines of a pipe and metrics.csv do."""
@@ -60,29 +62,30 @@ class Bar(RichProgressBar):
         return f"Epoch {current_epoch + 1}" + (f"/{last}" if last is not None else "")
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        shown = {}
+        shown: dict[str, Any] = {}
+        measures = cast(Task, pl_module).measures
         for key, value in super().get_metrics(trainer, pl_module).items():
             name = key.removeprefix("val/")
             if key == "train/loss_step":
                 shown["loss"] = value
-            elif name in pl_module.measures:
-                shown[pl_module.measures[name].heading] = pl_module.measures[name].cell(float(value))
+            elif name in measures:
+                shown[measures[name].heading] = measures[name].cell(float(cast(float, value)))
         return shown
 
 
 def bars(progress: bool) -> list[Bar]:
-    """One bar on a terminal, where progress is wanted."""
+    """A bar, if progress is wanted and standard output is a terminal."""
     return [Bar(leave=True)] if progress and sys.stdout.isatty() else []
 
 
 def say(line: str) -> None:
-    """A line for a person who asked for progress, at once."""
+    """Writes a line to standard output at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def tracked(items: Iterable[Item], description: str, total: int | None = None, progress: bool = True) -> Iterable[Item]:
-    """The items, with a bar on stderr that goes with them where progress is wanted and stderr is a terminal."""
+    """The items, with a bar on stderr if progress is wanted and stderr is a terminal."""
     if not progress or not sys.stderr.isatty():
         return items
     return track(items, description, total, console=Console(stderr=True), transient=True)

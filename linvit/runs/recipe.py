@@ -7,9 +7,9 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from linvit.data.source import Source
 from linvit.ranges import Filled, Seed, arguments, check, shown, some_of
@@ -71,7 +71,9 @@ def _base(path: Path, values: Mapping[str, Any]) -> Path | None:
 
 def _layers(path: Path) -> list[dict[str, Any]]:
     """The values of a recipe as its file holds them, then those of its base, and so on."""
-    layers, seen, below = [], [], path
+    layers: list[dict[str, Any]] = []
+    seen: list[Path] = []
+    below: Path | None = path
     while below is not None:
         if below.resolve() in seen:
             raise ValueError(f"{path} comes back to {below.name} through its bases: remove `base` from one of them.")
@@ -225,13 +227,13 @@ class Recipe:
         """
         made = {key: created(value, self.folder) for key, value in self._components.items()}
         given = self.values["trainer"] | made | more
-        own = {key: made.get(key) or [] for key in ("callbacks", "plugins", "logger")}
-        own = {key: value if isinstance(value, list) else [value] for key, value in own.items()}
+        listed = {key: made.get(key, []) for key in ("callbacks", "plugins", "logger")}
+        listed = {key: value if isinstance(value, list) else [value] for key, value in listed.items()}
         ours = [logger] if isinstance(logger, Logger) and given["logger"] is not False else []
         given |= {
-            "callbacks": [*own["callbacks"], *callbacks],
-            "plugins": [*own["plugins"], *plugins],
-            "logger": [*ours, *own["logger"]] or False,
+            "callbacks": [*listed["callbacks"], *callbacks],
+            "plugins": [*listed["plugins"], *plugins],
+            "logger": [*ours, *listed["logger"]] or False,
         }
         try:
             return Trainer(**given)

@@ -6,20 +6,18 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.accelerators import AcceleratorRegistry
-from lightning.pytorch.plugins import environments
 from lightning.pytorch.strategies import StrategyRegistry
 
 from linvit.ranges import Amount, Count, Like, OneOf, Range
 
 PRECISIONS = "64-true 32-true 16-true bf16-true 16-mixed bf16-mixed transformer-engine transformer-engine-float16"
 TIMES = ("weeks", "days", "hours", "minutes", "seconds")
-LAUNCHERS = (
-    environments.TorchElasticEnvironment,
-    environments.SLURMEnvironment,
-    environments.LSFEnvironment,
-    environments.MPIEnvironment,
-)
+LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
 
 
 @dataclass(frozen=True)
@@ -120,10 +118,10 @@ def check_machine(trainer: Mapping[str, Any]) -> None:
 
 def _accelerator(name: str) -> str:
     wanted = {"auto": ("cuda", "mps", "tpu", "cpu"), "gpu": ("cuda", "mps")}.get(name, (name,))
-    found = next((kind for kind in wanted if AcceleratorRegistry[kind]["accelerator"].is_available()), None)
-    if found is None:
+    present = next((kind for kind in wanted if AcceleratorRegistry[kind]["accelerator"].is_available()), None)
+    if present is None:
         raise ValueError(f"`accelerator` is {name}, which this machine does not have: set it to auto or cpu.")
-    return found
+    return present
 
 
 def _check_devices(accelerator: str, devices: int | str | Sequence[int]) -> None:

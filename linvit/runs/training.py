@@ -227,7 +227,7 @@ def _about(recipe: Recipe, source: Source) -> dict[str, Any]:
         "recipe": recipe.resolved(),
         "class_names": list(source.class_names),
         "num_classes": source.num_classes,
-        "preprocessing": asdict(source.preprocessing),  # type: ignore[call-overload]
+        "preprocessing": asdict(source.preprocessing),
         **recipe.spec.stored(source),
     }
 

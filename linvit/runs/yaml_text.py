@@ -132,7 +132,8 @@ class _Loader(yaml.SafeLoader):
                 if key.value in seen:
                     raise self._error(f"the key {key.value} stands twice", key)
                 seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        values: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return values
 
     @staticmethod
     def _error(problem: str, at: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:

@@ -71,7 +71,7 @@ def test_a_killed_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 4}}
     recipe = write_dense_recipe(tmp_path, scenes, framework, trainer={"callbacks": [killer]})
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe)]
+    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "--trust-recipe"]
     dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
     assert dead.returncode == -signal.SIGKILL
     assert content(tmp_path / "run")["global_step"] == 3
@@ -88,7 +88,7 @@ def test_a_bad_annotation_is_named_before_anything_trains(scenes, tmp_path, caps
     known["annotations"][2]["category_id"] = 77
     path.write_text(json.dumps(known))
     recipe = write_dense_recipe(tmp_path, scenes, "retinanet", data={"root": str(copy)})
-    assert main(["train", str(recipe)]) == 2
+    assert main(["train", str(recipe), "--trust-recipe"]) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
     assert path.name in said
