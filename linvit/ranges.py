@@ -1,4 +1,4 @@
-"""Which values a setting may have: declared beside it, in its annotation, and checked before its class is constructed.
+"""The values that a setting may have: declared in its annotation, checked before its class is constructed.
 
     class Source(Checked):
         def __init__(self, batch_size: Annotated[int, Range(1)], split: Annotated[str, OneOf(("train", "val"))]): ...
@@ -34,7 +34,7 @@ WORDS: Mapping[Any, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most`, these included, or between `above` and `below`, these left out."""
+    """Numbers from `least` to `most`, inclusive, or between `above` and `below`, exclusive."""
 
     least: float | None = None
     most: float | None = None
@@ -120,7 +120,7 @@ def arguments(kind: type) -> dict[str, inspect.Parameter]:
     by_name: dict[str, inspect.Parameter] = {}
     taken: set[str] = set()
     bases = [base for base in kind.__mro__[:-1] if "__init__" in vars(base)]
-    for base, following in zip(bases, [*bases[1:], object], strict=True):
+    for base, following in zip(bases, [*bases[1:], object], strict=False):
         parameters = _parameters(base)
         for p in parameters:
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in taken:
@@ -145,7 +145,7 @@ def some_of(names: Iterable[Any], got: Any) -> str:
 
 
 def check(kind: type | Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first value that its annotation does not allow; other names are left alone.
+    """Raises ValueError for the first value that its annotation does not allow; names without one are not checked.
 
     kind: a class, or annotations by name.
     """
@@ -157,7 +157,7 @@ def check(kind: type | Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def allows(annotation: Any, value: Any) -> bool:
-    """Whether a value is of the annotated kind and within its range; other annotations allow every value."""
+    """Whether a value has the annotated type and is in its range; annotations unknown here allow every value."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return allows(inner[0], value) and inner[1].holds(value)
@@ -187,7 +187,7 @@ def allows(annotation: Any, value: Any) -> bool:
 
 
 def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
-    """What is allowed, in words: "a number above 0, or null"; of many names those nearest to what was given."""
+    """The allowed values in words: "a number above 0, or null"; of many names those nearest to `got`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         kind, rule = inner

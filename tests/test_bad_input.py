@@ -45,7 +45,6 @@ def test_a_trainer_that_cannot_be(refused, tmp_path):
     assert "requires a GPU" in refused("train", write_recipe(tmp_path), "trainer.strategy=fsdp")
     said = refused("train", write_recipe(tmp_path), "trainer.accelerator=cuda")
     assert "trainer.accelerator is cuda, which this machine does not have" in said
-    assert "CUDA" in said
 
 
 def test_unknown_argument_of_the_model(refused, tmp_path):

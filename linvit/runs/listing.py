@@ -1,4 +1,4 @@
-"""The networks that recipes train with size and cost, as rows; and those of every task, to be stored."""
+"""Size and cost of the networks that recipes train, and of every task's networks, as rows of a table."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -81,7 +81,7 @@ def _names_classifier(file: Path) -> bool:
 
 
 def _count(file: Path) -> Cost:
-    """Of the network with its own number of classes, whatever data the recipe reads, for colour images."""
+    """Counted for colour images and the network's own number of classes, whatever data the recipe reads."""
     values = read_recipe(file)
     name = values["model"]["name"]
     config = timm.get_pretrained_cfg(name)

@@ -13,9 +13,10 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import StrategyRegistry
 
-from linvit.ranges import Amount, Count, Like, OneOf, Range
+from linvit.ranges import Amount, Count, Like, OneOf, Range, allows
 
 PRECISIONS = "64-true 32-true 16-true bf16-true 16-mixed bf16-mixed transformer-engine transformer-engine-float16"
+LENGTH = Annotated[float, Range(0)]
 TIMES = ("weeks", "days", "hours", "minutes", "seconds")
 LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
 
@@ -36,8 +37,7 @@ class Time:
     """A time in units by name."""
 
     def holds(self, value: Mapping[str, Any]) -> bool:
-        numbers = all(isinstance(part, int | float) and not isinstance(part, bool) for part in value.values())
-        return bool(value) and set(value) <= set(TIMES) and numbers and all(part >= 0 for part in value.values())
+        return bool(value) and set(value) <= set(TIMES) and all(allows(LENGTH, length) for length in value.values())
 
     def words(self, noun: str, got: Any = None) -> str:
         return f"a mapping with {', '.join(TIMES)}"
@@ -126,7 +126,7 @@ def _accelerator(name: str) -> str:
 
 def _check_devices(accelerator: str, devices: int | str | Sequence[int]) -> None:
     number = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
-    indices = [int(part) for part in number.split(",") if part.isdigit()] if isinstance(number, str) else number
+    indices = [int(index) for index in number.split(",") if index.isdigit()] if isinstance(number, str) else number
     if accelerator == "cpu":
         there, what = os.cpu_count() or 1, "CPU cores"
     elif accelerator == "cuda":

@@ -1,4 +1,4 @@
-"""Training: a recipe in, a run's folder with checkpoints and curves out; a stopped run resumes exactly where it was."""
+"""Training: from a recipe to a run's folder with checkpoints and curves; a stopped run resumes exactly where it was."""
 
 import contextlib
 import errno
@@ -44,21 +44,21 @@ def train(
     progress: bool = False,
     trust_recipe: bool = False,
 ) -> Run:
-    """Trains what a recipe says, and returns the run.
+    """Trains a network as a recipe says, and returns the run.
 
     Args:
         recipe: a YAML file, or the name of a bundled recipe, such as demo/ravlt_nano_digits.
-        overrides: values over those of the recipe: {"trainer.max_epochs": 3}, or ["trainer.max_epochs=3"].
-        folder: of the run, in place of the recipe's; by default runs/NAME.
-        resume: continues from the folder's last checkpoint, bit for bit on a CPU; a folder without one starts from the
-            beginning, and one that reached the recipe's last epoch is complete.
-        progress: shows a bar on a terminal, else a line for each epoch.
+        overrides: values that replace those of the recipe: {"trainer.max_epochs": 3}, or ["trainer.max_epochs=3"].
+        folder: the run's folder, instead of the recipe's; by default runs/NAME.
+        resume: continues from the folder's last checkpoint, bit for bit on a CPU; without a checkpoint it starts from
+            the beginning, and a complete run is left as it is.
+        progress: shows a bar on a terminal, else a line per epoch.
         trust_recipe: lets the recipe name classes of any package, whose code then runs, and files outside of the
             folder; without it, classes are Lightning's, torch's, timm's, torchmetrics' or linvit's.
 
-    Raises ValueError with one sentence for whatever is wrong with recipe, data, model or folder, FloatingPointError
-    for a loss that is no longer finite, OSError for a folder that cannot be written, ConnectionError where another
-    process of the run was lost, and RunStoppedError, saying how to continue, after Ctrl-C.
+    Raises ValueError, one sentence, for a mistake in recipe, data, model or folder, and for a folder in which another
+    training runs; FloatingPointError for a loss that is no longer finite; OSError for a folder that cannot be written;
+    ConnectionError if another process of the run was lost; RunStoppedError, saying how to continue, after Ctrl-C.
     """
     target = train_folder(recipe, overrides, folder=folder, resume=resume, progress=progress, trust_recipe=trust_recipe)
     return load_run(target)
@@ -74,7 +74,7 @@ def train_folder(
     trust_recipe: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """As `train`, but returns the run's folder alone; callbacks are Lightning's, beside our own."""
+    """Like `train`, but returns only the run's folder. callbacks: Lightning callbacks to add."""
     values = read_recipe(recipe, overrides)
     if folder is not None:
         values["folder"] = str(folder)
@@ -202,7 +202,7 @@ def _is_lost_process(error: RuntimeError) -> bool:
 
 
 def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: Path) -> None:
-    """Network, task, data and seed of a run stay; trainer, optimizer and schedule may change when it resumes."""
+    """Raises ValueError where network, task, data or seed changed; trainer, optimizer and schedule may change."""
     about = checkpoint.get("linvit")
     if about is None:
         raise ValueError(f"{folder} was not written by `linvit train`: choose another `folder`.")
@@ -221,7 +221,7 @@ def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: 
 
 
 def _about(recipe: Recipe, source: Source) -> dict[str, Any]:
-    """What a checkpoint says of itself: enough to rebuild network, classes and preprocessing without the recipe."""
+    """The description in every checkpoint: rebuilds network, classes and preprocessing without the recipe."""
     return {
         "format": FORMAT,
         "recipe": recipe.resolved(),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
@@ -79,7 +79,8 @@ class Optimizer(Checked):
 
     def _check_options(self) -> None:
         try:
-            known = sorted(set(arguments(get_optimizer_class(self.name, bind_defaults=False))) - SET_HERE)
+            kind = cast(type, get_optimizer_class(self.name, bind_defaults=False))
+            known = sorted(set(arguments(kind)) - SET_HERE)
         except Exception as error:  # of a package or a GPU that is missing
             raise ValueError(
                 f"The optimizer {self.name} cannot be used here ({reason_of(error)}): choose another one."
