@@ -20,6 +20,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--resume", action="store_true", help=text)
     text = "train through torch.compile, as task.compile=true does"
     command.add_argument("--compile", action="store_true", help=text)
+    text = "let the recipe run code of any package and write outside the run's folder"
+    command.add_argument("--trust-recipe", action="store_true", help=text)
     text = "print every setting of the recipe and stop"
     command.add_argument("--print_config", action="store_true", help=text)
 
@@ -31,14 +33,16 @@ def run(options: argparse.Namespace) -> int:
 
         from linvit.runs.recipe import Recipe, read_recipe
 
-        resolved = Recipe(read_recipe(options.recipe, overrides)).resolved()
+        resolved = Recipe(read_recipe(options.recipe, overrides), trust=options.trust_recipe).resolved()
         show(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip("\n"))
         return 0
     from lightning.pytorch.utilities import rank_zero_only
 
     from linvit.runs.training import train_folder
 
-    folder = train_folder(options.recipe, overrides, resume=options.resume, progress=True)
+    folder = train_folder(
+        options.recipe, overrides, resume=options.resume, progress=True, trust_recipe=options.trust_recipe
+    )
     done = f"Done: checkpoints (best.ckpt, last.ckpt) are in {folder}/checkpoints, curves in {folder}/metrics.csv."
     rank_zero_only(show)(done)
     return 0

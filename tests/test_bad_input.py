@@ -26,7 +26,7 @@ def refused(capsys):
         assert main([str(argument) for argument in arguments]) == 2
         said = capsys.readouterr().err
         assert "Traceback" not in said
-        lines = said.strip().splitlines()
+        lines = [line for line in said.strip().splitlines() if not line.startswith("Training ")]  # the summary
         assert lines[0].startswith("linvit: ")
         assert lists or len(lines) == 1, said
         return said
@@ -44,8 +44,7 @@ def test_unknown_model(refused, tmp_path):
 def test_a_trainer_that_cannot_be(refused, tmp_path):
     assert "requires a GPU" in refused("train", write_recipe(tmp_path), "trainer.strategy=fsdp")
     said = refused("train", write_recipe(tmp_path), "trainer.accelerator=cuda")
-    assert "Lightning's trainer refuses this" in said
-    assert "CUDA" in said
+    assert "trainer.accelerator is cuda, which this machine does not have" in said
 
 
 def test_unknown_argument_of_the_model(refused, tmp_path):

@@ -1,6 +1,8 @@
 """The base class of all data sources."""
 
 import hashlib
+import logging
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +17,20 @@ from linvit.ranges import Amount, Checked, Count, Range, Seed
 if TYPE_CHECKING:
     from linvit.data.images.image import Preprocessing
 
+USUAL_WORKERS = 8
+logger = logging.getLogger(__name__)
 Workers = Annotated[int, Range(0, 1024)]
+
+
+def fitting_workers(num_workers: int) -> int:
+    """The number of processes that read data: at most one for each CPU core that this process may use.
+
+    Logs it where more than USUAL_WORKERS were asked for, as no default does.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if num_workers > max(cores, USUAL_WORKERS):
+        logger.info("Reading data with %d processes instead of %d: this machine has no more cores.", cores, num_workers)
+    return min(num_workers, cores)
 
 
 def hashed(name: str) -> float:
@@ -68,7 +83,7 @@ class Source(lightning.LightningDataModule, Checked):
         super().__init__()
         self.batch_size = self.val_batch_size = batch_size
         self.seed = seed
-        self.num_workers = num_workers
+        self.num_workers = fitting_workers(num_workers)
         self.max_corrupt = max_corrupt
         self.repeats = repeats
         self._batches: ResumableBatches | None = None

@@ -71,7 +71,7 @@ def test_a_killed_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 4}}
     recipe = write_dense_recipe(tmp_path, scenes, framework, trainer={"callbacks": [killer]})
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe)]
+    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "--trust-recipe"]
     dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
     assert dead.returncode == -signal.SIGKILL
     assert content(tmp_path / "run")["global_step"] == 3

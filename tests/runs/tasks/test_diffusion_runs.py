@@ -58,7 +58,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 6}}
     recipe = write_diffusion_recipe(tmp_path, task={"generates": False}, trainer={"callbacks": [killer]})
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe)]
+    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "--trust-recipe"]
     dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
     assert dead.returncode == -signal.SIGKILL
     train(write_diffusion_recipe(tmp_path, task={"generates": False}), resume=True)
