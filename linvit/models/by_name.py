@@ -43,7 +43,9 @@ def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
         yield
     except TypeError as error:
         unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-        owner = unknown and getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None)
+        if unknown is None:
+            raise
+        owner = getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None)
         if owner is None:
             raise
         near = difflib.get_close_matches(unknown[2], inspect.signature(owner).parameters, n=1, cutoff=0.0)
