@@ -1,6 +1,5 @@
 """The blocks that the stages of RAVLT, MAViT and CARE are made of."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ class AttentionBlock(Checked, nn.Module):
         width: Width,
         heads: Heads,
         mechanism: str,
-        attention: Mapping[str, Any] | None = None,
+        attention: dict[str, Any] | None = None,
         cpe: bool = True,
         ffn_ratio: Ratio = 3.5,
         layer_scale: Scale = 1.0,

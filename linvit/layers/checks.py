@@ -18,17 +18,18 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True)
 class IsDevice:
-    """What torch takes for a device."""
+    """A device of torch; a GPU must exist."""
 
     def holds(self, value: Any) -> bool:
         try:
-            torch.device("cpu" if value is None else value)
+            device = torch.device("cpu" if value is None else value)
         except (RuntimeError, TypeError, ValueError):
             return False
-        return not isinstance(value, bool)
+        there = device.type != "cuda" or (device.index or 0) < torch.cuda.device_count()
+        return there and not isinstance(value, bool)
 
     def words(self, noun: str) -> str:
-        return "a device of torch, such as cpu or cuda:0"
+        return "a device that exists here, such as cpu or cuda:0"
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,36 @@ class IsFloatingPoint:
     """A dtype for weights."""
 
     def holds(self, value: Any) -> bool:
-        return value is None or value in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        return value is None or (
+            isinstance(value, torch.dtype) and value in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        )
 
     def words(self, noun: str) -> str:
         return "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
+
+
+@dataclass(frozen=True)
+class IsA:
+    """An object of this class."""
+
+    kind: type
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, self.kind)
+
+    def words(self, noun: str) -> str:
+        return f"a {self.kind.__name__}"
+
+
+@dataclass(frozen=True)
+class Some:
+    """A list that is not empty."""
+
+    def holds(self, value: Any) -> bool:
+        return len(value) > 0
+
+    def words(self, noun: str) -> str:
+        return f"{noun}, at least one"
 
 
 Width = Annotated[int, Range(1, 65_536)]
@@ -51,8 +78,9 @@ Outputs = Annotated[int, Range(1, 2**20)]
 Classes = Annotated[int, Range(0, 2**20)]
 Expansion = Annotated[int, Range(1, 64)]
 Ratio = Annotated[float, Range(above=0, most=64)]
+Prefix = Annotated[int, Range(0, 4_096)]
 Rate = Annotated[float, Range(0, below=1)]
-Scale = Annotated[float, Range(0)]
+Scale = Annotated[float, Range(0, 1_000_000)]
 Device = Annotated[torch.device | str | int | None, IsDevice()]
 Dtype = Annotated[torch.dtype | None, IsFloatingPoint()]
 

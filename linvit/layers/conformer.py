@@ -119,7 +119,8 @@ class FrameAttention(SequenceSteps):
         dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, causal=causal, place="sequences", **dd)
         softmax = self.operator.options is None
-        phi = None if softmax else known("modulation", modulation, CAUSAL_MODULATIONS)
+        phi = known("modulation", modulation, CAUSAL_MODULATIONS)
+        phi = None if softmax else phi
         self.qkv = nn.Linear(width, 3 * width, **dd)
         self.gate = nn.Linear(width, width, **dd) if phi else None
         self.modulate = phi() if phi else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from timm.layers import use_fused_attn
@@ -15,12 +15,13 @@ from linvit.ops import Rotary, State, attention_scores, linear_attention
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
-from linvit.ranges import Checked
+from linvit.ranges import Checked, OneOf
 
 if TYPE_CHECKING:
     from linvit.layers.mechanisms import Mechanism
 
 LEARNED = "learned"
+PLACES = ("maps", "sequences", "images")
 BIDIRECTIONAL = ("uniform", "query_mean")
 
 
@@ -151,7 +152,7 @@ class Operator(Checked, nn.Module):
         weighting: str | None = None,
         normalizer: str | None = None,
         causal: bool = False,
-        place: str | None = None,
+        place: Annotated[str, OneOf(PLACES)] | None = None,
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from math import pi
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack
 
 from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from linvit.layers.attention import MODULATIONS, check_turns
-from linvit.layers.checks import Device, Dtype, Heads, Rate, TensorOptions, Width, known
+from linvit.layers.checks import Device, Dtype, Heads, IsA, Prefix, Rate, TensorOptions, Width, known
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.operator import AttentionSteps, Operands, merged
 from linvit.ops import Rotary, rotary_2d
-from linvit.ranges import Amount
 
 
 class CurrentGrid:
@@ -75,8 +74,8 @@ class TokenAttention(AttentionSteps):
         heads: Heads,
         mechanism: str,
         grid: tuple[Width, Width],
-        num_prefix: Amount = 0,
-        source: CurrentGrid | None = None,
+        num_prefix: Prefix = 0,
+        source: Annotated[CurrentGrid, IsA(CurrentGrid)] | None = None,
         qkv_bias: bool = True,
         proj_bias: bool = True,
         proj_drop: Rate = 0.0,
@@ -187,7 +186,7 @@ class Hydra(TokenAttention):
         heads: Heads,
         mechanism: str,
         grid: tuple[Width, Width],
-        num_prefix: Amount = 0,
+        num_prefix: Prefix = 0,
         device: Device = None,
         dtype: Dtype = None,
         **options: Unpack[TokenOptions],
@@ -216,7 +215,7 @@ class LinearAngular(TokenAttention):
         heads: Heads,
         mechanism: str,
         grid: tuple[Width, Width],
-        num_prefix: Amount = 0,
+        num_prefix: Prefix = 0,
         device: Device = None,
         dtype: Dtype = None,
         **options: Unpack[TokenOptions],
@@ -250,7 +249,7 @@ class GatedAttention(TokenAttention):
         heads: Heads,
         mechanism: str,
         grid: tuple[Width, Width],
-        num_prefix: Amount = 0,
+        num_prefix: Prefix = 0,
         modulation: str = "linear",
         lepe: bool = True,
         rope: bool = True,

@@ -9,12 +9,11 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, relu, softplus
 
-from linvit.layers.checks import Device, Dtype, Heads, Kernel, TensorOptions, Width
+from linvit.layers.checks import Device, Dtype, Heads, Kernel, Prefix, TensorOptions, Width
 from linvit.layers.operator import Operands, merged
 from linvit.layers.token_attention import GatedAttention, TokenAttention, TokenOptions, behind_prefix, convolved
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops.feature_map import focused
-from linvit.ranges import Amount
 
 
 class FocusedAttention(TokenAttention):
@@ -30,7 +29,7 @@ class FocusedAttention(TokenAttention):
         heads: Heads,
         mechanism: str,
         grid: tuple[Width, Width],
-        num_prefix: Amount = 0,
+        num_prefix: Prefix = 0,
         device: Device = None,
         dtype: Dtype = None,
         **options: Unpack[TokenOptions],
@@ -80,7 +79,7 @@ class InLineAttention(TokenAttention):
         heads: Heads,
         mechanism: str,
         grid: tuple[Width, Width],
-        num_prefix: Amount = 0,
+        num_prefix: Prefix = 0,
         device: Device = None,
         dtype: Dtype = None,
         **options: Unpack[TokenOptions],
@@ -122,7 +121,7 @@ class MLLAAttention(TokenAttention):
         heads: Heads,
         mechanism: str,
         grid: tuple[Width, Width],
-        num_prefix: Amount = 0,
+        num_prefix: Prefix = 0,
         device: Device = None,
         dtype: Dtype = None,
         **options: Unpack[TokenOptions],
@@ -167,7 +166,7 @@ class AgentAttention(TokenAttention):
         heads: Heads,
         mechanism: str,
         grid: tuple[Width, Width],
-        num_prefix: Amount = 0,
+        num_prefix: Prefix = 0,
         agents: tuple[Kernel, Kernel] = (7, 7),
         device: Device = None,
         dtype: Dtype = None,
@@ -250,7 +249,7 @@ class PolarAttention(GatedAttention):
         heads: Heads,
         mechanism: str,
         grid: tuple[Width, Width],
-        num_prefix: Amount = 0,
+        num_prefix: Prefix = 0,
         modulation: str = "linear",
         lepe: bool = True,
         device: Device = None,

@@ -7,10 +7,11 @@ import torch
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from torch import Tensor, nn
 
+from linvit.layers.checks import Some
 from linvit.ranges import Range, check
 
 Index = Annotated[int, Range(-1_000, 999)]
-FEATURES = {"features_only": bool, "out_indices": Index | Sequence[Index] | None, "pretrained": bool}
+FEATURES = {"features_only": bool, "out_indices": Index | Annotated[Sequence[Index], Some()] | None, "pretrained": bool}
 """Arguments of timm's builder that are checked here."""
 FOUR_STAGES = {"out_indices": (0, 1, 2, 3), "flatten_sequential": True}
 
@@ -65,10 +66,9 @@ def create(
             **kwargs,
         )
         return model
-    except AssertionError as error:  # timm's way to refuse arguments
-        indices = f" with `out_indices` {kwargs['out_indices']}" if "out_indices" in kwargs else ""
+    except (AssertionError, IndexError) as error:  # timm's way to refuse arguments
         raise ValueError(
-            f"timm cannot build {variant}{indices}: {error or 'its arguments do not fit together'}"
+            f"timm cannot build {variant} from its arguments {', '.join(kwargs)} ({error}): correct them"
         ) from error
     except OSError as error:  # whatever the hub's client raises is one
         file = cfg.get("hf_hub_filename")

@@ -89,7 +89,7 @@ Swapped = tuple[str, list[Change]]  # the pattern, and the changes to make
 
 
 def _swap_vit(model: VisionTransformer, mechanism: str, pattern: str | None, options: dict[str, Any]) -> Swapped:
-    letters = _letters(pattern, len(model.blocks))
+    letters = each_letter(pattern, len(model.blocks))
     if "L" in letters and not isinstance(model.patch_drop, nn.Identity):
         raise ValueError(
             "the model drops patches in training, and the others form no grid: create it with patch_drop_rate=0"
@@ -109,7 +109,7 @@ def _swap_vit(model: VisionTransformer, mechanism: str, pattern: str | None, opt
 
 
 def _swap_swin(model: SwinTransformer, mechanism: str, pattern: str | None, options: dict[str, Any]) -> Swapped:
-    letters = _letters(pattern, len(model.layers), exact=True)
+    letters = each_letter(pattern, len(model.layers), exact=True)
     changes: list[Change] = []
     for i, (letter, stage) in enumerate(zip(letters, model.layers, strict=True)):
         blocks = cast(nn.Sequential, stage.blocks)
@@ -127,7 +127,7 @@ def _swap_swin(model: SwinTransformer, mechanism: str, pattern: str | None, opti
 def _swap_pvt(
     model: PyramidVisionTransformerV2, mechanism: str, pattern: str | None, options: dict[str, Any]
 ) -> Swapped:
-    letters = _letters(pattern, len(model.stages), exact=True)
+    letters = each_letter(pattern, len(model.stages), exact=True)
     cfg: Mapping[str, Any] = getattr(model, "pretrained_cfg", {"input_size": (3, 224, 224)})
     height, width = cfg["input_size"][1:]
     changes: list[Change] = []
@@ -193,7 +193,8 @@ def _joined(q: nn.Linear, kv: nn.Linear) -> nn.Linear:
     return joined
 
 
-def _letters(pattern: str | None, count: int, exact: bool = False) -> str:
+def each_letter(pattern: str | None, count: int, exact: bool = False) -> str:
+    """The pattern with one letter for each of `count` blocks or stages; raises ValueError for any other text."""
     if pattern is None:
         return "L" * count
     if not pattern or set(pattern) - set("LS") or count % len(pattern) or (exact and len(pattern) != count):

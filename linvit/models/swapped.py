@@ -22,7 +22,7 @@ from linvit.layers.checks import Channels, Classes, Depth, Device, Dtype, Heads,
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.family import imagenet_cfg, register
 from linvit.models.pretrained import create
-from linvit.models.swap import ARGUMENTS, swap_attention
+from linvit.models.swap import ARGUMENTS, each_letter, swap_attention
 from linvit.ranges import check
 
 SWIN = {"patch_size": 4, "window_size": 7, "embed_dim": 96, "num_heads": (3, 6, 12, 24)}
@@ -64,6 +64,8 @@ def _build(
         raise ValueError(f"`attention` is {attention}, expected nothing: softmax attention has no axes to change")
     model = body(**kwargs)
     if mechanism == "softmax":
+        vit = isinstance(model, VisionTransformer)
+        each_letter(pattern, len(model.blocks if vit else model.layers), exact=not vit)
         vars(model).update(pattern="S" * len(pattern or "S"), mechanism=mechanism)
         return model
     return swap_attention(model, mechanism, pattern, attention)

@@ -111,7 +111,7 @@ def test_every_mechanism_has_the_same_number_of_parameters(mechanism):
         ({"heads": 0}, "`heads` is 0, expected a whole number from 1 to"),
         ({"patch_size": 0}, "`patch_size` is 0, expected a whole number from 1 to"),
         ({"width": "wide"}, "`width` is 'wide', expected a whole number from 1 to"),
-        ({"label_std": -1.0}, "`label_std` is -1.0, expected a number of 0 or more"),
+        ({"label_std": -1.0}, "`label_std` is -1.0, expected a number from 0 to 1,000,000"),
         ({"mlp_ratio": 0.0}, "`mlp_ratio` is 0.0, expected a number above 0"),
         ({"num_classes": 5}, "no argument 'num_classes'"),
         ({"depht": 5}, r"did you mean `depth`"),

@@ -1,6 +1,6 @@
 """Mask R-CNN (https://arxiv.org/abs/1703.06870) and Cascade Mask R-CNN (https://arxiv.org/abs/1906.09756)."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
-from linvit.layers.checks import Outputs, Width
+from linvit.layers.checks import IsA, Outputs, Width
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.images import ImageBatch
@@ -114,7 +114,7 @@ class RegionDetector(Checked, CheckedInputs, ReleasedNames, GeneralizedRCNN):
 
     def __init__(
         self,
-        backbone: DenseBackbone,
+        backbone: Annotated[DenseBackbone, IsA(DenseBackbone)],
         num_classes: Outputs,
         width: Width = 256,
         hidden: Width = 1024,

@@ -1,6 +1,6 @@
 """RetinaNet (Focal Loss for Dense Object Detection, https://arxiv.org/abs/1708.02002) as the papers train it."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import box_iou, clip_boxes_to_image, sigmoid_focal_loss
 
-from linvit.layers.checks import Outputs, Width
+from linvit.layers.checks import IsA, Outputs, Width
 from linvit.layers.neck import Neck
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
@@ -56,7 +56,9 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
     backbone_prefix = "backbone.body."
     has_masks = False
 
-    def __init__(self, backbone: DenseBackbone, num_classes: Outputs, width: Width = 256) -> None:
+    def __init__(
+        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Width = 256
+    ) -> None:
         anchors = Anchors((8, 16, 32, 64, 128), [4 * 2 ** (i / 3) for i in range(3)])
         super().__init__(
             PyramidBackbone(backbone, 1, "convolutions", width),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.layers.checks import Outputs
+from linvit.layers.checks import IsA, Outputs
 from linvit.layers.neck import Neck, conv_norm_relu
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.released_names import ReleasedNames
@@ -118,7 +118,9 @@ class SemanticFPN(Checked, ReleasedNames, nn.Module):
     framework = "semantic_fpn"
     backbone_prefix = "backbone."
 
-    def __init__(self, backbone: DenseBackbone, num_classes: Outputs, width: Halved = 256) -> None:
+    def __init__(
+        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Halved = 256
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.neck = Neck(backbone.channels, width)
@@ -145,7 +147,9 @@ class UperNet(Checked, ReleasedNames, nn.Module):
     framework = "upernet"
     backbone_prefix = "backbone."
 
-    def __init__(self, backbone: DenseBackbone, num_classes: Outputs, width: Halved = 512) -> None:
+    def __init__(
+        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Halved = 512
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = PerceptionHead(backbone.channels, width, num_classes)
