@@ -40,6 +40,14 @@ def check_whole_numbers(name: str, x: object, shape: Shape, least: int, most: in
         raise ValueError(f"`{name}` contains {wrong}, expected whole numbers from {least} to {most}: correct it")
 
 
+def check_filled(name: str, x: Tensor) -> None:
+    """Raises for a batch of nothing."""
+    if not torch.compiler.is_compiling() and len(x) == 0:
+        raise ValueError(
+            f"`{name}` is empty, of shape {tuple(x.shape)}, expected a batch of at least one: leave it out"
+        )
+
+
 def has_values(x: Tensor) -> bool:
     """Whether values can be read at once: a plain tensor on a CPU, outside of vmap and other transforms."""
     return type(x) is Tensor and x.device.type == "cpu" and not torch._C._are_functorch_transforms_active()

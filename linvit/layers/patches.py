@@ -5,7 +5,7 @@ from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
 from linvit.layers.checks import Channels, Device, Dtype, TensorOptions, Width
-from linvit.layers.inputs import check_floats
+from linvit.layers.inputs import check_filled, check_floats
 from linvit.ranges import Checked
 
 MIN_SIDE = 32
@@ -16,7 +16,7 @@ def checked_image(x: Tensor, in_chans: int, device: torch.device | None = None) 
     """The batch itself if a four-stage network can read it.
 
     Args:
-        x: images; they may be none at all.
+        x: images, at least one.
         in_chans: their channels.
         device: of the network's weights.
 
@@ -31,6 +31,7 @@ def checked_image(x: Tensor, in_chans: int, device: torch.device | None = None) 
     check_floats("input", x, ("batch", in_chans, "height", "width"), remedy)
     if device is not None and device.type != "meta" and x.device != device:
         raise ValueError(f"`input` is on {x.device}, but the network is on {device}: move one of them with `.to(…)`")
+    check_filled("input", x)
     # During export the sides are symbols: a check would narrow the range that the exported program accepts.
     if not torch.compiler.is_exporting() and min(x.shape[-2:]) < MIN_SIDE:
         raise ValueError(

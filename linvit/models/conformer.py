@@ -34,7 +34,7 @@ from linvit.layers.checks import (
     multiple_of_heads,
 )
 from linvit.layers.conformer import SUBSAMPLED, ConformerBlock, Subsampling, relative_positions, subsampled
-from linvit.layers.inputs import check_floats, check_whole_numbers
+from linvit.layers.inputs import check_filled, check_floats, check_whole_numbers
 from linvit.layers.transducer import Joint, Predictor
 from linvit.ops import Rotary, rotary_1d
 from linvit.ranges import Checked
@@ -226,3 +226,4 @@ class Conformer(Checked, nn.Module):
     def _check(self, features: Tensor) -> None:
         remedy = "compute features with the network's `mels` bands"
         check_floats("features", features, ("batch", "frames", self.mels), remedy)
+        check_filled("features", features)

@@ -40,7 +40,7 @@ from linvit.layers.checks import (
     known,
     multiple_of_heads,
 )
-from linvit.layers.inputs import check_floats, check_whole_numbers
+from linvit.layers.inputs import check_filled, check_floats, check_whole_numbers
 from linvit.layers.mechanisms import at
 from linvit.layers.operator import Operands
 from linvit.layers.token_attention import TokenAttention, convolved
@@ -191,6 +191,7 @@ class DiT(Checked, nn.Module):
         """
         size = ("batch", self.channels, self.input_size, self.input_size)
         check_floats("images", images, size, "create the DiT with their `channels` and `input_size`")
+        check_filled("images", images)
         check_whole_numbers("times", times, (len(images),), 0, TIMES - 1)
         check_whole_numbers("labels", labels, (len(images),), 0, self.num_classes)
         x = self.patch_embed(images) + self.positions.to(images.dtype)

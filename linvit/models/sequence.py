@@ -26,7 +26,7 @@ from torch.nn.functional import linear
 from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing, Taps
 from linvit.layers.checks import Depth, Device, Dtype, Heads, Outputs, TensorOptions, Width, known, multiple_of_heads
-from linvit.layers.inputs import check_whole_numbers
+from linvit.layers.inputs import check_filled, check_whole_numbers
 from linvit.ops import Rotary, rotary_1d
 from linvit.ranges import Amount, Checked, Range, check
 
@@ -147,6 +147,7 @@ class Decoder(Checked, nn.Module):
 
     def _check(self, tokens: Tensor) -> None:
         check_whole_numbers("tokens", tokens, ("batch", "tokens"), 0, self.vocabulary - 1)
+        check_filled("tokens", tokens)
 
     def _rotary(self, tokens: int, start: int, x: Tensor) -> Rotary | None:
         if not self.attentions[0].rope:

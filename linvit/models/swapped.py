@@ -11,7 +11,7 @@ names; to start from pretrained weights, use `linvit.swap_attention` on a pretra
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from timm.models import generate_default_cfgs
 from timm.models.swin_transformer import SwinTransformer
@@ -64,8 +64,8 @@ def _build(
         raise ValueError(f"`attention` is {attention}, expected nothing: softmax attention has no axes to change")
     model = body(**kwargs)
     if mechanism == "softmax":
-        vit = isinstance(model, VisionTransformer)
-        each_letter(pattern, len(model.blocks if vit else model.layers), exact=not vit)
+        is_vit = body is VisionTransformer
+        each_letter(pattern, len(cast(nn.Sequential, model.blocks if is_vit else model.layers)), exact=not is_vit)
         vars(model).update(pattern="S" * len(pattern or "S"), mechanism=mechanism)
         return model
     return swap_attention(model, mechanism, pattern, attention)

@@ -68,8 +68,9 @@ def check_targets(targets: Any, images: Sequence[Tensor], num_classes: int, mask
 
 
 def _check_objects(name: str, target: Target, image: Tensor, num_classes: int) -> None:
-    boxes, count = target["boxes"], len(target["boxes"])
-    check_floats(f"{name}['boxes']", boxes, (count, 4), "give left, top, right and bottom of each box")
+    boxes = target["boxes"]
+    check_floats(f"{name}['boxes']", boxes, ("objects", 4), "give left, top, right and bottom of each box")
+    count = len(boxes)
     check_whole_numbers(f"{name}['labels']", target["labels"], (count,), 0, num_classes - 1)
     if has_values(boxes) and not (boxes.isfinite().all() and (boxes[:, 2:] > boxes[:, :2]).all()):
         raise ValueError(f"`{name}['boxes']` has a box without area or with NaN: leave it out, or correct its corners.")
