@@ -133,9 +133,7 @@ def test_a_decoder_that_reads_piece_by_piece_checks_too(networks):
 @pytest.mark.slow
 def test_decoders_can_be_exported(networks):
     batch = torch.export.Dim("batch")
-    program = torch.export.export(
-        networks["decoder"], (torch.zeros(2, 4).long(),), dynamic_shapes=({0: batch},)
-    )
+    program = torch.export.export(networks["decoder"], (torch.zeros(2, 4).long(),), dynamic_shapes=({0: batch},))
     assert program.module()(torch.ones(3, 4).long()).shape == (3, 4, 7)
 
 
