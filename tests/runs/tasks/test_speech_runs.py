@@ -244,7 +244,7 @@ def test_what_is_not_installed_is_one_sentence(learned, package, more, sentence,
         ({"model": {"name": "conformer_mini"}}, "did you mean 'conformer_nano'"),
         ({"data": {"units": "phones"}}, "units is 'phones'"),
         ({"data": {"train": ["nowhere"]}}, "The speech folder .* does not exist"),
-        ({"data": {"mels": 20}}, "make the features with as many bands"),
+        ({"data": {"mels": 20}}, "compute features with the network's"),
         ({"task": {"beam": 0}}, "task.beam is 0"),
     ],
 )
