@@ -29,7 +29,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     overrides = recipe_overrides(options.rest) + ["task.compile=true"] * options.compile
     if options.print_config:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
 
         from linvit.runs.recipe import Recipe, read_recipe
 

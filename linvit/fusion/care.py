@@ -97,7 +97,9 @@ class FusedCareHead(nn.Module):
             for name in ("weight", "bias")
         )
         for head in heads:
-            self.norm = folds.after_layer_norm(head.norm, [head.fc] if isinstance(head.fc, nn.Linear) else [])
+            self.norm = folds.after_layer_norm(
+                cast(nn.LayerNorm, head.norm), [head.fc] if isinstance(head.fc, nn.Linear) else []
+            )
         classifiers = [head.fc for head in heads if isinstance(head.fc, nn.Linear)]
         self.fc = folds.averaged(classifiers) if classifiers else nn.Identity()
 

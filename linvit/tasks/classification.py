@@ -1,6 +1,7 @@
 """Image classification: cross entropy with label smoothing, mixup, CutMix or a teacher; top-1 and top-5."""
 
-from typing import Annotated, Any, ClassVar, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
 
 from timm.data import Mixup
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from linvit.ranges import Count, Range, Share
 from linvit.tasks.distillation import Distillation
-from linvit.tasks.measures import LOSS, Measure, Measured, counted
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task
 
 
@@ -29,7 +30,7 @@ class Classification(Task):
         kwargs: Further arguments of Task.
     """
 
-    measures: ClassVar[Measured] = {
+    measures: Mapping[str, Measure] = {
         **LOSS,
         "top1": Measure("top-1", panel="accuracy"),
         "top5": Measure("top-5", panel="accuracy"),

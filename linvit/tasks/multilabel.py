@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MultilabelAveragePrecision, MultilabelStatScores
 
 from linvit.ranges import Count, Range
-from linvit.tasks.measures import LOSS, Measure, Measured, counted
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task
 
 
@@ -32,7 +32,7 @@ class MultiLabel(Task):
     entropy, whatever the network was trained on.
     """
 
-    measures: ClassVar[Measured] = {
+    measures: Mapping[str, Measure] = {
         **LOSS,
         "map": Measure("mAP", panel="accuracy"),
         "f1": Measure("F1", panel="accuracy"),

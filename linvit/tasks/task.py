@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, cast
 
 import lightning
 import numpy as np
@@ -41,10 +41,10 @@ class Task(lightning.LightningModule, Checked):
     epoch, and `counted` what is counted in a validation (`count`).
     """
 
-    measures: ClassVar[Measured]
-    score: ClassVar[str]
-    headline: ClassVar[tuple[str, ...]]
-    counted: ClassVar[str] = "images"
+    measures: Measured
+    score: str
+    headline: tuple[str, ...]
+    counted: str = "images"
 
     def __init__(
         self,

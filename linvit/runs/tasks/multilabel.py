@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn import ModuleDict
 from torchmetrics import Metric
 
 from linvit.analysis.report import table
@@ -70,7 +69,7 @@ class MultiLabelSpec(ClassifierSpec):
                 metrics["precision"].update(probabilities, targets.int())
                 metrics["decisions"].update(probabilities, targets.int())
         rows = []
-        for name, precision, counts in zip(run.class_names, *by_class(cast(ModuleDict, kept)), strict=True):
+        for name, precision, counts in zip(run.class_names, *by_class(metrics), strict=True):
             right, wrong, _, missed, images = counts.tolist()
             rows.append(
                 {
