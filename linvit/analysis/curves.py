@@ -56,4 +56,4 @@ def _panels(measures: Measured) -> list[tuple[str, int, dict[str, str]]]:
 
 def write_training_curve(rows: Sequence[Mapping[str, float]], measures: Measured, path: Path) -> None:
     """Writes the figure of `training_curve` as PNG, whatever the suffix of path."""
-    training_curve(rows, measures).savefig(path, format="png", dpi=110)
+    training_curve(rows, measures).savefig(path, format="png", dpi=150)

@@ -13,9 +13,8 @@ from linvit.bench.checks import TOLERANCES, check
 from linvit.bench.networks import randomised
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row, Timed
-from linvit.models.dit import DiT
+from linvit.models.dit import DiT, Side
 from linvit.models.registry import create
-from linvit.ranges import Count
 
 CLASSES = 10
 
@@ -26,7 +25,7 @@ class Options(rows.Options):
 
     names: Sequence[str] = ("softmax", "mala")
     network: str = "dit_nano_patch2"
-    sides: Sequence[Count] = (16, 32, 64, 128, 256)
+    sides: Sequence[Side] = (16, 32, 64, 128, 256)
 
     def __post_init__(self) -> None:
         for name in self.names:

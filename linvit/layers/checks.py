@@ -28,7 +28,7 @@ class IsDevice:
         there = device.type != "cuda" or (device.index or 0) < torch.cuda.device_count()
         return there and not isinstance(value, bool)
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return "a device that exists here, such as cpu or cuda:0"
 
 
@@ -41,7 +41,7 @@ class IsFloatingPoint:
             isinstance(value, torch.dtype) and value in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         )
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
 
 
@@ -54,7 +54,7 @@ class IsA:
     def holds(self, value: Any) -> bool:
         return isinstance(value, self.kind)
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return f"a {self.kind.__name__}"
 
 
@@ -65,7 +65,7 @@ class Some:
     def holds(self, value: Any) -> bool:
         return len(value) > 0
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return f"{noun}, at least one"
 
 

@@ -169,11 +169,6 @@ def build_network(build: Callable[[], nn.Module], stored: Stored) -> nn.Module:
         except ValueError:
             raise
         except Exception as error:  # what a wrong argument raises depends on the network
-            if ":" in name:
-                raise ValueError(
-                    f"its model {name!r} is described on the Hugging Face hub and not on this machine, and loading a"
-                    " run downloads nothing"
-                ) from error
             raise ValueError(f"its model {name!r} cannot be built ({reason_of(error)})") from error
 
 

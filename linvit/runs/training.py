@@ -150,10 +150,11 @@ class Summary(Callback):
 
 
 def _counts(trainer: Trainer, source: Source) -> Iterator[str]:
-    """The samples of each split, where a stream does not hide their number, and the classes."""
+    """The samples of each split that is used and whose number is known, and the classes."""
     for loaders, word in ((trainer.train_dataloader, "to train on"), (trainer.val_dataloaders, "held out")):
-        with contextlib.suppress(TypeError):
-            yield f"{len(loaders.dataset):,} {source.item}s {word}"  # type: ignore[union-attr]
+        with contextlib.suppress(TypeError):  # a stream does not know its length
+            if loaders is not None:
+                yield f"{len(loaders.dataset):,} {source.item}s {word}"
     if source.num_classes:
         yield f"{source.num_classes:,} classes"
 

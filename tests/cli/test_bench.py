@@ -89,7 +89,7 @@ def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
         (["model", "--sizes", "0"], "--sizes is [(0, 0)]"),
         (["train", "--size", "1000000"], "needs at least "),
         (["memory", "--sizes", "1000000"], "needs at least "),
-        (["sampling", "--sides", "10000000"], "needs at least "),
+        (["sampling", "--sides", "10000000"], "from 1 to 4,096"),
         (["decoding", "--contexts", "100000000000"], "needs at least "),
         (["op", "--output", "/dev/null"], "The folder /dev/null cannot be written"),
         (["op", "--write", "x.md"], "--write needs --output"),

@@ -131,7 +131,7 @@ def test_an_image_generator_is_analyzed_at_a_fixed_time_and_the_class_of_each_im
     assert classes is labels
     assert times.tolist() == [250] * 6
     assert (noised - images).abs().mean() > 0.1
-    with pytest.raises(ValueError, match="analyzed on the data of its run: leave `images` out"):
+    with pytest.raises(ValueError, match="analyzed on the data of their run: leave `images` out"):
         generator.analyze(images="photos")
 
 
@@ -148,7 +148,7 @@ def test_of_a_detector_or_segmentor_the_backbone_is_analyzed(framework, tmp_path
 
 def test_where_no_attention_is_over_images_a_sentence_says_so(tmp_path):
     language = train(write_language_recipe(tmp_path), {"trainer.max_epochs": 1, "trainer.limit_train_batches": 1})
-    with pytest.raises(ValueError, match="a run of the task language has none: choose a classifier"):
+    with pytest.raises(ValueError, match="A run of the task language cannot be analyzed"):
         language.analyze()
 
 

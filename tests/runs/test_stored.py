@@ -137,7 +137,7 @@ def replaced(whole, *path, value):
         (("recipe", "model"), {"name": "ravlt_nano", "depths": [10**6] * 4}, "its model has depths 1000000"),
         (("recipe", "model"), {"name": "vit_tiny_patch16_224", "embed_dim": 30000}, "larger than the weights"),
         (("recipe", "model"), {"name": "mobilenetv3_small_050"}, "do not fit the model"),
-        (("recipe", "model"), {"name": "hf-hub:none/of-these"}, "downloads nothing"),
+        (("recipe", "model"), {"name": "hf-hub:none/of-these"}, "would be read from a hub"),
         (("recipe", "model"), {"name": "vit_large_patch16_224"}, "larger than the weights"),
         (("class_names",), ["a"], "it has 10 classes, but 1 names"),
         (("class_names",), list(range(10)), "`class_names` is"),

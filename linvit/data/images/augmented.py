@@ -33,7 +33,7 @@ class Policy:
     def holds(self, value: Any) -> bool:
         return any(re.fullmatch(policy, str(value), re.ASCII) for policy in POLICIES)
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return "a policy of timm, such as rand-m9-mstd0.5-inc1, augmix-m5 or 3a"
 
 
