@@ -90,7 +90,8 @@ precision: $(STAMP)
 # Every part is a folder with a bench.json; one that is there is not measured again. Quiet machine, about half an hour.
 BENCH := runs/bench
 BENCH_PARTS := op op_own op_backward model model_batch8 model_kept model_bf16 runtimes resolution train curves
-BENCHED = --output $(@D) --write docs/benchmarks.md
+BENCH_PAGE = $(if $(filter op% gpu_op%,$*),operator,$(if $(filter train curves,$*),training,networks))
+BENCHED = --output $(@D) --write docs/benchmarks-$(BENCH_PAGE).md
 
 bench: $(BENCH_PARTS:%=$(BENCH)/%/bench.json)
 bench-compiled: $(BENCH)/compiled/bench.json

@@ -1,29 +1,31 @@
-"""How the C library keeps the memory that tensors on a CPU give back."""
+"""Keep the memory of freed CPU tensors in this process."""
 
 import ctypes
 import platform
+from typing import Annotated
+
+from linvit.ranges import Range, check
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 
 
 def keep_memory(limit: int = 1 << 30) -> bool:
-    """Keep freed memory in this process instead of handing it back to the system; glibc alone (Linux).
+    """Keep freed memory in this process instead of returning it to the system; works with glibc (Linux) only.
 
-    By default glibc maps every tensor above 32 MiB afresh and unmaps it when it is freed, so that each pass over a new
-    tensor pays one page fault every 4 KiB. This holds until the process ends, and the process stays as large as it once
-    was.
+    By default glibc maps new memory for every tensor above 32 MiB and unmaps it when the tensor is freed, so that the
+    first pass over a new tensor costs a page fault for every 4 KiB. The setting holds until the process ends, and the
+    process stays as large as it once was.
 
     Args:
-        limit: bytes; a larger tensor is mapped afresh as before, and more free memory than this is handed back.
+        limit: in bytes; larger tensors still get new memory each time, and free memory beyond the limit is returned.
 
     Returns:
         Whether the C library took the setting; False where there is no glibc.
 
     Raises:
-        ValueError: unless limit is from 1 to 2³¹ - 1, what the C library can hold.
+        ValueError: unless limit is a whole number from 1 to 2³¹ - 1, the most that the C library takes.
     """
-    if not 0 < limit < 1 << 31:
-        raise ValueError(f"keep_memory: limit is {limit} bytes, expected 1 to {(1 << 31) - 1}: choose one in between")
+    check({"limit": Annotated[int, Range(1, (1 << 31) - 1)]}, {"limit": limit})
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

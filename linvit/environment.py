@@ -1,4 +1,4 @@
-"""Where a run was made: versions, commit, devices and command, one entry a start of the run."""
+"""Where a run was made: versions, commit, devices and command, with an entry for each start."""
 
 import json
 import os
@@ -18,9 +18,9 @@ PACKAGES = ("linvit", "torch", "torchvision", "timm", "lightning", "torchmetrics
 
 
 def describe(devices: int, world_size: int) -> dict[str, Any]:
-    """Versions, the commit where linvit stands in a git checkout, device names, command line and time of the start.
+    """Versions, linvit's commit if it runs from a git checkout, device names, command line and starting time.
 
-    devices and world_size are the trainer's: how many a machine, how many in all.
+    devices, world_size: the trainer's number of devices per machine, and of processes in total.
     """
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -38,7 +38,7 @@ def describe(devices: int, world_size: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of linvit's own checkout, with `-dirty` after it where files differ from it; None outside of one."""
+    """The commit of linvit's own checkout, with `-dirty` appended if files have changed; None outside a checkout."""
     here = Path(__file__).parent
     if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None  # installed, though perhaps below somebody else's repository
@@ -46,7 +46,7 @@ def commit() -> str | None:
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:
-    """Adds one entry to the JSON list in path, which is replaced whole; a damaged list is replaced by a new one."""
+    """Adds an entry to the JSON list in `path`; a file that cannot be read as JSON is replaced by a new list."""
     try:
         entries = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -73,3 +73,13 @@ def _device_names() -> list[str]:
     if torch.cuda.is_available():
         return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"]
+
+
+def memory(device: str = "cpu") -> int:
+    """Bytes of memory of this machine, or of its GPU for "cuda"; 8 GiB where the system does not say."""
+    if device == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 * 2**30

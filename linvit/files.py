@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, read without running code; and why a file was not read."""
+"""Files: written atomically, and read without running code."""
 
 import argparse
 import contextlib
@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,41 +18,84 @@ from safetensors.torch import load_file
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
+def user_path(path: str | Path) -> Path:
+    """Expands `~` to the home folder, in every path that a user gives."""
+    return Path(os.path.expanduser(path))
+
+
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Gives a temporary name beside path; what was written there takes path's place at once, or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Yields a temporary path; on success the file written there replaces path atomically.
+
+    Links are followed, and missing folders are created.
+
+    Raises:
+        ValueError: if path exists and is not a regular file.
+        OSError: if it cannot be written; the message names path, and `errno` is the system's.
+    """
+    path = user_path(path)
+    _check_regular(path)
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{_shortened(target.name)}.{os.getpid()}.tmp")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(temporary), *map(str, target.parents)):
+            raise
+        reason = os.strerror(error.errno)
+        raised = OSError(
+            f"{path} could not be written ({reason}): make room or allow writing there, or choose another."
+        )
+        raised.errno = error.errno
+        raise raised from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def write_json(path: str | Path, content: Any, indent: int | None = None) -> None:
-    """Writes content as JSON, whole or not at all; NaN and infinities, which JSON does not know, become null."""
+    """Writes content as JSON, atomically; NaN and infinities, which JSON does not have, become null."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(_finite(content), indent=indent))
 
 
-def check_writable(folder: Path) -> None:
-    """Raises OSError, naming the folder, where no file can be made in it; makes the folder where it is missing."""
+def write_text(path: str | Path, text: str) -> None:
+    """Writes text in UTF-8, atomically.
+
+    Bytes of file names that are not UTF-8 (Python's surrogates) are written as `\\udcXX`, in JSON a valid escape.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+
+
+def check_output_file(path: str | Path) -> Path:
+    """Returns the expanded path; raises ValueError or OSError if no file can be written there."""
+    path = user_path(path)
+    _check_regular(path)
+    check_writable(path.parent)
+    return path
+
+
+def check_writable(folder: str | Path) -> None:
+    """Creates the folder if it is missing; raises OSError if files cannot be written there."""
+    folder = user_path(folder)
     try:
         with replacing(folder / ".probe") as temporary:
             temporary.touch()
         (folder / ".probe").unlink()
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else reason_of(error)
         raise OSError(
-            f"The folder {folder} cannot be written ({error.strerror}): allow writing there, or choose another folder."
+            f"The folder {folder} cannot be written ({reason}): allow writing there, or choose another folder."
         ) from error
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Deletes what a process that was killed in the middle of `replacing` left in these folders."""
+    """Deletes temporary files that killed processes left in these folders."""
     for folder in folders:
         for path in folder.glob(".*.tmp"):
             if TEMPORARY.fullmatch(path.name):
@@ -64,28 +108,42 @@ def reason_of(error: Exception) -> str:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The contents of a .pth, .ckpt or .safetensors file, on the CPU, read without executing code.
+    """The contents of a .pth, .ckpt or .safetensors file, on the CPU; reading runs no code.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it is truncated, is not a checkpoint, or holds objects that only running code could make.
     """
-    path = Path(path)
+    path = user_path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"checkpoint {path} does not exist: give the path of a checkpoint's file")
+        raise FileNotFoundError(f"The checkpoint {path} does not exist: give the path of a checkpoint file.")
     try:
         checkpoint = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
     except pickle.UnpicklingError as error:
         refused = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(
-            f"checkpoint {path} is refused because it is damaged or reading it could execute code"
-            f"{f' ({refused[1]})' if refused else ''}: expected plain tensors and values, save its state dict alone"
+            f"The checkpoint {path} is refused because it is damaged or reading it could execute code"
+            f"{f' ({refused[1]})' if refused else ''}: save its state dict alone, which holds only tensors."
         ) from error
     except Exception as error:  # what a damaged file raises depends on where it is cut
-        raise ValueError(f"checkpoint {path} cannot be read, it is probably truncated: use another copy") from error
+        raise ValueError(f"Checkpoint {path} cannot be read, it is probably truncated: use another copy.") from error
     if not isinstance(checkpoint, dict):
-        raise ValueError(f"checkpoint {path} holds a {type(checkpoint).__name__}, expected a dictionary of tensors")
+        raise ValueError(
+            f"{path} holds a {type(checkpoint).__name__}, expected a dictionary of tensors: give a checkpoint."
+        )
     return checkpoint
+
+
+def _check_regular(path: Path) -> None:
+    """Raises ValueError if the path exists and is not a regular file, which must not be replaced."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device, pipe or socket"
+        raise ValueError(f"{path} is {kind}, not a file: name a file.")
+
+
+def _shortened(name: str) -> str:
+    """Shortens long names, so that an ending can be added."""
+    return name if len(os.fsencode(name)) < 200 else f"{name[:40]}{zlib.crc32(os.fsencode(name))}"
 
 
 def _finite(value: Any) -> Any:

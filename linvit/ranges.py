@@ -1,4 +1,4 @@
-"""Which values a setting may have: declared beside it, in its annotation, and checked before its class is constructed.
+"""The values that a setting may have: declared in its annotation, checked before its class is constructed.
 
     class Source(Checked):
         def __init__(self, batch_size: Annotated[int, Range(1)], split: Annotated[str, OneOf(("train", "val"))]): ...
@@ -6,29 +6,35 @@
 Integers are numbers too; booleans, NaN and infinity are not.
 """
 
+import ast
 import inspect
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-SHOWN = 60
-WORDS = {
+SHOWN, LISTED, NEAREST = 60, 12, 3
+WORDS: Mapping[Any, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     bool: ("true or false", "true or false"),
     str: ("text", "texts"),
     dict: ("a mapping", "mappings"),
+    Callable: ("a function", "functions"),
     NoneType: ("null", "null"),
+    None: ("null", "null"),
 }
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most`, these included, or between `above` and `below`, these left out."""
+    """Numbers from `least` to `most`, inclusive, or between `above` and `below`, exclusive."""
 
     least: float | None = None
     most: float | None = None
@@ -44,7 +50,7 @@ class Range:
             and (self.below is None or value < self.below)
         )
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         if self.above is not None:
             end = f" and up to {self.most:,}" if self.most is not None else ""
             end = f" and below {self.below:,}" if self.below is not None else end
@@ -65,8 +71,8 @@ class OneOf:
     def holds(self, value: Any) -> bool:
         return value in self.values
 
-    def words(self, noun: str) -> str:
-        return f"one of {', '.join(map(str, self.values))}"
+    def words(self, noun: str, got: Any = None) -> str:
+        return f"one of {some_of(self.values, got)}"
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,22 @@ class Filled:
     def holds(self, value: Any) -> bool:
         return bool(os.fspath(value).strip())
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return f"{noun} that is not empty"
+
+
+@dataclass(frozen=True)
+class Like:
+    """Text that a regular expression matches as a whole. described: such text, in words."""
+
+    pattern: str
+    described: str
+
+    def holds(self, value: Any) -> bool:
+        return bool(re.fullmatch(self.pattern, os.fspath(value)))
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return self.described
 
 
 Amount = Annotated[int, Range(0)]
@@ -95,23 +115,37 @@ class Checked:
         return super().__new__(cls)
 
 
-def declared(kind: type) -> dict[str, Any]:
-    """The annotations of a class's keyword arguments, with those of its bases where it passes **kwargs on."""
-    annotations: dict[str, Any] = {}
-    for base in kind.__mro__:
-        if "__init__" not in vars(base):
-            continue
+def arguments(kind: type) -> dict[str, inspect.Parameter]:
+    """The keyword arguments of a class, with those of its bases where it passes **kwargs on and does not set them."""
+    by_name: dict[str, inspect.Parameter] = {}
+    taken: set[str] = set()
+    bases = [base for base in kind.__mro__[:-1] if "__init__" in vars(base)]
+    for base, following in zip(bases, [*bases[1:], object], strict=False):
         parameters = _parameters(base)
         for p in parameters:
-            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-                annotations.setdefault(p.name, p.annotation)
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in taken:
+                by_name.setdefault(p.name, p)
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return annotations
+        taken |= _set_for(base, [p.name for p in _parameters(following)])
+    return by_name
+
+
+def declared(kind: type) -> dict[str, Any]:
+    """The annotations of a class's keyword arguments."""
+    return {name: p.annotation for name, p in arguments(kind).items()}
+
+
+def some_of(names: Iterable[Any], got: Any) -> str:
+    """The names, or of more than a dozen the three nearest to what was given, and how many there are."""
+    known = list(map(str, names))
+    if len(known) <= LISTED:
+        return ", ".join(known)
+    return f"{', '.join(get_close_matches(str(got), known, n=NEAREST, cutoff=0.0))} … ({len(known)} in all)"
 
 
 def check(kind: type | Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first value that its annotation does not allow; other names are left alone.
+    """Raises ValueError for the first value that its annotation does not allow; names without one are not checked.
 
     kind: a class, or annotations by name.
     """
@@ -119,14 +153,16 @@ def check(kind: type | Mapping[str, Any], values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         annotation = annotations.get(name, Any)
         if not allows(annotation, value):
-            raise ValueError(f"`{name}` is {_shown(value)}, expected {expected(annotation)}: change it.")
+            raise ValueError(f"`{name}` is {shown(value)}, expected {expected(annotation, got=value)}: change it.")
 
 
 def allows(annotation: Any, value: Any) -> bool:
-    """Whether a value is of the annotated kind and within its range; other annotations allow every value."""
+    """Whether a value has the annotated type and is in its range; annotations unknown here allow every value."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return allows(inner[0], value) and inner[1].holds(value)
+    if origin is Literal:
+        return value in inner
     if origin in (Union, UnionType):
         return any(allows(kind, value) for kind in inner)
     if origin is tuple and inner[-1] is not Ellipsis:
@@ -139,6 +175,8 @@ def allows(annotation: Any, value: Any) -> bool:
         return isinstance(value, bool)
     if annotation is str:
         return isinstance(value, str | os.PathLike)
+    if Callable in (annotation, origin):
+        return callable(value)
     if dict in (annotation, origin):
         return isinstance(value, Mapping)
     if annotation is int:
@@ -148,15 +186,17 @@ def allows(annotation: Any, value: Any) -> bool:
     return True
 
 
-def expected(annotation: Any, many: bool = False) -> str:
-    """What is allowed, in words: "a number above 0, or null"."""
+def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
+    """The allowed values in words: "a number above 0, or null"; of many names those nearest to `got`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         kind, rule = inner
         because = f", because {rule.because}" if isinstance(rule, Range) and rule.because and not many else ""
-        return f"{rule.words(expected(kind, many))}{because}"
+        return f"{rule.words(expected(kind, many), got)}{because}"
+    if origin is Literal:
+        return OneOf(inner).words("", got)
     if origin in (Union, UnionType):
-        return _joined([expected(kind, many) for kind in inner], comma=True)
+        return _joined([expected(kind, many, got) for kind in inner], comma=True)
     if origin is tuple and inner[-1] is not Ellipsis:
         return f"a list of {len(inner)} {expected(inner[0], many=True)}"
     if origin in (tuple, list, Sequence):
@@ -165,8 +205,26 @@ def expected(annotation: Any, many: bool = False) -> str:
     return WORDS.get(kind, (str(kind), str(kind)))[many]
 
 
+def shown(value: Any) -> str:
+    """A value as a sentence quotes it: as in YAML, and not longer than a line."""
+    text = "null" if value is None else repr(value) if not isinstance(value, Real) else str(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+
+
 def _parameters(kind: type) -> list[inspect.Parameter]:
     return list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
+
+
+def _set_for(kind: type, names: Sequence[str]) -> set[str]:
+    """Those arguments of its base, `names` in their order, that a class sets itself in super().__init__(…)."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))  # type: ignore[misc]
+    except (OSError, TypeError):  # a class without a source
+        return set()
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "super().__init__":
+            return {*names[: len(call.args)], *(keyword.arg for keyword in call.keywords if keyword.arg)}
+    return set()
 
 
 def _is_list(value: Any) -> bool:
@@ -183,8 +241,3 @@ def _is_finite(value: Any) -> bool:
 def _joined(alternatives: Iterable[str], comma: bool = False) -> str:
     *first, last = [alternative for alternative in alternatives if alternative]
     return f"{', '.join(first)}{',' if comma else ''} or {last}" if first else last
-
-
-def _shown(value: Any) -> str:
-    text = "null" if value is None else repr(value) if not isinstance(value, Real) else str(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"

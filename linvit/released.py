@@ -1,24 +1,27 @@
-"""The authors' published weights: loaded key for key, and rewritten as safetensors."""
+"""Loading the authors' published weights, and converting them to safetensors."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from timm.models import create_model
 from torch import nn
 
 from linvit.files import read_checkpoint, replacing
+from linvit.models.by_name import check_model
 from linvit.models.pretrained import require_fit
 
 
-def load_released(model: nn.Module, source: str | Path | Mapping) -> nn.Module:
+def load_released(model: nn.Module, source: str | Path | Mapping[str, Any]) -> nn.Module:
     """Copy published weights into a network of ours, all of them or none.
 
-    The weights may stand alone or under `state_dict_ema`, `model_ema`, `state_dict` or `model` (the first of these that
-    is there wins: averaged weights before raw ones), with or without `module.` before each key, in the authors' key
-    names or in ours. Files are read without executing code. Counters of batch norms may be absent, nothing else. Keys
-    and shapes are compared, not what is computed: a network made with another `attention` takes the weights where its
-    shapes are the same, without a warning, and published accuracies do not apply to it.
+    The weights may be the whole checkpoint or its entry `state_dict_ema`, `model_ema`, `state_dict` or `model` (the
+    first that exists is taken: averaged weights before raw ones), with or without `module.` before each key, in the
+    authors' key names or in ours. Files are read without executing code. Only batch norm counters may be missing.
+    Keys and shapes are compared, not the function: a network with another `attention` but the same shapes takes the
+    weights without a warning, although the published accuracies do not apply to it.
 
     Args:
         model: a network of one of our families.
@@ -29,35 +32,39 @@ def load_released(model: nn.Module, source: str | Path | Mapping) -> nn.Module:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file cannot be read or would execute code, if a key is missing, unexpected or misshapen (one
-            error lists them all and the model is left as it was), or if the checkpoint's rotary angles are not ours.
+        TypeError: if the source is neither a path nor a state dict.
+        ValueError: if the file cannot be read or would execute code, if a key is missing, unexpected or misshapen (the
+            message lists them all, and the model is unchanged), or if the checkpoint has other rotary angles than ours.
     """
-    name = type(model).__name__
-    if not hasattr(model, "native_state_dict"):
+    translate: Callable[[Any], dict[str, Any]] | None = getattr(model, "native_state_dict", None)
+    if translate is None:
+        name = type(model).__name__
         raise ValueError(f"load_released: the model is a {name}, expected one that linvit registers: create it by name")
-    checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
-    weights = model.native_state_dict(checkpoint)
+    if not isinstance(source, str | PathLike | Mapping):
+        raise TypeError(f"`source` is of type {type(source).__name__}, expected a path or a state dict: change it")
+    weights = translate(source if isinstance(source, Mapping) else read_checkpoint(source))
     require_fit(weights, model, "load_released")
     model.load_state_dict({**model.state_dict(), **weights})
     return model
 
 
-def convert(source: str | Path | Mapping, target: str | Path, model_name: str) -> Path:
+def convert(source: str | Path | Mapping[str, Any], target: str | Path, model_name: str) -> Path:
     """Rewrite published weights as a safetensors file in our key names.
 
-    `timm.create_model(model_name, checkpoint_path=target)` reads it. The file appears whole or not at all.
+    `timm.create_model(model_name, checkpoint_path=target)` reads it. The file is written completely or not at all.
 
     Args:
         source: see load_released.
-        target: path of the new file, ending in .safetensors; a file of that name is replaced.
+        target: path of the new file, ending in .safetensors; an existing file is replaced.
         model_name: the registered model that the weights belong to.
 
     Returns:
         The target's path.
 
     Raises:
-        FileNotFoundError, ValueError: see load_released; also for another ending or a missing folder.
+        FileNotFoundError, ValueError: see load_released; also for another ending, a missing folder or an unknown model.
     """
+    check_model(model_name)
     target = Path(target)
     if target.suffix != ".safetensors":
         raise ValueError(f"convert: the target is {target}, expected a name ending in .safetensors: rename it")

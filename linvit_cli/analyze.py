@@ -4,27 +4,39 @@ import argparse
 
 from linvit_cli.failures import say_unreadable
 from linvit_cli.overrides import data_settings
+from linvit_cli.parser import number, whole
 from linvit_cli.run_arguments import add_network, chosen, load
+from linvit_cli.streams import show
 
 HELP = "Measure ranks, scores and magnitudes inside a network's attention."
+EXAMPLES = (
+    "linvit analyze runs/ravlt_nano_digits",
+    "linvit analyze rank --model ravlt_tiny --images photos --output analysis",
+)
 TAKES_OVERRIDES = True
 ANALYSES = ("rank", "scores", "magnitude", "all")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
-        "linvit analyze [rank | scores | magnitude | all] (RUN | CHECKPOINT | --model NAME [--checkpoint FILE])"
-        " [data.key=value ...] [--images PATH ...] [--output FOLDER]"
+        "linvit analyze [rank | scores | magnitude | all]\n"
+        "         (RUN | CHECKPOINT | --model NAME [--checkpoint FILE])\n"
+        "         [data.key=value ...] [options]"
     )
-    command.add_argument("paths", metavar="WHAT", nargs="*", help="what to measure (all), then a run or a checkpoint")
-    add_network(command, framework=False)
-    command.add_argument("--images", metavar="PATH", nargs="+", help="image files or folders (the run's held-out data)")
-    command.add_argument("--output", metavar="FOLDER", help="folder of figures, numbers and report (RUN/analysis)")
-    command.add_argument("--layers", metavar="LAYER", nargs="+", help="names or numbers of attention layers (all)")
-    command.add_argument("--count", metavar="N", type=int, help="images that ranks are averaged over (64)")
-    command.add_argument(
-        "--query", type=float, nargs=2, metavar=("Y", "X"), help="place whose scores are shown (0.5 0.5)"
-    )
+    network = command.add_argument_group("what to analyze")
+    text = "rank, scores, magnitude or all (default: all); then the folder of a run, or a checkpoint of it"
+    network.add_argument("paths", metavar="WHAT", nargs="*", help=text)
+    add_network(network, framework=False)
+    text = "image files or folders (default: held-out images of the run, or two photos without one)"
+    network.add_argument("--images", metavar="PATH", nargs="+", help=text)
+    network.add_argument("--count", metavar="N", type=whole, help="images that ranks are averaged over (default: 64)")
+    text = "names or numbers of attention layers (default: all)"
+    network.add_argument("--layers", metavar="LAYER", nargs="+", help=text)
+    text = "query whose scores are shown, as shares of the height and width (default: 0.5 0.5)"
+    network.add_argument("--query", type=number, nargs=2, metavar=("Y", "X"), help=text)
+    output = command.add_argument_group("output")
+    text = "where figures, numbers and the report go (default: RUN/analysis)"
+    output.add_argument("--output", metavar="FOLDER", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,5 +50,5 @@ def run(options: argparse.Namespace) -> int:
     analyzed = load(options, paths[0] if paths else None, untrained=untrained)
     choices = chosen(options, "images", "output", "layers", "count", "query")
     analysis = analyzed.analyze(what, progress=True, **choices, **data_settings(options.overrides))
-    print(f"The report is {analysis.page}.")
+    show(f"The report is {analysis.page}.")
     return say_unreadable(analysis.unreadable)

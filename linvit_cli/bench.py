@@ -4,29 +4,38 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from linvit_cli.failures import STOPPED, say
+from linvit_cli.parser import examples, image_size, listing, number, whole
 from linvit_cli.run_arguments import add_keep_memory, set_allocator
+from linvit_cli.streams import printable, show
 from linvit_cli.tables import show_rows
 
-HELP = "Time operators, networks and training steps next to named peers, after a check of every result."
+if TYPE_CHECKING:
+    from linvit.bench.progress import Progress
+    from linvit.bench.rows import Report
+
+HELP = "Time operators, networks and training steps next to named peers."
+EXAMPLES = ("linvit bench op rala --tokens 196 784", "linvit bench model ravlt_tiny --sizes 224 512")
 WRONG = 1
 CLEARED, WIDEST = "\r\x1b[K", 79
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = f"linvit bench ({' | '.join(KINDS)}) [NAME ...] [options]; linvit bench op --help lists them"
-    kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND", prog="linvit bench")
-    for name, (add, text) in KINDS.items():
+    command.usage = "linvit bench KIND [NAME ...] [options]"
+    command.description = f"{HELP}\n\nkinds:\n{listing({name: text for name, (_, text, _) in KINDS.items()})}"
+    kinds = command.add_subparsers(
+        dest="kind", required=True, metavar="KIND", prog="linvit bench", help=argparse.SUPPRESS
+    )
+    for name, (add, text, shown) in KINDS.items():
         # an argument that is not given keeps the default of the kind's Options, which stand in linvit.bench
-        kind = kinds.add_parser(
-            name, help=text, description=text, allow_abbrev=False, argument_default=argparse.SUPPRESS
-        )
+        kind = kinds.add_parser(name, description=text, epilog=examples(*shown), argument_default=argparse.SUPPRESS)
+        kind.usage = f"linvit bench {name} [NAME ...] [options]"
         add(kind)
         _add_output(kind)
-        flags = {action.dest: action.option_strings[-1] for action in kind._actions if action.option_strings}
-        kind.set_defaults(flags=flags, settings=tuple(action.dest for action in kind._actions))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,46 +45,45 @@ def run(options: argparse.Namespace) -> int:
     from linvit.bench.page import check_page
     from linvit.files import check_writable
 
-    set_allocator(options)
-    given = {name: getattr(options, name) for name in options.settings if name in options and name not in OUTPUTS}
-    chosen = kinds.KINDS[options.kind].Options(**given)
-    report = kinds.new_report(options.kind, chosen, options.keep_memory)
     if options.output is not None:
         check_writable(options.output)
     if options.write is not None:
         if options.output is None:
             raise ValueError("--write needs --output, whose name is that of the place in the page: give both.")
         check_page(options.write, options.output)
+    set_allocator(options)
+    chosen = kinds.options_of(options.kind, vars(options))
+    report = kinds.new_report(options.kind, chosen, options.keep_memory)
     say(machine.sentence(report.machine), 0)
     status, shown = 0, Shown()
     try:
-        kinds.fill(report, chosen, shown)
+        kinds.fill(report, chosen, cast("Progress", shown))
     except WrongResultError as error:
         return say(f"linvit: {error}.", WRONG)
     except KeyboardInterrupt:
-        status = say("Stopped: what follows was measured before.", STOPPED)
+        status = say("Stopped: the following was measured before.", STOPPED)
     finally:
         shown.clear()
     finish(report, options)
     return status
 
 
-def finish(report, options: argparse.Namespace) -> None:
-    """Table on stdout, with --json a last line, with --output files."""
+def finish(report: "Report", options: argparse.Namespace) -> None:
+    """Shows the table, with --json a last line, and writes the files of --output."""
     from rich import box
 
     from linvit.bench import kinds, page
 
     show_rows(page.cells(report), left=page.words(report), box=box.MARKDOWN)
     for sentence in page.sentences(report):
-        print(sentence)
+        show(sentence)
     if options.output is not None:
         kinds.save(report, options.output)
-        say(f"{options.output} holds bench.json and the figures.", 0)
+        say(f"bench.json and the figures are in {options.output}.", 0)
         if options.write is not None:
             page.write_page(report, options.write, options.output)
     if options.json:
-        print(json.dumps(report.as_dict()))
+        show(json.dumps(report.as_dict()))
 
 
 class Shown:
@@ -94,7 +102,7 @@ class Shown:
 
     def say(self, sentence: str) -> None:
         if sys.stderr.isatty():
-            print(f"{CLEARED}{sentence[:WIDEST]}", end="", file=sys.stderr, flush=True)
+            print(f"{CLEARED}{printable(sentence)[:WIDEST]}", end="", file=sys.stderr, flush=True)
 
     def advance(self) -> None:
         self.round += 1
@@ -105,116 +113,163 @@ class Shown:
         self.say("")
 
 
-OUTPUTS = ("help", "keep_memory", "json", "output", "write")
-
-
 def _add_output(kind: argparse.ArgumentParser) -> None:
-    add_keep_memory(kind)
-    kind.add_argument("--json", action="store_true", help="print everything as one JSON object in a last line")
-    kind.add_argument("--output", type=Path, metavar="FOLDER", help="where bench.json and the figures go")
-    text = "put table and figures between the marks of --output's name in a .md file"
-    kind.add_argument("--write", type=Path, metavar="FILE", help=text)
+    output = kind.add_argument_group("output")
+    text = "folder for bench.json and the figures (default: none)"
+    output.add_argument("--output", type=Path, metavar="FOLDER", help=text)
+    text = "put table and figures into a Markdown file, between the marks with the name of the --output folder"
+    output.add_argument("--write", type=Path, metavar="FILE", help=f"{text} (default: none)")
+    output.add_argument("--json", action="store_true", help="print everything as one JSON object in a last line")
+    add_keep_memory(kind.add_argument_group("other"))
     kind.set_defaults(keep_memory=False, json=False, output=None, write=None)
 
 
-def _add_common(kind: argparse.ArgumentParser, memory: bool = True) -> None:
-    kind.add_argument("--device", choices=("cpu", "cuda"), help="cuda: events and CUDA graphs (cpu)")
-    kind.add_argument("--threads", type=_positive, help="1 is timed in CPU time, more in wall time (1)")
-    kind.add_argument("--rounds", type=_positive, help="how often every variant is timed, in turn")
-    kind.add_argument("--seconds", type=float, help="time budget; at least three rounds are always made")
-    kind.add_argument("--seed", type=int, help="of inputs and weights (0)")
+def _add_measuring(kind: argparse.ArgumentParser, rounds: int, memory: bool = True) -> None:
+    group = kind.add_argument_group("how to measure")
+    text = "cuda is timed by GPU events and CUDA graphs (default: cpu)"
+    group.add_argument("--device", choices=("cpu", "cuda"), help=text)
+    text = "threads of torch: one is timed in CPU time, more in wall time (default: 1)"
+    group.add_argument("--threads", metavar="N", type=whole, help=text)
+    text = f"how often each variant is timed, in turn (default: {rounds})"
+    group.add_argument("--rounds", metavar="N", type=whole, help=text)
+    text = "time budget per size; at least three rounds are always made (default: none)"
+    group.add_argument("--seconds", metavar="S", type=number, help=text)
+    group.add_argument("--seed", metavar="N", type=whole, help="seed of inputs and weights (default: 0)")
     if memory:
-        kind.add_argument("--memory", action="store_true", help="measure the peak memory of every variant too")
+        group.add_argument("--memory", action="store_true", help="also measure the peak memory of each variant")
 
 
 def _add_op(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("operators", metavar="OPERATOR", nargs="*", help="such as rala (rala mala linear)")
-    kind.add_argument("--variants", nargs="+", metavar="VARIANT", help="plain compiled cpp triton reference sdpa")
-    kind.add_argument("--dtypes", nargs="+", metavar="DTYPE", help="float32 bfloat16 float16 (float32)")
-    kind.add_argument("--tokens", nargs="+", type=_positive, metavar="N", help="numbers of tokens (49 to 50,176)")
-    kind.add_argument("--batch", type=_positive, help="(1)")
-    kind.add_argument("--heads", type=_positive, help="(4)")
-    kind.add_argument("--width", type=_positive, help="channels of a head (64)")
-    kind.add_argument("--backward", action="store_true", help="time forward and backward together")
-    text = "how inputs lie in memory: heads, tokens, map, or own: as each gets them (heads)"
-    kind.add_argument("--layout", help=text)
-    kind.add_argument("--sdpa-tokens", type=int, metavar="N", help="no softmax attention beyond so many (12544)")
-    _add_common(kind)
+    what = kind.add_argument_group("what to measure")
+    text = "mechanisms of `linvit models` (default: rala mala linear)"
+    what.add_argument("operators", metavar="OPERATOR", nargs="*", help=text)
+    text = "plain, compiled, cpp, triton, reference (the released order), sdpa (default: plain reference sdpa)"
+    what.add_argument("--variants", nargs="+", metavar="VARIANT", help=text)
+    text = "float32, bfloat16, float16 (default: float32)"
+    what.add_argument("--dtypes", nargs="+", metavar="DTYPE", help=text)
+    text = "numbers of tokens (default: 49 196 784 3136 12544 50176)"
+    what.add_argument("--tokens", nargs="+", type=whole, metavar="N", help=text)
+    what.add_argument("--batch", metavar="N", type=whole, help="batch size (default: 1)")
+    what.add_argument("--heads", metavar="N", type=whole, help="number of heads (default: 4)")
+    what.add_argument("--width", metavar="N", type=whole, help="channels per head (default: 64)")
+    what.add_argument("--backward", action="store_true", help="time forward and backward pass together")
+    text = "order of the inputs in memory: heads, tokens or map, or own: the best for each variant (default: heads)"
+    what.add_argument("--layout", metavar="LAYOUT", help=text)
+    text = "largest number of tokens for softmax attention (default: 12544)"
+    what.add_argument("--sdpa-tokens", type=whole, metavar="N", help=text)
+    _add_measuring(kind, rounds=9)
 
 
 def _add_model(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("names", metavar="NETWORK", nargs="*", help="ours (ravlt_tiny mavit_tiny care_s0)")
-    kind.add_argument("--variants", nargs="+", metavar="VARIANT", help="of ours, such as plain reference fused+bf16")
-    kind.add_argument("--peers", nargs="*", metavar="NETWORK", help="of timm, measured beside (six of them)")
-    kind.add_argument("--peer-variants", nargs="+", metavar="VARIANT", help="(plain fused)")
-    _add_sizes(kind, "224 or 1024x2048 … (224)")
-    _add_common(kind)
+    what = kind.add_argument_group("what to measure")
+    text = "networks of `linvit models` (default: ravlt_tiny mavit_tiny care_s0)"
+    what.add_argument("names", metavar="NETWORK", nargs="*", help=text)
+    text = "such as fused+bf16; docs/benchmarks.md lists the parts (default: plain reference fused)"
+    what.add_argument("--variants", nargs="+", metavar="VARIANT", help=text)
+    text = "networks of timm to compare with (default: six, from swin_tiny to mobilenetv4; none: --peers without names)"
+    what.add_argument("--peers", nargs="*", metavar="NETWORK", help=text)
+    text = "variants of the peers (default: plain fused)"
+    what.add_argument("--peer-variants", nargs="+", metavar="VARIANT", help=text)
+    _add_sizes(what, "sides, or HEIGHTxWIDTH such as 1024x2048, in pixels (default: 224)")
+    _add_measuring(kind, rounds=7)
 
 
-def _add_sizes(kind: argparse.ArgumentParser, text: str) -> None:
-    kind.add_argument("--sizes", nargs="+", type=image_size, metavar="SIZE", help=text)
-    kind.add_argument("--batch", dest="batches", nargs="+", type=_positive, metavar="N", help="one or several (1)")
+def _add_sizes(group: argparse._ArgumentGroup, text: str) -> None:
+    group.add_argument("--sizes", nargs="+", type=image_size, metavar="SIZE", help=text)
+    group.add_argument("--batch", dest="batches", nargs="+", type=whole, metavar="N", help="batch sizes (default: 1)")
 
 
 def _add_train(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("names", metavar="NETWORK", nargs="*", help="(ravlt_tiny mavit_tiny care_s0)")
-    kind.add_argument("--variants", nargs="+", metavar="VARIANT", help="such as plain reference channels_last+bf16")
-    kind.add_argument("--size", type=image_size, metavar="SIZE", help="224 or 1024x2048 … (224)")
-    kind.add_argument("--batch", type=int, metavar="N", help="(4)")
-    text = "compare loss curves of so many steps (0: none)"
-    kind.add_argument("--curves", dest="curve_steps", type=int, metavar="STEPS", help=text)
-    kind.add_argument("--curve-size", type=image_size, metavar="SIZE", help="of their images (64)")
-    _add_common(kind)
+    what = kind.add_argument_group("what to measure")
+    text = "networks of `linvit models` (default: ravlt_tiny mavit_tiny care_s0)"
+    what.add_argument("names", metavar="NETWORK", nargs="*", help=text)
+    text = "such as channels_last+bf16 (default: plain reference channels_last bf16 checkpointing)"
+    what.add_argument("--variants", nargs="+", metavar="VARIANT", help=text)
+    text = "side, or HEIGHTxWIDTH, in pixels (default: 224)"
+    what.add_argument("--size", type=image_size, metavar="SIZE", help=text)
+    what.add_argument("--batch", type=whole, metavar="N", help="batch size, 2 or more (default: 4)")
+    text = "also compare the loss curves of this many steps (default: 0, off)"
+    what.add_argument("--curves", dest="curve_steps", type=whole, metavar="STEPS", help=text)
+    text = "side of the images of the loss curves, in pixels (default: 64)"
+    what.add_argument("--curve-size", type=image_size, metavar="SIZE", help=text)
+    _add_measuring(kind, rounds=3)
 
 
 def _add_decoding(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("names", metavar="MECHANISM", nargs="*", help="(softmax linear mala rala)")
-    kind.add_argument("--network", metavar="NAME", help="from `linvit models --task language` (sequence_nano)")
-    kind.add_argument("--contexts", nargs="+", type=_positive, metavar="N", help="tokens read before (1024 8192 65536)")
-    _add_common(kind, memory=False)
+    what = kind.add_argument_group("what to measure")
+    text = "attention mechanisms (default: softmax linear mala rala)"
+    what.add_argument("names", metavar="MECHANISM", nargs="*", help=text)
+    text = "decoder of `linvit models --task language` (default: sequence_nano)"
+    what.add_argument("--network", metavar="NAME", help=text)
+    text = "numbers of tokens that were read before (default: 1024 8192 65536)"
+    what.add_argument("--contexts", nargs="+", type=whole, metavar="N", help=text)
+    _add_measuring(kind, rounds=7, memory=False)
 
 
 def _add_sampling(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("names", metavar="MECHANISM", nargs="*", help="(softmax mala)")
-    kind.add_argument("--network", metavar="NAME", help="from `linvit models --task diffusion` (dit_nano_patch2)")
-    kind.add_argument("--sides", nargs="+", type=_positive, metavar="N", help="of the images, in pixels (16 to 256)")
-    _add_common(kind)
+    what = kind.add_argument_group("what to measure")
+    text = "attention mechanisms (default: softmax mala)"
+    what.add_argument("names", metavar="MECHANISM", nargs="*", help=text)
+    text = "DiT of `linvit models --task diffusion` (default: dit_nano_patch2)"
+    what.add_argument("--network", metavar="NAME", help=text)
+    text = "sides of the images in pixels (default: 16 32 64 128 256)"
+    what.add_argument("--sides", nargs="+", type=whole, metavar="PX", help=text)
+    _add_measuring(kind, rounds=7)
 
 
 def _add_memory(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("names", metavar="BACKBONE", nargs="*", help="(ravlt_tiny ravlt_tiny_linear)")
-    kind.add_argument("--framework", metavar="NAME", help="semantic_fpn or upernet (semantic_fpn)")
-    kind.add_argument("--variants", nargs="+", metavar="VARIANT", help="such as plain fused+bf16 (plain)")
-    _add_sizes(kind, "such as 512x2048 (four from 256x1024 to 768x3072)")
-    _add_common(kind, memory=False)
+    what = kind.add_argument_group("what to measure")
+    text = "backbones (default: ravlt_tiny ravlt_tiny_linear)"
+    what.add_argument("names", metavar="BACKBONE", nargs="*", help=text)
+    text = "semantic_fpn or upernet (default: semantic_fpn)"
+    what.add_argument("--framework", metavar="NAME", help=text)
+    what.add_argument("--variants", nargs="+", metavar="VARIANT", help="such as fused+bf16 (default: plain)")
+    _add_sizes(what, "HEIGHTxWIDTH in pixels (default: 256x1024 384x1536 512x2048 768x3072)")
+    _add_measuring(kind, rounds=3, memory=False)
 
 
 def _add_precision(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument("names", metavar="OPERATOR", nargs="*", help="(rala mala)")
-    kind.add_argument("--tokens", nargs="+", type=_positive, metavar="N", help="numbers of tokens (196 to 50,176)")
-    kind.add_argument("--seed", type=int, help="of the inputs (0)")
+    what = kind.add_argument_group("what to measure")
+    what.add_argument("names", metavar="OPERATOR", nargs="*", help="rala, mala (default: both)")
+    text = "numbers of tokens (default: 196 3136 12544 50176)"
+    what.add_argument("--tokens", nargs="+", type=whole, metavar="N", help=text)
+    what.add_argument("--seed", metavar="N", type=whole, help="seed of the inputs (default: 0)")
 
 
-def image_size(text: str) -> tuple[int, int]:
-    """224 or 1024x2048 (height × width) as (height, width)."""
-    sides = text.split("x")
-    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size: expected a side such as 224, or 1024x2048")
-    return int(sides[0]), int(sides[-1])
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number: expected 1 or more")
-    return int(text)
-
-
-KINDS = {
-    "op": (_add_op, "Time the operator over token counts, against softmax and the released order."),
-    "model": (_add_model, "Time whole networks in every variant next to named peers."),
-    "train": (_add_train, "Time training steps and compare their loss curves."),
-    "decoding": (_add_decoding, "Time generating text token by token, and measure what a decoder keeps."),
-    "sampling": (_add_sampling, "Time one step of generating an image as images grow."),
-    "memory": (_add_memory, "Measure memory and time of a segmentor as images grow."),
-    "precision": (_add_precision, "Measure the error of the operators in half precision."),
+KINDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str, tuple[str, ...]]] = {
+    "op": (
+        _add_op,
+        "Time the attention operator against softmax attention.",
+        ("linvit bench op rala --tokens 196 784 --memory",),
+    ),
+    "model": (
+        _add_model,
+        "Time whole networks next to networks of timm.",
+        ("linvit bench model ravlt_tiny --variants plain fused --peers convnext_tiny --batch 1 8",),
+    ),
+    "train": (
+        _add_train,
+        "Time training steps, and compare loss curves.",
+        ("linvit bench train care_s0 --variants plain bf16 --curves 50",),
+    ),
+    "decoding": (
+        _add_decoding,
+        "Time text generation token by token, and measure its cache.",
+        ("linvit bench decoding softmax mala --contexts 1024 8192",),
+    ),
+    "sampling": (
+        _add_sampling,
+        "Time one step of image generation at growing sizes.",
+        ("linvit bench sampling --sides 32 64 128",),
+    ),
+    "memory": (
+        _add_memory,
+        "Measure memory and time of a segmentor at growing sizes.",
+        ("linvit bench memory ravlt_tiny --sizes 256x1024 512x2048",),
+    ),
+    "precision": (
+        _add_precision,
+        "Measure rounding errors of the operators in half precision.",
+        ("linvit bench precision rala --tokens 196 3136",),
+    ),
 }

@@ -1,4 +1,6 @@
-"""The commands by name; each module has HELP, add_arguments(parser) and run(options)."""
+"""The commands in the order of work; each module has HELP, EXAMPLES, add_arguments(parser) and run(options)."""
+
+from types import ModuleType
 
 from linvit_cli import (
     analyze,
@@ -16,20 +18,22 @@ from linvit_cli import (
     study,
     train,
 )
+from linvit_cli.parser import listing
 
-COMMANDS = {
-    "new": new,
-    "train": train,
-    "eval": evaluate,
-    "predict": predict,
-    "generate": generate,
-    "analyze": analyze,
-    "bench": bench,
-    "convert": convert,
-    "demo": demo,
-    "study": study,
-    "compare": compare,
-    "data": data,
-    "models": models,
-    "recipes": recipes,
+GROUPS: dict[str, dict[str, ModuleType]] = {
+    "start": {"demo": demo, "recipes": recipes, "models": models, "new": new},
+    "train": {"train": train},
+    "use a trained network": {"eval": evaluate, "predict": predict, "generate": generate, "convert": convert},
+    "look inside": {"analyze": analyze},
+    "measure": {"bench": bench, "compare": compare, "study": study},
+    "data": {"data": data},
 }
+COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
+
+
+def overview() -> str:
+    """The commands by group, one line each."""
+    return "\n\n".join(
+        f"{group}:\n" + listing({f"{name:8}": module.HELP for name, module in commands.items()})
+        for group, commands in GROUPS.items()
+    )

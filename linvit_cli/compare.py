@@ -3,29 +3,33 @@
 import argparse
 from pathlib import Path
 
+from linvit_cli.parser import whole
+from linvit_cli.streams import show
 from linvit_cli.tables import show_rows
 
-HELP = "Train recipes over seeds, side by side, with intervals."
+HELP = "Train recipes over several seeds and compare them, with intervals."
+EXAMPLES = (
+    "linvit compare demo/ravlt_nano_digits demo/softmax_nano_digits --folder runs/compared",
+    "linvit compare language/memory/recall_mala --folder runs/recall --over data.pairs=4,8,16",
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = (
-        "linvit compare RECIPE ... --folder FOLDER [--seeds N] [--workers N] [--over KEY=V,V,…] [--set KEY=V ...]"
-        " [--also MEASURE ...]"
-    )
-    command.add_argument(
-        "recipes",
-        metavar="RECIPE",
-        nargs="+",
-        type=Path,
-        help="recipes of one task: files, or names of `linvit recipes`",
-    )
-    command.add_argument("--folder", type=Path, required=True, help="where runs, table and figure go")
-    command.add_argument("--seeds", type=int, default=3, help="seeds per recipe (3)")
-    command.add_argument("--workers", type=int, default=1, help="runs at once, one thread each (1)")
-    command.add_argument("--over", metavar="KEY=V,V,…", help="train at each of these values, with a figure over them")
-    command.add_argument("--set", metavar="KEY=V", nargs="+", default=(), help="settings of every run")
-    command.add_argument("--also", metavar="MEASURE", nargs="+", default=(), help="columns for these measures too")
+    command.usage = "linvit compare RECIPE ... --folder FOLDER [options]"
+    compared = command.add_argument_group("what to compare")
+    text = "recipes of one task: files, or names that `linvit recipes` lists"
+    compared.add_argument("recipes", metavar="RECIPE", nargs="+", type=Path, help=text)
+    compared.add_argument("--seeds", metavar="N", type=whole, default=3, help="seeds per recipe")
+    text = "train at each of these values of a setting, and plot over them (default: none)"
+    compared.add_argument("--over", metavar="KEY=V,V,…", help=text)
+    text = "settings for every run, such as trainer.max_epochs=5 (default: those of the recipes)"
+    compared.add_argument("--set", metavar="KEY=V", nargs="+", default=(), help=text)
+    compared.add_argument("--workers", metavar="N", type=whole, default=1, help="parallel runs, one thread each")
+    output = command.add_argument_group("output")
+    text = "where the runs, the table and the figure go"
+    output.add_argument("--folder", metavar="FOLDER", type=Path, required=True, help=text)
+    text = "measures that get a column beside the score (default: none)"
+    output.add_argument("--also", metavar="MEASURE", nargs="+", default=(), help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,8 +37,8 @@ def run(options: argparse.Namespace) -> int:
     from linvit.studies.table import STEM, about_line
 
     chosen = (options.seeds, options.workers, options.over, options.set, options.also)
-    comparison = compare(options.recipes, options.folder, *chosen, lambda line: print(line, flush=True))
+    comparison = compare(options.recipes, options.folder, *chosen, show)
     show_rows([comparison.cells(row) for row in comparison.rows])
-    print(about_line(comparison.about).strip("*"))
-    print(f"{options.folder / STEM}.md holds the table.")
+    show(about_line(comparison.about).strip("*"))
+    show(f"The table is in {options.folder / STEM}.md.")
     return 0

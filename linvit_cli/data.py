@@ -1,83 +1,106 @@
 """`linvit data make-…` writes stand-ins for COCO, ADE20K and LibriSpeech, or latents; `data check` reads dense data."""
 
 import argparse
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linvit_cli.failures import SOME_FAILED
+from linvit_cli.parser import examples, listing, whole
+from linvit_cli.streams import complain, show
 from linvit_cli.tables import show_rows
 
 if TYPE_CHECKING:
     from linvit.data.dense.check import Checked
 
-
-HELP = "Make scenes of digits or spoken digits, or check detection and segmentation data."
+HELP = "Make small data sets, or check detection and segmentation data."
+EXAMPLES = ("linvit data make-scenes data/scenes", "linvit data check data/scenes")
+Action = Callable[[argparse.Namespace], int]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = (
-        "linvit data (make-scenes FOLDER [--train N] [--val N] [--size N] [--seed N] | check FOLDER|FILE"
-        " | make-latents IMAGES FOLDER --vae VAE [--size N] | make-speech FOLDER [--train N] [--val N] [--seed N])"
+    command.usage = "linvit data ACTION [options]"
+    actions = command.add_subparsers(
+        dest="action", required=True, metavar="ACTION", prog="linvit data", help=argparse.SUPPRESS
     )
-    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", prog="linvit data")
+    about = {}
 
-    def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
-        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+    def add(name: str, run: Action, text: str, *shown: str) -> argparse.ArgumentParser:
+        about[name] = text
+        action = actions.add_parser(name, description=text, epilog=examples(*shown))
         action.set_defaults(make=run)
         return action
 
-    scenes = add("make-scenes", _make_scenes, "Write scenes of real handwritten digits, in COCO's and ADE20K's format.")
-    scenes.add_argument("folder", metavar="FOLDER", help="a new or empty folder; gets detection/ and segmentation/")
-    scenes.add_argument("--train", type=int, default=1000, help="number of training scenes (1000)")
-    scenes.add_argument("--val", type=int, default=200, help="number of validation scenes (200)")
-    scenes.add_argument("--size", type=int, default=128, help="height and width in pixels (128)")
-    scenes.add_argument("--seed", type=int, default=0, help="seed of the random scenes (0)")
-    check = add("check", _check, "Read every image and annotation of a data set and name what is wrong with them.")
-    check.add_argument("path", metavar="FOLDER|FILE", type=Path, help="in COCO's or ADE20K's layout, or a COCO .json")
-    check.add_argument("--boxes", action="store_true", help="objects have boxes only: look for no masks")
-    check.add_argument("--labels", type=int, help="number of classes of label maps (the folder's table, else 150)")
-    latents = add("make-latents", _make_latents, "Encode an image folder with an autoencoder, for image generation.")
-    latents.add_argument("images", metavar="IMAGES", help="a folder with train/CLASS and val/CLASS")
-    latents.add_argument("folder", metavar="FOLDER", help="folder of the latents; a stopped command resumes there")
-    latents.add_argument("--vae", required=True, help="a folder saved by diffusers, or a name on the Hugging Face hub")
-    latents.add_argument("--size", type=int, default=256, help="height and width of the images in pixels (256)")
-    speech = add("make-speech", _make_speech, "Let espeak-ng speak strings of digits, in LibriSpeech's layout.")
-    speech.add_argument("folder", metavar="FOLDER", help="a new or empty folder; gets train/ and val/")
-    speech.add_argument("--train", type=int, default=900, help="number of training utterances (900)")
-    speech.add_argument("--val", type=int, default=120, help="number of utterances of voices never trained on (120)")
-    speech.add_argument("--seed", type=int, default=0, help="seed of digits, speeds and pitches (0)")
+    text = "Write scenes of handwritten digits as COCO and ADE20K do."
+    scenes = add("make-scenes", _make_scenes, text, "linvit data make-scenes data/scenes --train 200 --val 40")
+    scenes.add_argument("folder", metavar="FOLDER", help="new or empty folder; gets detection/ and segmentation/")
+    _add_numbers(scenes, "scenes", train=1000, val=200)
+    scenes.add_argument("--size", metavar="PX", type=whole, default=128, help="height and width in pixels")
+
+    text = "Read every image and annotation, and list what is wrong."
+    check = add("check", _check, text, "linvit data check data/coco", "linvit data check instances_val.json --boxes")
+    text = "folder in the layout of COCO or ADE20K, or a COCO .json file"
+    check.add_argument("path", metavar="PATH", type=Path, help=text)
+    check.add_argument("--boxes", action="store_true", help="do not expect masks: objects have only boxes")
+    text = "number of classes of label maps (default: as in the folder's table of classes, else 150)"
+    check.add_argument("--labels", metavar="N", type=whole, help=text)
+
+    text = "Encode images with an autoencoder, for image generators."
+    example = "linvit data make-latents imagenet data/latents --vae stabilityai/sd-vae-ft-mse"
+    latents = add("make-latents", _make_latents, text, example)
+    latents.add_argument("images", metavar="IMAGES", help="folder with train/CLASS and val/CLASS")
+    latents.add_argument("folder", metavar="FOLDER", help="where the latents go; a stopped command resumes there")
+    text = "autoencoder: a folder saved by diffusers, or a name on the Hugging Face hub"
+    latents.add_argument("--vae", metavar="VAE", required=True, help=text)
+    text = "height and width of the images in pixels"
+    latents.add_argument("--size", metavar="PX", type=whole, default=256, help=text)
+
+    text = "Let espeak-ng speak digits, in the layout of LibriSpeech."
+    speech = add("make-speech", _make_speech, text, "linvit data make-speech data/speech")
+    speech.add_argument("folder", metavar="FOLDER", help="new or empty folder; gets train/ and val/")
+    _add_numbers(speech, "utterances", train=900, val=120)
+    command.description = f"{HELP}\n\nactions:\n{listing(about)}"
+
+
+def _add_numbers(action: argparse.ArgumentParser, things: str, train: int, val: int) -> None:
+    action.add_argument("--train", metavar="N", type=whole, default=train, help=f"number of training {things}")
+    action.add_argument("--val", metavar="N", type=whole, default=val, help=f"number of validation {things}")
+    action.add_argument("--seed", metavar="N", type=whole, default=0, help="seed of the random numbers")
 
 
 def run(options: argparse.Namespace) -> int:
-    return options.make(options) or 0
+    make: Action = options.make
+    return make(options)
 
 
-def _make_scenes(options: argparse.Namespace) -> None:
+def _make_scenes(options: argparse.Namespace) -> int:
     from linvit.data.dense.scenes import make_scenes
     from linvit.runs.progress import tracked
 
     folder, total = options.folder, options.train + options.val
     scenes = make_scenes(folder, options.train, options.val, options.size, options.seed)
     count = sum(1 for _ in tracked(scenes, "scenes", total))
-    print(f"{count} scenes: {folder}/detection is in COCO's format, {folder}/segmentation in ADE20K's.")
+    show(f"{count} scenes: {folder}/detection is in COCO's format, {folder}/segmentation in ADE20K's.")
+    return 0
 
 
-def _make_speech(options: argparse.Namespace) -> None:
+def _make_speech(options: argparse.Namespace) -> int:
     from linvit.data.speech.spoken_digits import make_speech
     from linvit.runs.progress import tracked
 
     folder, total = options.folder, options.train + options.val
     count = sum(1 for _ in tracked(make_speech(folder, options.train, options.val, options.seed), "utterances", total))
-    print(f"{count} utterances: {folder}/train and {folder}/val are in LibriSpeech's layout.")
+    show(f"{count} utterances: {folder}/train and {folder}/val are in LibriSpeech's layout.")
+    return 0
 
 
-def _make_latents(options: argparse.Namespace) -> None:
+def _make_latents(options: argparse.Namespace) -> int:
     from linvit.data.generation.latents import make_latents
 
     for split, done, total in make_latents(options.images, options.folder, options.vae, options.size):
-        print(f"{split}: {done:,} of {total:,} images", flush=True)
-    print(f"{options.folder} contains the latents: train on them with data.name=latents data.root={options.folder}")
+        show(f"{split}: {done:,} of {total:,} images")
+    show(f"{options.folder} contains the latents: train on them with data.name=latents data.root={options.folder}")
+    return 0
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -90,7 +113,7 @@ def _check(options: argparse.Namespace) -> int:
     if not problems:
         return 0
     heading = f"linvit: {len(problems)} problem{'s' if len(problems) > 1 else ''} found:"
-    print(heading, *problems, sep="\n  ", file=sys.stderr)
+    complain("\n  ".join([heading, *problems]))
     return SOME_FAILED
 
 
@@ -98,4 +121,10 @@ def _show(checked: list["Checked"]) -> None:
     """Prints one table for each kind of data."""
     for columns in dict.fromkeys(tuple(split.counts) for split in checked):
         splits = [split for split in checked if tuple(split.counts) == columns]
-        show_rows([{"data": split.name, **split.counts, "problems": len(split.problems)} for split in splits])
+        show_rows(
+            [
+                {"data": split.name, **{key: str(value) for key, value in split.counts.items()}}
+                | {"problems": str(len(split.problems))}
+                for split in splits
+            ]
+        )

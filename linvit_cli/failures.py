@@ -1,55 +1,137 @@
 """What went wrong, in one sentence on stderr and an exit code."""
 
-import sys
+from __future__ import annotations
+
+import argparse
+import re
+import traceback
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, requires
 
-WRONG_USE, SOME_FAILED, STOPPED = 2, 1, 130
+from linvit_cli.light import light_module
+from linvit_cli.streams import BROKEN_PIPE, complain, output_error
+
+WRONG_USE, SOME_FAILED, STOPPED, BUG = 2, 1, 130, 70
 LISTED = 8
-EXTRAS = "'linvit[train,dense,report,language,speech,generation]'"
+MISTAKES = (ValueError, OSError, FloatingPointError, OverflowError)
+NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|Storage size calculation overflowed")
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "jsonargparse", "jsonargparse": "jsonargparse"}
+"""Names under which packages are installed, where that is not the name that is imported."""
 
 
-def explain(error: Exception, flags: Mapping[str, str]) -> int:
-    """The exit code, after one sentence on what a user can mend; a bug of ours keeps its traceback.
-
-    flags: argument → how it is written on the command line.
-    """
+def explain(error: Exception, options: argparse.Namespace) -> int:
+    """The exit code, after one sentence on what a user can mend; a bug of ours keeps its traceback."""
+    sentence = spelled(str(error), options)
     if type(error).__name__ == "RunStoppedError":
-        return say(_spelled(str(error), flags), STOPPED)
+        return say(sentence, STOPPED)
+    reason = _mistake(error, sentence)
+    if reason is None:
+        say("linvit: This is a bug in linvit. Please report it to its authors with your command and these lines:", BUG)
+        traceback.print_exception(error)
+        return BUG
+    return say(f"linvit: {reason}", WRONG_USE)
+
+
+def explain_output(error: OSError) -> int:
+    """The exit code where standard output cannot be written; a reader that has read enough is no mistake."""
+    if isinstance(error, BrokenPipeError):
+        return BROKEN_PIPE
+    return say(
+        f"linvit: Standard output cannot be written ({error.strerror}), so that results are lost: make room or send it"
+        " elsewhere.",
+        WRONG_USE,
+    )
+
+
+def _mistake(error: Exception, sentence: str) -> str | None:
+    """What the user can mend, in a sentence; None for what only we can."""
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
-        package = (error.name or "").partition(".")[0]
-        return say(f"linvit: this command needs {package}: pip install {EXTRAS} brings it.", WRONG_USE)
+        return _missing(error.name or str(error))
     if type(error) is ImportError and error.name is None:  # a sentence of ours on what is not installed
-        return say(f"linvit: {error}", WRONG_USE)
+        return sentence
     if type(error).__name__ == "MisconfigurationException":
-        return say(f"linvit: Lightning's trainer refuses this: {' '.join(str(error).split())}", WRONG_USE)
+        return f"Lightning's trainer refuses this: {' '.join(sentence.split())}"
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-        return say(
-            f"linvit: A process that reads data was killed ({str(error).splitlines()[0].rstrip(' .')}), often because"
-            " memory ran out: set data.num_workers lower; a training continues with --resume.",
-            WRONG_USE,
+        return (
+            f"A process that reads data was killed ({sentence.splitlines()[0].rstrip(' .')}), often because"
+            " memory ran out: set data.num_workers lower; a training continues with --resume."
         )
-    if not isinstance(error, (ValueError, OSError, FloatingPointError)):
-        raise error
-    return say(f"linvit: {_spelled(str(error), flags)}", WRONG_USE)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
+        return f"Memory ran out ({_first_line(sentence) or 'MemoryError'}): make sizes, batches or the network smaller."
+    if isinstance(error, RecursionError):
+        return "A file or setting is nested too deeply to be read: make it flatter."
+    if isinstance(error, TypeError) and re.match(r"(\w+: )?`\w+`", str(error)):
+        return sentence
+    if any(kind.__name__ == "YAMLError" for kind in type(error).__mro__):
+        return f"A file is not valid YAML ({' '.join(sentence.split())}): correct it."
+    if isinstance(error, UnicodeError):
+        return f"Text cannot be read or written in this encoding ({_first_line(sentence)}): use UTF-8."
+    return sentence if isinstance(error, MISTAKES) else None
 
 
-def _spelled(sentence: str, flags: Mapping[str, str]) -> str:
-    """The sentence with flags, and keys of the data, in place of Python's arguments."""
-    from linvit.runs.settings import parameters, respelled
+def _missing(module: str) -> str:
+    """Which extra of linvit brings a module that is not installed, the smallest one."""
+    package = module.partition(".")[0]
+    wanted = DISTRIBUTIONS.get(package, package).replace("_", "-").lower()
+    extras: dict[str, list[str]] = {}
+    for requirement in _requirements():
+        name = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        if name and extra and extra[1] != "dev":
+            extras.setdefault(extra[1], []).append(name[0].replace("_", "-").lower())
+    fitting = sorted((len(names), extra) for extra, names in extras.items() if wanted in names)
+    if not fitting:
+        return f"This command needs the package {package}: install it with `pip install {wanted}`."
+    smallest = fitting[0][1]
+    return (
+        f"This command needs the package {package}: install it with `pip install 'linvit[{smallest}]'`, or in a clone"
+        f" or an unpacked archive with `pip install '.[{smallest}]'`."
+    )
+
+
+def _requirements() -> Sequence[str]:
+    try:
+        return requires("linvit") or ()
+    except PackageNotFoundError:
+        return ()
+
+
+def spelled(sentence: str, options: argparse.Namespace) -> str:
+    """The sentence with the command's own options, and the keys of overrides that it takes, for Python's arguments."""
+    if "`" not in sentence:
+        return sentence
+    spellings: dict[str, str] = {}
+    if options.takes_overrides:
+        spellings |= {name: f"data.{name}" for name in _data_keys(options.overrides)} | {"data": "data"}
+    if options.command == "train":
+        spellings |= {"resume": "--resume", "folder": "folder=…", "seed": "seed", "data": "data"}
+    settings = light_module("linvit.runs.settings")
+    respelled: str = settings.respelled(sentence, spellings | dict(options.flags))
+    return respelled
+
+
+def _data_keys(overrides: Sequence[str]) -> set[str]:
+    """The settings of the source that the overrides name, else those of all sources."""
+    from linvit.runs.settings import parameters
     from linvit.runs.tasks import SOURCES
 
-    keys = {name for source in SOURCES.values() for name in parameters(source)}
-    fixed = {"resume": "--resume", "folder": "folder=…", "seed": "seed", "data": "data"}
-    return respelled(sentence, {name: f"data.{name}" for name in keys} | fixed | dict(flags))
+    given: Mapping[str, str] = dict(override.split("=", 1) for override in overrides if "=" in override)
+    name = given.get("data.name", given.get("data", ""))
+    sources = [SOURCES[name]] if name in SOURCES else SOURCES.values()
+    return {key for source in sources for key in parameters(source)}
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0].rstrip(" .")
 
 
 def say(sentence: str, code: int) -> int:
     """Prints a sentence and at most LISTED lines below it on stderr; returns the exit code."""
-    first, *listed = sentence.strip().splitlines()  # a list of what does not fit may follow the sentence
+    first, *listed = sentence.strip().splitlines() or [""]  # a list of what does not fit may follow the sentence
     lines = [first, *listed[:LISTED]]
     if len(listed) > LISTED:
         lines.append(f"  … and {len(listed) - LISTED} more")
-    print("\n".join(lines), file=sys.stderr)
+    complain("\n".join(lines))
     return code
 
 
@@ -58,3 +140,9 @@ def say_unreadable(sentences: Sequence[str]) -> int:
     for sentence in sentences:
         say(f"linvit: {sentence}", SOME_FAILED)
     return SOME_FAILED if sentences else 0
+
+
+def end_of_output(code: int) -> int:
+    """The exit code, that of a failure where what was printed did not arrive."""
+    error = output_error()
+    return code if error is None else explain_output(error)

@@ -4,31 +4,43 @@ import argparse
 import inspect
 from pathlib import Path
 
+from linvit_cli.parser import number, whole
 from linvit_cli.run_arguments import add_weights, chosen
+from linvit_cli.streams import show
 from linvit_cli.tables import show_pieces
 
-HELP = "Continue text with a language model, or sample images from an image generator."
+HELP = "Generate text or images with a trained network."
+EXAMPLES = (
+    "linvit generate runs/stdlib_bytes_rala --prompt 'import ' --temperature 0.7",
+    "linvit generate runs/digits_mala --output digits.png --classes 3 7 --guidance 2",
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = (
-        "linvit generate RUN [--seed N] [--weights raw|ema] ([--prompt TEXT] [--tokens N] [--temperature T] [--top-p P]"
-        " | --output FILE [--classes CLASS ...] [--count N] [--guidance G] [--steps N] [--sampler NAME] [--vae VAE])"
-    )
-    command.add_argument("path", metavar="RUN", help="a run's folder or a checkpoint of it")
-    command.add_argument("--prompt", help="text: how it begins (the start of a document)")
-    command.add_argument("--tokens", metavar="N", type=int, help="text: most tokens to generate (256)")
-    command.add_argument("--temperature", metavar="T", type=float, help="text: 0 takes the most likely token (1)")
-    command.add_argument("--top-p", metavar="P", type=float, help="text: keep the likeliest tokens up to this sum (1)")
-    command.add_argument("--output", metavar="FILE", type=Path, help="images: a .png grid, or all of them as .npz")
-    command.add_argument("--classes", metavar="CLASS", nargs="+", help="images: names or numbers of classes (all)")
-    command.add_argument("--count", metavar="N", type=int, help="images per class (8)")
-    command.add_argument("--guidance", metavar="G", type=float, help="classifier-free guidance scale (1 = off)")
-    command.add_argument("--steps", metavar="N", type=int, help="images: sampling steps, up to 1,000 (50)")
-    command.add_argument("--sampler", choices=("ddim", "ddpm"), help="images: the sampler (ddim)")
-    command.add_argument("--vae", dest="autoencoder", help="images: autoencoder of latents, a folder or hub name")
-    command.add_argument("--seed", metavar="N", type=int, help="seed of the random numbers (0)")
-    add_weights(command)
+    command.usage = "linvit generate RUN [options]; images need --output FILE"
+    network = command.add_argument_group("what to generate with")
+    network.add_argument("path", metavar="RUN", help="folder of a run, or a checkpoint of it")
+    add_weights(network)
+    network.add_argument("--seed", metavar="N", type=whole, help="seed of the random numbers (default: 0)")
+    text = command.add_argument_group("language")
+    text.add_argument("--prompt", metavar="TEXT", help="text to continue (default: none, the start of a document)")
+    text.add_argument("--tokens", metavar="N", type=whole, help="largest number of tokens (default: 256)")
+    about = "softmax temperature; 0 takes the most likely token (default: 1)"
+    text.add_argument("--temperature", metavar="T", type=number, help=about)
+    about = "nucleus sampling: keep the most likely tokens up to this total probability (default: 1, off)"
+    text.add_argument("--top-p", metavar="P", type=number, help=about)
+    images = command.add_argument_group("image generation")
+    about = "required for images: a grid (.png), or all of them as arrays (.npz) (default: none)"
+    images.add_argument("--output", metavar="FILE", type=Path, help=about)
+    about = "names or numbers of classes (default: all)"
+    images.add_argument("--classes", metavar="CLASS", nargs="+", help=about)
+    images.add_argument("--count", metavar="N", type=whole, help="images per class (default: 8)")
+    about = "classifier-free guidance scale (default: 1, off)"
+    images.add_argument("--guidance", metavar="G", type=number, help=about)
+    images.add_argument("--steps", metavar="N", type=whole, help="sampling steps, up to 1,000 (default: 50)")
+    images.add_argument("--sampler", choices=("ddim", "ddpm"), help="sampling algorithm (default: ddim)")
+    about = "autoencoder of latents: a folder or a hub name (default: that of the training data)"
+    images.add_argument("--vae", metavar="VAE", dest="autoencoder", help=about)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,5 +56,5 @@ def run(options: argparse.Namespace) -> int:
     if options.output is None:
         show_pieces(generated)
     else:
-        print(f"{options.output} holds {len(generated)} images.")
+        show(f"{options.output} contains {len(generated)} images.")
     return 0

@@ -5,25 +5,30 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from linvit_cli.light import light_module
+from linvit_cli.streams import show
 from linvit_cli.tables import show_rows
 
 HELP = "List the models with size, cost and published accuracy."
+EXAMPLES = ("linvit models --family ravlt", "linvit models --task detection", "linvit models --recipes recipes/ravlt")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--task", metavar="NAME", help="networks of another task: detection, language, speech …")
-    command.add_argument("--family", metavar="NAME", help="only this family, such as ravlt or swin_tiny")
-    command.add_argument(
-        "--recipes", metavar="RECIPE", nargs="+", help="what recipes, or folders of them, train, against their bases"
-    )
-    command.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
+    command.usage = "linvit models [options]"
+    listed = command.add_argument_group("what to list")
+    text = "networks of a task: classification, detection, segmentation, language, speech … (default: classification)"
+    listed.add_argument("--task", metavar="NAME", help=text)
+    listed.add_argument("--family", metavar="NAME", help="one family, such as ravlt or swin_tiny (default: all)")
+    text = "instead the networks of these recipes, or folders of them, against their bases (default: none)"
+    listed.add_argument("--recipes", metavar="RECIPE", nargs="+", help=text)
+    output = command.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
 
 
 def run(options: argparse.Namespace) -> int:
-    from linvit.models import listed
-
     if options.recipes and (options.family or options.task):
         raise ValueError("--recipes excludes --family and --task: leave them out.")
+    listed = light_module("linvit.models.listed")
     task = options.task or "classification"
     if options.recipes:
         from linvit.runs.listing import list_recipes
@@ -32,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         rows = listed.list_networks(task, options.family)
     if options.json:
-        print(json.dumps(rows))
+        show(json.dumps(rows))
     elif options.recipes:
         from rich import box
 
@@ -69,13 +74,13 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "more_parameters": ("parameters over base", "{:+,}".format),
     "macs": ("MACs", _giga),
     "more_macs": ("MACs over base", lambda value: f"{value / 1e9:+.3f} G"),
+    "published_top1": ("top-1", "{} %".format),
     "macs_attention": ("+ attention", _giga),
     "memory": ("memory", lambda value: f"{value / 2**20:.2f} MiB"),
     "ctc": ("with CTC", "{:,}".format),
     "transducer": ("as transducer", "{:,}".format),
     "published_parameters": ("published M", str),
     "published_macs": ("published G", str),
-    "published_top1": ("top-1", "{} %".format),
     "released_weights": ("released weights", lambda value: "yes" if value else "–"),
     "published": ("published", str),
 }

@@ -5,32 +5,36 @@ from collections.abc import Sequence
 from typing import Any
 
 OVERRIDE = re.compile(r"(?:--)?(data(?:\.[\w.]+)?=.*)", re.DOTALL)
-NOT_OURS = ("train",)  # its overrides are any key of a recipe
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments without `data.key=value`, and these."""
-    if arguments[:1] and arguments[0] in NOT_OURS:
-        return list(arguments), []
-    matches = [OVERRIDE.fullmatch(argument) for argument in arguments]
-    rest = [argument for argument, match in zip(arguments, matches, strict=True) if match is None]
-    return rest, [match[1] for match in matches if match]
+    """The arguments without `data.key=value`, and these; after -- everything is an argument."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    rest, overrides = [], []
+    for argument in arguments[:end]:
+        match = OVERRIDE.fullmatch(argument)
+        if match:
+            overrides.append(match[1])
+        else:
+            rest.append(argument)
+    return [*rest, *arguments[end:]], overrides
 
 
 def data_settings(overrides: Sequence[str]) -> dict[str, Any]:
     """The settings of the data as keyword arguments: `data.root=x data.batch_size=8`, or `data=x` for a folder or name.
 
-    Raises ValueError for a value that is not YAML.
+    Raises ValueError for a value that is not YAML, and for a setting that is given twice.
     """
     from linvit.runs.recipe import parsed_override
 
     settings: dict[str, Any] = {}
     for override in overrides:
         key, value = parsed_override(override)
-        if key == "data" and isinstance(value, dict):
-            settings |= value
-        else:
-            settings[key.removeprefix("data.")] = value
+        given = value if key == "data" and isinstance(value, dict) else {key.removeprefix("data."): value}
+        twice = next((name for name in given if name in settings), None)
+        if twice is not None:
+            raise ValueError(f"data.{twice.removeprefix('data.')} is given twice, expected once: leave one out.")
+        settings |= given
     return settings
 
 

@@ -4,6 +4,7 @@ import argparse
 
 from linvit_cli.failures import say_unreadable
 from linvit_cli.overrides import data_settings
+from linvit_cli.parser import number, whole
 from linvit_cli.run_arguments import (
     add_decoding,
     add_keep_memory,
@@ -13,29 +14,39 @@ from linvit_cli.run_arguments import (
     load,
     set_allocator,
 )
+from linvit_cli.streams import show
 from linvit_cli.tables import show_pieces, show_rows
 
-HELP = "Predict from files: classes, objects, regions, or transcripts of speech."
+HELP = "Predict classes, objects, regions or transcripts from files."
+EXAMPLES = (
+    "linvit predict runs/ravlt_nano_digits photos scan.png --output predictions.csv",
+    "linvit predict runs/spoken_mala speech.flac --beam 16 --lm words.arpa",
+)
 TAKES_OVERRIDES = True
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
-        "linvit predict (RUN | CHECKPOINT | --model NAME [--framework NAME] --checkpoint FILE) PATH ..."
-        " [--topk N] [--threshold SCORE] [--beam N [--lm FILE] | --stream SECONDS] [--weights raw|ema]"
-        " [--output FILE|FOLDER] [--keep-memory]"
+        "linvit predict (RUN | CHECKPOINT | --model NAME --checkpoint FILE)\n"
+        "         PATH ... [data.key=value ...] [options]"
     )
-    command.add_argument("paths", metavar="PATH", nargs="+", help="a run or checkpoint, then files or folders")
-    add_network(command)
-    command.add_argument("--topk", metavar="N", type=int, help="classification: classes for each image (5)")
-    command.add_argument("--threshold", metavar="SCORE", type=float, help="lowest score that counts (0.5)")
-    add_decoding(command)
-    command.add_argument(
-        "--stream", metavar="SECONDS", dest="seconds", type=float, help="speech: transcribe a file piece by piece"
-    )
-    add_weights(command)
-    command.add_argument("--output", metavar="PATH", help="a .csv or .json file; a folder for detectors and segmentors")
-    add_keep_memory(command)
+    network = command.add_argument_group("what to predict")
+    text = "folder of a run, or a checkpoint of it; then image or sound files, or folders of them"
+    network.add_argument("paths", metavar="PATH", nargs="+", help=text)
+    add_network(network)
+    add_weights(network)
+    images = command.add_argument_group("images")
+    text = "classification: most likely classes shown per image (default: 5)"
+    images.add_argument("--topk", metavar="K", type=whole, help=text)
+    text = "detection and several labels: least score that counts (default: 0.5)"
+    images.add_argument("--threshold", metavar="SCORE", type=number, help=text)
+    speech = add_decoding(command)
+    text = "transcribe a file piece by piece, each this long (default: off)"
+    speech.add_argument("--stream", metavar="SECONDS", dest="seconds", type=number, help=text)
+    output = command.add_argument_group("output")
+    text = "a .csv or .json file, for detectors and segmentors a folder (default: a table on the terminal)"
+    output.add_argument("--output", metavar="PATH", help=text)
+    add_keep_memory(command.add_argument_group("other"))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     predictions = loaded.predict(inputs, progress=True, **decoding, **chosen(options, "output"))
     if options.output:
-        print(f"{len(predictions)} predictions are in {options.output}.")
+        count = "1 prediction is" if len(predictions) == 1 else f"{len(predictions)} predictions are"
+        show(f"{count} in {options.output}.")
     else:
         show_rows(predictions.table(), left=2)
     return say_unreadable(predictions.unreadable)

@@ -6,23 +6,24 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
+from linvit_cli.light import light_module
 from linvit_cli.tables import show_pieces
 
-HELP = "List the recipes that come with linvit, or search them."
+HELP = "List or search the recipes that come with linvit."
+EXAMPLES = ("linvit recipes", "linvit recipes language rala")
 WIDEST, INDENT = 100, "    "
 FACTS = ("published", "ours", "cost", "command")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = "linvit recipes [WORD ...] [--json]"
-    command.add_argument("words", metavar="WORD", nargs="*", help="only recipes with all these words, in more detail")
-    command.add_argument("--json", action="store_true", help="print one JSON list of all that the headers say")
+    command.usage = "linvit recipes [WORD ...] [options]"
+    text = "show only recipes with all these words in name or header, in more detail (default: all recipes)"
+    command.add_argument("words", metavar="WORD", nargs="*", help=text)
+    command.add_argument("--json", action="store_true", help="print one JSON list with all that the headers say")
 
 
 def run(options: argparse.Namespace) -> int:
-    from linvit.runs.bundled import recipes
-
-    rows = recipes(*options.words)
+    rows = light_module("linvit.runs.bundled").recipes(*options.words)
     show_pieces([json.dumps(rows)] if options.json else _lines(rows, bool(options.words)))
     return 0
 
@@ -41,7 +42,13 @@ def _lines(rows: Sequence[Mapping[str, str]], in_detail: bool) -> Iterator[str]:
 
 
 def _filled(text: str, first: str, width: int, end: str) -> str:
-    """The text behind its heading; every line but the last has the end, a command's backslash for example."""
-    options = {"initial_indent": first, "subsequent_indent": " " * len(first)}
-    lines = textwrap.wrap(text, width - len(end), break_long_words=False, break_on_hyphens=False, **options)
+    """The text after its heading; every line but the last has the end, a command's backslash for example."""
+    lines = textwrap.wrap(
+        text,
+        width - len(end),
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return f"{end}\n".join(lines)

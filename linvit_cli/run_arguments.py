@@ -1,30 +1,45 @@
 """Arguments that several commands on runs share."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from linvit_cli.parser import number, whole
+
+if TYPE_CHECKING:
+    from linvit.runs import Run
 
 
-def add_network(command: argparse.ArgumentParser, framework: bool = True) -> None:
-    command.add_argument("--model", metavar="NAME", help="architecture, for weight files that do not record it")
-    command.add_argument("--checkpoint", metavar="FILE", help="weights of --model: released (.pth) or converted")
+def add_network(group: argparse._ArgumentGroup, framework: bool = True) -> None:
+    """A network without a run: its name and a file of weights."""
+    text = "architecture of a weight file that does not record it (default: none, a run is given)"
+    group.add_argument("--model", metavar="NAME", help=text)
+    text = "weight file for --model, released (.pth) or converted (default: none)"
+    group.add_argument("--checkpoint", metavar="FILE", help=text)
     if framework:
-        command.add_argument("--framework", metavar="NAME", help="mask_rcnn, upernet …: a released one on --model")
+        text = "released detector or segmentor on --model, such as mask_rcnn or upernet (default: none)"
+        group.add_argument("--framework", metavar="NAME", help=text)
 
 
-def add_decoding(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--beam", metavar="N", type=int, help="speech: beam width of CTC decoding (1 = greedy)")
-    command.add_argument("--lm", metavar="FILE", dest="language_model", help="speech: n-gram language model of words")
-    command.add_argument("--lm-weight", metavar="W", type=float, help="weight of the language-model score (0.5)")
-    command.add_argument("--word-bonus", metavar="B", type=float, help="speech: score added for each word (0)")
+def add_decoding(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """How transcripts are decoded."""
+    group = command.add_argument_group("speech recognition")
+    group.add_argument("--beam", metavar="N", type=whole, help="beam width of CTC decoding (default: 1, greedy)")
+    text = "n-gram language model over words, in ARPA or KenLM's binary format (default: none)"
+    group.add_argument("--lm", metavar="FILE", dest="language_model", help=text)
+    text = "weight of the language-model score (default: 0.5)"
+    group.add_argument("--lm-weight", metavar="W", type=number, help=text)
+    group.add_argument("--word-bonus", metavar="B", type=number, help="score added for each word (default: 0)")
+    return group
 
 
-def add_weights(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--weights", choices=("raw", "ema"), help="raw, or the moving average (default where kept)")
+def add_weights(group: argparse._ArgumentGroup) -> None:
+    text = "trained weights or their moving average (default: ema where the run has it, else raw)"
+    group.add_argument("--weights", choices=("raw", "ema"), help=text)
 
 
-def add_keep_memory(command: argparse.ArgumentParser) -> None:
-    text = "keep freed memory in the process: fewer page faults, a larger process (Linux, docs/fuse.md)"
-    command.add_argument("--keep-memory", action="store_true", help=text)
+def add_keep_memory(group: argparse._ArgumentGroup) -> None:
+    text = "keep freed memory: faster with large tensors, but a larger process; Linux only (docs/fuse.md explains it)"
+    group.add_argument("--keep-memory", action="store_true", help=text)
 
 
 def set_allocator(options: argparse.Namespace) -> None:
@@ -32,7 +47,7 @@ def set_allocator(options: argparse.Namespace) -> None:
     from linvit.allocator import keep_memory
 
     if options.keep_memory and not keep_memory():
-        raise ValueError("--keep-memory needs glibc, Linux's usual C library, which is not here: leave it out.")
+        raise ValueError("--keep-memory needs glibc, the usual C library of Linux: leave it out.")
 
 
 def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -40,7 +55,7 @@ def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
-def load(options: argparse.Namespace, path: str | None, **more: Any) -> Any:
+def load(options: argparse.Namespace, path: str | None, **more: Any) -> "Run":
     """The run that the arguments name."""
     from linvit.runs.run import load_run
 

@@ -3,23 +3,30 @@
 import argparse
 from pathlib import Path
 
-HELP = "Train every mechanism over seeds, compare them, and test the papers' claims."
+from linvit_cli.parser import whole
+from linvit_cli.streams import show
+
+HELP = "Train every mechanism over seeds and test the papers' claims."
+EXAMPLES = ("linvit study --seeds 3 --workers 4",)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--recipes", type=Path, metavar="FOLDER", help="of other recipes")
-    command.add_argument("--folder", type=Path, default=Path("runs/study"), help="for runs and tables (runs/study)")
-    command.add_argument("--seeds", type=int, default=5, help="seeds per variant (5)")
-    command.add_argument("--workers", type=int, default=2, help="runs at once, one thread each (2)")
-    command.add_argument("--write", type=Path, metavar="FILE", help="put the tables between the marks of a .md file")
+    command.usage = "linvit study [options]"
+    text = "folder with other recipes (default: the study's, which come with linvit)"
+    command.add_argument("--recipes", type=Path, metavar="FOLDER", help=text)
+    text = "where the runs and the tables go"
+    command.add_argument("--folder", type=Path, metavar="FOLDER", default=Path("runs/study"), help=text)
+    command.add_argument("--seeds", type=whole, metavar="N", default=5, help="seeds per recipe")
+    command.add_argument("--workers", type=whole, metavar="N", default=2, help="parallel runs, one thread each")
+    text = "also put the tables between their marks in a Markdown file (default: none)"
+    command.add_argument("--write", type=Path, metavar="FILE", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
     from linvit.studies import study
 
-    chosen = (options.folder, options.seeds, options.workers, options.write)
-    study(options.recipes, *chosen, lambda line: print(line, flush=True))
-    print(f"{options.folder}/study.md holds the tables and the verdicts, {options.folder}/study.png the figure.")
+    study(options.recipes, options.folder, options.seeds, options.workers, options.write, show)
+    show(f"Tables and verdicts are in {options.folder}/study.md, the figure is {options.folder}/study.png.")
     if options.write is not None:
-        print(f"{options.write} has them between its marks.")
+        show(f"{options.write} has the tables between its marks.")
     return 0

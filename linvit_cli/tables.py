@@ -1,10 +1,19 @@
-"""Tables and text on the terminal."""
+"""Tables and text on the terminal: what users name is shown as it is, never read as markup or as escape sequences."""
 
-import os
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from linvit_cli.streams import printable, show
+
+if TYPE_CHECKING:
+    from rich.box import Box
 
 UNBOUND = 1000  # columns: no terminal, so nothing to wrap for
+LEAST_WORDS = 12  # a column of words is not wrapped below this width
+FRAME = 3  # columns that each column's padding and line take
 
 
 def show_rows(
@@ -12,27 +21,53 @@ def show_rows(
     left: int = 1,
     title: str | None = None,
     caption: str | None = None,
-    **style: object,
+    box: Box | None = None,
 ) -> None:
-    """Prints rows with the same keys as a table, in full width where there is no terminal; `left` columns are words."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    """Prints rows as a table; the first `left` columns are words, the others numbers.
 
-    table = Table(title=title and escape(title), caption=caption and escape(caption), **style)  # type: ignore[arg-type]
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    for number, column in enumerate(columns):
-        table.add_column(escape(column), justify="left" if number < left else "right")
-    for row in rows:
-        table.add_row(*(escape(str(row.get(column, "–"))) for column in columns))
-    Console(width=None if sys.stdout.isatty() else UNBOUND).print(table)
+    Where there is no terminal, columns have their full width. On a terminal that is too narrow headings and words are
+    wrapped, and then the last columns left out, with a line that says so; numbers are never cut.
+    """
+    from rich.box import HEAVY_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=None if sys.stdout.isatty() else UNBOUND)
+    headings = list(dict.fromkeys(key for row in rows for key in row))
+    cells = {heading: [printable(str(row.get(heading, "–"))) for row in rows] for heading in headings}
+    full = sum(max(map(len, [heading, *cells[heading]])) + FRAME for heading in headings)
+    widths = {heading: _least_width(heading, cells[heading], number < left) for number, heading in enumerate(headings)}
+    shown = headings
+    while full >= console.width and len(shown) > left + 1 and sum(widths[h] + FRAME for h in shown) >= console.width:
+        shown = shown[:-1]
+    table = Table(title=title and Text(printable(title)), caption=caption and Text(printable(caption)))
+    table.box = box or HEAVY_HEAD
+    for number, heading in enumerate(shown):
+        words = number < left
+        table.add_column(
+            Text(heading if words or full < console.width else heading.replace(" ", "\n")),
+            justify="left" if words else "right",
+            overflow="fold",
+            min_width=widths[heading],
+            no_wrap=not words,
+        )
+    for number in range(len(rows)):
+        table.add_row(*(Text(cells[heading][number]) for heading in shown))
+    console.print(table)
+    if len(shown) < len(headings):
+        hidden = ", ".join(headings[len(shown) :])
+        show(f"Not shown for want of room: {hidden}. Widen the terminal, or pipe the output to a file.")
+
+
+def _least_width(heading: str, cells: Sequence[str], words: bool) -> int:
+    if words:
+        return min(LEAST_WORDS, max(map(len, [heading, *cells])))
+    return max(map(len, [*heading.split(), *cells]))
 
 
 def show_pieces(pieces: Iterable[str]) -> None:
-    """Prints text as it comes, until the reader, `head` for example, has enough."""
-    try:
-        for piece in pieces:
-            print(piece, end="", flush=True)
-        print(flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+    """Prints text as it comes."""
+    for piece in pieces:
+        print(printable(piece), end="", flush=True)
+    print(flush=True)

@@ -3,20 +3,27 @@
 import argparse
 
 from linvit_cli.overrides import recipe_overrides
+from linvit_cli.streams import show
 
-HELP = "Train what a recipe says; a stopped run resumes exactly where it was."
+HELP = "Train a recipe; a stopped run resumes exactly where it was."
+EXAMPLES = (
+    "linvit train demo/ravlt_nano_digits trainer.max_epochs=3",
+    "linvit train my.yaml --resume",
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = "linvit train RECIPE [key.key=value ...] [--resume] [--compile] [--print_config] [--debug]"
-    command.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        help="a YAML file, or a name of `linvit recipes`; key.key=value or --key.key value overrides it",
-    )
-    command.add_argument("--resume", action="store_true", help="continue from the last checkpoint of the run's folder")
-    command.add_argument("--compile", action="store_true", help="train through torch.compile; as task.compile=true")
-    command.add_argument("--print_config", action="store_true", help="print every value of the recipe and stop")
+    command.usage = "linvit train RECIPE [key.key=value ...] [options]"
+    text = "YAML file, or a name that `linvit recipes` lists; key.key=value changes a setting of it"
+    command.add_argument("recipe", metavar="RECIPE", help=text)
+    text = "continue from the last checkpoint in the run's folder"
+    command.add_argument("--resume", action="store_true", help=text)
+    text = "train through torch.compile, as task.compile=true does"
+    command.add_argument("--compile", action="store_true", help=text)
+    text = "let the recipe run code of any package and write outside the run's folder"
+    command.add_argument("--trust-recipe", action="store_true", help=text)
+    text = "print every setting of the recipe and stop"
+    command.add_argument("--print_config", action="store_true", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -26,14 +33,16 @@ def run(options: argparse.Namespace) -> int:
 
         from linvit.runs.recipe import Recipe, read_recipe
 
-        resolved = Recipe(read_recipe(options.recipe, overrides)).resolved()
-        print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="")
+        resolved = Recipe(read_recipe(options.recipe, overrides), trust=options.trust_recipe).resolved()
+        show(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip("\n"))
         return 0
-    from lightning.pytorch.utilities.rank_zero import rank_zero_only
+    from lightning.pytorch.utilities import rank_zero_only
 
     from linvit.runs.training import train_folder
 
-    folder = train_folder(options.recipe, overrides, resume=options.resume, progress=True)
-    if rank_zero_only.rank == 0:
-        print(f"Done: {folder}/checkpoints holds best.ckpt and last.ckpt, {folder}/metrics.csv the curves.")
+    folder = train_folder(
+        options.recipe, overrides, resume=options.resume, progress=True, trust_recipe=options.trust_recipe
+    )
+    done = f"Done: checkpoints (best.ckpt, last.ckpt) are in {folder}/checkpoints, curves in {folder}/metrics.csv."
+    rank_zero_only(show)(done)
     return 0

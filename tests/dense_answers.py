@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from linvit.data.dense import Ade20k, Coco
 from linvit.data.dense.scenes import make_scenes
 from linvit.runs.run import Run
+from linvit.runs.stored import FORMAT
 from linvit.runs.tasks import TASKS
 from linvit.tasks import Detection, Segmentation
 
@@ -97,6 +98,7 @@ def write_untrained(path: Path, framework: str, scenes: Path) -> Path:
     model = {"framework": framework, "backbone": "mavit_nano", "heads": {"width": 16}}
     task = TASKS[kind].build(model, source.num_classes)
     about = {
+        "format": FORMAT,
         "num_classes": source.num_classes,
         "recipe": {"model": model, "task": {"name": kind, "ema_decay": None}, "data": data},
         "class_names": source.class_names,

@@ -36,5 +36,5 @@ def test_another_c_library_is_left_alone(monkeypatch):
 
 @pytest.mark.parametrize("limit", [0, -1, 1 << 31])
 def test_a_limit_that_the_library_cannot_hold_is_refused(limit):
-    with pytest.raises(ValueError, match=f"limit is {limit} bytes, expected 1 to"):
+    with pytest.raises(ValueError, match=f"`limit` is {limit}, expected a whole number from 1 to"):
         keep_memory(limit)

@@ -26,7 +26,7 @@ def refused(capsys):
         assert main([str(argument) for argument in arguments]) == 2
         said = capsys.readouterr().err
         assert "Traceback" not in said
-        lines = said.strip().splitlines()
+        lines = [line for line in said.strip().splitlines() if not line.startswith("Training ")]  # the summary
         assert lines[0].startswith("linvit: ")
         assert lists or len(lines) == 1, said
         return said
@@ -44,8 +44,7 @@ def test_unknown_model(refused, tmp_path):
 def test_a_trainer_that_cannot_be(refused, tmp_path):
     assert "requires a GPU" in refused("train", write_recipe(tmp_path), "trainer.strategy=fsdp")
     said = refused("train", write_recipe(tmp_path), "trainer.accelerator=cuda")
-    assert "Lightning's trainer refuses this" in said
-    assert "CUDA" in said
+    assert "trainer.accelerator is cuda, which this machine does not have" in said
 
 
 def test_unknown_argument_of_the_model(refused, tmp_path):
@@ -143,7 +142,9 @@ def test_images_of_other_modes_are_converted(tmp_path, images):
 
 def test_images_smaller_than_32_px(refused, tmp_path):
     said = refused("train", write_recipe(tmp_path), "data.size=16")
-    assert "data.size is 16, expected a whole number of 32 or more, because networks halve an image five times" in said
+    assert (
+        "data.size is 16, expected a whole number from 32 to 16,384, because networks halve an image five times" in said
+    )
 
 
 def test_wrong_channel_count(refused, tmp_path):
@@ -216,7 +217,7 @@ def test_nothing_to_measure_on_or_with(refused, run, tmp_path):
     assert "Give either a run or --model with --checkpoint, not both" in refused("eval", run, *given)
     assert "--model needs --checkpoint" in refused("eval", "--model", "ravlt_nano")
     assert "does not exist" in refused("eval", tmp_path / "nowhere")
-    assert f"The folder {tmp_path} holds no checkpoints/" in refused("eval", tmp_path)
+    assert f"The folder {tmp_path} has no checkpoints/" in refused("eval", tmp_path)
     assert "Unknown model" in refused("eval", "--model", "ravlt_nanno", "--checkpoint", tmp_path / "nano.pth")
     assert "does not say which model" in refused("eval", tmp_path / "nano.pth")
 
@@ -228,7 +229,7 @@ def test_classes_of_other_data(refused, run, images):
 def test_nothing_to_predict(refused, run, tmp_path):
     assert "nothing to predict" in refused("predict", run)
     assert "no image file or folder at" in refused("predict", run, tmp_path / "none.png")
-    assert "has no image files in it" in refused("predict", run, tmp_path)
+    assert "contains no image files" in refused("predict", run, tmp_path)
     assert "expected a .csv or .json file" in refused("predict", run, tmp_path, "--output", "table.xls")
 
 
@@ -237,7 +238,7 @@ def test_convert_and_models(refused, tmp_path):
         "convert", tmp_path / "no.pth", tmp_path / "o.safetensors", "--model", "ravlt_nano"
     )
     said = refused("models", "--family", "swin")
-    assert "--family is 'swin', expected one of care, deit_tiny, mavit, ravlt, swin_small, swin_tiny: choose" in said
+    assert "--family is 'swin', expected one of care, deit_tiny, mavit, ravlt, swin_small, swin_tiny." in said
 
 
 def test_debug_shows_the_traceback(tmp_path):

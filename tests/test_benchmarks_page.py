@@ -1,19 +1,24 @@
 """Every part of `make bench` can be asked for and has its place on the page."""
 
+import itertools
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from linvit.bench.kinds import KINDS
+from linvit.bench.kinds import options_of
 from linvit.bench.page import check_page, marks, write_page
 from linvit.bench.rows import Report, Row
-from linvit_cli import _parser
-from linvit_cli.bench import OUTPUTS
+from linvit_cli import parse
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/benchmarks.md"
+PAGES = {
+    "operator": ["op", "op_own", "op_backward", "gpu_op", "gpu_op_backward"],
+    "networks": ["model", "model_batch8", "model_kept", "model_bf16", "runtimes", "compiled", "resolution"],
+    "training": ["train", "curves"],
+}
 MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", " ")
 PARTS = re.search(r"^BENCH_PARTS := (.*)$", MAKEFILE, re.MULTILINE)[1].split()
 COMMANDS = dict(re.findall(r"^BENCH_(\w+) := (.*)$", MAKEFILE, re.MULTILINE))
@@ -21,22 +26,36 @@ COMMANDS["gpu_op_backward"] = COMMANDS["gpu_op_backward"].replace("$(BENCH_gpu_o
 ON_GPU = ["gpu_op", "gpu_op_backward"]
 
 
-@pytest.mark.parametrize("part", [*PARTS, "compiled", *ON_GPU])
-def test_every_part_is_a_command_with_a_place(part):
-    check_page(PAGE, Path("runs/bench") / part)
-    options = _parser().parse_args(["bench", *shlex.split(COMMANDS[part])])
-    settings = {name: getattr(options, name) for name in options.settings if name in options and name not in OUTPUTS}
-    assert KINDS[options.kind].Options(**settings).rounds >= 3
+def page(name):
+    return ROOT / f"docs/benchmarks-{name}.md"
 
 
-def test_the_page_has_no_other_parts():
-    assert re.findall(r"<!-- bench (\w+):begin -->", PAGE.read_text()) == [
-        *PARTS[:3],
-        *ON_GPU,
-        *PARTS[3:8],
-        "compiled",
-        *PARTS[8:],
-    ]
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in PAGES.items() for part in parts])
+def test_every_part_is_a_command_with_a_place(name, part):
+    check_page(page(name), Path("runs/bench") / part)
+    options = parse(["bench", *shlex.split(COMMANDS[part])])
+    assert options_of(options.kind, vars(options)).rounds >= 3
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_pages_have_no_other_parts(name):
+    assert re.findall(r"<!-- bench (\w+):begin -->", page(name).read_text()) == PAGES[name]
+
+
+def test_make_writes_every_part_to_its_page():
+    assert sorted(itertools.chain(*PAGES.values())) == sorted([*PARTS, "compiled", *ON_GPU])
+    for name, parts in PAGES.items():
+        for part in parts:
+            target = f"runs/bench/{part}/bench.json"
+            shown = subprocess.run(["make", "-n", "-W", "x", target], cwd=ROOT, capture_output=True, text=True).stdout
+            assert f"--output runs/bench/{part} --write docs/benchmarks-{name}.md" in shown, part
+
+
+def test_the_first_page_says_what_came_out_before_how():
+    text = (ROOT / "docs/benchmarks.md").read_text()
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert titles[:2] == ["Main results", "Start-up"]
+    assert all(f"(benchmarks-{name}.md)" in text for name in PAGES)
 
 
 def test_a_part_is_written_between_its_marks(tmp_path):

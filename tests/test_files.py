@@ -1,13 +1,24 @@
+import errno
 import json
 import math
 import os
 import pickle
+import stat
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from linvit.files import check_writable, read_checkpoint, remove_leftovers, replacing, write_json
+from linvit.files import (
+    check_output_file,
+    check_writable,
+    read_checkpoint,
+    remove_leftovers,
+    replacing,
+    write_json,
+    write_text,
+)
 
 
 def test_what_fails_halfway_leaves_the_old_file(tmp_path):
@@ -87,3 +98,55 @@ def test_what_json_does_not_know_is_null(tmp_path):
     write_json(tmp_path / "new" / "held.json", content)
     text = (tmp_path / "new" / "held.json").read_text()
     assert json.loads(text) == {"a": [None, 1.5], "b": [None, {"c": None}], "d": None, "e": "NaN"}
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in {tmp_path / "pipe": "pipe", tmp_path: "folder", Path("/dev/null"): "device"}.items():
+        with pytest.raises(ValueError, match=f"is a .*{kind}.*: name a file"), replacing(path):
+            pytest.fail("it was begun")
+        with pytest.raises(ValueError, match="name a file"):
+            check_output_file(path)
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_file_that_cannot_be_written_is_named_and_not_its_temporary_name(tmp_path, error):
+    with pytest.raises(OSError, match=r"held\.txt could not be written") as raised, replacing(tmp_path / "held.txt"):
+        raise OSError(error, os.strerror(error))
+    assert raised.value.errno == error
+    assert ".tmp" not in str(raised.value)
+    assert "Errno" not in str(raised.value)
+    with pytest.raises(FileNotFoundError, match="other"), replacing(tmp_path / "held.txt"):
+        (tmp_path / "other").read_text()  # what goes wrong elsewhere is not about this file
+
+
+def test_a_parent_that_is_a_file_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="could not be written"), replacing(tmp_path / "file" / "x.csv"):
+        pytest.fail("it was begun")
+    with pytest.raises(OSError, match="cannot be written"):
+        check_output_file(tmp_path / "file" / "x.csv")
+
+
+def test_links_are_followed_and_home_is_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_text("~/one.txt", "one")
+    (tmp_path / "link").symlink_to(tmp_path / "one.txt")
+    write_text(tmp_path / "link", "two")
+    assert (tmp_path / "one.txt").read_text() == "two"
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_long_name_can_be_written(tmp_path):
+    path = tmp_path / f"{'é' * 120}.txt"
+    write_text(path, "whole")
+    assert path.read_text() == "whole"
+
+
+def test_names_that_are_not_utf_8_are_written_and_found_again(tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    write_text(tmp_path / "names.json", json.dumps([name, "née"], ensure_ascii=False))
+    assert json.loads((tmp_path / "names.json").read_text(encoding="utf-8")) == [name, "née"]
+    write_text(tmp_path / "names.csv", name)
+    assert (tmp_path / "names.csv").read_text(encoding="utf-8") == r"caf\udce9.png"

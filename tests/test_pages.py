@@ -1,5 +1,7 @@
 """What the pages name exists: commands with their flags and recipe keys, modules, files and settings."""
 
+import ast
+import builtins
 import pkgutil
 import re
 import shlex
@@ -11,15 +13,47 @@ from linvit.runs.bundled import bundled_files
 from linvit.runs.recipe import Recipe, read_recipe
 from linvit.runs.settings import parameters
 from linvit.runs.tasks import SOURCES, TASKS
-from linvit_cli import _parser
-from linvit_cli.overrides import recipe_overrides, split_overrides
+from linvit_cli import _parser, parse
+from linvit_cli.overrides import recipe_overrides
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES.remove(ROOT / "docs" / "LOG.md")  # which tells what was
 PLACEHOLDERS = ("RECIPE", "my.yaml")  # which a reader replaces or has written
 OTHERS = {"tests/test_models.py"}  # timm's
 FILE = re.compile(r"`((?:linvit|tests|recipes|docs)/[a-z0-9_/.]+\.(?:py|yaml|md))`")
+
+
+def python_blocks(page):
+    """(line, code) of every Python block of a page."""
+    text = page.read_text()
+    for block in re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        yield text[: block.start()].count("\n") + 2, block[1]
+
+
+def names_of(tree):
+    """The names that a block makes, and those that it reads."""
+    made, read = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, ast.alias):
+            made.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made.add(node.name)
+    return made, read
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_runs_from_top_to_bottom(page):
+    """As far as names go: each is made in the block or in one above it."""
+    known = set(dir(builtins))
+    for line, code in python_blocks(page):
+        made, read = names_of(ast.parse(code))
+        known |= made
+        assert not read - known, f"{page.name}, block at line {line}: {sorted(read - known)}"
 
 
 def commands(page):
@@ -32,15 +66,11 @@ def commands(page):
 
 @pytest.mark.parametrize("words", [command for page in PAGES for command in commands(page)])
 def test_commands_are_understood(words):
-    arguments, overrides = split_overrides(words)
-    options, rest = _parser().parse_known_args(arguments)
-    assert not overrides or options.takes_overrides
-    check_data_keys(f"{override.partition('=')[0]} " for override in overrides)
+    options = parse(words)
+    check_data_keys(f"{override.partition('=')[0]} " for override in options.overrides)
     if options.command == "train" and options.recipe not in PLACEHOLDERS:
         named = options.recipe in bundled_files()
-        Recipe(read_recipe(options.recipe if named else ROOT / options.recipe, recipe_overrides(rest)))
-    elif options.command != "train":
-        assert not rest
+        Recipe(read_recipe(options.recipe if named else ROOT / options.recipe, recipe_overrides(options.rest)))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -80,5 +110,5 @@ def test_names_files_and_settings_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)[^)]*\)", page.read_text()):
+    for target in re.findall(r"\]\((?!https://)([^)#:]+)[^)]*\)", page.read_text()):
         assert (page.parent / target).is_file(), target

@@ -1,1 +1,1 @@
-"""What the operators and trained networks do: cost, ranks, scores, figures."""
+"""Analysis of operators and trained networks: cost, ranks, scores; figures and pages."""

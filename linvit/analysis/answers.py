@@ -1,4 +1,4 @@
-"""A classifier's answers image by image: per class, confused pairs, calibration. Numbers only, no figures."""
+"""A classifier's predictions, image by image: accuracy per class, confused pairs, calibration. No figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Answers:
-    """What a classifier answers for every image that could be read.
+    """The predictions of a classifier for every readable image.
 
-    indices: (images,) places in the data set; targets, predictions: (images,) class indices; confidences: (images,)
-    probability of the predicted class in 0..1. class_names: one for each class.
+    indices: int64 (images,) the images' indices in the data set. targets, predictions: int64 (images,) class indices.
+    confidences: float (images,) probability of the predicted class in 0..1. class_names: one for each class.
     """
 
     indices: Tensor
@@ -32,7 +32,8 @@ class Answers:
 
 @dataclass(frozen=True)
 class Pair:
-    """A true class that is answered as another one: how often, as a share of the true class, and on which images."""
+    """Images of the class `true` that are predicted as `answered`: their count, their share of the true class, and the
+    indices of some of them."""
 
     true: int
     answered: int
@@ -49,16 +50,19 @@ def per_class(answers: Answers) -> tuple[Tensor, Tensor]:
 
 
 def confused_pairs(answers: Answers, most: int, examples: int) -> list[Pair]:
-    """The pairs of classes that are confused most often, with at most so many of their images, the surest first."""
+    """The pairs of classes that are confused most often, each with its images of highest confidence.
+
+    most: how many pairs at most. examples: how many images of each at most.
+    """
     count = len(answers.class_names)
     matrix = multiclass_confusion_matrix(answers.predictions, answers.targets, count)
     errors = (matrix - torch.diag(matrix.diagonal())).flatten()
     largest = errors.argsort(descending=True, stable=True)[:most]
-    surest = answers.confidences.argsort(descending=True, stable=True)
+    confident = answers.confidences.argsort(descending=True, stable=True)
     pairs = []
     for place in largest[errors[largest] > 0].tolist():
         true, answered = divmod(place, count)
-        places_of_pair = surest[(answers.targets[surest] == true) & (answers.predictions[surest] == answered)]
+        places_of_pair = confident[(answers.targets[confident] == true) & (answers.predictions[confident] == answered)]
         share = errors[place].item() / matrix[true].sum().item()
         pairs.append(
             Pair(true, answered, len(places_of_pair), share, answers.indices[places_of_pair[:examples]].tolist())
@@ -67,7 +71,7 @@ def confused_pairs(answers: Answers, most: int, examples: int) -> list[Pair]:
 
 
 def calibration(answers: Answers, bins: int = BINS) -> tuple[Tensor, Tensor, Tensor]:
-    """(bins,) number of images, mean confidence and accuracy in bins of equal width; NaN where a bin is empty."""
+    """Number of images, mean confidence and accuracy, each (bins,), in bins of equal width; NaN in empty bins."""
     places = (answers.confidences * bins).long().clamp(0, bins - 1)
     counts = torch.bincount(places, minlength=bins)
     confidence = torch.bincount(places, answers.confidences.double(), minlength=bins) / counts
@@ -76,6 +80,7 @@ def calibration(answers: Answers, bins: int = BINS) -> tuple[Tensor, Tensor, Ten
 
 
 def expected_calibration_error(answers: Answers, bins: int = BINS) -> float:
-    """ECE in 0..1 (Guo et al. 2017, arXiv 1706.04599, equation 3), the mean over images of |accuracy - confidence|."""
+    """ECE in 0..1 (Guo et al. 2017, arXiv 1706.04599, equation 3): the mean over images of their bin's
+    |accuracy - confidence|."""
     counts, confidence, accuracy = calibration(answers, bins)
     return ((accuracy - confidence).abs().nan_to_num() * counts).sum().item() / len(answers.targets)

@@ -1,28 +1,31 @@
-"""Figures of what attention layers do: ranks, score maps, scores in numbers, the query's magnitude."""
+"""Figures of attention layers: ranks, score maps, measures of the scores, the query's magnitude."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 from torch import Tensor
 
-from linvit.analysis.figures import plain_ticks, subplots
+from linvit.analysis import figures
+from linvit.analysis.figures import SMALL, WIDTH, integer_ticks, literal, panel_grid, plain_ticks
 from linvit.analysis.magnitude import LOG_RATIO, PAPER_SCALE, READOUTS, SORTED
 from linvit.analysis.measured import Layer, Measured, select
-from linvit.analysis.rank import LOCAL, MATRICES, MIXED, MODULATED, SPECTRUM, STATE, TOLERANCES
+from linvit.analysis.probe import LOCAL, MIXED, MODULATED
+from linvit.analysis.rank import MATRICES, SPECTRUM, STATE, TOLERANCES
 from linvit.analysis.scores import Map, evenly
-from linvit.layers.mechanisms import MECHANISMS
 
-COLOURS = {**{name: mechanism.colour for name, mechanism in MECHANISMS.items()}, PAPER_SCALE: "#66C2A5"}
+PAPER_SCALE_COLOUR = "#66C2A5"
 MATRIX_COLOURS = {STATE: "#CC79A7", MIXED: "#0072B2", LOCAL: "#E69F00", MODULATED: "#009E73"}
 MATRIX_LABELS = {
     STATE: "KV state",
     MIXED: "attention's output",
     LOCAL: "+ local term (LePE)",
-    MODULATED: "× modulation φ(x)",
+    MODULATED: "× gate φ(x)",
 }
 RANK_TITLES = {
     "rank": "rank, torch's default\nfor float32",
@@ -34,34 +37,38 @@ RANK_TITLES = {
 SCORE_TITLES = {
     "entropy_share": "entropy of |A|/Σ|A|\nover log N",
     "negative_share": "entries below zero, %",
-    "negative_mass": "their share of Σ|A|, %",
-    "row_sum": "sum of a row",
+    "negative_mass": "share of Σ|A| below zero, %",
+    "row_sum": "sum of each row",
 }
 MAGNITUDE_TITLES = {
     "entropy_share": SCORE_TITLES["entropy_share"],
     "negative_share": SCORE_TITLES["negative_share"],
     "largest": "largest |A|/Σ|A|",
-    LOG_RATIO: "p: best key's score over\nthat of the upper quartile",
+    LOG_RATIO: "p: score of the best key\nover the upper quartile's",
 }
 PERCENT = ("negative_share", "negative_mass")
-MOST_LAYERS, MOST_MAPS = 12, 5
+MOST_LAYERS, MOST_MAPS = 12, 4
 SHOWN_FACTORS = (0.25, 1.0, 4.0, 16.0, 64.0)
 SHADES = ("#C6DBEF", "#6BAED6", "#2171B5", "#E6550D", "#7F2704")
 HIGHEST_RATIO = 1e4
 
+Item = TypeVar("Item")
+_Curve = tuple[Sequence[Measured], str, float, str | None]
+"""Measurements, colour, opacity and label of a line."""
+
 
 def colour_of(mechanism: str) -> str:
-    """The mechanism's colour in every figure; black for one that has none."""
-    return COLOURS.get(mechanism, "black")
+    """The mechanism's colour in every figure."""
+    return PAPER_SCALE_COLOUR if mechanism == PAPER_SCALE else figures.colour_of(mechanism)
 
 
 def rank_figure(measured: Sequence[Measured]) -> Figure:
-    """Every measure of rank side by side over the layers, one line for each matrix; shaded: one standard deviation.
+    """A panel for each measure of rank over the layers, with a line for each matrix, shaded by one standard deviation.
 
-    measured: from `measure_ranks`. Dashed: the largest possible rank; squares: the layer's mechanism.
+    measured: from `measure_ranks`. Dashed line: the largest possible rank; squares: the layer's mechanism.
     """
     layers = layers_of(measured)
-    figure, panels = subplots((13, 3.8), 1, len(RANK_TITLES))
+    figure, panels = panel_grid(len(RANK_TITLES), 3, 2.5)
     full = [min(layer.width, layer.grid[0] * layer.grid[1]) for layer in layers]
     for axes, (measure, title) in zip(panels, RANK_TITLES.items(), strict=True):
         for matrix in MATRICES:
@@ -80,15 +87,10 @@ def rank_figure(measured: Sequence[Measured]) -> Figure:
 
 
 def spectrum_figure(measured: Sequence[Measured]) -> Figure:
-    """Singular values over the largest, mean over images and heads, of at most twelve layers, evenly chosen."""
+    """Singular values relative to the largest, mean over images and heads, of twelve evenly chosen layers at most."""
     layers = _evenly(layers_of(measured), MOST_LAYERS)
-    columns = min(4, len(layers))
-    rows = -(-len(layers) // columns)
-    size = 2.6 * columns + 0.6, 2.3 * rows + 0.7
-    figure, grid = subplots(size, rows, columns, sharey=True, squeeze=False)
-    for axes in grid.flat[len(layers) :]:
-        axes.axis("off")
-    for axes, layer in zip(grid.flat, layers, strict=False):
+    figure, panels = panel_grid(len(layers), 3, 2.3, sharey=True)
+    for axes, layer in zip(panels, layers, strict=True):
         for matrix in MATRICES:
             for entry in select(measured, matrix=matrix):
                 if entry.layer == layer:
@@ -98,9 +100,8 @@ def spectrum_figure(measured: Sequence[Measured]) -> Figure:
             axes.axhline(tolerance, color="#999999", linestyle=":", linewidth=0.8)
         axes.set(yscale="log", ylim=(1e-8, 2), xlabel="singular value")
         plain_ticks(axes.yaxis)
-        axes.set_title(f"{layer.name}\n{layer.mechanism}, {_size(layer)}", fontsize=7)
-    for row in grid:
-        row[0].set_ylabel("over the largest")
+        axes.set_title(_title(layer), fontsize=SMALL)
+    figure.supylabel("relative to the largest", fontsize=SMALL)
     present = [matrix for matrix in MATRICES if select(measured, matrix=matrix)]
     handles = [Line2D([], [], color=MATRIX_COLOURS[m], label=MATRIX_LABELS[m]) for m in present]
     _legend(figure, [*handles, Line2D([], [], color="#999999", linestyle=":", label="10⁻² and 10⁻³")])
@@ -108,7 +109,7 @@ def spectrum_figure(measured: Sequence[Measured]) -> Figure:
 
 
 def score_map_figure(images: Sequence[Tensor], maps: Sequence[Sequence[Map]], point: tuple[float, float]) -> Figure:
-    """A row for each image: the query on it, then its row of scores over it in at most five layers, evenly chosen.
+    """A row for each image: the image with the query, then the query's scores in at most four layers, evenly chosen.
 
     Args:
         images: (height, width, 3) or (height, width) in 0..1, what the network saw.
@@ -118,11 +119,12 @@ def score_map_figure(images: Sequence[Tensor], maps: Sequence[Sequence[Map]], po
     shown = [_evenly(row, MOST_MAPS) for row in maps]
     columns = 1 + max(len(row) for row in shown)
     height, width = images[0].shape[:2]
-    figure = Figure(figsize=(1.9 * columns, (1.9 * height / width + 0.4) * len(images)), layout="constrained")
+    side = WIDTH / (1 + MOST_MAPS)
+    figure = Figure(figsize=(side * columns, (side * height / width + 0.4) * len(images)), layout="constrained")
     for row, image, chosen in zip(figure.subplots(len(images), columns, squeeze=False), images, shown, strict=True):
         row[0].imshow(image, cmap="gray", vmin=0, vmax=1)
         row[0].plot(point[1] * width - 0.5, point[0] * height - 0.5, "o", color="white", markeredgecolor="black")
-        row[0].set_title("query", fontsize=7)
+        row[0].set_title("query", fontsize=SMALL)
         for axes, score_map in zip(row[1:], chosen, strict=False):
             _draw_map(axes, image, score_map)
         for axes in row:
@@ -131,9 +133,9 @@ def score_map_figure(images: Sequence[Tensor], maps: Sequence[Sequence[Map]], po
 
 
 def score_measure_figure(measured: Sequence[Measured]) -> Figure:
-    """Entropy, negative scores and row sums over the layers, in the mechanism's colour; hollow: without rotation."""
+    """Entropy, negative scores and row sums of every layer, in its mechanism's colour; hollow: without rotation."""
     layers = layers_of(measured)
-    figure, panels = subplots((13, 3.8), 1, len(SCORE_TITLES))
+    figure, panels = panel_grid(len(SCORE_TITLES), 2, 2.5)
     for axes, (measure, title) in zip(panels, SCORE_TITLES.items(), strict=True):
         for entry in measured:
             bare = entry.condition["rotation"] == "off"
@@ -161,11 +163,12 @@ def score_measure_figure(measured: Sequence[Measured]) -> Figure:
 
 
 def readout_figure(measured: Sequence[Measured]) -> Figure:
-    """One layer's queries and keys under four read-outs: sorted scores at growing magnitude, and what follows.
+    """One layer's queries and keys under four mechanisms: sorted scores as the queries grow, then measures of them.
 
     measured: from `compare_readouts`.
     """
-    figure, (top, bottom) = subplots((13, 7), 2, 4)
+    figure, panels = panel_grid(2 * len(READOUTS), 2, 2.2)
+    top, bottom = panels[: len(READOUTS)], panels[len(READOUTS) :]
     keys = measured[0].values[SORTED].shape[-1]
     for axes, name in zip(top, READOUTS, strict=True):
         for factor, shade in zip(SHOWN_FACTORS, SHADES, strict=True):
@@ -173,28 +176,29 @@ def readout_figure(measured: Sequence[Measured]) -> Figure:
                 axes.plot(range(1, keys + 1), keys * entry.mean(SORTED).numpy(), color=shade, label=f"a = {factor:g}")
         axes.axhline(0, color="#999999", linewidth=0.8)
         axes.set_yscale("symlog", linthresh=1)
-        axes.set(xscale="log", xlabel="key, best first")
+        axes.set(xscale="log", xlabel="key, from the best")
         plain_ticks(axes.xaxis)
         plain_ticks(axes.yaxis)
-        axes.set_title(name, color=colour_of(name))
+        axes.set_title(name, color=colour_of(name), fontsize=SMALL)
     limits = [axes.get_ylim() for axes in top[:3]]  # the fourth is larger by orders of magnitude
     for axes in top[:3]:
         axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-    top[0].set_ylabel("score × N, mean over queries")
-    top[0].legend(frameon=False, fontsize=8)
+    for axes in top[::2]:
+        axes.set_ylabel("mean score × N")
+    top[0].legend(frameon=False, fontsize=SMALL, ncols=2)
     _against_magnitude(bottom, [(select(measured, readout=name), colour_of(name), 1.0, name) for name in READOUTS])
-    bottom[0].legend(frameon=False, fontsize=8)
+    bottom[0].legend(frameon=False, fontsize=SMALL)
     return figure
 
 
 def magnitude_figure(measured: Sequence[Measured]) -> Figure:
-    """Every layer's own mechanism with its queries scaled: a line for each layer, paler for earlier ones.
+    """Every layer with its own mechanism as its queries grow: a line for each layer, paler for earlier ones.
 
     measured: from `measure_magnitude`.
     """
     layers = layers_of(measured)
-    figure, panels = subplots((13, 3.7), 1, 4)
-    lines = []
+    figure, panels = panel_grid(len(MAGNITUDE_TITLES), 2, 2.5)
+    lines: list[_Curve] = []
     for number, layer in enumerate(layers, start=1):
         entries = [entry for entry in measured if entry.layer == layer]
         lines.append((entries, colour_of(layer.mechanism), 0.25 + 0.75 * number / len(layers), None))
@@ -206,52 +210,68 @@ def magnitude_figure(measured: Sequence[Measured]) -> Figure:
 def comparison_figure(
     networks: Mapping[str, Sequence[Measured]], panels: Sequence[tuple[str, Mapping[str, object], str]]
 ) -> Figure:
-    """The same measures of several networks over their layers, one line for each network.
+    """The same measures of several networks: a row for each network, in it a dot for each layer, the first on top.
+
+    Dots are means over images and heads, bars one standard deviation.
 
     Args:
         networks: name → measurements of one kind.
-        panels: measure, condition and title of each panel; a network without such a measurement has no line there.
+        panels: measure, condition and title of each panel; a network without such a measurement has no dots there.
     """
-    figure, grid = subplots((3.4 * len(panels), 4.0), 1, len(panels), squeeze=False)
-    colours = _network_colours(networks)
-    deepest = max((layers_of(measured) for measured in networks.values()), key=len)
-    for axes, (measure, condition, title) in zip(grid[0], panels, strict=True):
-        for name, measured in networks.items():
-            _line(axes, layers_of(measured), select(measured, **condition), measure, colours[name])
-        _over_layers(axes, deepest, title)
-    _legend(figure, [Line2D([], [], color=colour, marker=".", label=name) for name, colour in colours.items()])
+    deepest = max(len(layers_of(measured)) for measured in networks.values())
+    height = 0.9 + len(networks) * max(0.26, 0.1 * deepest)
+    figure, grid = panel_grid(len(panels), 3, height, sharey=True)
+    for axes, (measure, condition, title) in zip(grid, panels, strict=True):
+        for row, measured in enumerate(networks.values()):
+            _dots(axes, row, layers_of(measured), select(measured, **condition), measure)
+        axes.set_title(title, fontsize=SMALL)
+        axes.set_yticks(range(len(networks)), [literal(name) for name in networks])
+        axes.set_ylim(len(networks) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        for edge in range(1, len(networks)):
+            axes.axhline(edge - 0.5, color="#DDDDDD", linewidth=0.8)
     return figure
 
 
+def _dots(axes: Axes, row: int, layers: Sequence[Layer], entries: Sequence[Measured], measure: str) -> None:
+    """The measure of each layer, from the top of the row to its bottom."""
+    y = [row + 0.7 * ((layers.index(entry.layer) + 0.5) / len(layers) - 0.5) for entry in entries]
+    mean, deviation = _statistics(entries, measure)
+    colour = colour_of(layers[0].mechanism)
+    axes.plot(mean, y, color=colour, marker="o", markersize=3.5, linewidth=0.8)
+    axes.hlines(y, mean - deviation, mean + deviation, color=colour, alpha=0.35, linewidth=2)
+
+
 def layers_of(measured: Sequence[Measured]) -> list[Layer]:
-    """The layers that were measured, each once, in order."""
+    """The measured layers in order, each once."""
     return list(dict.fromkeys(entry.layer for entry in measured))
-
-
-def _network_colours(networks: Mapping[str, Sequence[Measured]]) -> dict[str, str]:
-    """The mechanism's colour where it tells the networks apart, else one after the other."""
-    first = {name: measured[0].layer.mechanism for name, measured in networks.items()}
-    if len(set(first.values())) == len(first):
-        return {name: colour_of(mechanism) for name, mechanism in first.items()}
-    return dict(zip(first, list(COLOURS.values()) * len(first), strict=False))
 
 
 def _line(axes: Axes, layers: Sequence[Layer], entries: Sequence[Measured], measure: str, colour: str) -> None:
     x = np.array([1 + layers.index(entry.layer) for entry in entries])
-    mean = np.array([entry.mean(measure).item() for entry in entries])
-    deviation = np.array([entry.deviation(measure).item() for entry in entries])
+    mean, deviation = _statistics(entries, measure)
     axes.plot(x, mean, color=colour, marker=".", linewidth=1.2)
     axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
 
 
-def _against_magnitude(panels: Sequence[Axes], lines: Sequence[tuple[Sequence[Measured], str, float, str | None]]):
-    factors = [entry.condition["factor"] for entries, *_ in lines for entry in entries]
+def _statistics(entries: Sequence[Measured], measure: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation of each entry."""
+    means = np.array([entry.mean(measure).item() for entry in entries])
+    return means, np.array([entry.deviation(measure).item() for entry in entries])
+
+
+def _factor(entry: Measured) -> float:
+    return float(str(entry.condition["factor"]))
+
+
+def _against_magnitude(panels: Sequence[Axes], lines: Sequence[_Curve]) -> None:
+    factors = [_factor(entry) for entries, *_ in lines for entry in entries]
     for axes, (measure, title) in zip(panels, MAGNITUDE_TITLES.items(), strict=True):
         for entries, colour, alpha, label in lines:
-            x = [entry.condition["factor"] for entry in entries]
+            x = [_factor(entry) for entry in entries]
             y = [_at_magnitude(entry, measure) for entry in entries]
             axes.plot(x, y, color=colour, alpha=alpha, marker=".", label=label)
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title, fontsize=SMALL)
         axes.set_xscale("log", base=2)
         axes.set_xlim(min(factors) / 1.2, max(factors) * 1.2)  # a panel may have no number at all
         plain_ticks(axes.xaxis)
@@ -270,7 +290,7 @@ def _at_magnitude(entry: Measured, measure: str) -> float:
 
 
 def _draw_map(axes: Axes, image: Tensor, score_map: Map) -> None:
-    """The photo in grey, coloured where the scores are large."""
+    """The image in grey, coloured where the scores are large."""
     grey = image.mean(-1) if image.dim() == 3 else image
     height, width = grey.shape
     where = (0, width, height, 0)
@@ -287,14 +307,14 @@ def _draw_map(axes: Axes, image: Tensor, score_map: Map) -> None:
     rows, columns = score_map.layer.grid
     x, y = (score_map.token[1] + 0.5) * width / columns, (score_map.token[0] + 0.5) * height / rows
     axes.plot(x, y, "o", color="white", markeredgecolor="black", markersize=4)
-    axes.set_title(f"{score_map.layer.name}\n{score_map.layer.mechanism} {_size(score_map.layer)}", fontsize=7)
+    axes.set_title(_title(score_map.layer), fontsize=SMALL)
 
 
 def _over_layers(axes: Axes, layers: Sequence[Layer], title: str) -> None:
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=SMALL)
     axes.set_xlabel("attention layer")
     axes.set_xlim(0.5, len(layers) + 0.5)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    integer_ticks(axes.xaxis)
 
 
 def _mechanism_handles(layers: Sequence[Layer], marker: str) -> list[Line2D]:
@@ -306,12 +326,15 @@ def _mechanism_handles(layers: Sequence[Layer], marker: str) -> list[Line2D]:
 
 
 def _legend(figure: Figure, handles: list[Line2D]) -> None:
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), frameon=False, fontsize=9)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=SMALL
+    )
 
 
-def _evenly(items: Sequence, most: int) -> list:
+def _evenly(items: Sequence[Item], most: int) -> list[Item]:
     return [items[place] for place in evenly(len(items), most).tolist()]
 
 
-def _size(layer: Layer) -> str:
-    return f"{layer.grid[0]}×{layer.grid[1]}"
+def _title(layer: Layer) -> str:
+    """Name, mechanism and grid of tokens, in two lines."""
+    return f"{literal(layer.name.removesuffix('.attn'))}\n{layer.mechanism}, {layer.grid[0]}×{layer.grid[1]}"

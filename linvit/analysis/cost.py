@@ -1,4 +1,4 @@
-"""What a network costs: parameters, and multiply-accumulates with and without the attention products."""
+"""The cost of a network: parameters, and multiply-accumulates with and without the attention products."""
 
 import copy
 from dataclasses import dataclass
@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from linvit.arguments import check_network, form
+from linvit.ranges import Count, check
+
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 
@@ -14,8 +17,8 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 class Cost:
     """Counts for one image.
 
-    macs: multiply-accumulates of convolutions and linear layers, what the papers' tables count. macs_attention: those
-    of the products between tensors inside the attention, which come on top and which the tables leave out.
+    macs: multiply-accumulates (MACs) of convolutions and linear layers, as in the papers' tables. macs_attention: MACs
+    of the products between tensors inside the attention, in addition to these; the tables leave them out.
     """
 
     parameters: int
@@ -24,15 +27,22 @@ class Cost:
 
 
 def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
-    """Counts one forward pass of a copy on the CPU, all zeros, for input_size (channels, height, width).
+    """Counts one forward pass of a copy whose weights are zeros, on the CPU, for one image.
 
-    The network itself may live anywhere, the meta device included, and stays as it is.
+    The network itself may be on any device, meta included, and is not changed. input_size: (channels, height, width).
+
+    Raises:
+        TypeError: if `network` is not a module.
+        ValueError: if `input_size` is not three whole numbers from 1.
     """
+    check_network("network", network)
+    check({"input_size": tuple[Count, Count, Count]}, {"input_size": input_size})
     return count_batch(network, torch.zeros(1, *input_size, dtype=next(network.parameters()).dtype))
 
 
 def count_batch(network: nn.Module, *inputs: Tensor) -> Cost:
     """As count_cost, for inputs on the CPU."""
+    _check(network, inputs)
     twin = copy.deepcopy(network).to("meta").to_empty(device="cpu").eval()
     with torch.no_grad():
         for tensor in (*twin.parameters(), *twin.buffers()):
@@ -41,8 +51,9 @@ def count_batch(network: nn.Module, *inputs: Tensor) -> Cost:
 
 
 def count_pass(network: nn.Module, *inputs: Tensor) -> Cost:
-    """Counts what the network as it stands does with its inputs, on whatever device they are."""
-    counter = FlopCounterMode(display=False, depth=None)
+    """Counts one forward pass of the network itself, in its present mode, on any device."""
+    _check(network, inputs)
+    counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         network(*inputs)
     root = type(network).__name__
@@ -52,3 +63,9 @@ def count_pass(network: nn.Module, *inputs: Tensor) -> Cost:
     in_layers = sum(sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name in layers)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return Cost(parameters, in_layers // 2, (counter.get_total_flops() - in_layers) // 2)
+
+
+def _check(network: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    check_network("network", network)
+    for index, x in enumerate(inputs):
+        form(f"inputs[{index}]", x)

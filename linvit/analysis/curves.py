@@ -1,41 +1,49 @@
 """The training curves of a run: losses, measures and learning rate over its epochs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from linvit.analysis.figures import COLOURS, subplots
+from linvit.analysis.figures import COLOURS, SMALL, integer_ticks, panel_grid
 from linvit.tasks.measures import AVERAGED, Measured
 
 LOSSES = {"train_loss": "training", "val_loss": "validation", "ema_loss": "validation, moving average"}
 
 
 def training_curve(rows: Sequence[Mapping[str, float]], measures: Measured) -> Figure:
-    """A panel for the losses, one for each panel that the measures name, and one for the learning rate.
+    """Panels for the losses, the measures and the learning rate over the epochs.
 
-    rows: those of a run's metrics.csv, as `Run.metrics` gives them. A panel without values is left out.
+    rows: one for each epoch, as in `Run.metrics`. measures: their `panel` says where they are drawn. Panels without a
+    finite value are left out.
     """
-    panels = [panel for panel in _panels(measures) if any(column in row for row in rows for column in panel[2])]
-    figure, grid = subplots((4 * len(panels), 3.4), 1, len(panels), squeeze=False)
-    for axes, (label, factor, columns) in zip(grid[0], panels, strict=True):
-        for column, colour in zip(columns, COLOURS, strict=False):
-            # some epochs do not validate
-            points = [(row["epoch"], factor * row[column]) for row in rows if column in row]
-            if points:
-                marker = "." if len(points) < 40 else ""
-                axes.plot(*zip(*points, strict=True), color=colour, label=columns[column], marker=marker)
-        axes.set(xlabel="epoch", ylabel=label)
-        first, last = rows[0]["epoch"], rows[-1]["epoch"]
-        axes.set_xlim(first - 0.5, last + 0.5)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+    panels = [(label, lines) for label, factor, names in _panels(measures) if (lines := _lines(rows, factor, names))]
+    figure, grid = panel_grid(len(panels), 3, 2.4)
+    for axes, (label, lines) in zip(grid, panels, strict=True):
+        for words, colour, points in lines:
+            axes.plot(*zip(*points, strict=True), color=colour, label=words, marker="." if len(points) < 40 else "")
+        axes.set(xlabel="epoch", ylabel=label, xlim=(rows[0]["epoch"] - 0.5, rows[-1]["epoch"] + 0.5))
+        integer_ticks(axes.xaxis)
         if len(axes.lines) > 1:
-            axes.legend(frameon=False)
+            axes.legend(frameon=False, fontsize=SMALL)
     return figure
 
 
+def _lines(
+    rows: Sequence[Mapping[str, float]], factor: int, names: Mapping[str, str]
+) -> list[tuple[str, str, list[tuple[float, float]]]]:
+    """(words, colour, points) of every column that has finite values; some epochs are not validated."""
+    lines = []
+    for (column, words), colour in zip(names.items(), COLOURS, strict=False):
+        points = [(row["epoch"], factor * row[column]) for row in rows if math.isfinite(row.get(column, math.nan))]
+        if points:
+            lines.append((words, colour, points))
+    return lines
+
+
 def _panels(measures: Measured) -> list[tuple[str, int, dict[str, str]]]:
-    """(label of the axis, factor, column → words) of every panel."""
+    """(axis label, factor, column → words) of every panel."""
     panels: dict[str, tuple[str, int, dict[str, str]]] = {"loss": ("loss", 1, dict(LOSSES))}
     for name, measure in measures.items():
         if measure.panel in (None, "loss"):
@@ -47,5 +55,5 @@ def _panels(measures: Measured) -> list[tuple[str, int, dict[str, str]]]:
 
 
 def write_training_curve(rows: Sequence[Mapping[str, float]], measures: Measured, path: Path) -> None:
-    """Writes training_curve as a PNG file, whatever the file is called."""
-    training_curve(rows, measures).savefig(path, format="png", dpi=110)
+    """Writes the figure of `training_curve` as PNG, whatever the suffix of path."""
+    training_curve(rows, measures).savefig(path, format="png", dpi=150)

@@ -1,6 +1,8 @@
-"""What a detector or segmentor costs, counted as the papers' tables count."""
+"""The cost of a detector or segmentor, counted as in the papers' tables."""
 
+from collections.abc import Hashable
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,18 +12,19 @@ from linvit.layers.checks import known
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import DETECTORS, FRAMEWORKS
 from linvit.models.dense.retinanet import RetinaNet
+from linvit.ranges import check
 
 DETECTION_SIZE = (800, 1280)
 SEGMENTATION_SIZE = (512, 2048)
 BOX_REGIONS, MASK_REGIONS = 1000, 100
 
 
-def count_dense_cost(framework: str, backbone: str, **kwargs) -> Cost:
-    """Counts one image on the meta device, where nothing is computed.
+def count_dense_cost(framework: str, backbone: str, **kwargs: Any) -> Cost:
+    """Counts a forward pass of one image on the meta device, where nothing is computed.
 
-    As the papers count: 800 × 1280 px and 80 classes for detectors, 512 × 2048 px and 150 classes for segmentors; the
-    convolutions and linear layers of backbone, neck and heads, 1000 regions for every box head and 100 for every mask
-    head, nothing of an auxiliary head but its parameters. Normalizations are left out.
+    Counted as in the papers: 800 × 1280 px and 80 classes for detectors, 512 × 2048 px and 150 classes for segmentors;
+    the convolutions and linear layers of backbone, neck and heads, 1000 regions for each box head and 100 for each
+    mask head; of an auxiliary head only the parameters. Norms are left out.
 
     Args:
         framework: a name of FRAMEWORKS.
@@ -29,8 +32,9 @@ def count_dense_cost(framework: str, backbone: str, **kwargs) -> Cost:
         kwargs: arguments of the backbone.
 
     Raises:
-        ValueError: for an unknown framework.
+        ValueError: for an unknown framework, or names that are not text.
     """
+    check({"framework": str, "backbone": str}, {"framework": framework, "backbone": backbone})
     known("framework", framework, FRAMEWORKS)
     size = DETECTION_SIZE if framework in DETECTORS else SEGMENTATION_SIZE
     network = _backbone(backbone, tuple(sorted(kwargs.items())))
@@ -39,8 +43,8 @@ def count_dense_cost(framework: str, backbone: str, **kwargs) -> Cost:
 
 
 @cache
-def _backbone(name: str, arguments: tuple) -> DenseBackbone:
-    return DenseBackbone(name, device="meta", **dict(arguments)).eval()
+def _backbone(name: str, arguments: tuple[tuple[str, Hashable], ...]) -> DenseBackbone:
+    return DenseBackbone(name, device="meta", **cast(dict[str, Any], dict(arguments))).eval()
 
 
 @cache
@@ -60,7 +64,7 @@ def _image(size: tuple[int, int]) -> Tensor:
 
 
 class _Maps(nn.Module):
-    """Stands for a backbone: maps of its channels and strides."""
+    """A stand-in for a backbone: maps of its channels and strides."""
 
     def __init__(self, channels: tuple[int, ...]):
         super().__init__()
@@ -76,14 +80,14 @@ class _Maps(nn.Module):
 
 
 class _Heads(nn.Module):
-    """The layers that the papers count, on an image and on as many regions as they take."""
+    """The layers that the papers count, on one image and their numbers of regions."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
         self.network = network
 
     def forward(self, images: Tensor) -> None:
-        network = self.network
+        network: Any = self.network  # detectors have their heads in attributes that nn.Module does not declare
         if not hasattr(network, "transform"):
             network(images)
             return

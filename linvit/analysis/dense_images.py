@@ -1,4 +1,4 @@
-"""Objects and label maps on images, uint8 (3, height, width); small images come back enlarged."""
+"""Objects and label maps drawn on images, uint8 (3, height, width); small images are enlarged."""
 
 import colorsys
 import math
@@ -11,20 +11,20 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-READABLE = 640  # pixels of an image's longer side, below which labels would not fit
-LETTERS = 14, 60  # font size in pixels, at least, and the image's longer side over it
-TURN = (math.sqrt(5) - 1) / 2  # of the colour circle from one class to the next: never twice the same hue
+READABLE = 640  # pixels: images whose longer side is shorter are enlarged, so that labels fit
+LETTERS = 14, 60  # smallest font size in pixels; the longer side divided by the font size
+TURN = (math.sqrt(5) - 1) / 2  # part of the colour circle between two classes: no hue comes twice
 TONES = ((0.85, 1.0), (0.5, 1.0), (0.9, 0.65))  # saturation and value, in turn
 SHADE = 0.45
 MARGIN = 4  # pixels that torchvision needs around a label
-ROWS = 8  # classes of a legend that are listed even beside a low image
+ROWS = 8  # classes of a legend that are listed next to an image of any height
 IGNORED, IGNORED_COLOR = 255, (128, 128, 128)
 
 Color = tuple[int, int, int]
 
 
 def class_colors(count: int) -> list[Color]:
-    """A colour (red, green, blue in 0..255) for each of so many classes, the same at every call."""
+    """A colour (red, green, blue in 0..255) for each of `count` classes, always the same."""
     shades = (colorsys.hsv_to_rgb(place * TURN % 1, *TONES[place % len(TONES)]) for place in range(count))
     return [(round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in shades]
 
@@ -37,15 +37,15 @@ def draw_objects(
     num_classes: int,
     masks: Iterable[Tensor] | None = None,
 ) -> Tensor:
-    """Boxes with words above them, over masks in the colours of their classes; the first object is on top.
+    """The image with a labelled box and a mask for each object, in the colour of its class; the first is on top.
 
     Args:
         image: uint8 (3, height, width).
         boxes: (n, 4) left, top, right, bottom in pixels.
         labels: class of each object, from 0.
         words: the label at each box.
-        num_classes: how many classes colours are for.
-        masks: bool (height, width) of each object.
+        num_classes: number of classes.
+        masks: bool (height, width) for each object.
     """
     owners = torch.full(image.shape[-2:], -1, dtype=torch.int32)
     for number, mask in enumerate(() if masks is None else masks):
@@ -63,12 +63,12 @@ def draw_objects(
 
 
 def draw_map(image: Tensor, labels: Tensor, class_names: Sequence[str]) -> Tensor:
-    """The image under the colours of its pixels' classes, with a legend to its right, the largest class first.
+    """The image tinted by the classes of its pixels, with a legend on the right, the largest class first.
 
     Args:
         image: uint8 (3, height, width).
-        labels: (height, width), classes from 0, and 255 for pixels without one, which turn grey.
-        class_names: one per class.
+        labels: integers (height, width), classes from 0; 255 for pixels without a class, which turn grey.
+        class_names: one for each class.
     """
     names, colors = [*class_names, "not labelled"], [*class_colors(len(class_names)), IGNORED_COLOR]
     known = torch.where(labels == IGNORED, len(class_names), labels.int())
@@ -89,21 +89,21 @@ def draw_map(image: Tensor, labels: Tensor, class_names: Sequence[str]) -> Tenso
 
 
 def side_by_side(left: Tensor, right: Tensor, gap: int = 10) -> Tensor:
-    """Two images with so many white pixels between them; the lower one is filled up below."""
+    """Two images with `gap` white pixels between them; the lower one is padded with white at the bottom."""
     height = max(left.shape[1], right.shape[1])
     left = F.pad(left, [0, 0, gap, height - left.shape[1]], fill=255)
     return torch.cat([left, F.pad(right, [0, 0, 0, height - right.shape[1]], fill=255)], dim=2)
 
 
 def shares(labels: Tensor, num_classes: int) -> list[tuple[int, float]]:
-    """(class, share of the pixels in 0..1) of the classes that occur in a map, the largest first."""
+    """(class, share of the pixels in 0..1) for each class that occurs in a label map, the largest first."""
     counts = torch.bincount(labels.flatten(), minlength=num_classes)[:num_classes]
     order = counts.argsort(descending=True, stable=True).tolist()
     return [(place, counts[place].item() / labels.numel()) for place in order if counts[place]]
 
 
 def _shaded(image: Tensor, owners: Tensor, colors: Sequence[Color]) -> tuple[Tensor, int]:
-    """The image, enlarged by the factor that makes labels fit, with each pixel in its owner's colour; −1 has none."""
+    """The image, enlarged so that labels fit and tinted by the owner of each pixel (−1: none), and the factor."""
     factor = max(1, math.ceil(READABLE / max(image.shape[-2:])))
     size = [factor * side for side in image.shape[-2:]]
     image = F.resize(image, size) if factor > 1 else image
@@ -127,7 +127,7 @@ def _font() -> str:
 def _labelled(
     image: Tensor, corners: Sequence[tuple[float, float]], words: Sequence[str], colors: Sequence[Color], size: int
 ) -> Tensor:
-    """Words on their colours, from the upper left corners on; moved into the image, and off earlier words."""
+    """The image with words at the given upper left corners, moved so that they lie inside it and do not overlap."""
     font, row = ImageFont.truetype(_font(), size), 1.4 * size
     lowest = image.shape[1] - row
     taken: list[tuple[float, float, float]] = []
@@ -140,7 +140,7 @@ def _labelled(
         ):
             y += step
         taken.append((x, y, width))
-    return draw_bounding_boxes(
+    drawn: Tensor = draw_bounding_boxes(
         image,
         torch.tensor([(x, y, x, y) for x, y, _ in taken]),
         list(words),
@@ -151,3 +151,4 @@ def _labelled(
         label_colors=["black" if 0.299 * r + 0.587 * g + 0.114 * b > 140 else "white" for r, g, b in colors],
         fill_labels=True,
     )
+    return drawn

@@ -1,17 +1,50 @@
-"""What figures have in common: colours, panels with a pale grid, and how they are written."""
+"""What all figures share: size, colours, fonts and grid, how text of users is shown, how files are written."""
 
 import io
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from linvit.files import replacing
+from linvit.layers.mechanisms import MECHANISMS
 
+WIDTH = 7.0  # inches: the text width of a two-column paper, so that fonts keep their size there
+SMALL = 9  # points: the smallest font
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#555555", "#CC79A7", "#E69F00")
-SUFFIXES = (".svg", ".png")
+OTHER = "black"  # the colour of a name without a mechanism
+
+
+def colour_of(name: str) -> str:
+    """The colour of the first mechanism in a name such as `stdlib_bytes_mala` or `rala_softmax`; black without one."""
+    places = {mechanism: f"_{name}_".find(f"_{mechanism}_") for mechanism in MECHANISMS}
+    held = [mechanism for mechanism, place in places.items() if place >= 0]
+    first = min(held, key=lambda mechanism: (places[mechanism], -len(mechanism)), default=None)
+    return OTHER if first is None else MECHANISMS[first].colour
+
+
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """Different colours for different names: that of its mechanism for the first name with it, others for the rest."""
+    colours: dict[str, str] = {}
+    for name in names:
+        if colour_of(name) not in (OTHER, *colours.values()):
+            colours[name] = colour_of(name)
+    free = cycle([colour for colour in COLOURS if colour not in colours.values()] or COLOURS)
+    return {name: colours.get(name) or next(free) for name in dict.fromkeys(names)}
+
+
+def literal(text: str) -> str:
+    """Text of users (names of classes, recipes, settings) for a figure: no formulas, and no characters SVG forbids."""
+    shown = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return "".join(shown).replace("$", r"\$")
 
 
 def subplots(size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -19,8 +52,27 @@ def subplots(size: tuple[float, float], rows: int = 1, columns: int = 1, **optio
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(rows, columns, **options)
     for axes in figure.axes:
-        axes.grid(alpha=0.3)
+        style(axes)
     return figure, panels
+
+
+def panel_grid(count: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure as wide as a page of text and its panels, at most `columns` side by side, each row `height` inches."""
+    rows = max(1, -(-count // columns))
+    columns = max(1, -(-count // rows))
+    figure, grid = subplots((WIDTH, rows * height), rows, columns, squeeze=False, **options)
+    panels: list[Axes] = list(grid.flat)
+    for unused in panels[count:]:
+        unused.remove()
+    return figure, panels[:count]
+
+
+def style(axes: Axes) -> None:
+    """The pale grid and the fonts of every panel."""
+    axes.grid(alpha=0.3)
+    axes.tick_params(labelsize=SMALL)
+    axes.xaxis.label.set_fontsize(SMALL)
+    axes.yaxis.label.set_fontsize(SMALL)
 
 
 def plain_ticks(axis: Axis) -> None:
@@ -29,17 +81,33 @@ def plain_ticks(axis: Axis) -> None:
     axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
+def integer_ticks(axis: Axis) -> None:
+    """Ticks at whole numbers only, for one epoch or layer too."""
+    axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+
+
+@contextmanager
+def _saving() -> Iterator[None]:
+    """Text stays text, the same figure gives the same file, and no warning where PNG's font lacks a character."""
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "linvit"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield
+
+
 def svg(figure: Figure) -> str:
     """The figure as the text of an SVG image."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg")
+    with _saving():
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
 
 
 def write_figure(figure: Figure, stem: Path) -> None:
-    """Writes stem.png and stem.svg, each whole or not at all."""
-    figure.draw_without_rendering()
+    """Writes stem.svg and stem.png, each whole or not at all."""
+    with _saving():
+        figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once, not for every file
-    for suffix in SUFFIXES:
-        with replacing(stem.with_name(f"{stem.name}{suffix}")) as temporary:
-            figure.savefig(temporary, format=suffix[1:], dpi=130)
+    with replacing(stem.with_name(f"{stem.name}.svg")) as temporary:
+        temporary.write_text(svg(figure), encoding="utf-8")
+    with replacing(stem.with_name(f"{stem.name}.png")) as temporary, _saving():
+        figure.savefig(temporary, format="png", dpi=150)

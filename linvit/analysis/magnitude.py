@@ -1,6 +1,6 @@
-"""What a query's magnitude does to its scores (MALA, ICCV 2025, figure 2 and equation 12).
+"""How the magnitude of a query changes its scores (MALA, ICCV 2025, figure 2 and equation 12).
 
-With σ_j = s/N · κ(q)·κ(k_j), S = Σ_j σ_j and a query κ(q) made a times as large, uniform weights and no rotation:
+With σ_j = s/N · κ(q)·κ(k_j), S = Σ_j σ_j and a query κ(q) multiplied by a, uniform weights and no rotation:
 
     divide     A_j(a) = σ_j / S                          the same for every a
     magnitude  A_j(a) = σ_j / S + a · (σ_j - S/N)        affine in a
@@ -12,6 +12,7 @@ the mean similarity gets a negative score from a = (σ_j/S) / (S/N - σ_j) on.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,14 @@ from torch import Tensor, nn
 from linvit.analysis.measured import Gathered, Layer, Measured, Values, gather
 from linvit.analysis.probe import Inputs, Probe
 from linvit.analysis.scores import evenly, one_image, scaled, score_measures, score_rows
+from linvit.arguments import kind
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.operator import Operands
+from linvit.ranges import Range, check
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-QUERIES = 64  # of an image, evenly chosen
-QUARTILE = 0.25  # the second key of a ratio stands at this share of the keys, best first
+QUERIES = 64  # per image, evenly spaced
+QUARTILE = 0.25  # the second key of a ratio is at this share of the keys, largest score first
 SORTED, LOG_RATIO = "sorted", "log_ratio"
 PAPER_SCALE = "mala, paper's scale"
 READOUTS = {name: MECHANISMS[name].axes for name in ("softmax", "linear", "mala")}
@@ -37,15 +40,17 @@ def measure_magnitude(
     layers: Sequence[str] | None = None,
     factors: Sequence[float] = FACTORS,
 ) -> list[Measured]:
-    """Each attention's scores with its queries made larger and smaller; condition: {"factor": a}.
+    """Each attention's scores with its queries multiplied by factors; condition: {"factor": a}.
 
-    Measures, means over at most 64 queries an image, evenly chosen: those of `score_measures`, and log_ratio, the
+    Measures, means over at most 64 evenly spaced queries per image: those of `score_measures`, and log_ratio, the
     median over queries of log(A_m/A_n) with m the key of the largest score at a = 1 and n the one at the upper
-    quartile; queries for which one of the two is not positive at every factor are left out, and NaN stands where none
-    is left.
+    quartile; queries for which one of the two is not positive at every factor are left out; NaN if none is
+    left.
 
     Args and raises as in `measure_ranks`.
     """
+
+    _check_factors(factors)
 
     def measures(probe: Probe) -> Values:
         for index in range(len(probe.operands.query)):
@@ -58,12 +63,15 @@ def measure_magnitude(
 
 
 def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[Measured]:
-    """One layer's queries and keys read as softmax, linear and MALA would, without rotation; MALA also unscaled.
+    """The queries and keys of one layer under softmax, linear attention and MALA, without rotation; MALA also unscaled.
 
     condition: {"readout": a name in READOUTS, "factor": a}. Measures as in `measure_magnitude`, and "sorted": each
     query's scores from the largest to the smallest, mean over the queries, (images, heads, keys). The paper writes MALA
     without the factor 1/(N·√width) of the released code; PAPER_SCALE is that form.
     """
+    if not isinstance(probe, Probe):
+        raise TypeError(f"`probe` is {kind(probe)}, expected a Probe: make it with linvit.analysis.probe.probe")
+    _check_factors(factors)
     gathered = Gathered()
     for index in range(len(probe.operands.query)):
         operands = replace(_double(one_image(probe.operands, index)), rotary=None)
@@ -74,6 +82,12 @@ def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[M
             for factor, values in zip(factors, measures.values(), strict=True):
                 gathered.add(Layer.of(probe), {"readout": name, "factor": factor}, values)
     return gathered.result()
+
+
+def _check_factors(factors: Sequence[float]) -> None:
+    check({"factors": Sequence[Annotated[float, Range(above=0)]]}, {"factors": factors})
+    if len(factors) == 0:
+        raise ValueError("`factors` is empty, expected one number or more")
 
 
 def _by_factor(operands: Operands, factors: Sequence[float]) -> dict[float, dict[str, Tensor]]:
@@ -96,7 +110,7 @@ def _log_ratio(operands: Operands, places: Tensor, scores: Tensor, pair: Tensor)
     """log(A_m / A_n) for each query, (batch, heads, queries), pair being m and n; NaN unless both are positive."""
     if operands.options is None:  # small ones are 0 after the softmax
         query, key = operands.rotated()
-        logits = (query[:, :, places] @ key.mT * query.shape[-1] ** -0.5).gather(-1, pair)
+        logits: Tensor = (query[:, :, places] @ key.mT * query.shape[-1] ** -0.5).gather(-1, pair)
         return logits[..., 0] - logits[..., 1]
     both = scores.gather(-1, pair)
     return (both[..., 0].log() - both[..., 1].log()).masked_fill((both <= 0).any(-1), torch.nan)

@@ -1,4 +1,4 @@
-"""Tables in Markdown, and the place for them between two marks of a larger page."""
+"""Markdown tables, and writing them between two marks of a page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,21 +7,21 @@ from linvit.files import replacing
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    """A Markdown table whose first columns are aligned left and the others right."""
+    """A Markdown table with the first `left` columns aligned left and the others right."""
     lines = [head, ["---" if number < left else "---:" for number in range(len(head))]]
     lines += [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def check_marks(path: Path, begin: str, end: str) -> None:
-    """Raises ValueError where path is not a file with one begin mark before one end mark."""
+    """Raises ValueError unless path is a file with one begin mark followed by one end mark."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
-        raise ValueError(f"{path} has no place for the tables: write the lines {begin} and {end} where they belong.")
+        raise ValueError(f"{path} has no place for the tables: add the lines {begin} and {end} where they belong.")
 
 
 def replace_between_marks(path: Path, text: str, begin: str, end: str) -> None:
-    """Puts text between the two marks in path, whole or not at all; raises as check_marks."""
+    """Replaces what stands between the two marks in path, whole or not at all; raises as check_marks."""
     check_marks(path, begin, end)
     before, _, rest = path.read_text(encoding="utf-8").partition(begin)
     after = rest.partition(end)[2]

@@ -1,4 +1,4 @@
-"""Numbers of a network's attention layers, gathered over images: one kind of table for every analysis."""
+"""Measurements of a network's attention layers over many images, in the same table for every analysis."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from linvit.analysis.arguments import check_batches
 from linvit.analysis.probe import Inputs, Probe, visit
 
+Condition = tuple[tuple[str, object], ...]
 Values = Iterable[tuple[Mapping[str, object], Mapping[str, Tensor]]]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """An attention layer as a reader of the tables needs it; width is that of a head."""
+    """What the tables say about an attention layer; `width` is that of a head."""
 
     name: str
     mechanism: str
@@ -41,9 +43,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one layer under one condition.
+    """The measurements of one layer under one condition.
 
-    condition: what the numbers belong to, such as {"matrix": "state"}. values: a measure's name → (images, heads), or
+    condition: what was measured, such as {"matrix": "state"}. values: a measure's name → (images, heads), or
     (images, heads, points) for a curve.
     """
 
@@ -56,19 +58,19 @@ class Measured:
         return self.values[measure].double().mean((0, 1))
 
     def deviation(self, measure: str) -> Tensor:
-        """Standard deviation over images and heads, 0 where there is but one of both."""
+        """Standard deviation over images and heads, 0 if there is only one value."""
         return self.values[measure].double().flatten(0, 1).std(0, correction=0)
 
 
 class Gathered:
-    """Batches of measurements of the same layers, put together at the end."""
+    """Collects measurements of the same layers batch by batch."""
 
     def __init__(self) -> None:
         self._layers: dict[str, Layer] = {}
-        self._batches: dict[str, dict[tuple, list[Mapping[str, Tensor]]]] = defaultdict(lambda: defaultdict(list))
+        self._batches: dict[str, dict[Condition, list[Mapping[str, Tensor]]]] = defaultdict(lambda: defaultdict(list))
 
     def add(self, layer: Layer, condition: Mapping[str, object], values: Mapping[str, Tensor]) -> None:
-        """Take values (images, heads, …) of some more images."""
+        """Add the values (images, heads, …) of more images."""
         self._layers.setdefault(layer.name, layer)
         self._batches[layer.name][tuple(condition.items())].append({name: x.cpu() for name, x in values.items()})
 
@@ -88,10 +90,11 @@ class Gathered:
 def gather(
     network: nn.Module, batches: Iterable[Inputs], layers: Sequence[str] | None, measure: Callable[[Probe], Values]
 ) -> list[Measured]:
-    """What `measure` says of every attention over more than one token, put together over the batches.
+    """The results of `measure` for every attention over more than one token, concatenated over the batches.
 
-    measure: called with each Probe; conditions with their values, (images, heads, …). Others as in `measure_ranks`.
+    measure: called with each Probe; gives conditions and their values, (images, heads, …). Others: see `measure_ranks`.
     """
+    check_batches(batches)
     gathered = Gathered()
 
     def look(probe: Probe) -> None:

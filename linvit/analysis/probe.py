@@ -1,15 +1,18 @@
-"""What goes into every attention of a network, and what becomes of it on the way out."""
+"""Reads what enters and leaves each attention of a network."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers import Attention, PatchEmbed
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from linvit.analysis.arguments import Inputs as Inputs
+from linvit.analysis.arguments import as_tuple, check_layers
+from linvit.arguments import check_network, kind
 from linvit.layers.attention import Attention2d
 from linvit.layers.mixer import ValueAttention
 from linvit.layers.operator import AttentionSteps, Operands, merged
@@ -22,17 +25,16 @@ from linvit.ops.weighting import Weights, token_weights
 MIXED, LOCAL, MODULATED = "mixed", "local", "modulated"
 KINDS = (Attention2d, ValueAttention, TokenAttention, Attention)
 """The kinds of attention modules that can be analyzed."""
-Inputs = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One attention at work on a batch of images.
+    """One attention layer on one batch of images.
 
-    features: what the values have become after each step, "mixed" (the operator), "local" (+ LePE or another local
-    term) and "modulated" (× φ(x)), as far as the layer has them, each (batch, heads, tokens, width), where Hydra's
-    channels stand in the heads that the layer was asked for. grid: (height, width) of the tokens behind the first
-    num_prefix, which are class tokens.
+    features: the output after each step that the layer has, "mixed" (the operator), "local" (+ LePE or another local
+    term) and "modulated" (× φ(x)), each (batch, heads, tokens, width); Hydra's channels are grouped into the number of
+    heads that the layer was made with. grid: (height, width) of the tokens that follow the first num_prefix, which are
+    class tokens.
     """
 
     name: str
@@ -85,22 +87,25 @@ def kv_state(operands: Operands) -> Tensor:
 def visit(
     network: nn.Module, inputs: Inputs, look: Callable[[Probe], None], layers: Sequence[str] | None = None
 ) -> None:
-    """Run the network in eval mode and show each attention to `look` as soon as it has worked, in order.
+    """Run the network in eval mode and call `look` with a Probe of each attention layer, in order.
 
     Args:
         network: any network with attention of one of KINDS. Of a detector give the backbone.
-        inputs: what it takes: images (batch, channels, height, width), or a tuple of arguments, such as the images,
-            times and labels of a DiT.
-        look: called with one Probe for each layer, which is not kept afterwards.
+        inputs: the network's inputs: images (batch, channels, height, width), or a tuple of arguments, such as the
+            images, times and labels of a DiT.
+        look: called with one Probe per layer, as soon as the layer has run; the probe is not kept.
         layers: names of the layers to show, as in attention_layers; all by default.
 
     Raises:
+        TypeError: if `network`, `inputs`, `look` or `layers` are of another type.
         ValueError: if the network has no attention of these kinds, no layer of one of these names, or takes a different
             number of inputs.
     """
     known = attention_layers(network)
     chosen = known if layers is None else _chosen(layers, known)
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    inputs = as_tuple(inputs)
+    if not callable(look):
+        raise TypeError(f"`look` is {kind(look)}, expected a function of a Probe")
     _check_number(network, inputs)
     handles = [_watched(network, name, look, inputs[0]) for name in chosen]
     training = network.training
@@ -113,7 +118,7 @@ def visit(
 
 
 def probe(network: nn.Module, inputs: Inputs, layers: Sequence[str] | None = None) -> list[Probe]:
-    """All that `visit` shows, as a list; raises as `visit`."""
+    """The probes of `visit` as a list; raises as `visit`."""
     probes: list[Probe] = []
     visit(network, inputs, probes.append, layers)
     return probes
@@ -123,13 +128,16 @@ def attention_layers(network: nn.Module) -> list[str]:
     """The names of the attention modules that can be analyzed, in the order of the network's modules.
 
     Raises:
+        TypeError: if `network` is not a module.
         ValueError: if there are none.
     """
+    check_network("network", network)
     names = [name for name, module in network.named_modules() if isinstance(module, KINDS)]
     if not names:
+        kinds = ", ".join(kind.__name__ for kind in KINDS)
         raise ValueError(
-            f"{type(network).__name__} has no attention to look at, expected {', '.join(k.__name__ for k in KINDS)}:"
-            " choose a RAVLT, MAViT, CARE, DeiT, DiT or swapped network"
+            f"{type(network).__name__} has no attention that can be analyzed, expected {kinds}: choose a RAVLT, MAViT, "
+            "CARE, DeiT, DiT or swapped network"
         )
     return names
 
@@ -141,16 +149,13 @@ def unseen_attention(network: nn.Module) -> list[str]:
 
 
 def one_by_one(inputs: Inputs) -> Iterator[Inputs]:
-    """The inputs of each image of a batch, every argument of which has the batch first."""
-    batch = inputs if isinstance(inputs, tuple) else (inputs,)
-    for images in zip(*(x.split(1) for x in batch), strict=True):
+    """The inputs of each image by itself; the batch is the first axis of every input."""
+    for images in zip(*(x.split(1) for x in as_tuple(inputs)), strict=True):
         yield images if isinstance(inputs, tuple) else images[0]
 
 
 def _chosen(layers: Sequence[str], known: list[str]) -> list[str]:
-    for name in layers:
-        if name not in known:
-            raise ValueError(f"The network has no attention layer {name!r}, but {', '.join(known)}: choose among them.")
+    check_layers(layers, known)
     return [name for name in known if name in layers]
 
 
@@ -165,7 +170,7 @@ def _check_number(network: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def _watched(network: nn.Module, name: str, look: Callable[[Probe], None], images: Tensor) -> RemovableHandle:
-    """A hook on a layer that makes a Probe of what its operator is given and returns."""
+    """Hook a layer so that `look` gets a Probe of its operator's inputs and output."""
     attention = network.get_submodule(name)
     if isinstance(attention, Attention):
 
@@ -174,10 +179,12 @@ def _watched(network: nn.Module, name: str, look: Callable[[Probe], None], image
 
         return attention.register_forward_hook(timms_hook)
 
-    def hook(operator: nn.Module, args: tuple[Operands], mixed: Tensor) -> None:
-        look(_probe(name, attention, args[0], mixed))
+    steps = cast(AttentionSteps, attention)  # as the other KINDS are
 
-    return attention.operator.register_forward_hook(hook)
+    def hook(operator: nn.Module, args: tuple[Operands], mixed: Tensor) -> None:
+        look(_probe(name, steps, args[0], mixed))
+
+    return steps.operator.register_forward_hook(hook)
 
 
 def _probe(name: str, attention: AttentionSteps, operands: Operands, mixed: Tensor) -> Probe:
@@ -204,14 +211,16 @@ def _probe_of_timms(name: str, attention: Attention, x: Tensor, grid: tuple[int,
 
 
 def _in_heads(y: Tensor, heads: int) -> Tensor:
-    return y.unflatten(-1, (heads, -1)).transpose(1, 2)
+    by_head: Tensor = y.unflatten(-1, (heads, -1))
+    return by_head.transpose(1, 2)
 
 
 def _token_grid(network: nn.Module, images: Tensor, tokens: int) -> tuple[tuple[int, int], int]:
-    """Height and width in tokens of a timm ViT's images, and how many tokens stand before them."""
-    num_prefix = getattr(network, "num_prefix_tokens", 0)
+    """Height and width of a timm ViT's token grid, and the number of tokens before it."""
+    num_prefix: int = getattr(network, "num_prefix_tokens", 0)
     embed = getattr(network, "patch_embed", None)
-    grid = tuple(embed.dynamic_feat_size(tuple(images.shape[-2:]))) if isinstance(embed, PatchEmbed) else (0, 0)
+    height, width = images.shape[-2:]
+    grid = embed.dynamic_feat_size((height, width)) if isinstance(embed, PatchEmbed) else (0, 0)
     if grid[0] * grid[1] + num_prefix != tokens:
         raise ValueError(
             f"The attention of this {type(network).__name__} got {tokens} tokens, but they are not a grid of patches:"

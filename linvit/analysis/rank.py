@@ -1,6 +1,6 @@
-"""Ranks of what attention keeps and returns (RALA, CVPR 2025, figures 2, 4, 5 and 8).
+"""Ranks of the KV state and the outputs of attention (RALA, CVPR 2025, figures 2, 4, 5 and 8).
 
-The paper names no tolerance, and the tolerance decides the result: so every measure stands beside the others.
+The paper names no tolerance, and the result depends on it: so several measures are given side by side.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from linvit.analysis.arguments import check_matrix
 from linvit.analysis.measured import Measured, Values, gather
 from linvit.analysis.probe import LOCAL, MIXED, MODULATED, Inputs, Probe
 
@@ -26,7 +27,12 @@ def rank_measures(matrix: Tensor) -> dict[str, Tensor]:
     Vetterli, 2007). stable: Σσ²/σ₁². spectrum: σ/σ₁. A matrix of zeros has rank 0 by every measure.
 
     The singular values are computed in float64, whatever the matrix's dtype.
+
+    Raises:
+        TypeError: if `matrix` is not a tensor.
+        ValueError: if it is not a floating-point tensor of two or more axes.
     """
+    check_matrix("matrix", matrix)
     values = torch.linalg.svdvals(matrix.double())
     largest = values[..., :1]
     relative = torch.where(largest > 0, values / largest.clamp_min(torch.finfo(values.dtype).tiny), 0)

@@ -1,16 +1,19 @@
-"""A self-contained HTML page: tables and figures in one file that opens anywhere."""
+"""HTML pages with tables and figures, each in a single file without links to others."""
 
 import base64
 import html
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
+from linvit import environment
 from linvit.analysis.figures import svg
 from linvit.files import replacing
 
@@ -24,15 +27,16 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; } p { max
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 .words { text-align: left; } td.long { white-space: normal; min-width: 12rem; }
-img { max-width: 100%; background: #fff; }
+img { max-width: max(100%, 40rem); background: #fff; padding: .4rem; border-radius: .3rem; box-sizing: border-box; }
+footer { margin-top: 3rem; padding-top: .6rem; border-top: 1px solid var(--line); font-size: .85rem; }
 pre { background: var(--block); padding: .6rem 1rem; overflow-x: auto; white-space: pre-wrap; }
 """
-LONG = 30  # characters from which a cell may be broken into lines
-NUMBER = re.compile(r"[-+–\d.,:%×eE ]*")
+LONG = 30  # characters: longer cells may be broken into lines
+NUMBER = re.compile(r"–?|(?=.*\d)[-+–±×\d.,:%eE<>\[\] ]*(?:[kMG]|ms|s|px|MiB)?")
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows as an HTML table, with the columns of all of them; it scrolls where it is wider than the page."""
+    """Rows as an HTML table with the columns of all rows; it scrolls if it is wider than the page."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[str(row.get(column, "–")) for column in columns] for row in rows]
     words = [
@@ -52,17 +56,17 @@ def _cell(kind: str, text: str, words: bool) -> str:
 
 
 def figure_image(figure: Figure, description: str) -> str:
-    """A figure as an image inside the page."""
+    """A figure as an embedded image; description is its alternative text."""
     return svg_image(svg(figure), description)
 
 
 def svg_image(image: str, description: str) -> str:
-    """The text of an SVG image as an image inside the page."""
-    return _image(image.encode(), "svg+xml", description)
+    """An SVG image, given as text, as an embedded image."""
+    return _image(image.encode(errors="backslashreplace"), "svg+xml", description)
 
 
 def pixel_image(pixels: Tensor, description: str) -> str:
-    """uint8 (3, height, width) as an image inside the page."""
+    """uint8 (3, height, width) as an embedded image."""
     buffer = io.BytesIO()
     to_pil_image(pixels).save(buffer, format="JPEG", quality=88, subsampling=0)
     return _image(buffer.getvalue(), "jpeg", description)
@@ -70,7 +74,7 @@ def pixel_image(pixels: Tensor, description: str) -> str:
 
 def _image(content: bytes, kind: str, description: str) -> str:
     data = base64.b64encode(content).decode()
-    return f'<img alt="{html.escape(description)}" src="data:image/{kind};base64,{data}">'
+    return f'<div class="scrolls"><img alt="{html.escape(description)}" src="data:image/{kind};base64,{data}"></div>'
 
 
 def paragraph(text: str) -> str:
@@ -79,12 +83,12 @@ def paragraph(text: str) -> str:
 
 
 def preformatted(text: str) -> str:
-    """Plain text with its lines and spaces as they are."""
+    """Plain text with its line breaks and spaces."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
 def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Write the page, whole or not at all.
+    """Writes a page, whole or not at all; its footer gives date, commit and machine.
 
     Args:
         path: the file to write.
@@ -96,7 +100,21 @@ def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[st
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"
-        f"<body><h1>{html.escape(title)}</h1>{body}</body></html>\n"
+        f"<body><h1>{html.escape(title)}</h1>{body}<footer>{html.escape(_origin())}</footer></body></html>\n"
     )
     with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # names of files may not be UTF-8
+
+
+def short_commit(about: Mapping[str, Any]) -> str:
+    """Seven digits of the commit that `environment.describe` found, with `-dirty` where files differ from it."""
+    commit = about["commit"] or "unknown"
+    return commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def _origin() -> str:
+    """Date, version, commit and machine of the page."""
+    about = environment.describe(1, 1)
+    commit = f", commit {short_commit(about)}" if about["commit"] else ""
+    versions = f"linvit {about['packages']['linvit']}{commit}, torch {about['packages']['torch']}"
+    return f"Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by {versions} on {', '.join(about['devices'])}."

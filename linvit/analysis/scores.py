@@ -1,4 +1,4 @@
-"""The score matrix in numbers: how spread its rows are, and how much of it is negative (MALA, ICCV 2025)."""
+"""Measures of the score matrix: the entropy of its rows and its negative share (MALA, ICCV 2025)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from linvit.analysis.arguments import check_matrix
 from linvit.analysis.measured import Layer, Measured, Values, gather
 from linvit.analysis.probe import Inputs, Probe, mapped, one_by_one, visit
 from linvit.layers.operator import Operands
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
 from linvit.ops.state import summarize
+from linvit.ranges import Share, check
 
-ROWS = 512  # of a matrix are measured
-LARGEST = 2**25  # entries that are in memory at once
+ROWS = 512  # the most rows of a matrix that are measured
+LARGEST = 2**25  # the most entries of score matrices in memory at once
 
 
 def entropy(scores: Tensor) -> Tensor:
@@ -25,11 +27,17 @@ def entropy(scores: Tensor) -> Tensor:
 
     Returns:
         (…), between 0 and log(keys); 0 for a row of zeros.
+
+    Raises:
+        TypeError: if `scores` is not a tensor.
+        ValueError: if it is not a floating-point tensor with keys.
     """
+    check_matrix("scores", scores, axes=1)
     mass = scores.abs()
     total = mass.sum(-1, keepdim=True)
     share = torch.where(total > 0, mass / total.clamp_min(torch.finfo(mass.dtype).tiny), 0)
-    return torch.special.entr(share).sum(-1)
+    rows: Tensor = torch.special.entr(share).sum(-1)
+    return rows
 
 
 def score_measures(scores: Tensor) -> dict[str, Tensor]:
@@ -37,7 +45,12 @@ def score_measures(scores: Tensor) -> dict[str, Tensor]:
 
     entropy: of |A|/Σ|A|, in nats. entropy_share: over log(keys), its largest possible value. negative_share: how many
     of the entries are below zero. negative_mass: their part of Σ|A|. row_sum: Σ_j A_ij. largest: of |A|/Σ|A|.
+
+    Raises:
+        TypeError: if `scores` is not a tensor.
+        ValueError: if it is not a floating-point tensor of four axes.
     """
+    check_matrix("scores", scores, axes=4)
     rows = entropy(scores)
     mass = scores.abs().sum(-1)
     safe = mass.clamp_min(torch.finfo(scores.dtype).tiny)
@@ -76,9 +89,9 @@ def measure_scores(
 
 
 def score_rows(operands: Operands, places: Tensor) -> Tensor:
-    """These rows of each head's score matrix, (batch, heads, places, keys), without the others.
+    """Only these rows of each head's score matrix, (batch, heads, places, keys).
 
-    Hydra has a head a channel, whose rows together may not fit into memory: so as many heads as do are taken at a time.
+    Hydra has one head per channel, whose rows may not fit into memory together: heads are then taken in groups.
     """
     rows = _at_queries(operands, places)
     batch, heads, queries, _ = rows.query.shape
@@ -95,19 +108,19 @@ def score_rows(operands: Operands, places: Tensor) -> Tensor:
 
 
 def evenly(length: int, most: int) -> Tensor:
-    """At most `most` places from 0 to length - 1, both ends among them where there are two or more."""
+    """At most `most` indices spread evenly from 0 to length - 1; two or more include both ends."""
     return torch.linspace(0, length - 1, min(length, most)).round().long()
 
 
 def _at_queries(operands: Operands, places: Tensor) -> Operands:
-    """Operands, rotated already, whose score matrix has the rows of these queries alone; the shares left out."""
+    """Operands, already rotated, whose score matrix has only the rows of these queries; without the shares."""
     rotary = operands.rotary
     if operands.options is None:
         query, key = operands.rotated()
         return Operands(query[:, :, places], key, operands.value, None)
     ready = scaled(operands, 1.0)
     query, key, options = ready.query[:, :, places], ready.key, dict(ready.options or {})
-    if rotary is not None:  # which den knows nothing of
+    if rotary is not None:  # den is computed without it
         den = query @ summarize(key, key, key[..., :1], mapped(operands)[2]).z.unsqueeze(-1)
         normalize = resolve_normalizer(options.get("normalizer", "divide"))
         options["normalizer"] = lambda num, _, mass, scale, eps: normalize(num, den, mass, scale, eps)
@@ -116,9 +129,9 @@ def _at_queries(operands: Operands, places: Tensor) -> Operands:
 
 
 def scaled(operands: Operands, factor: float) -> Operands:
-    """The operands with κ(q) `factor` times as large (q itself for softmax), every token weighing what it weighed.
+    """The operands with κ(q), or for softmax q, multiplied by `factor`; the weights of tokens stay as they are.
 
-    For linear attention, queries and keys come back with κ already taken.
+    For linear attention, queries and keys are returned with κ already applied.
     """
     if operands.options is None:
         return replace(operands, query=operands.query * factor)
@@ -161,14 +174,18 @@ def score_maps(
     """For each image, the row of the token that covers a point, in every attention over more than one token.
 
     point: (height, width), each from 0 to 1 of the image. Maps come in the network's order, the class token left out of
-    them. Other arguments and errors as in `visit`.
+    them. Other arguments and errors as in `visit`; a point outside of the image is a ValueError.
     """
-    maps_of_images: list[list[Map]] = []
-    for image in one_by_one(inputs):
-        maps: list[Map] = []
-        visit(network, image, lambda probe, maps=maps: maps.append(_map(probe, point)), layers)
-        maps_of_images.append([shown for shown in maps if shown.layer.grid != (1, 1)])
-    return maps_of_images
+    check({"point": tuple[Share, Share]}, {"point": point})
+    return [_maps_of_image(network, image, point, layers) for image in one_by_one(inputs)]
+
+
+def _maps_of_image(
+    network: nn.Module, image: Inputs, point: tuple[float, float], layers: Sequence[str] | None
+) -> list[Map]:
+    maps: list[Map] = []
+    visit(network, image, lambda probe: maps.append(_map(probe, point)), layers)
+    return [shown for shown in maps if shown.layer.grid != (1, 1)]
 
 
 def _map(probe: Probe, point: tuple[float, float]) -> Map:

@@ -1,6 +1,7 @@
-"""What has to agree before a speed is shown."""
+"""Checks before a speed is shown: results must agree, and names must be known."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 import torch
 from torch import Tensor
@@ -13,6 +14,16 @@ no speed is refused for the rounding of its dtype, and none is shown for a wrong
 """
 
 
+def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError, offering the nearest known one, for a name that is not known."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            near = get_close_matches(str(name), known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"Unknown {what} {name!r}, expected one of {', '.join(known)}.{hint}")
+
+
 class WrongResultError(ArithmeticError):
     """A variant does not compute what it should, so that its speed means nothing."""
 
@@ -22,8 +33,8 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     if got.shape != expected.shape or not got.isfinite().all():
         return float("inf")
     expected = expected.detach().double()
-    norm = expected.norm().item()
-    return (got.detach().double() - expected).norm().item() / (norm or 1.0)
+    norm, distance = float(expected.norm()), float((got.detach().double() - expected).norm())
+    return distance / (norm or 1.0)
 
 
 def check(name: str, got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:

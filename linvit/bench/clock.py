@@ -1,16 +1,17 @@
-"""How calls are timed: A, B, C, A, B, C, … after a warm-up, so that a machine that slows down slows all of them."""
+"""Timing of calls in turn (A, B, C, A, B, C, …) after a warm-up, so that a slower machine slows all of them alike."""
 
 import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 Call = Callable[[], object]
+TensorsCall = Callable[[], Sequence[torch.Tensor]]  # whose results can be checked
 LEAST_SECONDS = 0.02  # a shorter call is repeated within its turn
 MOST_REPEATS = 500
 SLOW_SECONDS = 1.0  # a call that takes longer is warm after one
@@ -18,20 +19,22 @@ LEAST_ROUNDS = 3
 
 
 class Clock(Protocol):
-    """What measures a call; `name` says which time it is."""
+    """What measures a call."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Which time it is: cpu, wall or gpu."""
 
     def prepared(self, call: Call) -> Call:
         """The call in the form that is timed."""
 
     def seconds(self, call: Call, repeats: int) -> float:
-        """Time of one call, from so many in a row."""
+        """Mean time of one call over `repeats` calls in a row."""
 
 
 @dataclass(frozen=True)
 class HostClock:
-    """CPU time of this process (all its threads) or time on the wall."""
+    """CPU time of this process (all its threads), or wall time."""
 
     name: str
     now: Callable[[], float]
@@ -79,11 +82,12 @@ class CudaClock:
             call()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / 1000 / repeats
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / 1000 / repeats
 
 
 def clock_for(device: str, threads: int, graphs: bool = True) -> Clock:
-    """CPU time for one thread, time on the wall for more, events on a GPU."""
+    """CPU time for one thread, wall time for more, events on a GPU."""
     if device != "cpu":
         return CudaClock(graphs)
     return HostClock("cpu", time.process_time) if threads == 1 else HostClock("wall", time.perf_counter)
@@ -122,7 +126,7 @@ def interleave(
 ) -> None:
     """Times every call once per round, into timings, which keep the whole rounds of an interrupted measurement.
 
-    Fewer rounds than asked for, but LEAST_ROUNDS, are made where all of them take longer than most_seconds on the wall.
+    Rounds end early, but not before LEAST_ROUNDS, once most_seconds of wall time have passed.
     """
     began = time.perf_counter()
     prepared = {name: clock.prepared(call) for name, call in calls.items()}

@@ -1,10 +1,11 @@
-"""`linvit bench decoding`: generating token by token, linear mechanisms against softmax with its cache.
+"""`linvit bench decoding`: text generation token by token, linear attention against softmax attention with its cache.
 
-One sequence, mechanisms in turn; the memory of a row is what the decoder keeps of the tokens that it has read.
+One sequence, mechanisms in turn. The memory of a row is the decoder's cache.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -17,6 +18,7 @@ from linvit.bench.rows import Report, Row, Timed
 from linvit.layers.cache import KeyValues
 from linvit.models.registry import create
 from linvit.models.sequence import Decoder, DecoderCache
+from linvit.ranges import Count
 
 BLOCK = 2048  # tokens of the context that are read at once
 CHECKED = 48  # tokens after which a step is compared with the forward pass
@@ -25,17 +27,28 @@ VOCABULARY = 257
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench decoding` measures: the mechanisms in one decoder, after contexts of so many tokens."""
+    """Options of `linvit bench decoding`: mechanisms in one decoder, and lengths of the context in tokens."""
 
     names: Sequence[str] = ("softmax", "linear", "mala", "rala")
     network: str = "sequence_nano"
-    contexts: Sequence[int] = (1024, 8192, 65_536)
+    contexts: Sequence[Count] = (1024, 8192, 65_536)
 
     def __post_init__(self) -> None:
-        self.check_positive(*self.contexts)
         for name in self.names:
-            with torch.device("meta"):
-                create(self.network, VOCABULARY, mechanism=name)  # refuses unknown names
+            self.decoder(name, "meta")
+
+    def decoder(self, mechanism: str, device: str) -> Decoder:
+        """The network with a mechanism; raises ValueError for unknown names."""
+        with torch.device(device):
+            return cast(Decoder, create(self.network, VOCABULARY, family="sequence", mechanism=mechanism))
+
+    def least_bytes(self) -> int:
+        """The tokens of the context, and with softmax attention their keys and values."""
+        context = max(self.contexts, default=0)
+        if "softmax" not in self.names:
+            return 8 * context
+        decoder = self.decoder("softmax", "meta")
+        return 2 * 4 * decoder.width * len(decoder.blocks) * context
 
 
 @torch.inference_mode()
@@ -47,7 +60,7 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
     torch.manual_seed(options.seed)
     networks = {}
     for name in options.names:
-        network = create(options.network, VOCABULARY, mechanism=name).eval().to(options.device)
+        network = options.decoder(name, "cpu").eval().to(options.device)
         networks[name] = network, _error(name, network, options.device)
     for context in options.contexts:
         progress.group(f"{options.network} after {context:,} tokens", options.rounds)
@@ -73,7 +86,7 @@ def _error(name: str, network: Decoder, device: str) -> float:
 
 
 def filled(network: Decoder, context: int) -> DecoderCache:
-    """What a decoder keeps of that many tokens.
+    """The cache of a decoder after this many tokens.
 
     They are read by linear mechanisms; keys and values of softmax attention are random, because reading takes time
     quadratic in them, and generating costs the same whatever they are.
@@ -87,15 +100,16 @@ def filled(network: Decoder, context: int) -> DecoderCache:
             network.read(block, memory)
         return memory
     for layer in memory.layers:
-        keys = layer.read.key
-        more = keys.new_empty(*keys.shape[:2], context - layer.read.length, keys.shape[-1])
-        layer.read.append(more.normal_(), torch.randn_like(more))
+        cache = cast(KeyValues, layer.read)
+        keys = cast(torch.Tensor, cache.key)
+        more = keys.new_empty(*keys.shape[:2], context - cache.length, keys.shape[-1])
+        cache.append(more.normal_(), torch.randn_like(more))
     memory.tokens = context
     return memory
 
 
 def step(network: Decoder, memory: DecoderCache) -> Call:
-    """Reads one token after those in memory, whose number of tokens stays."""
+    """A call that reads one more token; the cache stays as long as it is."""
     token = torch.zeros(1, 1, dtype=torch.long, device=next(network.parameters()).device)
     context = memory.tokens
 

@@ -1,5 +1,6 @@
 """Figures of what was measured: accuracy over latency, time and memory over tokens or pixels, loss curves."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,9 +12,12 @@ from linvit.analysis.figures import COLOURS, plain_ticks, subplots
 from linvit.bench import inference
 from linvit.bench.page import CLOCKS
 from linvit.bench.rows import Report, Row, curves, measured
+from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.published import PUBLISHED
 
 LINES = ("-", "--", ":", "-.")
+FONT = 10
+DASHES: dict[str, Any] = {"handlelength": 4.0}  # a shorter sample of a dashed line looks solid
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
@@ -31,7 +35,7 @@ def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iter
     if report.kind == "model":
         for batch in sorted({row.batch for row in measured(report.rows)}):
             rows = [row for row in measured(report.rows) if row.batch == batch and row.name in accuracies]
-            size = min((row.size for row in rows), default=None)
+            size = min((row.size for row in rows if row.size), default=None)
             rows = [row for row in rows if row.size == size]
             if rows:
                 yield f"accuracy_batch{batch}.svg", accuracy(rows, accuracies)
@@ -44,15 +48,16 @@ def growth(report: Report) -> Figure:
     rows, exponents = report.rows, report.findings.get("growth", {})
     lines = {name: line for name, line in curves(rows).items() if len(line) > 1}
     names = list(dict.fromkeys(line[0].name for line in lines.values()))
+    colours = _colours(names)
     variants = list(dict.fromkeys((line[0].variant, line[0].dtype, line[0].batch) for line in lines.values()))
     with_memory = any(row.peak_mib for line in lines.values() for row in line)
-    size = 6.2 * (1 + with_memory), 4.6 + 0.11 * len(lines)
+    size = 6.2 * (1 + with_memory), 4.6 + 0.13 * len(lines)
     figure, (panels,) = subplots(size, 1, 1 + with_memory, squeeze=False)
     work = {name.partition(", ")[2] for name in lines}
     common = f", {work.pop()}" if len(work) == 1 and "" not in work else ""
     for name, line in lines.items():
         style = {
-            "color": COLOURS[names.index(line[0].name) % len(COLOURS)],
+            "color": colours[line[0].name],
             "linestyle": LINES[variants.index((line[0].variant, line[0].dtype, line[0].batch)) % len(LINES)],
             "marker": MARKERS[names.index(line[0].name) % len(MARKERS)],
             "markersize": 4,
@@ -69,11 +74,18 @@ def growth(report: Report) -> Figure:
     marked = sorted({row.extent for line in lines.values() for row in line})
     for axes, label in zip(panels, labels, strict=False):
         axes.set(xlabel=what, ylabel=label, xscale="log", yscale="log")
-        axes.set_xticks(marked, [_short(extent) for extent in marked], fontsize=8, minor=False)
+        axes.set_xticks(marked, [_short(extent) for extent in marked], fontsize=FONT, minor=False)
         axes.minorticks_off()
     columns = 1 if len(lines) < 8 else 2
-    figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=columns * len(panels))
+    figure.legend(frameon=False, fontsize=FONT, loc="outside lower center", ncols=columns * len(panels), **DASHES)
     return figure
+
+
+def _colours(names: Sequence[str]) -> dict[str, str]:
+    """Mechanisms have the colour that they have in every figure; networks take turns."""
+    taken = {name: MECHANISMS[name].colour for name in names if name in MECHANISMS}
+    free = itertools.cycle([colour for colour in COLOURS if colour not in taken.values()] or COLOURS)
+    return {name: taken.get(name) or next(free) for name in names}
 
 
 def _short(extent: int) -> str:
@@ -86,10 +98,11 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
     names = list(dict.fromkeys(row.name for row in rows))
     variants = list(dict.fromkeys((row.variant, row.dtype) for row in rows))
     heights = _apart({name: accuracies[name][0] for name in names})
-    for index, name in enumerate(names):
+    colours = _colours(names)
+    for name in names:
         points = [row for row in rows if row.name == name]
         top1 = accuracies[name][0]
-        colour = COLOURS[index % len(COLOURS)]
+        colour = colours[name]
         ours = points[0].pattern is not None
         axes.plot([row.median_ms for row in points], [top1] * len(points), color=colour, alpha=0.5, linewidth=1)
         for row in points:
@@ -97,19 +110,19 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
             face = colour if ours else "white"
             axes.plot(row.median_ms, top1, marker, markerfacecolor=face, color=colour, markersize=8)
         words = f"{name} ({points[0].pattern})" if ours else name
-        at = max(row.median_ms for row in points)
-        axes.annotate(words, (at, heights[name]), (7, -3), textcoords="offset points", fontsize=8, color=colour)
+        at = max(row.median_ms or 0.0 for row in points)
+        axes.annotate(words, (at, heights[name]), (7, -3), textcoords="offset points", fontsize=FONT, color=colour)
     for marker, (variant, dtype) in zip(MARKERS, variants, strict=False):
         axes.plot([], [], marker, color="#555555", markerfacecolor="white", label=f"{variant} {dtype}")
-    size, batch, threads = rows[0].size, rows[0].batch, rows[0].threads
+    size, batch, threads = rows[0].size or (0, 0), rows[0].batch, rows[0].threads
     clock = CLOCKS[rows[0].clock or "cpu"]
     heading = f"{clock}, {size[0]} × {size[1]} px, batch {batch}, {threads} thread{'s' * (threads > 1)}"
-    axes.set(xlabel=f"ms a batch ({heading})", ylabel="published ImageNet-1k top-1, %", xscale="log")
+    axes.set(xlabel=f"ms per batch ({heading})", ylabel="published ImageNet-1k top-1, %", xscale="log")
     low, high = axes.get_xlim()
     axes.set_xlim(low, high * (high / low) ** 0.3)  # room for the names
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     plain_ticks(axes.xaxis)
-    axes.legend(frameon=False, fontsize=8, loc="lower right", title="filled: ours")
+    axes.legend(frameon=False, fontsize=FONT, loc="lower right", title="filled: ours")
     return figure
 
 
@@ -137,8 +150,10 @@ def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
         noises.setdefault(curve["noise"], "bfloat16" if "bf16" in variant else "float32")
     for noise, dtype in noises.items():
         right.axhline(noise, color="#BBBBBB", linewidth=1)
-        right.annotate(f"noise of {dtype}", (1, noise), (0, 3), textcoords="offset points", fontsize=8, color="#777777")
+        right.annotate(
+            f"noise of {dtype}", (1, noise), (0, 3), textcoords="offset points", fontsize=FONT, color="#777777"
+        )
     left.set(xlabel="step", ylabel="loss", title=name)
     right.set(xlabel="step", ylabel="distance from the plain curve", yscale="log")
-    left.legend(frameon=False)
+    left.legend(frameon=False, fontsize=FONT, **DASHES)
     return figure

@@ -1,13 +1,14 @@
 """The kinds of benchmarks by name: each is a module with `Options` and `measure(options, report, progress)`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from linvit.bench import decoding, inference, machine, operators, precision, sampling, segmentation, training
+from linvit.bench import decoding, inference, machine, memory, operators, precision, sampling, segmentation, training
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Options, Report
 from linvit.environment import commit
@@ -24,12 +25,26 @@ KINDS: dict[str, Any] = {
 }
 
 
+def options_of(kind: str, given: Mapping[str, Any]) -> Options:
+    """The Options of a kind with those of the given values that are fields of it.
+
+    Raises ValueError for values that it cannot have.
+    """
+    names = {field.name for field in fields(KINDS[kind].Options)}
+    options: Options = KINDS[kind].Options(**{name: value for name, value in given.items() if name in names})
+    return options
+
+
 def new_report(kind: str, options: Options, keeps_memory: bool = False) -> Report:
-    """An empty report that knows the machine; raises ValueError for a device that is not there."""
+    """An empty report that knows the machine.
+
+    Raises ValueError for a device that is not there, and for sizes that cannot fit its memory.
+    """
     if options.device != "cpu" and not torch.cuda.is_available():
         raise ValueError(
             f"`device` is {options.device!r}, but torch sees no GPU here: leave it out to measure the CPU."
         )
+    memory.check_fits(options.least_bytes(), options.device)
     about = {**machine.describe(options.device, options.threads), "commit": commit()}
     return Report(kind, about | {"keeps_memory": keeps_memory})
 

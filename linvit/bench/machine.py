@@ -1,4 +1,4 @@
-"""The machine that speeds belong to."""
+"""A description of the machine on which speeds were measured."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ def describe(device: str, threads: int) -> dict[str, Any]:
 
 
 def sentence(machine: dict[str, Any]) -> str:
-    """The same in one line."""
+    """The machine in one line."""
     facts = [
         machine["gpu"] or machine["processor"],
         " ".join(machine["instructions"]),

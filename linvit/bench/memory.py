@@ -1,7 +1,8 @@
-"""Peak memory of a call, in a process of its own whose peak nothing else has raised."""
+"""Peak memory of a call, measured in a new process, where nothing else has raised the peak."""
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -19,10 +20,31 @@ OWN = Path("/proc/self")
 MEBIBYTE = 2**20
 
 
+def check_fits(needed: int, device: str) -> None:
+    """Raises ValueError where a benchmark takes more bytes than the machine, or its GPU, has."""
+    available = _available(device)
+    if available is not None and needed > available:
+        raise ValueError(
+            f"The largest of these cases needs at least {needed / 2**30:,.0f} GiB of memory, but this machine has "
+            f"{available / 2**30:,.0f} GiB: make sizes, tokens or batches smaller."
+        )
+
+
+def _available(device: str) -> int | None:
+    """Bytes; None where the system does not say."""
+    if device != "cpu":
+        total: int = torch.cuda.get_device_properties(0).total_memory
+        return total
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def in_new_process(
     function: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs
 ) -> Result:
-    """What a function of a module returns in a new process, which has imported torch and this package before.
+    """The result of a module's function in a new process, forked from one that has imported torch and this package.
 
     Raises:
         MemoryError: if the process is killed, as systems do that run out of memory.
@@ -33,7 +55,7 @@ def in_new_process(
         try:
             return pool.submit(function, *arguments, **named).result()
         except BrokenProcessPool as error:
-            raise MemoryError("the process that measured memory was killed, often because memory ran out") from error
+            raise MemoryError("The process that measured memory was killed, often because memory ran out.") from error
 
 
 def peak_of(build: Callable[..., Callable[[], object]], *arguments: object, threads: int = 1) -> float | None:

@@ -1,9 +1,10 @@
-"""Networks as a benchmark builds them: a name, a size, and a variant that is a sum of parts."""
+"""Building the networks of a benchmark from a name, an image size, and a variant such as fused+bf16."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 import timm
 import torch
@@ -11,7 +12,8 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
 from linvit.bench import runtimes
-from linvit.bench.clock import Call
+from linvit.bench.checks import check_known
+from linvit.bench.clock import Call, TensorsCall
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Row
 from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
@@ -21,7 +23,7 @@ from linvit.models.dense.frameworks import build_dense
 
 PLAIN = "plain"
 PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", "onnxruntime", "openvino")
-"""What a variant adds to the plain eager float32 network, joined by "+", such as "fused+bf16"; "plain" adds nothing.
+"""Changes to the plain eager float32 network, joined by "+" in a variant such as "fused+bf16".
 
 reference: the attentions in the released order. fused: `linvit.fuse`, after timm's own reparametrization.
 channels_last, bf16: weights and image. compiled: `torch.compile`; frozen: the same with its weights as constants.
@@ -30,6 +32,7 @@ onnxruntime, openvino: the exported network through that runtime.
 """
 RUNTIMES = {"onnxruntime": runtimes.onnxruntime_call, "openvino": runtimes.openvino_call}
 CLASSES = 1000
+BYTES_PER_PIXEL = 64  # at least: float32 images, and 32 channels at half the resolution, which the next layer reads
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def row_of(case: Case, network: nn.Module | None, work: str = "forward", skipped
     dtype = str(case.dtype).removeprefix("torch.")
     row = Row(case.name, case.variant, dtype, case.batch, case.threads, work, size=case.size, skipped=skipped)
     modules = () if network is None else network.modules()
-    row.pattern = next((module.pattern for module in modules if hasattr(module, "pattern")), None)
+    row.pattern = next((str(module.pattern) for module in modules if hasattr(module, "pattern")), None)
     return row
 
 
@@ -70,11 +73,7 @@ def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
         ValueError: for an unknown part; the message lists the known ones.
     """
     parts = () if variant == PLAIN else tuple(variant.split("+"))
-    for name in parts:
-        if name not in known:
-            raise ValueError(
-                f"variant {variant!r} has the part {name!r}, expected {PLAIN} or parts of {', '.join(known)}: join by +"
-            )
+    check_known("variant, or part of one,", parts, [PLAIN, *known])
     return parts
 
 
@@ -87,18 +86,20 @@ def check_names(names: Sequence[str]) -> None:
     """Raises ValueError for a network that timm does not know; the message names similar ones."""
     for name in names:
         if not timm.is_model(name):
-            near = ", ".join(get_close_matches(name, timm.list_models(), 3)) or "`linvit models` for ours"
-            raise ValueError(f"network {name!r} is unknown, expected one of ours or of timm's: see {near}")
+            near = get_close_matches(name, timm.list_models(), 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"Unknown network {name!r}, expected one of `linvit models` or of timm.{hint}")
 
 
-def create(name: str, size: tuple[int, int], framework: str | None = None, **options: object) -> nn.Module:
+def create(name: str, size: tuple[int, int], framework: str | None = None, **options: Any) -> nn.Module:
     """A network for images of this size, without published weights; those of a fixed size are given it.
 
     With a framework, a segmentor on it, for as many classes as ADE20K has.
     """
     if framework:
         return build_dense(framework, name, ADE20K_CLASSES, **options)
-    if not is_ours(name) and timm.get_pretrained_cfg(name).fixed_input_size:
+    config = timm.get_pretrained_cfg(name)
+    if config is not None and not is_ours(name) and config.fixed_input_size:
         options["img_size"] = size
     try:
         return timm.create_model(name, num_classes=CLASSES, **options)
@@ -126,8 +127,9 @@ def randomised(network: nn.Module, seed: int = 1) -> nn.Module:
                     parameter.copy_(normal(parameter) / parameter[0].numel() ** 0.5)
                 else:
                     parameter.copy_(0.3 * normal(parameter))
-            if isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
+            if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
                 module.running_mean.copy_(0.5 * normal(module.running_mean))
+            if isinstance(module, nn.BatchNorm2d) and module.running_var is not None:
                 module.running_var.copy_(0.5 + normal(module.running_var) ** 2)
     return network.eval()
 
@@ -138,7 +140,7 @@ def images(case: Case) -> Tensor:
     return torch.randn(case.batch, 3, *case.size, generator=generator).to(case.device)
 
 
-def variant_call(network: nn.Module, x: Tensor, case: Case) -> Call:
+def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
     """A function without arguments that gives (logits,); the network given is left as it is.
 
     Raises:

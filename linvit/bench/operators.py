@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from linvit.bench import memory, rows
-from linvit.bench.checks import TOLERANCES, check
-from linvit.bench.clock import Call
+from linvit.bench.checks import TOLERANCES, check, check_known
+from linvit.bench.clock import Call, TensorsCall
 from linvit.bench.progress import Progress
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
 from linvit.bench.rows import Report, Row, Timed
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_attention import GatedAttention
 from linvit.ops import linear_attention, rotary_2d
+from linvit.ranges import Amount, Count
 
 SOFTMAX = "softmax"
 VARIANTS = ("plain", "compiled", "cpp", "triton", "reference", "sdpa")
@@ -61,32 +62,29 @@ class Case:
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench op` measures; sdpa_tokens bounds softmax attention."""
+    """Options of `linvit bench op`; sdpa_tokens is the largest number of tokens for softmax attention."""
 
     operators: Sequence[str] = ("rala", "mala", "linear")
     variants: Sequence[str] = ("plain", "reference", "sdpa")
     dtypes: Sequence[str] = ("float32",)
-    tokens: Sequence[int] = TOKENS
-    batch: int = 1
-    heads: int = 4
-    width: int = 64
+    tokens: Sequence[Count] = TOKENS
+    batch: Count = 1
+    heads: Count = 4
+    width: Count = 64
     backward: bool = False
     layout: str = "heads"
-    rounds: int = 9
-    sdpa_tokens: int = 12544
+    rounds: Count = 9
+    sdpa_tokens: Amount = 12544
 
     def __post_init__(self) -> None:
-        _known("operator", self.operators, LINEAR_AXES)
-        _known("variant", self.variants, VARIANTS)
-        _known("dtype", self.dtypes, DTYPES)
-        _known("layout", [self.layout], LAYOUTS)
-        self.check_positive(*self.tokens, self.batch, self.heads, self.width)
+        check_known("operator", self.operators, LINEAR_AXES)
+        check_known("variant", self.variants, VARIANTS)
+        check_known("dtype", self.dtypes, DTYPES)
+        check_known("layout", [self.layout], LAYOUTS)
 
-
-def _known(what: str, given: Sequence[str], known: object) -> None:
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{what} is {name!r}, expected one of {', '.join(known)}: choose a known one")
+    def least_bytes(self) -> int:
+        """Inputs and output in float64, which results are checked against."""
+        return 4 * 8 * self.batch * self.heads * max(self.tokens, default=0) * self.width
 
 
 def grid(tokens: int) -> tuple[int, int]:
@@ -111,12 +109,12 @@ def operands(case: Case) -> tuple[list[Tensor], Tensor | None]:
     return [random() for _ in range(3)], random() if case.backward else None
 
 
-def build_call(case: Case) -> Call:
+def build_call(case: Case) -> TensorsCall:
     """A function without arguments that gives (output,), with backward also the gradients of query, key and value."""
     return _call(_function(case, DTYPES[case.dtype]), *operands(case))
 
 
-def _call(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor | None) -> Call:
+def _call(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor | None) -> TensorsCall:
     if gradient is None:
         return lambda: (function(*inputs),)
     leaves = [x.detach().requires_grad_() for x in inputs]
@@ -158,8 +156,7 @@ def exact(case: Case) -> tuple[Tensor, ...]:
     if case.variant != "sdpa":
         case = replace(case, variant="reference" if case.operator in REFERENCES else "plain")
     wide = [x.double() for x in inputs], None if gradient is None else gradient.double()
-    results: tuple[Tensor, ...] = _call(_function(case, torch.float64), *wide)()
-    return results
+    return tuple(_call(_function(case, torch.float64), *wide)())
 
 
 def cases(options: Options, tokens: int) -> list[Case]:

@@ -1,4 +1,4 @@
-"""What a benchmark measured as a table, sentences, and a section of a Markdown page."""
+"""The results of a benchmark as a table, as sentences, and as a section of a Markdown page."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -81,12 +81,12 @@ WORDS = {"operator", "network", "mechanism", "pattern", "px", "variant", "dtype"
 
 
 def cells(report: Report) -> list[dict[str, str]]:
-    """The rows as they stand in tables, by heading."""
+    """The cells of the table, by heading."""
     return [{heading: cell(row) for heading, cell in COLUMNS[report.kind].items()} for row in report.rows]
 
 
 def words(report: Report) -> int:
-    """How many columns, the first ones, hold words."""
+    """How many of the first columns hold words."""
     return sum(heading in WORDS for heading in COLUMNS[report.kind])
 
 

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from linvit.bench import reference, rows
-from linvit.bench.checks import TOLERANCES, check, relative_error
+from linvit.bench.checks import TOLERANCES, check, check_known, relative_error
 from linvit.bench.operators import DTYPES
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row
 from linvit.ops import mala, rala
+from linvit.ranges import Count
 
 HEADS, WIDTH, CHECKED = 2, 64, 60
 OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
@@ -30,18 +31,20 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench precision` measures: queries, keys and values are N(0, deviation²)."""
+    """Options of `linvit bench precision`; queries, keys and values are drawn from N(0, deviation²)."""
 
     names: Sequence[str] = tuple(OPERATORS)
-    tokens: Sequence[int] = (196, 3136, 12544, 50176)
+    tokens: Sequence[Count] = (196, 3136, 12544, 50176)
     deviations: Sequence[int] = (1, 4, 16)
     dtypes: Sequence[str] = ("float16", "bfloat16")
 
     def __post_init__(self) -> None:
-        for what, given, known in (("names", self.names, OPERATORS), ("dtypes", self.dtypes, DTYPES)):
-            for name in given:
-                if name not in known:
-                    raise ValueError(f"`{what}` has {name!r}, expected some of {', '.join(known)}.")
+        check_known("operator", self.names, OPERATORS)
+        check_known("dtype", self.dtypes, DTYPES)
+
+    def least_bytes(self) -> int:
+        """Query, key and value in float64 and float32."""
+        return 3 * (8 + 4) * HEADS * WIDTH * max(self.tokens, default=0)
 
 
 @torch.inference_mode()

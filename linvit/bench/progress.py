@@ -1,14 +1,14 @@
-"""What a benchmark tells while it runs; the command line shows it, tests and programs need not."""
+"""Progress of a benchmark: silent unless a caller shows it, as the command line does."""
 
 
 class Progress:
-    """Silent; a subclass shows it."""
+    """Shows nothing; subclasses do."""
 
     def group(self, name: str, rounds: int) -> None:
-        """What is measured from now on, and in how many rounds."""
+        """A new group of cases is measured, in this many rounds."""
 
     def say(self, sentence: str) -> None:
-        """What is done at the moment."""
+        """The current step, in words."""
 
     def advance(self) -> None:
-        """One more round is over."""
+        """A round is finished."""

@@ -7,7 +7,7 @@ products, read-out, each step a tensor of its own in the dtype of the inputs.
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +67,8 @@ def mala(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None = None
     den = q @ k.mean(-2, keepdim=True).mT * scale
     root = (scale / tokens) ** 0.5
     state = (rotate(k, tables).mT * root) @ (value * root)
-    return rotate(q, tables) @ state * (1 + 1 / (den + EPS)) - den * value.mean(-2, keepdim=True)
+    out: Tensor = rotate(q, tables) @ state * (1 + 1 / (den + EPS)) - den * value.mean(-2, keepdim=True)
+    return out
 
 
 def efficient(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None = None) -> Tensor:
@@ -77,15 +78,15 @@ def efficient(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None =
 
 def softmax(query: Tensor, key: Tensor, value: Tensor, tables: Tables | None = None) -> Tensor:
     """Softmax attention through its explicit matrix, as the released RAVLT and MAViT compute it."""
-    scores = (query.shape[-1] ** -0.5 * rotate(query, tables)) @ rotate(key, tables).mT
-    return scores.softmax(-1) @ value
+    scores: Tensor = (query.shape[-1] ** -0.5 * rotate(query, tables)) @ rotate(key, tables).mT
+    return scores.softmax(-1).matmul(value)
 
 
 def _divided(q: Tensor, k: Tensor, value: Tensor, tables: Tables | None) -> Tensor:
     root = k.shape[-2] ** -0.5
     inverse = 1 / (q @ k.mean(-2, keepdim=True).mT + EPS)
     state = (rotate(k, tables).mT * root) @ (value * root)
-    return rotate(q, tables) @ state * inverse
+    return rotate(q, tables).matmul(state).mul(inverse)
 
 
 REFERENCES: dict[str, Callable[..., Tensor]] = {
@@ -135,7 +136,7 @@ def reference_model(model: nn.Module) -> nn.Module:
         )
     for module in model.modules():
         if isinstance(module, PointwiseConv):
-            module.__class__ = nn.Conv2d
+            cast(nn.Module, module).__class__ = nn.Conv2d
     shared: dict[str, tuple[Tensor, Tables]] = {}
     for operator in operators:
         if operator.mechanism not in REFERENCES or operator.options != MECHANISMS[operator.mechanism].axes:
@@ -143,6 +144,6 @@ def reference_model(model: nn.Module) -> nn.Module:
                 f"the released order of {operator.mechanism!r} with {dict(operator.options or {})} is not written, "
                 f"expected {', '.join(REFERENCES)} with its own axes: leave the variant `reference` out"
             )
-        operator.__class__ = ReferenceOperator
-        operator.shared = shared
+        cast(nn.Module, operator).__class__ = ReferenceOperator
+        cast(ReferenceOperator, operator).shared = shared
     return model

@@ -1,32 +1,37 @@
-"""What was measured, row by row, and what follows from it."""
+"""Measured rows, and the growth and crossovers computed from them."""
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from linvit.bench.clock import Call, Timing, clock_for, interleave
 from linvit.bench.progress import Progress
+from linvit.ranges import Checked, Count, OneOf, Range, Seed
+
+CORES = os.cpu_count() or 1
+Threads = Annotated[int, Range(1, CORES, because="that is how many cores this machine has")]
 
 
 @dataclass(frozen=True)
-class Options:
-    """What every measurement takes; seconds bounds all rounds of one size."""
+class Options(Checked):
+    """Options of every kind of benchmark.
 
-    device: str = "cpu"
-    threads: int = 1
-    rounds: int = 7
-    seconds: float = float("inf")
+    seconds: time budget for all rounds of one size; at least three rounds are always made.
+    """
+
+    device: Annotated[str, OneOf(("cpu", "cuda"))] = "cpu"
+    threads: Threads = 1
+    rounds: Count = 7
+    seconds: Annotated[float, Range(above=0)] = float("inf")
     memory: bool = False
-    seed: int = 0
+    seed: Seed = 0
 
-    def check_positive(self, *values: int) -> None:
-        """Raises ValueError for a value, or number of rounds, below 1."""
-        if min(*values, self.rounds) < 1:
-            raise ValueError(
-                f"A size, batch or number of rounds is {min(*values, self.rounds)}, expected 1 or more: set it higher."
-            )
+    def least_bytes(self) -> int:
+        """A lower bound of the memory of the largest case, in bytes."""
+        return 0
 
 
 @dataclass
@@ -121,7 +126,7 @@ def time_all(calls: Mapping[str, Timed], options: Options, progress: Progress, g
 
 
 def measured(rows: Sequence[Row]) -> list[Row]:
-    """Those with a time."""
+    """The rows that have a time."""
     return [row for row in rows if row.median_ms is not None]
 
 
@@ -158,11 +163,11 @@ def crossover(ours: Sequence[Row], other: Sequence[Row]) -> float | None:
 
     0 where it is faster at every common extent, None where it is slower at the last one, or nothing is common.
     """
-    times = {row.extent: row.median_ms for row in measured(other)}
+    times = {row.extent: row.median_ms for row in other if row.median_ms}
     gaps = [
         (math.log(row.extent), math.log(row.median_ms / times[row.extent]))
-        for row in sorted(measured(ours), key=lambda row: row.extent)
-        if row.extent in times
+        for row in sorted(ours, key=lambda row: row.extent)
+        if row.median_ms and row.extent in times
     ]
     if not gaps or gaps[-1][1] > 0:
         return None

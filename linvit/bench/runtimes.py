@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from linvit.bench.clock import Call
+from linvit.bench.clock import TensorsCall
 from linvit.files import reason_of
 
 
@@ -42,7 +42,7 @@ def _need(*packages: str) -> None:
         raise ImportError(f"needs {' and '.join(missing)}, which pip installs", name=missing[0])
 
 
-def onnxruntime_call(network: nn.Module, x: Tensor, threads: int) -> Call:
+def onnxruntime_call(network: nn.Module, x: Tensor, threads: int) -> TensorsCall:
     """The exported network through ONNX Runtime on the CPU; see _exported for what is raised."""
     _need("onnxruntime")
     import onnxruntime
@@ -55,7 +55,7 @@ def onnxruntime_call(network: nn.Module, x: Tensor, threads: int) -> Call:
     return lambda: (torch.from_numpy(session.run(None, inputs)[0]),)
 
 
-def openvino_call(network: nn.Module, x: Tensor, threads: int) -> Call:
+def openvino_call(network: nn.Module, x: Tensor, threads: int) -> TensorsCall:
     """The exported network through OpenVINO on the CPU; see _exported for what is raised."""
     _need("openvino")
     import openvino

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 
@@ -12,6 +13,7 @@ from linvit.bench.checks import TOLERANCES, check
 from linvit.bench.networks import randomised
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row, Timed
+from linvit.models.dit import DiT, Side
 from linvit.models.registry import create
 
 CLASSES = 10
@@ -19,21 +21,24 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench sampling` measures: the mechanisms in one DiT, for square images of these sides (pixels)."""
+    """Options of `linvit bench sampling`: mechanisms in one DiT, and sides of the square images in pixels."""
 
     names: Sequence[str] = ("softmax", "mala")
     network: str = "dit_nano_patch2"
-    sides: Sequence[int] = (16, 32, 64, 128, 256)
+    sides: Sequence[Side] = (16, 32, 64, 128, 256)
 
     def __post_init__(self) -> None:
-        self.check_positive(*self.sides)
         for name in self.names:
             _network(self, name, self.sides[0], "meta")  # refuses unknown names
 
+    def least_bytes(self) -> int:
+        """Tokens of a block in float64, which the network is checked in."""
+        return 64 * max(self.sides, default=0) ** 2
 
-def _network(options: Options, name: str, side: int, device: str | None = None) -> torch.nn.Module:
+
+def _network(options: Options, name: str, side: int, device: str | None = None) -> DiT:
     with torch.device(device or options.device):
-        return create(options.network, CLASSES, input_size=side, mechanism=name)
+        return cast(DiT, create(options.network, CLASSES, family="generation", input_size=side, mechanism=name))
 
 
 @torch.inference_mode()
@@ -48,7 +53,8 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
         calls: dict[str, Timed] = {}
         for name in options.names:
             progress.say(f"checking {name}")
-            network = randomised(_network(options, name, side), options.seed)
+            network = _network(options, name, side)
+            randomised(network, options.seed)
             image = torch.randn(1, network.channels, side, side, device=options.device)
             numbers = [torch.tensor([value], device=options.device) for value in (500, 1)]  # time and class
             tokens = (side // network.patch_size) ** 2

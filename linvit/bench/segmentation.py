@@ -4,25 +4,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from linvit.bench import inference
+from linvit.bench.checks import check_known
 from linvit.models.dense.frameworks import SEGMENTORS
+from linvit.ranges import Count
 
 
 @dataclass(frozen=True)
 class Options(inference.Options):
-    """What `linvit bench memory` measures: `names` are backbones in `framework`; sizes are (height, width)."""
+    """Options of `linvit bench memory`: `names` are backbones in `framework`; sizes are (height, width)."""
 
     names: Sequence[str] = ("ravlt_tiny", "ravlt_tiny_linear")
     variants: Sequence[str] = ("plain",)
     peers: Sequence[str] = ()
     framework: str | None = "semantic_fpn"
-    sizes: Sequence[tuple[int, int]] = ((256, 1024), (384, 1536), (512, 2048), (768, 3072))
-    rounds: int = 3
+    sizes: Sequence[tuple[Count, Count]] = ((256, 1024), (384, 1536), (512, 2048), (768, 3072))
+    rounds: Count = 3
     memory: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.framework not in SEGMENTORS:
-            raise ValueError(f"`framework` is {self.framework!r}, expected one of {', '.join(SEGMENTORS)}.")
+        check_known("framework", [str(self.framework)], SEGMENTORS)
 
 
 measure = inference.measure

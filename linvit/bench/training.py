@@ -1,11 +1,13 @@
 """`linvit bench train`: a training step (forward, loss, backward, AdamW) in every arrangement, and what it changes."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Annotated, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +16,22 @@ from torch import Tensor, nn
 from linvit.bench import memory, rows
 from linvit.bench.checks import check
 from linvit.bench.clock import Call
-from linvit.bench.networks import CLASSES, Case, check_names, create, is_ours, parts_of, randomised, row_of
+from linvit.bench.networks import (
+    BYTES_PER_PIXEL,
+    CLASSES,
+    Case,
+    check_names,
+    create,
+    is_ours,
+    parts_of,
+    randomised,
+    row_of,
+)
 from linvit.bench.progress import Progress
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Report, Timed
 from linvit.kernels import cpu
+from linvit.ranges import Amount, Count, Range
 
 PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fused_adamw", "cpp")
 """What a variant adds to the plain eager float32 step: see linvit.bench.networks; bf16 is autocast here.
@@ -37,24 +50,26 @@ NOISE_FACTOR = 3.0  # a curve agrees if it is no further off than so many times 
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """What `linvit bench train` measures; curve_steps of 0 leave the loss curves out."""
+    """Options of `linvit bench train`; there are no loss curves where curve_steps is 0."""
 
     names: Sequence[str] = ("ravlt_tiny", "mavit_tiny", "care_s0")
     variants: Sequence[str] = ("plain", "reference", "channels_last", "bf16", "checkpointing")
-    size: tuple[int, int] = (224, 224)
-    batch: int = 4
-    rounds: int = 3
-    curve_steps: int = 0
-    curve_size: tuple[int, int] = (64, 64)
-    curve_batch: int = 8
+    size: tuple[Count, Count] = (224, 224)
+    batch: Annotated[int, Range(2, because="batch norms need two")] = 4
+    rounds: Count = 3
+    curve_steps: Amount = 0
+    curve_size: tuple[Count, Count] = (64, 64)
+    curve_batch: Annotated[int, Range(2, because="batch norms need two")] = 8
 
     def __post_init__(self) -> None:
         check_names(self.names)
         for variant in self.variants:
             parts_of(variant, PARTS)
-        self.check_positive(*self.size, *self.curve_size)
-        if self.batch < 2:
-            raise ValueError(f"`batch` is {self.batch}, expected 2 or more, which batch norms need: set it higher.")
+
+    def least_bytes(self) -> int:
+        """Images and the first maps of a network, and gradients of these."""
+        of_curves = self.curve_batch * math.prod(self.curve_size) if self.curve_steps else 0
+        return 2 * BYTES_PER_PIXEL * max(self.batch * math.prod(self.size), of_curves)
 
 
 @dataclass
@@ -74,7 +89,7 @@ class Step:
         if "channels_last" in parts:
             self.network = self.network.to(memory_format=torch.channels_last)
         if "checkpointing" in parts:
-            self.network.set_grad_checkpointing(True)
+            cast(Any, self.network).set_grad_checkpointing(True)
         self.forward = torch.compile(self.network) if "compiled" in parts else self.network
         if "cpp" in parts:
             cpu.build()
@@ -104,8 +119,7 @@ class Step:
 def network_for(name: str, size: tuple[int, int], seed: int) -> nn.Module:
     """A network in train mode without drop paths, which would let no two curves agree."""
     torch.manual_seed(seed)
-    options = {"drop_path_rate": 0.0} if is_ours(name) else {}
-    return create(name, size, **options).train()
+    return (create(name, size, drop_path_rate=0.0) if is_ours(name) else create(name, size)).train()
 
 
 def data(batch: int, size: tuple[int, int], seed: int, device: str) -> tuple[Tensor, Tensor]:

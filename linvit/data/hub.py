@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub."""
+"""Data sets from the Hugging Face hub."""
 
 from typing import Any
 
@@ -6,9 +6,11 @@ from linvit.files import reason_of
 
 
 def load_rows(arguments: dict[str, Any], split: str, streaming: bool = False, **columns: str) -> Any:
-    """The rows of a split; `arguments` are arguments of `datasets.load_dataset`, columns those that it must have.
+    """The rows of a split of a data set.
 
-    Raises ValueError for what the library refuses, and for a missing column, by the argument that names it.
+    arguments: those of `datasets.load_dataset`. columns: the columns that it must have, by the argument that sets them.
+
+    Raises ValueError if the library refuses the arguments, or a column is missing.
     """
     import datasets
 
@@ -16,8 +18,8 @@ def load_rows(arguments: dict[str, Any], split: str, streaming: bool = False, **
         rows = datasets.load_dataset(**arguments, split=split, streaming=streaming)
     except Exception as error:  # the kind depends on what is wrong
         raise ValueError(
-            f"The data set {arguments['path']} cannot be read ({reason_of(error)}): set `path`, `configuration` and the"
-            " splits to what is there."
+            f"The data set {arguments['path']} cannot be read ({reason_of(error)}): check `path`, `configuration` and"
+            " the splits."
         ) from error
     for argument, column in columns.items():
         if rows.column_names and column not in rows.column_names:

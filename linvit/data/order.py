@@ -1,6 +1,6 @@
-"""Which image comes when: every random choice depends on (seed, epoch, index) alone, so a stopped run resumes exactly.
+"""The order of samples. Random choices depend on (seed, epoch, index) alone, so a stopped run resumes exactly.
 
-The number of worker processes that load the images makes no difference.
+The number of worker processes makes no difference.
 """
 
 import logging
@@ -14,27 +14,27 @@ import torch
 from torch import distributed
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
+from linvit.data.unusable import SHOWN, none_usable, refusal
 from linvit.ranges import Seed, check
 
 Position = tuple[int, ...]
 ROUND = 256
-NAMED = 5  # unusable files that are named; the rest are counted
 
 logger = logging.getLogger(__name__)
 
 
 def check_seed(seed: Any, argument: str = "seed") -> None:
-    """Raises ValueError for what no generator of random numbers takes."""
+    """Raises ValueError for anything but a whole number that random generators take as a seed."""
     check({argument: Seed}, {argument: seed})
 
 
 def entropy(*numbers: int) -> int:
-    """One well-mixed 32-bit seed from several numbers."""
+    """A 32-bit seed that mixes several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def share() -> tuple[int, int]:
-    """(rank, number of processes), (0, 1) outside distributed training."""
+    """(rank, number of processes); (0, 1) outside distributed training."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
@@ -43,8 +43,8 @@ def share() -> tuple[int, int]:
 class ShuffledOrder(Sampler[Position]):
     """Positions (epoch, index), shuffled by (seed, epoch); each process takes every world-size-th position.
 
-    With repeats above 1 (repeated augmentation, as timm's RepeatAugSampler): positions (epoch, index, copy), the copies
-    of an image in a row, and an epoch ends after `length` of them, rounded down to a multiple of 256 as released.
+    With repeats above 1 (repeated augmentation, as timm's RepeatAugSampler), positions are (epoch, index, copy), the
+    copies of an image follow each other, and an epoch has `length` positions, rounded down to a multiple of 256.
     """
 
     def __init__(self, length: int, seed: int, repeats: int = 1) -> None:
@@ -78,9 +78,10 @@ class ShuffledOrder(Sampler[Position]):
 
 
 class GroupedOrder(ShuffledOrder):
-    """A ShuffledOrder whose batches hold images of one group, such as wide or tall; what fills none comes last, mixed.
+    """A ShuffledOrder whose batches hold samples of one group, such as wide or tall images; the rest comes last, mixed.
 
-    groups: the group of each image. batch_size: images a batch of one process; groups are kept together over all.
+    groups: the group of each sample. batch_size: samples per batch of one process; the processes' batches of a step are
+    of one group too.
     """
 
     def __init__(self, groups: Sequence[int], batch_size: int, seed: int) -> None:
@@ -103,7 +104,7 @@ class GroupedOrder(ShuffledOrder):
 
 
 class PlainOrder(Sampler[int]):
-    """Indices in order; over several processes each index goes to exactly one of them, without padding."""
+    """Indices in order; with several processes each index goes to exactly one of them, without padding."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -137,7 +138,10 @@ class Augmented(Dataset[Any]):
 
 
 def collate(samples: list[Any], assemble: Callable[[list[Any]], Any] = default_collate) -> tuple[Any, Any, list[str]]:
-    """Assembles the readable (image, target) pairs; what is a string is the complaint about an unreadable one."""
+    """(images, targets, complaints): the readable samples assembled, and the sentences that stand for unreadable ones.
+
+    Images and targets are None where no sample is readable.
+    """
     complaints = [sample for sample in samples if isinstance(sample, str)]
     readable = [sample for sample in samples if not isinstance(sample, str)]
     images, targets = assemble(readable) if readable else (None, None)
@@ -145,35 +149,45 @@ def collate(samples: list[Any], assemble: Callable[[list[Any]], Any] = default_c
 
 
 class Batches(DataLoader[Any]):
-    """Batches (images, targets); up to max_corrupt unreadable images are left out, with warnings that name the first.
+    """Batches (images, targets); up to max_corrupt unreadable samples are left out, with warnings for the first five.
 
-    assemble makes (images, targets) of a list of pairs; by default it stacks them. Raises ValueError, naming the file,
-    for one more than max_corrupt.
+    assemble: makes (images, targets) from a list of pairs; by default it stacks them. Raises ValueError, naming the
+    first five, for more than max_corrupt, and where no sample can be read at all.
     """
 
     def __init__(
         self,
-        *args: Any,
+        dataset: Any,
+        batch_size: int,
+        *,
         max_corrupt: int = 0,
         assemble: Callable[[list[Any]], Any] = default_collate,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, collate_fn=partial(collate, assemble=assemble), **kwargs)
+        super().__init__(dataset, batch_size, collate_fn=partial(collate, assemble=assemble), **kwargs)
         self.max_corrupt = max_corrupt
         self.complaints: dict[str, None] = {}
 
-    def __iter__(self) -> Iterator[Any]:
-        before = len(self.complaints)
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch wants its own iterator
+        before, met, any_usable = len(self.complaints), list[str](), False
         for images, targets, complaints in super().__iter__():
             for complaint in complaints:
                 self._leave_out(complaint)
+            met += complaints
             if images is not None:
+                any_usable = True
                 yield images, targets
-        if len(self.complaints) > max(before, NAMED):
+        if met and not any_usable and self._is_whole():
+            raise none_usable(list(dict.fromkeys(met)))
+        if len(self.complaints) > max(before, SHOWN):
             count, limit = len(self.complaints), self.max_corrupt
             logger.warning(
-                "%d files have been left out, of at most %d; the first %d are named above.", count, limit, NAMED
+                "%d samples were left out, of at most %d; the first %d are named above.", count, limit, SHOWN
             )
+
+    def _is_whole(self) -> bool:
+        """Whether this pass begins with the first sample."""
+        return True
 
     def _leave_out(self, complaint: str) -> None:
         if complaint in self.complaints:
@@ -181,13 +195,13 @@ class Batches(DataLoader[Any]):
         self.complaints[complaint] = None
         count = len(self.complaints)
         if count > self.max_corrupt:
-            raise ValueError(f"{complaint} More than `max_corrupt`={self.max_corrupt}." if count > 1 else complaint)
-        if count <= NAMED:
+            raise refusal(list(self.complaints), self.max_corrupt, "max_corrupt")
+        if count <= SHOWN:
             logger.warning("Left out (%d of at most %d): %s", count, self.max_corrupt, complaint)
 
 
 class ResumableBatches(Batches):
-    """Training batches in a ShuffledOrder; `reached` is (epoch, batches read in it); setting it resumes there."""
+    """Training batches in a ShuffledOrder; `reached` is (epoch, batches read in it), and setting it resumes there."""
 
     sampler: ShuffledOrder
 
@@ -195,7 +209,7 @@ class ResumableBatches(Batches):
         super().__init__(*args, **kwargs)
         self.reached = reached
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # This body runs at the first `next`, when the trainer has set the sampler's epoch.
         epoch, count = self.reached
         count = count if epoch == self.sampler.epoch and count < len(self) else 0
@@ -205,6 +219,9 @@ class ResumableBatches(Batches):
             self.reached = self.sampler.epoch, count
             yield batch
 
+    def _is_whole(self) -> bool:
+        return self.sampler.skipped == 0
+
 
 class Streamed(Batches):
     """Training batches of a stream, shuffled differently in each epoch."""
@@ -213,6 +230,6 @@ class Streamed(Batches):
         super().__init__(*args, **kwargs)
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.dataset.set_epoch(self.epoch())  # type: ignore[attr-defined]
         yield from super().__iter__()

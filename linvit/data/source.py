@@ -1,6 +1,8 @@
-"""What every source of data offers."""
+"""The base class of all data sources."""
 
 import hashlib
+import logging
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,30 +10,45 @@ import lightning
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from linvit.data.order import NAMED, Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
+from linvit.data.unusable import SHOWN
 from linvit.ranges import Amount, Checked, Count, Range, Seed
 
 if TYPE_CHECKING:
     from linvit.data.images.image import Preprocessing
 
+USUAL_WORKERS = 8
+logger = logging.getLogger(__name__)
 Workers = Annotated[int, Range(0, 1024)]
 
 
+def fitting_workers(num_workers: int) -> int:
+    """The number of processes that read data: at most one for each CPU core that this process may use.
+
+    Logs it where more than USUAL_WORKERS were asked for, as no default does.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if num_workers > max(cores, USUAL_WORKERS):
+        logger.info("Reading data with %d processes instead of %d: this machine has no more cores.", cores, num_workers)
+    return min(num_workers, cores)
+
+
 def hashed(name: str) -> float:
-    """A number in 0..1 that depends on the name alone, so the same on every machine."""
+    """A number in 0..1 that depends on the name alone; it is the same on every machine."""
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
     return int.from_bytes(digest[:4], "big") / 2**32
 
 
 def is_held_out(name: str, held_out: float) -> bool:
-    """Whether a file belongs to the validation split: by a hash of its name."""
+    """Whether a file belongs to the validation split, decided by a hash of its name."""
     return hashed(name) < held_out
 
 
 def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
-    """The names of one class that belong to the validation split: by their hashes, of names and the seed `split`.
+    """The names of one class that belong to the validation split, chosen by hashes of the names and the seed `split`.
 
-    Rounded, but a share between 0 and 1 leaves one or more on either side, and a single one to train on.
+    Their number is rounded, but with a share between 0 and 1 both splits get at least one name; a single name is for
+    training.
     """
     count = round(held_out * len(names))
     if 0 < held_out < 1:
@@ -40,17 +57,17 @@ def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few names."""
-    return ", ".join(names[:NAMED]) + (" …" if len(names) > NAMED else "")
+    """The first five names."""
+    return ", ".join(names[:SHOWN]) + (" …" if len(names) > SHOWN else "")
 
 
 class Source(lightning.LightningDataModule, Checked):
     """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
 
-    A source names the task that its targets are for, sets class_names and preprocessing in its constructor and returns
-    its datasets from train_set and val_set. item: what a sample is called. smaller: the arguments that make more
-    batches of the same data. assemble: makes a batch of a list of samples. val_batch_size: samples in a validation
-    batch, by default batch_size.
+    A subclass names the task of its targets, sets class_names and preprocessing in its constructor, and returns its
+    datasets from train_set and val_set. item: what messages call a sample. smaller: the arguments that, set lower,
+    give more batches of the same data. assemble: makes a batch from a list of samples. val_batch_size: samples per
+    validation batch, by default batch_size.
     """
 
     task = "classification"
@@ -66,7 +83,7 @@ class Source(lightning.LightningDataModule, Checked):
         super().__init__()
         self.batch_size = self.val_batch_size = batch_size
         self.seed = seed
-        self.num_workers = num_workers
+        self.num_workers = fitting_workers(num_workers)
         self.max_corrupt = max_corrupt
         self.repeats = repeats
         self._batches: ResumableBatches | None = None
@@ -89,7 +106,7 @@ class Source(lightning.LightningDataModule, Checked):
     def train_order(self, dataset: Dataset[Any]) -> ShuffledOrder:
         return ShuffledOrder(len(dataset), self.seed, self.repeats)  # type: ignore[arg-type]
 
-    def train_dataloader(self) -> ResumableBatches:
+    def train_dataloader(self) -> Batches:
         dataset = self.train_set()
         order = self.train_order(dataset)
         if len(order) < self.batch_size:

@@ -1,15 +1,16 @@
 """Exact folding for inference: the same outputs from fewer passes over memory."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 
 import torch
 from torch import nn
 
+from linvit.arguments import check_network
 from linvit.fusion import care, pyramid, timm_layers
+from linvit.fusion.folds import Folds
 
-FOLDS: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {**timm_layers.FOLDS, **pyramid.FOLDS, **care.FOLDS}
+FOLDS: Folds = {**timm_layers.FOLDS, **pyramid.FOLDS, **care.FOLDS}
 
 
 def fuse(model: nn.Module) -> nn.Module:
@@ -18,38 +19,41 @@ def fuse(model: nn.Module) -> nn.Module:
     Batch norms, layer scales, the weights of layer norms, residual depthwise convolutions, CARE's parallel convolutions
     and its two heads go into their neighbours; maps are channels last. Folded are all models of this package, bare,
     as `features_only`, inside a detector or segmentor; timm's ViT, Swin and PVT v2 blocks, swapped or not; and in every
-    other model, convolutions with a batch norm right behind them in an nn.Sequential or in timm's ConvNormAct. What is
-    not known to be exact stays as it is, layers of other classes (quantized, adapted, reparametrized) among it.
+    other model, convolutions followed directly by a batch norm in an nn.Sequential or in timm's ConvNormAct. What is
+    not known to be exact stays as it is, such as layers of other classes (quantized, adapted, reparametrized).
 
     Args:
-        model: in eval mode; it is left untouched. Float32 or wider is best: cast to bfloat16 afterwards.
+        model: in eval mode; it is not changed. Fuse in float32 or wider, and cast to bfloat16 afterwards.
 
     Returns:
         A model of the same class that takes the same arguments, without gradients for its weights. It can be fused
         again, copied, pickled, exported, compiled and cast. Its state dict has names of its own and fits other fused
-        copies of such a model. It stays in eval mode: `.train()` is a ValueError.
+        copies of the same architecture. It stays in eval mode: `.train()` is a ValueError.
 
     Raises:
+        TypeError: if `model` is not a module.
         ValueError: if the model, or a module in it, is in train mode.
     """
+    check_network("model", model)
     training = [name or "the model" for name, module in model.named_modules() if module.training]
     if training:
         raise ValueError(
-            f"fuse: {training[0]} is in train mode, where batch statistics and drop paths cannot be folded; "
-            "expected eval mode: call model.eval() first"
+            f"`model` cannot be fused: {training[0]} is in train mode, where batch statistics and drop paths cannot be "
+            "folded, expected eval mode: call model.eval() first"
         )
     with torch.no_grad():
         fused = _folded(deepcopy(model), {}).eval().requires_grad_(False)
-    fused.train = partial(_stay_in_eval_mode, fused)
+    setattr(fused, "train", partial(_stay_in_eval_mode, fused))  # noqa: B010 - mypy lets no method be replaced otherwise
     return fused
 
 
 def _folded(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    """The module with everything inside it, and then itself, folded; each once, wherever it is used."""
+    """The module with its submodules and then itself folded; a shared module is folded once."""
     if module not in done:
         for name, child in module.named_children():
             setattr(module, name, _folded(child, done))
-        done[module] = FOLDS.get(type(module), lambda same: same)(module)
+        fold = FOLDS.get(type(module))
+        done[module] = module if fold is None else fold(module)
     return done[module]
 
 

@@ -1,4 +1,6 @@
-"""CARE's block and heads for inference: channels last throughout, batch norms and layer scale gone, one head."""
+"""CARE's block and heads for inference: channels last, no batch norms or layer scales, one head."""
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +14,19 @@ from linvit.models.care import CARE, CareHead
 
 
 class FusedMixer(nn.Module):
-    """TokenMixer on (batch, height, width, channels), its local convolutions as one."""
+    """TokenMixer on (batch, height, width, channels), with its local convolutions as one."""
 
     def __init__(self, mixer: TokenMixer):
         super().__init__()
         self.widths = mixer.widths
-        attended = mixer.attended
+        attended: nn.Module = mixer.attended
         if isinstance(attended, Strips):
             attended = folds.summed([attended.vertical, attended.horizontal])
         else:
             attended = folds.products(attended, "qk")
         local = [conv for conv in (mixer.local3, mixer.local7) if conv is not None]
         self.stacked = mixer.stacked
+        self.groups: nn.Sequential | nn.ModuleList
         if self.stacked:
             self.groups = nn.Sequential(*(OnLast(folds.channels_last(conv)) for conv in local), OnLast(attended))
         else:
@@ -34,23 +37,25 @@ class FusedMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.stacked:
-            return self.groups(x)
+            stacked: Tensor = self.groups(x)
+            return stacked
         channels = x.split(self.widths, dim=-1)
         return torch.cat([group(y) for group, y in zip(self.groups, channels, strict=True)], dim=-1)
 
 
 class FusedInteraction(nn.Module):
-    """Interaction on (batch, height, width, channels) without its skip connection; its norm is in fc1."""
+    """Interaction on (batch, height, width, channels) without its skip connection, its norm folded into fc1."""
 
     def __init__(self, interaction: Interaction):
         super().__init__()
-        self.fc1 = folds.linear(folds.behind_batch_norm(interaction.fc1, interaction.norm), "gelu")
+        self.fc1 = folds.linear(folds.after_batch_norm(interaction.fc1, interaction.norm), "gelu")
         self.conv = folds.channels_last(interaction.conv)
         self.fc2 = None if interaction.fc2 is None else folds.linear(interaction.fc2)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = last(self.conv(first(self.fc1(x))))
-        return hidden if self.fc2 is None else self.fc2(hidden)
+        out: Tensor = hidden if self.fc2 is None else self.fc2(hidden)
+        return out
 
 
 class FusedCareBlock(nn.Module):
@@ -62,7 +67,7 @@ class FusedCareBlock(nn.Module):
         self.gamma = block.gamma
         features, memory = block.interact_features, block.interact_memory
         if self.gamma is not None and memory is not None:
-            folds.scaled(memory.fc2, self.gamma)
+            folds.scaled(cast(folds.Affine, memory.fc2), self.gamma)  # a layer scale comes with the projection
         self.mixer = FusedMixer(block.mixer)
         self.interact_features = None if features is None else FusedInteraction(features)
         self.interact_memory = None if memory is None else FusedInteraction(memory)
@@ -75,14 +80,14 @@ class FusedCareBlock(nn.Module):
         if self.memory_width > 0:
             mixed = torch.cat((x[..., : self.memory_width], mixed), dim=-1)
         out = None if self.interact_memory is None else self.interact_memory(mixed)
-        if self.gamma is None:
-            return first(out)
-        x = torch.addcmul(x, mixed, self.gamma)
-        return first(x if out is None else plus(out, x))
+        if self.gamma is not None:
+            x = torch.addcmul(x, mixed, self.gamma)
+            out = x if out is None else plus(out, x)
+        return first(cast(Tensor, out))
 
 
 class FusedCareHead(nn.Module):
-    """The mean of CARE's heads: GELU, layer norm and one linear layer."""
+    """The mean of CARE's heads as one: GELU, layer norm and a linear layer."""
 
     def __init__(self, heads: list[CareHead]):
         super().__init__()
@@ -92,37 +97,46 @@ class FusedCareHead(nn.Module):
             for name in ("weight", "bias")
         )
         for head in heads:
-            self.norm = folds.behind_layer_norm(head.norm, [head.fc] if isinstance(head.fc, nn.Linear) else [])
-        self.fc = folds.averaged([head.fc for head in heads]) if isinstance(heads[0].fc, nn.Linear) else nn.Identity()
+            self.norm = folds.after_layer_norm(
+                cast(nn.LayerNorm, head.norm), [head.fc] if isinstance(head.fc, nn.Linear) else []
+            )
+        classifiers = [head.fc for head in heads if isinstance(head.fc, nn.Linear)]
+        self.fc = folds.averaged(classifiers) if classifiers else nn.Identity()
 
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """What the mean of the classifiers gives; what they read if pre_logits."""
+        """The mean of the classifiers' outputs; with pre_logits, their mean input."""
         x = self.norm(self.act(x))
         if pre_logits or isinstance(self.fc, nn.Identity):
             return x * self.weight + self.bias
-        return self.fc(x)
+        out: Tensor = self.fc(x)
+        return out
 
 
 def fused_care(model: CARE) -> CARE:
-    """One head instead of two; the rest of the network is made of layers that have been fused already."""
+    """The network with one head instead of two; its other layers are fused already."""
     heads = [head for head in (model.head, model.dist_head) if head is not None]
     known = (CareHead, nn.GELU, nn.LayerNorm, nn.Dropout, nn.Linear, nn.Identity)
     if all(folds.made_of(head, *known) and isinstance(head.norm, nn.LayerNorm) for head in heads):
-        model.head, model.dist_head = FusedCareHead(heads), None
+        model.head, model.dist_head = cast(CareHead, FusedCareHead(heads)), None
     return model
 
 
 def fused_block(block: CareBlock) -> nn.Module:
-    """The block for inference; one with layers that are not known stays as it is."""
+    """The block for inference; a block with layers of unknown classes stays as it is."""
     known = (CareBlock, TokenMixer, Strips, ValueAttention, Operator, Interaction, nn.BatchNorm2d, *folds.LAYERS)
     return FusedCareBlock(block) if folds.made_of(block, *known) else block
 
 
 def fused_downsample(downsample: PatchDownsample) -> nn.Module:
-    """One convolution, whose output is channels last; nothing is padded, so the norm before it goes in as well."""
+    """One channels-last convolution; it pads nothing, so the norm before it can be folded in."""
     if not folds.made_of(downsample, PatchDownsample, nn.Conv2d, nn.BatchNorm2d):
         return downsample
-    return folds.channels_last(folds.behind_batch_norm(downsample.conv, downsample.norm))
+    return folds.channels_last(folds.after_batch_norm(downsample.conv, downsample.norm))
 
 
-FOLDS = {CareBlock: fused_block, PatchDownsample: fused_downsample, PatchStem: fused_stem, CARE: fused_care}
+FOLDS: folds.Folds = {
+    CareBlock: fused_block,
+    PatchDownsample: fused_downsample,
+    PatchStem: fused_stem,
+    CARE: fused_care,
+}

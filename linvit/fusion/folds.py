@@ -1,9 +1,10 @@
-"""The arithmetic of folding, on layers that `fuse` has copied: what is given is changed or used up.
+"""The arithmetic of folding. It changes the layers it is given, which `fuse` has copied.
 
-Weights are computed in float64 and rounded once, to the dtype that they had.
+Weights are computed in float64 and rounded once, to their original dtype.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from timm.layers import DropPath
@@ -15,9 +16,13 @@ from linvit.fusion.maps import GeluConv, MapProduct, Product
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.pointwise import PointwiseConv
 
-# in every block of ours
 LAYERS = (DepthwiseConv, PointwiseConv, nn.Conv2d, nn.GELU, nn.Identity, DropPath)
+"""Layers that every block of this package may have."""
 Affine = nn.Conv1d | nn.Conv2d | nn.Linear
+Folds = dict[type[nn.Module], Callable[[Any], nn.Module]]
+"""What each class of module becomes; the function takes a module of exactly that class."""
+Layer = TypeVar("Layer", bound=Affine)
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def linear(layer: nn.Conv2d, activation: str = "none", kind: type[Product] = Product) -> Product:
@@ -26,8 +31,8 @@ def linear(layer: nn.Conv2d, activation: str = "none", kind: type[Product] = Pro
     return _filled(product, layer.weight.flatten(1), layer.bias, layer.weight)
 
 
-def products(attention: nn.Module, *names: str) -> nn.Module:
-    """An attention on maps with products for its 1×1 convolutions of these names."""
+def products(attention: Module, *names: str) -> Module:
+    """The attention with products instead of its 1×1 convolutions of these names."""
     for name in names:
         setattr(attention, name, linear(getattr(attention, name), kind=MapProduct))
     return attention
@@ -35,16 +40,25 @@ def products(attention: nn.Module, *names: str) -> nn.Module:
 
 def with_gelu(layer: nn.Conv2d) -> GeluConv:
     """gelu(layer(x)) as one step."""
-    window = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups)
-    conv = GeluConv(layer.in_channels, layer.out_channels, *window, layer.bias is not None, device="meta")
+    conv = GeluConv(
+        layer.in_channels,
+        layer.out_channels,
+        cast(tuple[int, int], layer.kernel_size),
+        cast(tuple[int, int], layer.stride),
+        cast(str | tuple[int, int], layer.padding),
+        cast(tuple[int, int], layer.dilation),
+        layer.groups,
+        layer.bias is not None,
+        device="meta",
+    )
     return channels_last(_filled(conv, layer.weight, layer.bias, layer.weight))
 
 
-def behind(layer: Affine, scale: Tensor, shift: Tensor) -> Affine:
-    """layer(scale · x + shift) as a layer of x: W' = W · scale, b' = b + W shift. Exact where no zeros are padded.
+def after_affine(layer: Layer, scale: Tensor, shift: Tensor) -> Layer:
+    """layer(scale · x + shift) as a layer of x: W' = W · scale, b' = b + W shift. Exact if no zeros are padded.
 
     Args:
-        layer: linear or convolution, one with groups too.
+        layer: a linear layer or a convolution, with groups or without.
         scale, shift: (channels in,).
     """
     groups = getattr(layer, "groups", 1)
@@ -56,29 +70,30 @@ def behind(layer: Affine, scale: Tensor, shift: Tensor) -> Affine:
     return _filled(layer, (by_group * scale.double().reshape(shape)).flatten(0, 1), offset, layer.weight)
 
 
-def behind_batch_norm(layer: Affine, norm: nn.BatchNorm2d) -> Affine:
-    """layer(norm(x)) as a layer of x, exact where no zeros are padded."""
-    scale = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()
-    return behind(layer, scale, norm.bias.double() - norm.running_mean.double() * scale)
+def after_batch_norm(layer: Layer, norm: nn.BatchNorm2d) -> Layer:
+    """layer(norm(x)) as a layer of x, exact if no zeros are padded; the norm must have running statistics."""
+    mean, variance = cast(Tensor, norm.running_mean).double(), cast(Tensor, norm.running_var).double()
+    scale = norm.weight.double() * (variance + norm.eps).rsqrt()
+    return after_affine(layer, scale, norm.bias.double() - mean * scale)
 
 
-def behind_layer_norm(norm: nn.LayerNorm, layers: Iterable[Affine]) -> nn.LayerNorm:
-    """Hand the weights of a layer norm to all the layers that read it; what is left of the norm is returned."""
+def after_layer_norm(norm: nn.LayerNorm, layers: Iterable[Affine]) -> nn.LayerNorm:
+    """Fold the weights of a layer norm into all layers that read it; returns a norm without weights."""
     if norm.elementwise_affine:
         shift = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
         for layer in layers:
-            behind(layer, norm.weight, shift)
+            after_affine(layer, norm.weight, shift)
     return nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False)
 
 
-def before_batch_norm(layer: nn.Conv2d, norm: nn.Module) -> nn.Conv2d:
+def before_batch_norm(layer: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
     """norm(layer(x)) as a convolution of x."""
     dtype = layer.weight.dtype
     return fuse_conv_bn_eval(layer.double(), norm.double()).to(dtype).requires_grad_(False)
 
 
-def scaled(layer: Affine, scale: Tensor) -> Affine:
-    """scale · layer(x) as a layer of x; as many numbers as there are channels."""
+def scaled(layer: Layer, scale: Tensor) -> Layer:
+    """scale · layer(x) as a layer of x; `scale` has one number per channel out."""
     scale = scale.double().flatten()
     weight = layer.weight.double() * scale.reshape(-1, *(1,) * (layer.weight.ndim - 1))
     return _filled(layer, weight, None if layer.bias is None else layer.bias.double() * scale, layer.weight)
@@ -92,30 +107,33 @@ def with_identity(layer: nn.Conv2d) -> nn.Conv2d:
 
 
 def summed(layers: Sequence[nn.Conv2d]) -> nn.Conv2d:
-    """The sum of depthwise convolutions of the same map, as one of the size that covers all of them."""
-    return _depthwise(sum(_of_one_size(layers)), sum(layer.bias.double() for layer in layers), layers[0].weight)
+    """The sum of depthwise convolutions of the same map, as one convolution of the largest size."""
+    return _depthwise(torch.stack(_of_one_size(layers)).sum(0), torch.stack(_biases(layers)).sum(0), layers[0].weight)
 
 
 def side_by_side(layers: Sequence[nn.Conv2d]) -> nn.Conv2d:
-    """Depthwise convolutions of neighbouring channels as one over all of them, of the size that covers all."""
-    bias = torch.cat([layer.bias.double() for layer in layers])
-    return _depthwise(torch.cat(_of_one_size(layers)), bias, layers[0].weight)
+    """Depthwise convolutions of consecutive groups of channels, as one convolution of the largest size."""
+    return _depthwise(torch.cat(_of_one_size(layers)), torch.cat(_biases(layers)), layers[0].weight)
 
 
 def averaged(layers: Sequence[nn.Linear]) -> nn.Linear:
-    """The mean of what linear layers of the same input give, as one."""
+    """The mean of linear layers of the same input, as one layer."""
     weight = torch.stack([layer.weight.double() for layer in layers]).mean(0)
-    return _filled(layers[0], weight, torch.stack([layer.bias.double() for layer in layers]).mean(0), layers[0].weight)
+    return _filled(layers[0], weight, torch.stack(_biases(layers)).mean(0), layers[0].weight)
 
 
-def channels_last(layer: nn.Conv2d) -> nn.Conv2d:
-    """The layer with its weights in the order of channels-last maps, so that it returns one whatever it reads."""
+def channels_last(layer: Module) -> Module:
+    """The layer with channels-last weights, so that it returns a channels-last map whatever it reads."""
     return layer.to(memory_format=torch.channels_last)
 
 
 def made_of(module: nn.Module, *types: type[nn.Module]) -> bool:
     """Whether everything in the module is of exactly these classes: nothing quantized, adapted or reparametrized."""
     return all(type(layer) in types for layer in module.modules())
+
+
+def _biases(layers: Sequence[Affine]) -> list[Tensor]:
+    return [cast(Tensor, layer.bias).double() for layer in layers]
 
 
 def _of_one_size(layers: Sequence[nn.Conv2d]) -> list[Tensor]:
@@ -128,13 +146,13 @@ def _of_one_size(layers: Sequence[nn.Conv2d]) -> list[Tensor]:
 
 
 def _depthwise(weight: Tensor, bias: Tensor, like: Tensor) -> nn.Conv2d:
-    channels, _, *size = weight.shape
-    padding = tuple(side // 2 for side in size)
-    layer = nn.Conv2d(channels, channels, tuple(size), padding=padding, groups=channels, device="meta")
+    channels, _, height, width = weight.shape
+    padding = height // 2, width // 2
+    layer = nn.Conv2d(channels, channels, (height, width), padding=padding, groups=channels, device="meta")
     return channels_last(_filled(layer, weight, bias, like))
 
 
-def _filled(layer: Affine, weight: Tensor, bias: Tensor | None, like: Tensor) -> Affine:
+def _filled(layer: Layer, weight: Tensor, bias: Tensor | None, like: Tensor) -> Layer:
     """The layer with these weights, in the dtype and on the device of `like`."""
     layer.weight = nn.Parameter(weight.to(like).contiguous(), requires_grad=False)
     layer.bias = None if bias is None else nn.Parameter(bias.to(like), requires_grad=False)

@@ -1,4 +1,4 @@
-"""Steps on maps whose channels come last in memory, each in as few passes as torch has."""
+"""Layers on channels-last maps, each in as few passes over memory as torch allows."""
 
 import torch
 from torch import Tensor, nn
@@ -15,36 +15,39 @@ def first(x: Tensor) -> Tensor:
 
 
 def plus(fresh: Tensor, x: Tensor) -> Tensor:
-    """x + fresh, written over `fresh`, which nobody else may read."""
+    """x + fresh, written into `fresh`, which no other code may read."""
     return fresh.add_(x) if fresh.dtype == x.dtype else x + fresh
 
 
 class Product(nn.Linear):
-    """A linear layer, with GELU behind it or "none", in one pass of oneDNN where that can run.
+    """A linear layer followed by "gelu" or "none", in one pass of oneDNN where possible.
 
-    F.linear writes the bias first and adds to it; GELU is another pass.
+    F.linear writes the bias first and then adds to it, and GELU is another pass.
     """
 
-    def __init__(self, width: int, out_width: int, bias: bool = True, activation: str = "none", device=None):
+    def __init__(
+        self, width: int, out_width: int, bias: bool = True, activation: str = "none", device: str | None = None
+    ):
         super().__init__(width, out_width, bias, device=device)
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         if _runs_on_onednn(x):
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "none")
-        out = super().forward(x)
-        return out if self.activation == "none" else torch.ops.aten.gelu_(out)
+            fused: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "none")
+            return fused
+        out: Tensor = super().forward(x)
+        return out if self.activation == "none" else _gelu(out)
 
 
 class MapProduct(Product):
-    """The same on a map (batch, channels, height, width) whose channels come last in memory."""
+    """The same on a channels-last map (batch, channels, height, width)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return first(super().forward(last(x)))
 
 
 class OnLast(nn.Module):
-    """A layer of maps, on (batch, height, width, channels)."""
+    """A layer that reads maps, applied to (batch, height, width, channels)."""
 
     def __init__(self, layer: nn.Module):
         super().__init__()
@@ -55,25 +58,31 @@ class OnLast(nn.Module):
 
 
 class GeluConv(nn.Conv2d):
-    """A convolution with GELU behind it, in one pass of oneDNN where that can run."""
+    """A convolution followed by GELU, in one pass of oneDNN where possible."""
 
     def forward(self, x: Tensor) -> Tensor:
         if _runs_on_onednn(x):
             window = (self.padding, self.stride, self.dilation)
-            return torch.ops.mkldnn._convolution_pointwise(
+            fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
                 x, self.weight, self.bias, *window, self.groups, "gelu", [], "none"
             )
-        return torch.ops.aten.gelu_(super().forward(x))
+            return fused
+        return _gelu(super().forward(x))
+
+
+def _gelu(fresh: Tensor) -> Tensor:
+    out: Tensor = torch.ops.aten.gelu_(fresh)
+    return out
 
 
 def _runs_on_onednn(x: Tensor) -> bool:
     """Whether this is plain inference on a CPU: no compiler, no gradient, no autocast."""
     return (
-        not torch.compiler.is_compiling()  # first: the rest breaks the compiler's graph
+        not torch.compiler.is_compiling()  # comes first, because the rest would break a compiler's graph
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # like the convolution, not part of torch's public face
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # private in torch, like the convolution
         and not (torch.is_grad_enabled() and x.requires_grad)
         and not torch.is_autocast_enabled("cpu")
     )

@@ -1,4 +1,6 @@
-"""RAVLT's and MAViT's block for inference: channels last throughout, norms without weights, nothing left to scale."""
+"""The block of RAVLT and MAViT for inference: channels last, norms without weights, no layer scales."""
+
+from typing import cast
 
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
@@ -13,15 +15,16 @@ from linvit.ops import Rotary
 
 
 class FusedAttention(Attention2d):
-    """Attention2d with products for its 1×1 convolutions and its sum in place."""
+    """Attention2d with products instead of 1×1 convolutions, and its sum in place."""
 
     @classmethod
     def of(cls, attention: Attention2d) -> "FusedAttention":
         """The attention itself, changed."""
         attention.__class__ = cls
-        if attention.lepe is not None:
-            folds.channels_last(attention.lepe)
-        return folds.products(attention, "qkvo", "proj")
+        fused = cast(FusedAttention, attention)
+        if fused.lepe is not None:
+            folds.channels_last(fused.lepe)
+        return folds.products(fused, "qkvo", "proj")
 
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         return y if self.lepe is None else plus(self.lepe(value_map(operands)), y)
@@ -37,7 +40,8 @@ class FusedFeedForward(nn.Module):
         self.fc2 = folds.linear(feed_forward.fc2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(last(self.conv(first(self.fc1(x)))))
+        out: Tensor = self.fc2(last(self.conv(first(self.fc1(x)))))
+        return out
 
 
 class FusedAttentionBlock(nn.Module):
@@ -47,9 +51,9 @@ class FusedAttentionBlock(nn.Module):
         super().__init__()
         attention, feed_forward = block.attn, block.ffn
         self.cpe = None if block.cpe is None else folds.with_identity(block.cpe)
-        readers = attention.input_layers()
-        self.norm1 = folds.behind_layer_norm(block.norm1, readers) if readers else _unfolded(block.norm1)
-        self.norm2 = folds.behind_layer_norm(block.norm2, [feed_forward.fc1])
+        readers = cast(list[folds.Affine], attention.input_layers())  # made_of has seen that they are
+        self.norm1 = folds.after_layer_norm(block.norm1, readers) if readers else _unfolded(block.norm1)
+        self.norm2 = folds.after_layer_norm(block.norm2, [feed_forward.fc1])
         folds.scaled(attention.proj, block.gamma_1)
         folds.scaled(feed_forward.fc2, block.gamma_2)
         self.attn = FusedAttention.of(attention)
@@ -69,7 +73,7 @@ def _unfolded(norm: nn.LayerNorm) -> nn.LayerNorm:
 
 
 def fused_block(block: AttentionBlock) -> nn.Module:
-    """The block for inference; one with layers that are not known stays as it is."""
+    """The block for inference; a block with layers of unknown classes stays as it is."""
     known = (AttentionBlock, Attention2d, Operator, ConvFeedForward, LayerNorm2d, nn.Tanh, *folds.LAYERS)
     return FusedAttentionBlock(block) if folds.made_of(block, *known) else block
 
@@ -87,11 +91,11 @@ def fused_stem(stem: Stem) -> Stem:
     conv = None
     for name, layer in stem.named_children():
         if type(layer) is nn.GELU and conv is not None:
-            setattr(stem, conv, folds.with_gelu(stem.get_submodule(conv)))
+            setattr(stem, conv, folds.with_gelu(cast(nn.Conv2d, stem.get_submodule(conv))))
             setattr(stem, name, nn.Identity())
         elif type(layer) is not nn.Identity:
             conv = name if type(layer) is nn.Conv2d else None
     return folds.channels_last(stem)
 
 
-FOLDS = {AttentionBlock: fused_block, ConvDownsample: fused_downsample, ConvStem: fused_stem}
+FOLDS: folds.Folds = {AttentionBlock: fused_block, ConvDownsample: fused_downsample, ConvStem: fused_stem}

@@ -1,4 +1,4 @@
-"""The formula of `linvit.ops` on raw queries, keys and values, fused: for GPUs (Triton), and for CPUs (C++, cpu)."""
+"""Fused kernels of `linvit.ops.linear_attention`: for GPUs in Triton, for CPUs in C++ (`linvit.kernels.cpu`)."""
 
 from linvit.kernels import cpu as cpu
 from linvit.kernels.linear_attention import linear_attention as linear_attention

@@ -1,8 +1,8 @@
-"""Causal attention, uniform weights: one program goes through a head's tokens chunk by chunk and carries their sums.
+"""Causal attention, uniform weights: one program per head reads the tokens chunk by chunk and carries their sums.
 
 Inside a chunk the scores are a small matrix; what came before is carried as S (uncentred), z, u, r and the number of
 tokens, in registers: nothing of it is written. The backward goes through the tokens twice, forwards for the queries,
-then backwards for keys and values; between the two it keeps four numbers a token (`rows`: heads × 4 × tokens).
+then backwards for keys and values; between the two it keeps four numbers per token (`rows`: heads × 4 × tokens).
 
 With g the gradient of the output, x = v - origin, a_ij = Rκ(q_i)·Rκ(k_j) and sums over j ≤ i of n_i visible tokens,
 
@@ -71,7 +71,7 @@ def load_values(
 
 @triton.jit
 def products(rows, columns, seen, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """Dot product of each row with each column that it sees, else zero."""
+    """Dot product of each row with each column that it sees; zero elsewhere."""
     return tl.where(seen, tl.dot(rows.to(DOT), tl.trans(columns.to(DOT)), input_precision=PRECISION), 0.0)
 
 
@@ -112,7 +112,7 @@ def chunked(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """What each query of a head reads from its own token and those before it."""
+    """The output of one head: each query reads its own token and those before it."""
     batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
     q, k = head_of(query, batch, head, begin), head_of(key, batch, head, begin)
     v, o = head_of(value, batch, head, begin), head_of(out, batch, head, begin)

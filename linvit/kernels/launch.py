@@ -1,4 +1,4 @@
-"""Which kernels run, over how many programs, with which block sizes."""
+"""Starts the kernels: which ones, over how many programs, with which block sizes."""
 
 from typing import Any, NamedTuple
 
@@ -11,26 +11,26 @@ from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_b
 from linvit.kernels.state import merge, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 
-# Tokens a tile and warps a program, by the wider of the two head widths padded to a power of two. A program holds S
+# Tokens per tile and warps per program, by the wider of the two head widths padded to a power of two. A program holds S
 # (width × value width, float32) and a few tiles at once. At width 64 in bfloat16, compiled for an H200, `summarize`
-# takes 242 registers a thread and `read` 144, none spilled: two and three programs share a multiprocessor, and their
+# takes 242 registers per thread and `read` 144, none spilled: two and three programs share a multiprocessor, and their
 # loads in flight (two tiles of 8 KB each, up to three deep) hide its memory. Narrow heads take longer tiles, or loads
 # would be too short; width 128 takes twice the threads and half the tokens.
 BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
-# The same backwards, where S and its gradient are held at once: with four warps they spilled registers, with eight
-# `read_backward` takes 219 and spills none.
+# The same for the backward pass, which holds S and its gradient at once: with four warps it spilled registers, with
+# eight `read_backward` takes 219 and spills none.
 BACKWARD_BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 8), 128: (32, 8)}
-# Tokens a chunk and warps of causal attention: scores of a chunk × chunk stand beside the state and the tiles.
+# Tokens per chunk and warps of causal attention, which holds the scores of a chunk beside the state and the tiles.
 CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
-# Tiles that one program reads with the same state: the state is as large as one or two tiles, and comes from L2.
+# Tiles that one program reads with the same state, which is as large as one or two tiles and comes from L2.
 READ_TILES = 4
-MOST_SPLITS = 65535  # a grid's second axis ends there
-# Programs per multiprocessor before a head's tokens are split no further.
+MOST_SPLITS = 65535  # the limit of a grid's second axis
+# Programs per multiprocessor from which on a head's tokens are not split further.
 PROGRAMS_PER_PROCESSOR = 2
 
 
 class Options(NamedTuple):
-    """The axes of the formula that a kernel is compiled for, and its numbers."""
+    """The axes of the formula that a kernel is compiled for, and eps."""
 
     query_map: str
     key_map: str
@@ -40,7 +40,7 @@ class Options(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What attention reads: tokens as in `linear_attention`, (cos, sin), and where sequences begin that are packed."""
+    """The tensors of a call: as in `linear_attention`, (cos, sin), and the offsets of packed sequences."""
 
     query: Tensor
     key: Tensor
@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Heads of all batch entries or packed sequences, and the tokens of one (of an average one, where packed)."""
+    """Programs for all heads of all batch entries or packed sequences; tokens are those of an average sequence."""
 
     programs: int
     heads: int
@@ -66,7 +66,7 @@ def interpreted() -> bool:
 
 
 def state_size(width: int, value_width: int) -> int:
-    """Floats a state takes: S, z, u, r, n and shift, up to the next 64 bytes so that all rows are aligned."""
+    """Floats per state: S, z, u, r, n and shift, rounded up to 64 bytes so that all rows are aligned."""
     size = width * value_width + 2 * width + value_width + 2
     return -(-size // 16) * 16
 
@@ -249,8 +249,8 @@ def _causal_plan(
 
 
 def _columns(query: Tensor, value: Tensor) -> tuple[int, int]:
-    """Head widths padded to the powers of two that products take, 16 at least."""
-    return tuple(max(16, triton.next_power_of_2(x.shape[-1])) for x in (query, value))  # type: ignore[return-value]
+    """Head widths padded to the powers of two that products need, at least 16."""
+    return tuple(max(16, triton.next_power_of_2(x.shape[-1])) for x in (query, value))
 
 
 def _plan(
@@ -278,7 +278,7 @@ def _plan(
 
 
 def _dot(dtype: torch.dtype) -> dict[str, Any]:
-    """What the products multiply; they always sum in float32.
+    """The precision of the products' factors; sums are always float32.
 
     bfloat16 inputs are multiplied as they are. float16 is raised to TF32, which has its ten bits and a wider range:
     a state of large keys and values would not fit float16. float32 stays float32. The interpreter knows only float32.
@@ -303,7 +303,7 @@ def _merged(states: Tensor, sizes: dict[str, int], warps: int) -> Tensor:
 
 
 def room(query: Tensor, value: Tensor) -> Tensor:
-    """Room for the output with axes in memory as the values have them, so that what follows needs no copy either."""
+    """An empty output in the memory order of the values, so that the next layer needs no copy."""
     if query.shape[2] == value.shape[2]:
         return torch.empty_like(value)
     return value.new_empty(*query.shape[:3], value.shape[-1])

@@ -1,4 +1,4 @@
-"""The kernels as a torch operator with a gradient, opaque to torch.compile."""
+"""The kernels as a custom torch operator with a gradient, which torch.compile does not look into."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Bidirectional attention forward: `query_mean`, `summarize`, `merge` and `read`, the twins of `linvit.ops`.
+"""Bidirectional attention forward: `query_mean`, `summarize`, `merge` and `read`, as in `linvit.ops`.
 
 A state is one float32 row: S (width × value width), z, u, r, n, shift, as in `linvit.ops.State`. Each head's tokens are
 dealt out to `splits` programs, tile by tile; each writes a state of its own and `merge` joins them in a fixed order, so
@@ -95,7 +95,7 @@ def query_mean(
     COLUMNS: tl.constexpr,
     MAP: tl.constexpr,
 ):
-    """Sum of κ(q) over the visible tokens of a split, and how many they are: sums (heads, splits, width + 1)."""
+    """Sum of κ(q) over the visible tokens of a split, and their number: sums (heads, splits, width + 1)."""
     batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
     split, splits = tl.program_id(1), tl.num_programs(1)
     q = head_of(query, batch, head, begin)
@@ -170,7 +170,7 @@ def summarize(
             S, z, r, u = S * older[:, None], z * older, r * older, u * older
             n, shift = n * older, top
         rk = rotate(kp, cos, sin, begin, start, length, False, ROWS, COLUMNS, WIDTH) * mass[:, None]
-        # r sums what the product sums, rounded alike: centring S must not leave the rounding behind.
+        # r sums the same rounded keys as the product, so that centring S leaves no rounding error.
         rk = rk.to(DOT)
         S += tl.dot(tl.trans(rk), x.to(DOT), input_precision=PRECISION)
         r += tl.sum(rk.to(tl.float32), 0)
@@ -197,7 +197,7 @@ def merge(
     COLUMNS: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr,
 ):
-    """A head's state from those of its splits, one after another."""
+    """A head's state, merged from those of its splits in order."""
     head = tl.program_id(0).to(tl.int64)
     row = states + head * splits * SIZE
     S, z, u, r = load_state(row, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
@@ -241,7 +241,7 @@ def read(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """What the queries of a split read from their head's state."""
+    """The output of the queries of a split, read from their head's state."""
     batch, head, begin, length = span(cu_seqlens, tokens, HEADS)
     split, splits = tl.program_id(1), tl.num_programs(1)
     q, o = head_of(query, batch, head, begin), head_of(out, batch, head, begin)

@@ -1,4 +1,4 @@
-"""What the kernels can do; this page knows no Triton, so that it can say that there is none."""
+"""What the kernels can do. Imports no Triton, so that it can also say that Triton is missing."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -22,14 +22,15 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False,
         return reason
     weighting = options.get("weighting", "uniform")
     if weighting == "query_mean" and options.get("normalizer") == "sum":
-        return "normalizer='sum' has a kernel for uniform weights alone"
+        return "normalizer='sum' has a kernel for uniform weights only"
     if causal and weighting != "uniform":
         return f"weighting={weighting!r} has no causal kernel"
     if max(query.shape[-1], value.shape[-1]) > WIDEST:
         return f"head widths are {query.shape[-1]} and {value.shape[-1]}, and the kernels go to {WIDEST}"
     if len({query.device, key.device, value.device}) > 1:
         return f"the tensors are on {query.device}, {key.device} and {value.device}"
-    return machine_obstacle(query.device)
+    missing: str | None = machine_obstacle(query.device)
+    return missing
 
 
 def inputs_obstacle(
@@ -42,7 +43,7 @@ def inputs_obstacle(
     rotary: tuple[Tensor, Tensor] | None = None,
     state: Any = None,
 ) -> str | None:
-    """What no kernel takes, neither on a GPU nor on a CPU, as a clause; None if there is nothing."""
+    """Why no kernel, on a GPU or a CPU, takes these arguments, as a clause; None if one may."""
     maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
     for name, given, known in (
         ("the queries' feature_map", maps[0], FEATURE_MAPS),
@@ -65,7 +66,7 @@ def inputs_obstacle(
 
 
 def transforms() -> bool:
-    """Whether forward-mode gradients or a transform of `torch.func` may be asked for: kernels give plain gradients."""
+    """Whether forward-mode gradients or a transform of `torch.func` are active, which kernels do not support."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 

@@ -1,4 +1,4 @@
-"""What all kernels share: which tokens a program reads, tiles of them, and the axes of the formula on a tile.
+"""Shared by all kernels: which tokens a program reads, tiles of them, and the axes of the formula on a tile.
 
 A tensor comes in as the tuple (pointer, batch stride, head stride, token stride, channel stride); `head_of` leaves
 (pointer to the first token, token stride, channel stride). Tiles are float32, ROWS tokens × COLUMNS channels, zero
@@ -76,7 +76,7 @@ def tile_mean(
     VALUE_WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Mean value of one tile, from which values are taken in float32; zero for halves, which it would round again.
+    """Mean value of one tile, subtracted from values in float32; zero for half precision, where it would add rounding.
 
     Relative to it values stay small, so that subtracting their mean later loses nothing.
     """
@@ -130,7 +130,7 @@ def rotate(
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Turn adjacent channels by the angles of their token, or back; x itself without a table."""
+    """Rotate adjacent channels by the angles of their token, or back; x itself without a table."""
     if cos is None:
         y = x
     else:
@@ -148,7 +148,7 @@ def rotate(
 
 @triton.jit
 def gain_and_level(num, den, mass, scale, eps, NORMALIZER: tl.constexpr):
-    """The two numbers a query that make out = gain · covariance + level · u, as in `linvit.ops.normalizer`."""
+    """The two numbers per query that make out = gain · covariance + level · u, as in `linvit.ops.normalizer`."""
     if NORMALIZER == "divide":
         gain = 1 / (den + eps)
         level = num * gain

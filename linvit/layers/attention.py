@@ -6,7 +6,7 @@ from typing import Any
 from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
-from linvit.layers.checks import known
+from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width, known
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.operator import MapSteps, Operands, known_mechanism
 from linvit.layers.pointwise import PointwiseConv
@@ -30,9 +30,9 @@ def rotary_table(x: Tensor, head_width: int) -> Rotary:
 
 
 def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> dict[str, Any]:
-    """The keyword arguments of one stage's Attention2d out of those of a network.
+    """The keyword arguments of one stage's Attention2d, taken from those of the whole network.
 
-    Softmax attention has neither feature map nor weighting nor normalizer, so a softmax stage takes the others alone.
+    Softmax attention has no feature map, weighting or normalizer: a softmax stage takes only the other options.
 
     Raises:
         ValueError: for an unknown key; the message lists the known ones.
@@ -40,43 +40,53 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
     for key in attention or {}:
         if key not in (*AXES, *AROUND):
             known_keys = ", ".join((*AXES, *AROUND))
-            raise ValueError(f"`attention` has the key {key!r}, expected some of {known_keys}: choose a known one")
+            raise ValueError(f"`attention` has the key {key!r}, expected some of {known_keys}: correct it")
     linear = known_mechanism(mechanism).axes is not None
     return {key: value for key, value in (attention or {}).items() if key in AROUND or linear}
 
 
+def check_turns(head_width: int) -> None:
+    """Raises ValueError where a rotation over rows and columns cannot turn the channels of a head in pairs."""
+    if head_width % 4:
+        raise ValueError(f"the head width is {head_width}, expected a multiple of 4 for RoPE: change `heads` or `rope`")
+
+
 @register_notrace_module
 class Attention2d(MapSteps):
-    """Attention with a local term and a modulation: proj((operator(q, k, v) + lepe(v)) · φ(x)).
+    """Attention with a local term and a gate: proj((operator(q, k, v) + lepe(v)) · φ(x)).
 
-    One 1×1 convolution makes q, k, v and, where φ is a projection, φ(x). RALA (arXiv 2411.07635) and MALA (arXiv
-    2507.00698) as released: the papers have neither lepe nor RoPE; the code is followed.
+    One 1×1 convolution computes q, k, v and, where φ needs a projection, that too. RALA (arXiv 2411.07635) and MALA
+    (arXiv 2507.00698) as released: their papers mention neither LePE nor RoPE, their code has both and is followed.
 
     Args:
         width, heads, mechanism: as in AttentionSteps.
-        modulation: φ: "linear", a projection of x as released; "tanh" of that projection; "identity", x itself; "none".
-        lepe: whether the 5×5 depthwise convolution of the values is added.
-        rope: whether queries and keys are rotated by their position.
-        axes: feature_map, weighting or normalizer other than the mechanism's own, see Operator.
+        modulation: φ: "linear", a projection of x, as released; "tanh" of that projection; "identity", x itself;
+            "none", no gate.
+        lepe: add a 5×5 depthwise convolution of the values (LePE).
+        rope: rotate queries and keys by their position.
+        axes: feature_map, weighting or normalizer in place of the mechanism's own, see Operator.
 
     Raises:
-        ValueError: as AttentionSteps, and for an unknown modulation.
+        ValueError: as AttentionSteps; for an unknown modulation, and with rope for a head width that is not a multiple
+            of 4.
     """
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        width: Width,
+        heads: Heads,
         mechanism: str,
         modulation: str = "linear",
         lepe: bool = True,
         rope: bool = True,
-        device=None,
-        dtype=None,
-        **axes,
-    ):
-        dd = {"device": device, "dtype": dtype}
+        device: Device = None,
+        dtype: Dtype = None,
+        **axes: Any,
+    ) -> None:
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, place="maps", **axes, **dd)
+        if rope:
+            check_turns(width // heads)
         self.rope = rope
         self.projected, phi = known("modulation", modulation, MODULATIONS)
         self.qkvo = PointwiseConv(width, (4 if self.projected else 3) * width, **dd)
@@ -86,23 +96,26 @@ class Attention2d(MapSteps):
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Map (batch, width, height, width) and the rotation of its grid to a map of the same shape."""
-        return self.proj(self.attended(self.operands(x, rotary)))
+        x = self.proj(self.attended(self.operands(x, rotary)))
+        return x
 
     def operands(self, x: Tensor, rotary: Rotary) -> Operands:
-        """What enters the operator: views of one projection."""
+        """The operands of the operator: views of one projection."""
         projections = self.qkvo(x).chunk(4 if self.projected else 3, dim=1)
-        tokens = (self.by_head(y) for y in projections[:3])
+        query, key, value = (self.by_head(y) for y in projections[:3])
         gate = projections[3] if self.projected else x
-        return self.operator.operands(*tokens, rotary if self.rope else None, gate=gate, grid=tuple(x.shape[-2:]))
+        table = rotary if self.rope else None
+        return self.operator.operands(query, key, value, table, gate=gate, grid=tuple(x.shape[-2:]))
 
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         return y if self.lepe is None else y + self.lepe(value_map(operands))
 
     def input_layers(self) -> list[nn.Module]:
-        """Every layer that reads the input; none where it is also used in another way."""
+        """Every layer that reads the input; none if the input is also used directly."""
         return [] if self.modulate is not None and not self.projected else [self.qkvo]
 
 
 def value_map(operands: Operands) -> Tensor:
-    """The values (batch, heads, tokens, width) as the map that they were taken from: a view."""
-    return operands.value.mT.flatten(1, 2).unflatten(-1, operands.grid)
+    """The values (batch, heads, tokens, width) as the map they were taken from, a view."""
+    out: Tensor = operands.value.mT.flatten(1, 2).unflatten(-1, operands.grid)
+    return out

@@ -1,6 +1,5 @@
-"""The blocks of which stages are stacked."""
+"""The blocks that the stages of RAVLT, MAViT and CARE are made of."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,44 +7,50 @@ from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from linvit.layers.attention import Attention2d, attention_options
+from linvit.layers.checks import Device, Dtype, Expansion, Heads, Rate, Ratio, Scale, TensorOptions, Width
 from linvit.layers.feed_forward import ConvFeedForward
 from linvit.layers.mixer import LOCAL_SIZES, Interaction, TokenMixer
 from linvit.ops import Rotary
+from linvit.ranges import Checked
 
 
 def _drop_path(rate: float) -> nn.Module:
     return DropPath(rate) if rate > 0 else nn.Identity()
 
 
-class AttentionBlock(nn.Module):
+class AttentionBlock(Checked, nn.Module):
     """RAVLT's and MAViT's block: x + cpe(x), then attention and feed-forward, each normed, scaled and added.
 
     Args:
         width: channels.
         heads: number of heads.
-        mechanism: the mechanism, see Attention2d.
-        attention: other arguments of Attention2d than its defaults; with softmax attention those around it alone.
-        cpe: whether the block begins with its 3×3 depthwise convolution.
+        mechanism: see Attention2d.
+        attention: options of Attention2d; softmax attention takes only modulation, lepe and rope.
+        cpe: start the block with a 3×3 depthwise convolution, the conditional position encoding.
         ffn_ratio: hidden channels of the feed-forward over width.
-        layer_scale: initial value of gamma_1 and gamma_2, shaped (1, width, 1, 1) as released: so they are decayed.
+        layer_scale: initial value of gamma_1 and gamma_2. Their shape (1, width, 1, 1) is the released one; because of
+            it timm applies weight decay to them.
         drop_path: rate of stochastic depth.
+
+    Raises:
+        ValueError: as Attention2d.
     """
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        width: Width,
+        heads: Heads,
         mechanism: str,
-        attention: Mapping[str, Any] | None = None,
+        attention: dict[str, Any] | None = None,
         cpe: bool = True,
-        ffn_ratio: float = 3.5,
-        layer_scale: float = 1.0,
-        drop_path: float = 0.0,
-        device=None,
-        dtype=None,
-    ):
+        ffn_ratio: Ratio = 3.5,
+        layer_scale: Scale = 1.0,
+        drop_path: Rate = 0.0,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.layer_scale = layer_scale
         self.cpe = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd) if cpe else None
         self.norm1 = LayerNorm2d(width, eps=1e-6, **dd)
@@ -67,47 +72,51 @@ class AttentionBlock(nn.Module):
         if self.cpe is not None:
             x = x + self.cpe(x)
         x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), rotary))
-        return x + self.drop_path(self.gamma_2 * self.ffn(self.norm2(x)))
+        x = x + self.drop_path(self.gamma_2 * self.ffn(self.norm2(x)))
+        return x
 
 
-class CareBlock(nn.Module):
+class CareBlock(Checked, nn.Module):
     """CARE's block: mix tokens, interact within the features, then across features and memory.
 
-    The first quarter of the channels is the memory, the other three the features.
+    The first quarter of the channels is the memory, the other three quarters are the features.
 
     Args:
-        width: channels, a multiple of 4.
+        width: channels, a multiple of 4 with memory.
         head_width, mechanism: see TokenMixer.
         ratios: hidden channels over width of the two interactions.
         layer_scale: initial value of gamma, shaped (width,).
         drop_path: rate of stochastic depth.
-        last: whether this block ends the network: it then returns the hidden map of its second interaction, without
-            layer scale and skip connection, and stochastic depth drops whole images, as in the released code.
+        last: this is the last block of the network. It returns the hidden map of its second interaction without layer
+            scale and skip connection, so that stochastic depth drops whole images, as in the released code.
         split, local_sizes: see TokenMixer.
-        interactions: whether there is a first, and a second interaction. Nothing stands in the place of one that is
-            missing: without the first, the mixed features go to the second as they are; without the second, memory and
-            features meet only where a stage ends, and the last block is like the others.
-        memory: whether there is one; without it all channels are features.
+        interactions: keep the first, keep the second interaction. A missing one is not replaced: without the first, the
+            mixed features enter the second unchanged; without the second, memory and features meet only at the end of a
+            stage, and the last block is like the others.
+        memory: keep the memory; without it all channels are features.
+
+    Raises:
+        ValueError: as TokenMixer.
     """
 
     def __init__(
         self,
-        width: int,
-        head_width: int,
+        width: Width,
+        head_width: Width,
         mechanism: str,
-        ratios: tuple[int, int],
-        layer_scale: float = 1e-6,
-        drop_path: float = 0.0,
+        ratios: tuple[Expansion, Expansion],
+        layer_scale: Scale = 1e-6,
+        drop_path: Rate = 0.0,
         last: bool = False,
         split: str = "asymmetric",
         interactions: tuple[bool, bool] = (True, True),
         memory: bool = True,
         local_sizes: tuple[int, ...] = LOCAL_SIZES,
-        device=None,
-        dtype=None,
-    ):
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         first, second = interactions
         self.memory_width = width // 4 if memory else 0
         self.layer_scale = layer_scale
@@ -126,7 +135,7 @@ class CareBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape (the last block: ratios[1] × width channels)."""
-        mixed = self.mixer(x[:, self.memory_width :])
+        mixed: Tensor = self.mixer(x[:, self.memory_width :])
         if self.interact_features is not None:
             mixed = self.interact_features(mixed)
         if self.memory_width > 0:
@@ -134,5 +143,7 @@ class CareBlock(nn.Module):
         if self.interact_memory is not None:
             mixed = self.interact_memory(mixed)
         if self.gamma is None:
-            return self.drop_path(mixed)
-        return x + self.drop_path(mixed * self.gamma.view(1, -1, 1, 1))
+            mixed = self.drop_path(mixed)
+            return mixed
+        x = x + self.drop_path(mixed * self.gamma.view(1, -1, 1, 1))
+        return x

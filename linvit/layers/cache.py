@@ -1,4 +1,4 @@
-"""What a causal attention keeps of the tokens that it has read."""
+"""What a causal attention keeps of the tokens it has read."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from linvit.ops import State
 
 
 class KeyValues:
-    """Keys and values of all tokens read, in buffers that double when they are full; `append` changes them."""
+    """Keys and values of all tokens read so far, in buffers that double in size when they are full."""
 
     def __init__(self) -> None:
         self.key: Tensor | None = None
@@ -16,7 +16,7 @@ class KeyValues:
         self.length = 0
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values, these included, each (batch, heads, tokens, width)."""
+        """Add keys and values; returns all of them, each (batch, heads, tokens, width)."""
         end = self.length + key.shape[-2]
         if self.key is None or end > self.key.shape[-2]:
             self.key, self.value = (self._grown(*pair, 2 * end) for pair in ((self.key, key), (self.value, value)))
@@ -33,7 +33,7 @@ class KeyValues:
         return buffer
 
     def num_bytes(self) -> int:
-        """Memory of the tokens held, without the buffers' spare room."""
+        """Bytes of the tokens held, without the spare room of the buffers."""
         if self.key is None or self.value is None:
             return 0
         return sum(x[:, :, : self.length].numel() * x.element_size() for x in (self.key, self.value))
@@ -41,9 +41,10 @@ class KeyValues:
 
 @dataclass
 class AttentionCache:
-    """What one attention keeps: what it has read, and the last inputs of its two convolutions (None before any).
+    """All that one attention keeps; every field is None at first.
 
-    read: the state of a linear mechanism, or the keys and values of softmax attention.
+    read: the state of a linear mechanism, or the keys and values of softmax attention. conv, lepe: the last inputs of
+    its two convolutions.
     """
 
     read: State | KeyValues | None = None
@@ -51,7 +52,7 @@ class AttentionCache:
     lepe: Tensor | None = None
 
     def num_bytes(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         inputs = sum(x.nbytes for x in (self.conv, self.lepe) if x is not None)
         if isinstance(self.read, KeyValues):
             return inputs + self.read.num_bytes()

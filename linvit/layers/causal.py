@@ -1,11 +1,11 @@
-"""What a decoder is made of: attention over the tokens so far, with a cache of what it has read.
+"""The layers of a decoder: attention over the tokens so far, with a cache of what it has read.
 
-Every mechanism has the same parameters. In training a row of tokens is read at once; in generation piece by piece,
-where a linear mechanism keeps one State and softmax attention keeps every key and value.
+Every mechanism has the same parameters. Training reads whole rows of tokens; generation reads them piece by piece and
+keeps one State with a linear mechanism, all keys and values with softmax attention.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypedDict, Unpack
 
 import torch
 from timm.layers import SwiGLU
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
 from linvit.layers.cache import AttentionCache
-from linvit.layers.checks import check_size, known
+from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width, known
 from linvit.layers.operator import Operands, SequenceSteps, merged
 from linvit.ops import Rotary
+from linvit.ranges import Range
 
 CAUSAL_MODULATIONS: Mapping[str, type[nn.Module] | None] = {
     "none": None,
@@ -24,16 +25,17 @@ CAUSAL_MODULATIONS: Mapping[str, type[nn.Module] | None] = {
     "silu": nn.SiLU,
 }
 FORMS = ("chunked", "matrix")
+Taps = Annotated[int, Range(0, 1_024)]
 
 
 class Packing:
-    """Where several documents stand in one row: brings each into a row of its own, and back.
+    """Several documents packed into one row: moves each into a row of its own, and back.
 
     Args:
-        documents: numbers of the documents, (batch, tokens), equal within a document, whose tokens stand together.
+        documents: the number of each token's document, (batch, tokens); the tokens of a document are adjacent.
     """
 
-    def __init__(self, documents: Tensor):
+    def __init__(self, documents: Tensor) -> None:
         batch, tokens = documents.shape
         first = torch.ones_like(documents, dtype=torch.bool)
         first[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -44,32 +46,32 @@ class Packing:
         self.shape = len(starts), int(self.column.max()) + 1
 
     def apart(self, x: Tensor) -> Tensor:
-        """(batch, tokens, width) → (documents, longest, width), zeros after each document's end."""
+        """(batch, tokens, width) → (documents, longest, width), padded with zeros."""
         rows = x.new_zeros(*self.shape, x.shape[-1])
         return rows.index_put((self.row, self.column), x.flatten(0, 1))
 
     def together(self, rows: Tensor, like: Tensor) -> Tensor:
-        """What `apart` took from `like`, back in its place."""
+        """The rows that `apart` made, back in the places that they had in `like`."""
         return rows[self.row, self.column].view(*like.shape[:2], -1)
 
 
 class CausalConv(nn.Module):
-    """Depthwise convolution over a token and the size - 1 before it; at first it passes its input on.
+    """Depthwise convolution over a token and the size - 1 tokens before it.
 
     Args:
         width: channels.
         size: tokens that it sees.
-        passes: at first gives its input; otherwise small random values.
+        passes: initialize it as the identity; otherwise with small random values.
     """
 
-    def __init__(self, width: int, size: int, passes: bool = True, device=None, dtype=None):
+    def __init__(self, width: int, size: int, passes: bool = True, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         self.size, self.passes = size, passes
         self.weight = nn.Parameter(torch.empty(width, 1, size, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The identity, or zero-mean values of deviation 0.02."""
+        """The identity, or normal values with mean 0 and standard deviation 0.02."""
         if self.passes:
             nn.init.zeros_(self.weight)
             nn.init.ones_(self.weight[..., -1])
@@ -77,9 +79,9 @@ class CausalConv(nn.Module):
             nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(batch, tokens, width) to the same shape; and the last size - 1 inputs, to go on from."""
+        """(batch, tokens, width) to the same shape; and the last size - 1 inputs, for the next call."""
         history = pad(x, (0, 0, self.size - 1, 0)) if before is None else torch.cat((before, x), dim=1)
-        # an image of one row, channels last in memory as the tokens are: no copy, and a third of conv1d's time
+        # as a channels_last image of one row: no copy, and a third of conv1d's time
         row = history.mT.unsqueeze(-2)
         out = conv2d(row, self.weight.unsqueeze(-2), groups=x.shape[-1]).squeeze(-2).mT
         return out, history[:, history.shape[1] - self.size + 1 :]
@@ -90,39 +92,34 @@ class CausalAttention(SequenceSteps):
 
     Args:
         width, heads, mechanism: as in AttentionSteps.
-        conv: tokens that the short convolution of q, k and v sees; 0 for none.
-        lepe: tokens that the convolution of the values sees which is added to the output; 0 for none.
-        modulation: φ, a name in CAUSAL_MODULATIONS: what happens to one more projection of x; "none" for no φ.
-        rope: whether queries and keys are rotated by their position: in the numerator alone for linear mechanisms.
+        conv: kernel size in tokens of the short convolution of q, k and v; 0 for none.
+        lepe: kernel size in tokens of the convolution of v that is added to the output; 0 for none.
+        modulation: φ, a name in CAUSAL_MODULATIONS, applied to a further projection of x; "none" for no gate.
+        rope: rotate queries and keys by their position; linear mechanisms do so in the numerator only.
 
     Raises:
-        ValueError: as AttentionSteps, for an unknown modulation, sizes that are not such numbers, and an odd head width
-            with rope.
+        ValueError: as AttentionSteps, for an unknown modulation, and for an odd head width with rope.
     """
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        width: Width,
+        heads: Heads,
         mechanism: str,
-        conv: int = 4,
-        lepe: int = 0,
+        conv: Taps = 4,
+        lepe: Taps = 0,
         modulation: str = "none",
         rope: bool = False,
-        device=None,
-        dtype=None,
-    ):
-        dd = {"device": device, "dtype": dtype}
-        for name, size, least in (("width", width, 1), ("heads", heads, 1), ("conv", conv, 0), ("lepe", lepe, 0)):
-            check_size(name, size, least)
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, causal=True, place="sequences", **dd)
         phi = known("modulation", modulation, CAUSAL_MODULATIONS)
-        if not isinstance(rope, bool):
-            raise ValueError(f"`rope` is {rope!r}, expected true or false: write one of them")
         if rope and width // heads % 2:
             raise ValueError(
-                f"`width` is {width} and `heads` {heads}, but `rope` turns pairs of channels, so a head needs an even"
-                " number: change one of the two, or leave `rope` out"
+                f"`width` is {width} and `heads` {heads}, but `rope` rotates pairs of channels and needs an even number"
+                " per head: change one of the two, or leave `rope` out"
             )
         self.rope = rope
         self.qkvo = nn.Linear(width, (4 if phi else 3) * width, bias=False, **dd)
@@ -142,17 +139,18 @@ class CausalAttention(SequenceSteps):
         """Tokens (batch, tokens, width) to the same shape.
 
         rotary: table of their positions, for `rope`. packing: the documents of each row, which do not see each other.
-        cache: what was read before these tokens, which are added to it. form: "chunked", linear in the tokens, or
-        "matrix", by the explicit scores, for whole rows alone.
+        cache: what was read before; these tokens are added to it. form: "chunked", linear in the tokens, or "matrix",
+        with the explicit scores, only without a cache.
         """
         operands = self.operands(x, rotary, packing, cache)
         mixed = operands.product() if form == "matrix" else self.operator(operands)
-        return self.proj(self.gated(self.with_local(self.arranged(mixed, operands), operands), operands))
+        x = self.proj(self.gated(self.with_local(self.arranged(mixed, operands), operands), operands))
+        return x
 
     def operands(
         self, x: Tensor, rotary: Rotary | None, packing: Packing | None, cache: AttentionCache | None
     ) -> Operands:
-        """What enters the operator."""
+        """The operands of the operator; arguments as in forward."""
         projections = self.qkvo(x)
         qkv = projections[..., : 3 * x.shape[-1]]
         if packing is not None:
@@ -161,9 +159,9 @@ class CausalAttention(SequenceSteps):
             qkv, inputs = self.conv(qkv, None if cache is None else cache.conv)
             if cache is not None:
                 cache.conv = inputs
-        tokens = (self.by_head(t) for t in qkv.chunk(3, dim=-1))
-        context = {"cache": cache, "x": x, "gate": projections[..., 3 * x.shape[-1] :], "packing": packing}
-        return self.operator.operands(*tokens, rotary if self.rope else None, **context)
+        query, key, value = (self.by_head(t) for t in qkv.chunk(3, dim=-1))
+        context: dict[str, Any] = {"x": x, "gate": projections[..., 3 * x.shape[-1] :], "packing": packing}
+        return self.operator.operands(query, key, value, rotary if self.rope else None, cache=cache, **context)
 
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         cache = operands.cache
@@ -176,23 +174,44 @@ class CausalAttention(SequenceSteps):
         return y if operands.packing is None else operands.packing.together(y, operands.x)
 
 
+class CausalOptions(TypedDict, total=False):
+    """Keyword arguments of CausalAttention that a block passes on."""
+
+    conv: int
+    lepe: int
+    modulation: str
+    rope: bool
+
+
 class DecoderBlock(nn.Module):
-    """x + attention(norm(x)), then x + SwiGLU(norm(x)); the norms are root mean squares.
+    """x + attention(norm(x)), then x + SwiGLU(norm(x)), with RMS norms.
 
     Args:
         width, heads, mechanism, options: see CausalAttention.
         hidden: channels of the feed-forward.
     """
 
-    def __init__(self, width: int, heads: int, mechanism: str, hidden: int, device=None, dtype=None, **options):
+    attn: CausalAttention
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mechanism: str,
+        hidden: int,
+        device: Device = None,
+        dtype: Dtype = None,
+        **options: Unpack[CausalOptions],
+    ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.norm1 = nn.RMSNorm(width, eps=1e-6, **dd)
-        self.attn = CausalAttention(width, heads, mechanism, **options, **dd)
+        self.attn = CausalAttention(width, heads, mechanism, **dd, **options)
         self.norm2 = nn.RMSNorm(width, eps=1e-6, **dd)
         self.ffn = SwiGLU(width, hidden, bias=False, **dd)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """As CausalAttention."""
         x = x + self.attn(self.norm1(x), *args, **kwargs)
-        return x + self.ffn(self.norm2(x))
+        x = x + self.ffn(self.norm2(x))
+        return x

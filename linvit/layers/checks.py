@@ -1,17 +1,116 @@
-"""What the arguments of a layer can be; each raises ValueError for what it cannot."""
+"""What the arguments of layers and networks can be: ranges for their annotations, and names out of a table.
 
+The constructors are checked by `linvit.ranges.Checked`, before any memory is taken: the upper ends are far above every
+published network and keep a slip of the pen from filling the machine.
+"""
+
+import difflib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict, TypeVar
+
+import torch
+
+from linvit.ranges import Range
+
+Entry = TypeVar("Entry")
 
 
-def known(argument: str, name: str, table: Mapping[str, Any]) -> Any:
-    """The entry of that name."""
-    if name not in table:
-        raise ValueError(f"`{argument}` is {name!r}, expected one of {', '.join(table)}: choose a known one")
+@dataclass(frozen=True)
+class IsDevice:
+    """A device of torch; a GPU must exist."""
+
+    def holds(self, value: Any) -> bool:
+        try:
+            device = torch.device("cpu" if value is None else value)
+        except (RuntimeError, TypeError, ValueError):
+            return False
+        there = device.type != "cuda" or (device.index or 0) < torch.cuda.device_count()
+        return there and not isinstance(value, bool)
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return "a device that exists here, such as cpu or cuda:0"
+
+
+@dataclass(frozen=True)
+class IsFloatingPoint:
+    """A dtype for weights."""
+
+    def holds(self, value: Any) -> bool:
+        return value is None or (
+            isinstance(value, torch.dtype) and value in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        )
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
+
+
+@dataclass(frozen=True)
+class IsA:
+    """An object of this class."""
+
+    kind: type
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, self.kind)
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return f"a {self.kind.__name__}"
+
+
+@dataclass(frozen=True)
+class Some:
+    """A list that is not empty."""
+
+    def holds(self, value: Any) -> bool:
+        return len(value) > 0
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return f"{noun}, at least one"
+
+
+Width = Annotated[int, Range(1, 65_536)]
+Depth = Annotated[int, Range(1, 1_000)]
+Heads = Annotated[int, Range(1, 65_536)]
+Kernel = Annotated[int, Range(1, 1_024)]
+Channels = Annotated[int, Range(1, 4_096)]
+Outputs = Annotated[int, Range(1, 2**20)]
+Classes = Annotated[int, Range(0, 2**20)]
+Expansion = Annotated[int, Range(1, 64)]
+Ratio = Annotated[float, Range(above=0, most=64)]
+Prefix = Annotated[int, Range(0, 4_096)]
+Rate = Annotated[float, Range(0, below=1)]
+Scale = Annotated[float, Range(0, 1_000_000)]
+Device = Annotated[torch.device | str | int | None, IsDevice()]
+Dtype = Annotated[torch.dtype | None, IsFloatingPoint()]
+
+
+class TensorOptions(TypedDict):
+    """Where and in which dtype a layer makes its parameters."""
+
+    device: torch.device | str | int | None
+    dtype: torch.dtype | None
+
+
+def known(argument: str, name: str, table: Mapping[str, Entry]) -> Entry:
+    """The entry of that name.
+
+    Raises:
+        ValueError: if there is none; the message lists the known names and offers the nearest.
+    """
+    if not isinstance(name, str) or name not in table:
+        near = difflib.get_close_matches(str(name), table, n=1)
+        offer = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"`{argument}` is {name!r}, expected one of {', '.join(table)}: choose a known one{offer}")
     return table[name]
 
 
-def check_size(argument: str, size: object, least: int = 1) -> None:
-    """A whole number of `least` or more."""
-    if not isinstance(size, int) or size < least:
-        raise ValueError(f"`{argument}` is {size!r}, expected a whole number of {least} or more: change it")
+def multiple_of_heads(width: int, heads: int) -> int:
+    """The width of a head.
+
+    Raises:
+        ValueError: if `heads` does not divide `width`.
+    """
+    if width % heads:
+        raise ValueError(f"`width` is {width} and `heads` {heads}, expected a multiple: change one of the two")
+    return width // heads

@@ -1,14 +1,14 @@
-"""What a Conformer is made of, for utterances of different lengths padded to one, and for streams.
+"""The layers of a Conformer, for padded batches of utterances of different lengths, and for streams.
 
-Frames beyond an utterance's end are neither attended to, convolved nor counted, so that they change nothing before it.
-Causal layers go on from an AttentionCache: linear attention from a State, softmax from its keys and values, and both
-from the last inputs of the convolution.
+Padding frames are neither attended to, convolved nor counted in statistics, so they cannot change the frames before
+them. Causal layers continue from an AttentionCache: linear attention from a State, softmax attention from its keys and
+values, and both from the last inputs of the convolution.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers import Mlp
@@ -17,23 +17,24 @@ from torch.nn.functional import conv2d, glu, pad, relu, silu
 
 from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import CAUSAL_MODULATIONS
-from linvit.layers.checks import known
+from linvit.layers.checks import Device, Dtype, Expansion, Heads, Kernel, Rate, TensorOptions, Width, known
 from linvit.layers.operator import Operands, SequenceSteps
 from linvit.ops import Rotary
+from linvit.ranges import Checked
 
 CONV_NORMS: Mapping[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
-SUBSAMPLED = 4  # frames of features to one of the encoder
+SUBSAMPLED = 4  # frames of features per frame of the encoder
 
 
 def subsampled(lengths: Tensor) -> Tensor:
-    """Frames after the subsampling of so many."""
+    """The numbers of frames after subsampling."""
     return (lengths + SUBSAMPLED - 1) // SUBSAMPLED
 
 
 def relative_positions(first: int, last: int, width: int, like: Tensor) -> Tensor:
-    """Sines and cosines of the distances first, first - 1 … last, (distances, width), in the dtype of `like`.
+    """Sines and cosines of the distances first, first - 1, …, last: (distances, width), in the dtype of `like`.
 
-    Source: Transformer-XL (ACL 2019), the sinusoids of the transformer at each distance from query back to key.
+    Source: Transformer-XL (ACL 2019): the transformer's sinusoids for each distance from query back to key.
     """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     distances = torch.arange(first, last - 1, -1, dtype=dtype, device=like.device)
@@ -43,9 +44,9 @@ def relative_positions(first: int, last: int, width: int, like: Tensor) -> Tenso
 
 
 def by_distance(x: Tensor, keys: int) -> Tensor:
-    """Scores by distance to scores by key: (…, queries, keys + queries - 1) → (…, queries, keys).
+    """Scores per distance to scores per key: (…, queries, keys + queries - 1) → (…, queries, keys).
 
-    The distances fall from keys - 1; query i is at place keys - queries + i, as the last queries of a stream are.
+    The distances descend from keys - 1. Query i has the position keys - queries + i: the queries are the last tokens.
     """
     *batch, queries, distances = x.shape
     rolled = pad(x, (1, 0)).reshape(*batch, distances + 1, queries)
@@ -56,14 +57,14 @@ class Subsampling(nn.Module):
     """Two 3×3 convolutions of stride 2 over frames and mel bands, then a projection: every fourth frame.
 
     Args:
-        mels: bands of the features.
-        width: channels out, and of both convolutions.
-        causal: sees no later frame: output i the features up to 4·i.
+        mels: mel bands of the features.
+        width: channels of both convolutions and of the output.
+        causal: no frame sees a later one: output i depends on features 0 … 4·i.
     """
 
-    def __init__(self, mels: int, width: int, causal: bool, device=None, dtype=None):
+    def __init__(self, mels: int, width: int, causal: bool, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.around = (2, 0) if causal else (1, 1)
         self.conv1 = nn.Conv2d(1, width, 3, stride=2, **dd)
         self.conv2 = nn.Conv2d(width, width, 3, stride=2, **dd)
@@ -72,8 +73,8 @@ class Subsampling(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor | None = None, before: list[Tensor] | None = None) -> Tensor:
         """(batch, frames, mels) to (batch, frames / 4 rounded up, width).
 
-        lengths: frames of each utterance, (batch,), where some are padded. before: of a stream, the last two inputs of
-        each convolution; this call replaces them; empty at first.
+        lengths: frames of each utterance, (batch,), if some are padded. before: in a stream, the last two inputs of
+        each convolution, empty at first; this call replaces them.
         """
         x = x.unsqueeze(1)
         tails = []
@@ -87,7 +88,8 @@ class Subsampling(nn.Module):
             x = relu(conv(pad(x, (1, 1))))
         if before is not None:
             before[:] = tails
-        return self.proj(x.transpose(1, 2).flatten(2))
+        x = self.proj(x.transpose(1, 2).flatten(2))
+        return x
 
 
 class FrameAttention(SequenceSteps):
@@ -95,10 +97,10 @@ class FrameAttention(SequenceSteps):
 
     Args:
         width, heads, mechanism: as in AttentionSteps.
-        causal: each frame sees itself and those before it; RALA's weights are then of the queries so far.
-        modulation: φ, a name in CAUSAL_MODULATIONS: what a further projection of x goes through before it multiplies
-            what a linear mechanism gives. Its projection stands where softmax has that of its positions, so that all
-            mechanisms are of one size.
+        causal: each frame sees only itself and the frames before it; RALA's weights then come from the queries so far.
+        modulation: φ, a name in CAUSAL_MODULATIONS, applied to a further projection of x that gates the output of a
+            linear mechanism. That projection replaces the projection of positions of softmax attention, so that all
+            mechanisms have the same number of parameters.
 
     Raises:
         ValueError: as AttentionSteps, and for an unknown modulation.
@@ -106,18 +108,19 @@ class FrameAttention(SequenceSteps):
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        width: Width,
+        heads: Heads,
         mechanism: str,
         causal: bool = False,
         modulation: str = "linear",
-        device=None,
-        dtype=None,
-    ):
-        dd = {"device": device, "dtype": dtype}
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(width, heads, mechanism, causal=causal, place="sequences", **dd)
         softmax = self.operator.options is None
-        phi = None if softmax else known("modulation", modulation, CAUSAL_MODULATIONS)
+        phi = known("modulation", modulation, CAUSAL_MODULATIONS)
+        phi = None if softmax else phi
         self.qkv = nn.Linear(width, 3 * width, **dd)
         self.gate = nn.Linear(width, width, **dd) if phi else None
         self.modulate = phi() if phi else None
@@ -129,7 +132,8 @@ class FrameAttention(SequenceSteps):
 
     def forward(self, x: Tensor, *context: Any, **named: Any) -> Tensor:
         """Frames (batch, frames, width) to the same shape; arguments as in `operands`."""
-        return self.proj(self.attended(self.operands(x, *context, **named)))
+        x = self.proj(self.attended(self.operands(x, *context, **named)))
+        return x
 
     def operands(
         self,
@@ -138,43 +142,52 @@ class FrameAttention(SequenceSteps):
         valid: Tensor | None = None,
         cache: AttentionCache | None = None,
     ) -> Operands:
-        """What enters the operator, from frames (batch, frames, width).
+        """The operands of the operator, from frames (batch, frames, width).
 
-        positions: of softmax, `relative_positions` from keys - 1 down to 1 - queries; of a linear mechanism the table
-        of its rotation. valid: True where a frame belongs to its utterance, (batch, frames). cache: of causal
-        attention, what came before these frames, which are added to it.
+        positions: for softmax, `relative_positions` from keys - 1 down to 1 - queries; for a linear mechanism its
+        rotary table or None. valid: False for padding, (batch, frames). cache: for causal attention, what was read
+        before; these frames are added to it.
         """
         query, key, value = (self.by_head(t) for t in self.qkv(x).chunk(3, dim=-1))
-        context = {"cache": cache, "key_mask": valid, "gate": None if self.gate is None else self.gate(x)}
+        context: dict[str, Any] = {"key_mask": valid, "gate": None if self.gate is None else self.gate(x)}
         if self.position is None:
-            return self.operator.operands(query, key, value, positions, **context)
-        operands = self.operator.operands(query + self.content_bias[:, None], key, value, **context)
+            table = cast(Rotary | None, positions)
+            return self.operator.operands(query, key, value, table, cache=cache, **context)
+        operands = self.operator.operands(query + self.content_bias[:, None], key, value, cache=cache, **context)
         place = self.by_head(self.position(positions)[None])
         distances = (query + self.position_bias[:, None]) @ place.mT
         return replace(operands, bias=by_distance(distances, operands.key.shape[-2]) * query.shape[-1] ** -0.5)
 
 
-class ConvModule(nn.Module):
+class ConvModule(Checked, nn.Module):
     """Norm, gated pointwise convolution, depthwise convolution over the frames, norm, SiLU, pointwise convolution.
 
     Args:
         width: channels in and out.
-        kernel: frames that the depthwise convolution sees; an even one sees one more after than before.
-        causal: sees no later frame.
-        norm: "batch", whose statistics are those of the frames that are no padding, or "layer".
+        kernel: kernel size of the depthwise convolution in frames; an even one sees one more frame after than before.
+        causal: no frame sees a later one.
+        norm: "batch", a batch norm whose statistics ignore padding, or "layer".
 
     Raises:
         ValueError: for an unknown norm.
     """
 
-    def __init__(self, width: int, kernel: int, causal: bool, norm: str = "batch", device=None, dtype=None):
+    def __init__(
+        self,
+        width: Width,
+        kernel: Kernel,
+        causal: bool,
+        norm: str = "batch",
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.around = (kernel - 1, 0) if causal else ((kernel - 1) // 2, kernel // 2)
         self.norm = nn.LayerNorm(width, **dd)
         self.expand = nn.Linear(width, 2 * width, **dd)
         self.depthwise = nn.Conv1d(width, width, kernel, groups=width, **dd)
-        self.conv_norm = known("conv_norm", norm, CONV_NORMS)(width, **dd)
+        self.conv_norm: nn.Module = known("conv_norm", norm, CONV_NORMS)(width, **dd)
         self.proj = nn.Linear(width, width, **dd)
 
     def forward(self, x: Tensor, valid: Tensor | None = None, cache: AttentionCache | None = None) -> Tensor:
@@ -186,49 +199,52 @@ class ConvModule(nn.Module):
         history = pad(x, (0, 0, *self.around)) if before is None else torch.cat((before, x), dim=1)
         if cache is not None:
             cache.conv = history[:, history.shape[1] - self.around[0] :]
-        # an image of one row, channels last in memory as the frames are: no copy
+        # as a channels_last image of one row: no copy
         row, weight = history.mT.unsqueeze(-2), self.depthwise.weight.unsqueeze(-2)
         x = conv2d(row, weight, self.depthwise.bias, groups=x.shape[-1]).squeeze(-2).mT
-        return self.proj(silu(self._normalized(x, valid)))
+        x = self.proj(silu(self._normalized(x, valid)))
+        return x
 
     def _normalized(self, x: Tensor, valid: Tensor | None) -> Tensor:
         if isinstance(self.conv_norm, nn.LayerNorm):
-            return self.conv_norm(x)
+            x = self.conv_norm(x)
+            return x
         if valid is None or not self.training:
-            return self.conv_norm(x.flatten(0, 1)).view_as(x)
-        counted = self.conv_norm(x[valid])
+            x = self.conv_norm(x.flatten(0, 1)).view_as(x)
+            return x
+        counted: Tensor = self.conv_norm(x[valid])
         return counted.new_zeros(x.shape).masked_scatter(valid.unsqueeze(-1), counted)
 
 
-class ConformerBlock(nn.Module):
-    """Half a feed-forward, attention, convolution, half a feed-forward, each added to its input; and a norm.
+class ConformerBlock(Checked, nn.Module):
+    """Half a feed-forward, attention, convolution, half a feed-forward, each with a skip connection; then a norm.
 
     Args:
         width, heads, mechanism, causal, modulation: see FrameAttention.
         kernel, conv_norm: see ConvModule.
         ratio: channels inside the feed-forwards over width.
-        dropout: share of what each of these adds, and of the feed-forwards' inside, that is dropped.
+        dropout: rate for the output of each of the four, and for the hidden layer of the feed-forwards.
 
     Source: Conformer (Interspeech 2020, arXiv 2005.08100), Eq. 1.
     """
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        width: Width,
+        heads: Heads,
         mechanism: str,
-        kernel: int,
+        kernel: Kernel,
         causal: bool = False,
         modulation: str = "linear",
         conv_norm: str = "batch",
-        ratio: int = 4,
-        dropout: float = 0.1,
-        device=None,
-        dtype=None,
-    ):
+        ratio: Expansion = 4,
+        dropout: Rate = 0.1,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
-        feed = {"act_layer": nn.SiLU, "drop": dropout, **dd}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
+        feed: dict[str, Any] = {"act_layer": nn.SiLU, "drop": dropout, **dd}
         self.norm1 = nn.LayerNorm(width, **dd)
         self.ffn1 = Mlp(width, ratio * width, **feed)
         self.norm2 = nn.LayerNorm(width, **dd)
@@ -251,4 +267,5 @@ class ConformerBlock(nn.Module):
         x = x + self.dropout(self.attn(self.norm2(x), positions, valid, cache))
         x = x + self.dropout(self.conv(x, valid, cache))
         x = x + 0.5 * self.ffn2(self.norm3(x))
-        return self.norm4(x)
+        x = self.norm4(x)
+        return x

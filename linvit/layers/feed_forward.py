@@ -2,21 +2,23 @@
 
 from torch import Tensor, nn
 
+from linvit.layers.checks import Device, Dtype, Ratio, TensorOptions, Width
 from linvit.layers.pointwise import PointwiseConv
+from linvit.ranges import Checked
 
 
-class ConvFeedForward(nn.Module):
+class ConvFeedForward(Checked, nn.Module):
     """Two 1×1 convolutions with a 3×3 depthwise residual between them: fc2(h + dwconv(h)), h = gelu(fc1(x)).
 
     Args:
         width: channels in and out.
-        ratio: hidden channels over width.
+        ratio: hidden channels over width; at least one channel.
     """
 
-    def __init__(self, width: int, ratio: float, device=None, dtype=None):
+    def __init__(self, width: Width, ratio: Ratio, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
-        hidden = int(width * ratio)
+        dd: TensorOptions = {"device": device, "dtype": dtype}
+        hidden = max(int(width * ratio), 1)
         self.fc1 = PointwiseConv(width, hidden, **dd)
         self.act = nn.GELU()
         self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
@@ -25,4 +27,5 @@ class ConvFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""
         x = self.act(self.fc1(x))
-        return self.fc2(x + self.dwconv(x))
+        x = self.fc2(x + self.dwconv(x))
+        return x

@@ -1,4 +1,4 @@
-"""Everything that is known about an attention mechanism by its name; lists of mechanisms are views of this table."""
+"""The table of attention mechanisms; every list of mechanisms elsewhere is taken from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ class Mechanism:
     """One row of the table.
 
     colour: in figures.
-    axes: options of `linear_attention` and `attention_scores`, defaults left out; None for softmax attention.
-    causal_axes: those that differ in causal attention.
-    tokens: the attention over tokens that `swap_attention` puts into a network, with what stands around the operator.
-    places: where else it stands: "maps" (pyramids and CARE), "sequences" (decoders and Conformers), "images" (DiTs).
-    networks: networks that are registered as BASE_MECHANISM, with their own arguments, see linvit.models.swapped.
+    axes: options of `linear_attention` and `attention_scores` other than their defaults; None for softmax attention.
+    causal_axes: options that differ in causal attention.
+    tokens: the attention layer that `swap_attention` puts into a network.
+    places: where else it can stand: "maps" (pyramids and CARE), "sequences" (decoders and Conformers), "images" (DiTs).
+    networks: networks registered as BASE_MECHANISM, with arguments of their own, see linvit.models.swapped.
     local_feed_forward: whether `swap_attention` adds a 3×3 depthwise convolution to the feed-forward.
     """
 
@@ -110,5 +110,5 @@ LINEAR_AXES: dict[str, Mapping[str, Any]] = {
 
 
 def at(place: str) -> dict[str, Mechanism]:
-    """The mechanisms that stand in a place."""
+    """The mechanisms that can stand in a place."""
     return {name: mechanism for name, mechanism in MECHANISMS.items() if place in mechanism.places}

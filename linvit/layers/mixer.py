@@ -6,40 +6,47 @@ import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from linvit.layers.checks import known
+from linvit.layers.checks import Device, Dtype, Expansion, TensorOptions, Width, known
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.operator import MapSteps, Operands
 from linvit.layers.pointwise import PointwiseConv
+from linvit.ranges import Checked
 
 STRIPS = "strips"
 LOCAL_SIZES = (3, 7)
-SHARES = {"asymmetric": 3, "symmetric": 2, "stacked": 1, "attended": 1}  # one in so many channels is attended
+SHARES = {"asymmetric": 3, "symmetric": 2, "stacked": 1, "attended": 1}  # attention gets 1 in so many channels
 
 
 class Strips(nn.Module):
-    """Depthwise 11×1 plus 1×11 convolutions: the cheap stand-in for attention on large maps."""
+    """Depthwise 11×1 plus 1×11 convolutions: a cheap substitute for attention on large maps."""
 
-    def __init__(self, width: int, device=None, dtype=None):
+    def __init__(self, width: int, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.vertical = DepthwiseConv(width, (11, 1), **dd)
         self.horizontal = DepthwiseConv(width, (1, 11), **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.vertical(x) + self.horizontal(x)
+        y: Tensor = self.vertical(x) + self.horizontal(x)
+        return y
 
 
 @register_notrace_module
 class ValueAttention(MapSteps):
     """Attention whose value is the input itself; only query and key are projected.
 
-    The paper calls the feature map an identity; the released code takes elu + 1 with a normaliser and is followed.
+    The paper calls the feature map an identity; the released code, which is followed, has elu + 1 and a normalizer.
+
+    Raises:
+        ValueError: for a head width that does not divide width, and as AttentionSteps.
     """
 
-    def __init__(self, width: int, head_width: int, mechanism: str = "linear", device=None, dtype=None):
+    def __init__(
+        self, width: Width, head_width: Width, mechanism: str = "linear", device: Device = None, dtype: Dtype = None
+    ) -> None:
         if width % head_width:
             raise ValueError(
-                f"ValueAttention: width {width} is not a multiple of the head width {head_width}: change one"
+                f"the width {width} of the attended channels is not a multiple of `head_width` {head_width}: change one"
             )
         super().__init__(width, width // head_width, mechanism, place="maps", device=device, dtype=dtype)
         self.qk = PointwiseConv(width, 2 * width, device=device, dtype=dtype)
@@ -48,23 +55,23 @@ class ValueAttention(MapSteps):
         return self.attended(self.operands(x))
 
     def operands(self, x: Tensor) -> Operands:
-        """What enters the operator."""
-        query, key = self.qk(x).chunk(2, dim=1)
-        tokens = (query, key, x.to(query.dtype))  # autocast projects in half precision
-        return self.operator.operands(*(self.by_head(y) for y in tokens), grid=tuple(x.shape[-2:]))
+        """The operands of the operator, from a map (batch, width, height, width)."""
+        query, key = (self.by_head(y) for y in self.qk(x).chunk(2, dim=1))
+        value = self.by_head(x.to(query.dtype))  # autocast projects in half precision
+        return self.operator.operands(query, key, value, grid=tuple(x.shape[-2:]))
 
 
-class TokenMixer(nn.Module):
-    """Mix groups of channels apart from each other: some by attention, some by local depthwise convolutions.
+class TokenMixer(Checked, nn.Module):
+    """Mix each group of channels by itself: one by attention, the others by local depthwise convolutions.
 
     Args:
-        width: channels of the features, those of the memory left out.
-        head_width: channels of a head of the attended group; unused for strips.
-        mechanism: "strips", or a mechanism: "linear" in the paper.
-        split: "asymmetric" attends to a third of the channels, as released, "symmetric" to half of them, "attended" to
-            all of them, without local convolutions; "stacked" sends all channels through the local convolutions, the
-            small one first, and then through the attention (our reading of the paper's baseline after MLLA).
-        local_sizes: sides of the local convolutions, which share the other channels evenly; (3, 7), (3,) or (7,).
+        width: channels of the features, without those of the memory.
+        head_width: channels per head of the attention; unused for strips.
+        mechanism: "strips" (strip convolutions), or a mechanism that stands in maps: "linear" in the paper.
+        split: which channels the attention gets: "asymmetric", a third of them, as released; "symmetric", half of them;
+            "attended", all of them, without local convolutions; "stacked", all of them, after the local convolutions,
+            the small one first (our reading of the paper's baseline after MLLA).
+        local_sizes: kernel sizes of the local convolutions, which share the other channels: (3, 7), (3,) or (7,).
 
     Raises:
         ValueError: for an unknown split or local size, and for a width that cannot be split.
@@ -72,21 +79,21 @@ class TokenMixer(nn.Module):
 
     def __init__(
         self,
-        width: int,
-        head_width: int,
+        width: Width,
+        head_width: Width,
         mechanism: str,
         split: str = "asymmetric",
         local_sizes: tuple[int, ...] = LOCAL_SIZES,
-        device=None,
-        dtype=None,
-    ):
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         sizes = () if split == "attended" else _known_sizes(local_sizes)
         self.stacked = split == "stacked"
         self.widths = _group_widths(width, split, len(sizes))
         attended, local = self.widths[0], self.widths[-1]
-        self.attended = (
+        self.attended: Strips | ValueAttention = (
             Strips(attended, **dd) if mechanism == STRIPS else ValueAttention(attended, head_width, mechanism, **dd)
         )
         self.local3 = nn.Conv2d(local, local, 3, padding=1, groups=local, **dd) if 3 in sizes else None
@@ -96,9 +103,9 @@ class TokenMixer(nn.Module):
         """Features (batch, width, height, width) to features of the same shape."""
         local = [conv for conv in (self.local3, self.local7) if conv is not None]
         if self.stacked:
-            for conv in local:
+            for conv in (*local, self.attended):
                 x = conv(x)
-            return self.attended(x)
+            return x
         groups = x.split(self.widths, dim=1)
         return torch.cat([layer(groups[i]) for i, layer in enumerate((self.attended, *local))], dim=1)
 
@@ -106,12 +113,12 @@ class TokenMixer(nn.Module):
 def _known_sizes(local_sizes: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(local_sizes)
     if sizes not in (LOCAL_SIZES, *((size,) for size in LOCAL_SIZES)):
-        raise ValueError(f"`local_sizes` is {sizes}, expected (3, 7), (3,) or (7,): one convolution serves each size")
+        raise ValueError(f"`local_sizes` is {sizes}, expected (3, 7), (3,) or (7,): choose one of them")
     return sizes
 
 
 def _group_widths(width: int, split: str, num_local: int) -> list[int]:
-    """Channels of the attended group, then of each local one; a single number where each group is all channels."""
+    """Channels of the attended group, then of each local one; one number if every layer reads all channels."""
     divisor = known("split", split, SHARES)
     attended, undivided = divmod(width, divisor)
     if divisor == 1:
@@ -119,23 +126,25 @@ def _group_widths(width: int, split: str, num_local: int) -> list[int]:
     local, left = divmod(width - attended, num_local)
     if undivided or left:
         raise ValueError(
-            f"the {split} split of {width} feature channels leaves a remainder: choose a width that it divides"
+            f"{width} feature channels cannot be divided by `split` {split!r} without a remainder: change the width"
         )
     return [attended] + [local] * num_local
 
 
-class Interaction(nn.Module):
-    """An inverted bottleneck that lets channels speak to each other: norm, 1×1, GELU, depthwise 3×3, 1×1, plus input.
+class Interaction(Checked, nn.Module):
+    """An inverted bottleneck that mixes channels: norm, 1×1, GELU, depthwise 3×3, 1×1, plus the input.
 
     Args:
         width: channels in.
         ratio: hidden channels over width.
-        project: whether the last 1×1 convolution and the sum follow; without it the hidden map is the output.
+        project: end with the last 1×1 convolution and the skip connection; without, the hidden map is the output.
     """
 
-    def __init__(self, width: int, ratio: int, project: bool = True, device=None, dtype=None):
+    def __init__(
+        self, width: Width, ratio: Expansion, project: bool = True, device: Device = None, dtype: Dtype = None
+    ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         hidden = width * ratio
         self.norm = nn.BatchNorm2d(width, **dd)
         self.fc1 = PointwiseConv(width, hidden, **dd)
@@ -144,7 +153,5 @@ class Interaction(nn.Module):
         self.fc2 = PointwiseConv(hidden, width, **dd) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.conv(self.act(self.fc1(self.norm(x))))
-        if self.fc2 is None:
-            return hidden
-        return self.fc2(hidden) + x
+        hidden: Tensor = self.conv(self.act(self.fc1(self.norm(x))))
+        return hidden if self.fc2 is None else self.fc2(hidden) + x

@@ -1,7 +1,8 @@
-"""Feature pyramids between a backbone and its heads, and the convolution that the heads are made of."""
+"""The feature pyramid between backbone and heads, and the convolution unit that the heads are made of."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork
@@ -11,16 +12,16 @@ from linvit.layers.checks import known
 
 
 def conv_norm_relu(in_width: int, width: int, kernel_size: int = 3) -> nn.Sequential:
-    """Convolution without bias, batch norm, ReLU; weights from a normal scaled by the fan out."""
-    unit = Conv2dNormActivation(in_width, width, kernel_size)
-    nn.init.kaiming_normal_(unit[0].weight, mode="fan_out", nonlinearity="relu")
+    """Convolution without bias, batch norm, ReLU; Kaiming initialization by the fan-out."""
+    unit: nn.Sequential = Conv2dNormActivation(in_width, width, kernel_size)
+    nn.init.kaiming_normal_(cast(nn.Conv2d, unit[0]).weight, mode="fan_out", nonlinearity="relu")
     return unit
 
 
 class ExtraLevels(ExtraFPNBlock):
-    """Two more levels by strided 3×3 convolutions from the backbone's last map, without ReLU in between."""
+    """Two more levels by 3×3 convolutions of stride 2 on the backbone's last map, without ReLU in between."""
 
-    def __init__(self, in_width: int, width: int):
+    def __init__(self, in_width: int, width: int) -> None:
         super().__init__()
         self.p6 = nn.Conv2d(in_width, width, 3, 2, 1)
         self.p7 = nn.Conv2d(width, width, 3, 2, 1)
@@ -30,7 +31,7 @@ class ExtraLevels(ExtraFPNBlock):
         return [*results, p6, self.p7(p6)], [*names, "p6", "p7"]
 
 
-EXTRA = {
+EXTRA: Mapping[str, Callable[[int, int], nn.Module | None]] = {
     "none": lambda in_width, width: None,
     "pool": lambda in_width, width: LastLevelMaxPool(),
     "convolutions": ExtraLevels,
@@ -38,25 +39,27 @@ EXTRA = {
 
 
 class Neck(FeaturePyramidNetwork):
-    """Feature pyramid of one width over a list of maps, nearest upsampling, Xavier initial weights.
+    """Feature pyramid over a list of maps: nearest upsampling, Xavier initialization.
 
     Args:
         in_widths: channels of the maps, from fine to coarse.
         width: channels of every level.
-        extra: "none", "pool" (one more level, every second position of the last) or "convolutions" (two more levels
-            from the last map).
+        extra: further levels: "none"; "pool", one, every second position of the last; "convolutions", two, from the
+            last map.
 
     Raises:
         ValueError: for an unknown extra.
     """
 
-    def __init__(self, in_widths: Sequence[int], width: int = 256, extra: str = "none"):
+    def __init__(self, in_widths: Sequence[int], width: int = 256, extra: str = "none") -> None:
         super().__init__(list(in_widths), width, known("extra", extra, EXTRA)(in_widths[-1], width))
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight)
+                assert module.bias is not None
                 nn.init.zeros_(module.bias)
 
     def forward(self, maps: list[Tensor]) -> OrderedDict[str, Tensor]:
         """Maps (batch, channels, height, width) to levels "0", "1", … and the extra ones, from fine to coarse."""
-        return super().forward(OrderedDict((str(i), tensor) for i, tensor in enumerate(maps)))
+        levels: OrderedDict[str, Tensor] = super().forward(OrderedDict((str(i), map_) for i, map_ in enumerate(maps)))
+        return levels

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from timm.layers import use_fused_attn
@@ -10,31 +10,35 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from linvit.layers.cache import AttentionCache, KeyValues
-from linvit.layers.checks import known
+from linvit.layers.checks import Device, Dtype, Heads, Width, known, multiple_of_heads
 from linvit.ops import Rotary, State, attention_scores, linear_attention
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
+from linvit.ranges import Checked, OneOf
+
+if TYPE_CHECKING:
+    from linvit.layers.mechanisms import Mechanism
 
 LEARNED = "learned"
+PLACES = ("maps", "sequences", "images")
 BIDIRECTIONAL = ("uniform", "query_mean")
 
 
 @dataclass(frozen=True)
 class Operands:
-    """What enters one attention operator, and what follows from it.
+    """The inputs of one attention operator, and what is computed from them.
 
     query, key, value: (batch, heads, tokens, width), before feature map and rotation.
     options: of `linear_attention`; None for softmax attention.
     rotary: rotation of queries and keys.
     read_share, value_share: the output is read_share × what a token reads + value_share × its own value.
-    causal: each of the last tokens, the queries, sees itself and those before it.
+    causal: the queries are the last tokens; each sees itself and the tokens before it.
     key_mask: True where a token counts, (batch, tokens).
     bias: added to the logits of softmax attention, (batch, heads, queries, tokens).
-    cache: the tokens read before these; linear attention adds these to it, softmax attention has done so.
-    x, gate, grid, num_prefix, packing: for the steps after the operator: what the layer was given, what it has made of
-        that for its gate, and where the tokens stand: (height, width) of those behind the first num_prefix, or the
-        Packing of documents.
+    cache: the tokens read before these. Linear attention adds these tokens to it; with softmax it holds them already.
+    x, gate, grid, num_prefix, packing: for the steps after the operator: the input of the layer, the input of its gate,
+        and the places of the tokens: num_prefix tokens, then a grid (height, width); or the Packing of documents.
     """
 
     query: Tensor
@@ -55,7 +59,7 @@ class Operands:
     packing: Any = None
 
     def output(self, fused: bool = True) -> Tensor:
-        """(batch, heads, queries, width): scores @ value without the matrix, where `fused` or linear."""
+        """(batch, heads, queries, width): scores @ value, without forming the matrix if `fused` or linear."""
         if self.options is not None:
             read = self._linear_output("auto" if fused else "torch")
         else:
@@ -76,16 +80,19 @@ class Operands:
         return self.read_share * scores + self.value_share * identity
 
     def rotated(self) -> tuple[Tensor, Tensor]:
-        """Query and key, turned where there is a rotation."""
+        """Query and key, rotated if there is a rotation."""
         if self.rotary is None:
             return self.query, self.key
         return rotate(self.query, self.rotary), rotate(self.key, self.rotary)
 
     def _linear_output(self, backend: str) -> Tensor:
         tokens, options = (self.query, self.key, self.value), self._linear_options()
+        read: Tensor
         if self.cache is None:
-            return linear_attention(*tokens, backend=backend, **options)
+            read = linear_attention(*tokens, backend=backend, **options)
+            return read
         state = State.empty(self.query, self.value) if self.cache.read is None else self.cache.read
+        assert isinstance(state, State)
         read, self.cache.read = linear_attention(*tokens, backend=backend, state=state, **options)
         return read
 
@@ -96,7 +103,8 @@ class Operands:
         if self.options is not None:
             return attention_scores(self.query, self.key, **self._linear_options())
         query, key = self.rotated()
-        logits, bias = query * query.shape[-1] ** -0.5 @ key.mT, self._bias()
+        logits: Tensor = query * query.shape[-1] ** -0.5 @ key.mT
+        bias = self._bias()
         return (logits if bias is None else logits + bias).softmax(-1)
 
     def _fused_softmax(self) -> Tensor:
@@ -105,7 +113,7 @@ class Operands:
         return scaled_dot_product_attention(*self.rotated(), self.value, attn_mask=bias, is_causal=whole)
 
     def _bias(self) -> Tensor | None:
-        """The bias with -∞ where softmax attention does not look."""
+        """The bias, with -∞ at the keys that softmax attention must not see."""
         bias, (queries, keys) = self.bias, (self.query.shape[-2], self.key.shape[-2])
         if self.causal and queries > 1:
             later = torch.ones(queries, keys, dtype=torch.bool, device=self.key.device).triu(1 + keys - queries)
@@ -116,39 +124,38 @@ class Operands:
         return bias
 
 
-class Operator(nn.Module):
-    """What an attention computes between its tokens, with the parameters of the axes that are learned.
+class Operator(Checked, nn.Module):
+    """The attention operator of a layer: the chosen mechanism, with learned axes where they are asked for.
 
     Args:
         mechanism: a name in MECHANISMS.
-        heads, head_width: heads and their width.
-        feature_map: other than the mechanism's own.
-        weighting: other than the mechanism's own; "learned" puts a learned vector for each head in place of the mean
-            query.
-        normalizer: other than the mechanism's own; "learned" reads β·s·num·v - γ·u with a learned β (at first 1) and γ
-            (at first 0) for each head.
-        causal: whether each token sees itself and those before it.
-        place: where the attention stands, see `known_mechanism`.
+        heads, head_width: number of heads and channels per head.
+        feature_map: replaces that of the mechanism.
+        weighting: replaces that of the mechanism; "learned" uses a learned vector per head in place of the mean query.
+        normalizer: replaces that of the mechanism; "learned" reads β·s·num·v - γ·u with β (initially 1) and γ
+            (initially 0) learned per head.
+        causal: each token sees only itself and the tokens before it.
+        place: where the attention stands: "maps", "sequences" or "images"; None allows every mechanism.
 
-    What is learned is kept as vectors, which timm and so our recipes do not decay.
+    Learned axes are vectors, so timm, and with it our recipes, apply no weight decay to them.
 
     Raises:
-        ValueError: for softmax with other axis values, and for an unknown one.
+        ValueError: for an unknown mechanism or axis value, and for axis values with softmax.
     """
 
     def __init__(
         self,
         mechanism: str,
-        heads: int,
-        head_width: int,
+        heads: Heads,
+        head_width: Width,
         feature_map: str | tuple[str, str] | None = None,
         weighting: str | None = None,
         normalizer: str | None = None,
         causal: bool = False,
-        place: str | None = None,
-        device=None,
-        dtype=None,
-    ):
+        place: Annotated[str, OneOf(PLACES)] | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         super().__init__()
         given = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
         changes = {axis: value for axis, value in given.items() if value is not None}
@@ -159,7 +166,9 @@ class Operator(nn.Module):
         self.mechanism, self.heads, self.causal = mechanism, heads, causal
         self.fused = use_fused_attn()
         self.options = None if axes is None else {**axes, **changes}
-        self.mean_query = self.beta = self.gamma = None
+        self.mean_query: nn.Parameter | None = None
+        self.beta: nn.Parameter | None = None
+        self.gamma: nn.Parameter | None = None
         if changes.get("weighting") == LEARNED:
             self.mean_query = nn.Parameter(torch.empty(heads * head_width, device=device, dtype=dtype))
         if changes.get("normalizer") == LEARNED:
@@ -179,44 +188,49 @@ class Operator(nn.Module):
         key: Tensor,
         value: Tensor,
         rotary: Rotary | None = None,
-        feature_map: Callable | None = None,
+        feature_map: Callable[[Tensor], Tensor] | None = None,
         cache: AttentionCache | None = None,
         **others: Any,
     ) -> Operands:
-        """Operands of tokens (batch, heads, tokens, width).
+        """The operands of tokens (batch, heads, tokens, width).
 
-        feature_map: goes before the axis value. cache: the tokens read before these, of causal attention; softmax
-        attention appends these at once. others: further fields of Operands.
+        feature_map: used instead of the axis value. cache: the tokens read before these, for causal attention; softmax
+        attention appends these tokens at once. others: further fields of Operands.
         """
         if self.options is None:
             if self.mechanism == "softmax_unit_query":
                 query = normalize(query, dim=-1) * query.shape[-1] ** 0.5
             if cache is not None:
                 query, key = Operands(query, key, value, None, rotary).rotated()
-                rotary, cache.read = None, cache.read or KeyValues()
-                key, value = cache.read.append(key, value)
+                rotary, held = None, cache.read or KeyValues()
+                assert isinstance(held, KeyValues)
+                cache.read = held
+                key, value = held.append(key, value)
             return Operands(query, key, value, None, rotary, causal=self.causal, cache=cache, **others)
         options = dict(self.options) if feature_map is None else {**self.options, "feature_map": feature_map}
         if self.mean_query is not None:
-            options["weighting"] = self._learned_weights(key, options)
+            options["weighting"] = self._learned_weights(self.mean_query, key, options)
         if self.beta is not None:
             options["normalizer"] = self._learned_normalizer
         return Operands(query, key, value, options, rotary, causal=self.causal, cache=cache, **others)
 
-    def _learned_weights(self, key: Tensor, options: Mapping[str, Any]) -> Tensor:
+    def _learned_weights(self, mean_query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor:
         _, key_map = query_and_key_map(options.get("feature_map", "elu1"), every_token_counts=True)
-        query = self.mean_query.unflatten(0, (self.heads, 1, -1))
-        return (key_map(key) * query * key.shape[-1] ** -0.5).sum(-1).softmax(-1)
+        query = mean_query.unflatten(0, (self.heads, 1, -1))
+        out: Tensor = (key_map(key) * query * key.shape[-1] ** -0.5).sum(-1).softmax(-1)
+        return out
 
     def _learned_normalizer(
         self, num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float
     ) -> tuple[Tensor, Tensor]:
+        assert self.beta is not None
+        assert self.gamma is not None
         beta, gamma = (x.unflatten(0, (self.heads, 1, 1)) for x in (self.beta, self.gamma))
         gain = (scale * beta).expand_as(den)
         return gain, gain * num - gamma
 
     def forward(self, operands: Operands) -> Tensor:
-        """What the queries read, (batch, heads, queries, width)."""
+        """The output for every query, (batch, heads, queries, width)."""
         return operands.output(self.fused)
 
     def as_map(self, y: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -224,50 +238,55 @@ class Operator(nn.Module):
         return y.transpose(1, 2).reshape(y.shape[0], *grid, -1).permute(0, 3, 1, 2)
 
 
-class AttentionSteps(nn.Module):
-    """An attention in steps, proj(gated(with_local(operator(operands(x))))); a class changes those that differ.
+class AttentionSteps(Checked, nn.Module):
+    """An attention in steps, proj(gated(with_local(operator(operands(x))))); a subclass overrides those that differ.
 
-    Its forward and the analysis share these steps. After the operator its output is `arranged` as suits the class.
+    The forward pass and the analysis share these steps. `arranged` brings the output of the operator into the layout of
+    the subclass.
 
     Args:
         width: channels in and out.
         heads: number of heads; divides width.
         mechanism: a name in MECHANISMS, such as "rala", "mala", "linear" or "softmax".
-        operator_size: heads of the operator and their width, where a class makes others.
+        operator_size: heads and channels per head of the operator, where they differ from those of the layer.
         options: see Operator.
 
     Raises:
-        ValueError: for an unknown mechanism, one that does not stand in that place, and heads that do not divide width.
+        ValueError: for an unknown mechanism, one that cannot stand in that place, and heads that do not divide width.
     """
 
     def __init__(
-        self, width: int, heads: int, mechanism: str, operator_size: tuple[int, int] | None = None, **options: Any
-    ):
+        self,
+        width: Width,
+        heads: Heads,
+        mechanism: str,
+        operator_size: tuple[Heads, Width] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
-        if width % heads:
-            raise ValueError(f"`width` is {width} and `heads` {heads}, expected a multiple: change one of the two")
+        head_width = multiple_of_heads(width, heads)
         self.heads = heads
-        self.operator = Operator(mechanism, *(operator_size or (heads, width // heads)), **options)
+        self.operator = Operator(mechanism, *(operator_size or (heads, head_width)), **options)
 
     def arranged(self, mixed: Tensor, operands: Operands) -> Tensor:
-        """What the operator returned, (batch, heads, tokens, width), as the next steps take it; the same here."""
+        """The output of the operator, (batch, heads, tokens, width), in the layout of the next steps; the same here."""
         return mixed
 
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
-        """With the local term added; y itself where there is none."""
+        """y plus the local term, if there is one."""
         return y
 
     def gated(self, y: Tensor, operands: Operands) -> Tensor:
-        """Times φ of the operands' gate; y itself where the class has no `modulate`."""
-        modulate = getattr(self, "modulate", None)
+        """y times φ of the operands' gate, if the class has `modulate`."""
+        modulate: nn.Module | None = getattr(self, "modulate", None)
         return y if modulate is None else y * modulate(operands.gate)
 
     def by_head(self, y: Tensor) -> Tensor:
-        """What these steps return as (batch, heads, tokens, width)."""
+        """A tensor in the layout of these steps as (batch, heads, tokens, width)."""
         return y
 
     def attended(self, operands: Operands) -> Tensor:
-        """What goes to the projection."""
+        """The input of the output projection."""
         y = self.arranged(self.operator(operands), operands)
         return self.gated(self.with_local(y, operands), operands)
 
@@ -289,7 +308,8 @@ class SequenceSteps(AttentionSteps):
         return merged(mixed)
 
     def by_head(self, y: Tensor) -> Tensor:
-        return y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        y = y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return y
 
 
 def merged(x: Tensor) -> Tensor:
@@ -297,19 +317,19 @@ def merged(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def known_mechanism(name: str, place: str | None = None):
-    """The entry of the table of mechanisms.
+def known_mechanism(name: str, place: str | None = None) -> "Mechanism":
+    """The row of that mechanism.
 
     Raises:
-        ValueError: if there is none, or none for that place; the message lists those that there are.
+        ValueError: if there is none, or it cannot stand in that place; the message lists those that can.
     """
-    from linvit.layers import mechanisms  # which names classes that are made of operators
+    from linvit.layers import mechanisms  # its table names classes that contain operators
 
     return known("mechanism", name, mechanisms.MECHANISMS if place is None else mechanisms.at(place))
 
 
 def _check_axes(changes: Mapping[str, Any]) -> None:
-    """Unknown names are refused when the network is made, not when it first sees an image."""
+    """Refuses unknown names when the network is made, not when it sees its first image."""
     if "feature_map" in changes:
         query_and_key_map(changes["feature_map"], every_token_counts=True)
     if changes.get("normalizer", LEARNED) != LEARNED:

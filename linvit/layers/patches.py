@@ -1,53 +1,67 @@
-"""From an image to the first map, and from one stage's map to the next."""
+"""From an image to the first map, and from the map of one stage to that of the next."""
 
 import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
+from linvit.layers.checks import Channels, Device, Dtype, TensorOptions, Width
+from linvit.layers.inputs import check_filled, check_floats
+from linvit.ranges import Checked
+
 MIN_SIDE = 32
 
 
 @register_notrace_function
-def checked_image(x: Tensor, in_chans: int) -> Tensor:
+def checked_image(x: Tensor, in_chans: int, device: torch.device | None = None) -> Tensor:
     """The batch itself if a four-stage network can read it.
 
+    Args:
+        x: images, at least one.
+        in_chans: their channels.
+        device: of the network's weights.
+
     Raises:
-        ValueError: if it is not (batch, in_chans, height, width) with both sides of at least 32 px.
+        TypeError: if it is not a tensor.
+        ValueError: if it is not a floating-point tensor (batch, in_chans, height, width) on that device with both sides
+            of at least 32 px.
     """
-    if x.ndim != 4 or x.shape[1] != in_chans:
-        raise ValueError(
-            f"input has shape {tuple(x.shape)}, expected (batch, {in_chans}, height, width): "
-            f"convert the images or create the model with in_chans={x.shape[-3] if x.ndim > 2 else 'their channels'}"
-        )
-    # While exporting, the sides are symbols: a check would narrow the range that the exported program accepts.
+    remedy = "convert the images"
+    if isinstance(x, Tensor) and x.ndim > 2:
+        remedy += f" or create the model with in_chans={x.shape[-3]}"
+    check_floats("input", x, ("batch", in_chans, "height", "width"), remedy)
+    if device is not None and device.type != "meta" and x.device != device:
+        raise ValueError(f"`input` is on {x.device}, but the network is on {device}: move one of them with `.to(…)`")
+    check_filled("input", x)
+    # During export the sides are symbols: a check would narrow the range that the exported program accepts.
     if not torch.compiler.is_exporting() and min(x.shape[-2:]) < MIN_SIDE:
         raise ValueError(
-            f"input is {x.shape[-2]} × {x.shape[-1]} px, expected at least {MIN_SIDE} px a side "
-            f"(the last stage has stride 32): enlarge the image"
+            f"`input` is {x.shape[-2]} × {x.shape[-1]} px, expected sides of at least {MIN_SIDE} px "
+            f"(the last stage has stride 32): enlarge the images"
         )
     return x
 
 
-class Stem(nn.Sequential):
-    """Layers at the entrance of a network; the first is the convolution that reads the image."""
+class Stem(Checked, nn.Sequential):
+    """The first layers of a network; the first of them is the convolution that reads the image."""
 
-    def __init__(self, in_chans: int, *layers: nn.Module):
+    def __init__(self, in_chans: int, *layers: nn.Module) -> None:
         super().__init__(*layers)
         self.in_chans = in_chans
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) to a map at stride 4."""
-        x = checked_image(x, self.in_chans)
+        weight = getattr(self[0], "weight", None)
+        x = checked_image(x, self.in_chans, weight.device if isinstance(weight, Tensor) else None)
         for layer in self:
             x = layer(x)
         return x
 
 
 class ConvStem(Stem):
-    """Four 3×3 convolutions with batch norm, stride 4 in all (RAVLT and MAViT)."""
+    """Four 3×3 convolutions with batch norm, total stride 4 (RAVLT and MAViT)."""
 
-    def __init__(self, in_chans: int, width: int, device=None, dtype=None):
-        dd = {"device": device, "dtype": dtype}
+    def __init__(self, in_chans: Channels, width: Width, device: Device = None, dtype: Dtype = None) -> None:
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         layers: list[nn.Module] = []
         previous = in_chans
         for out, stride in ((width // 2, 2), (width // 2, 1), (width // 2, 1), (width, 2)):
@@ -57,34 +71,36 @@ class ConvStem(Stem):
 
 
 class PatchStem(Stem):
-    """One 4×4 convolution with stride 4 and batch norm (CARE); up to 3 px at the right and bottom are not read."""
+    """A 4×4 convolution with stride 4 and batch norm (CARE); up to 3 px at the right and bottom edge are not read."""
 
-    def __init__(self, in_chans: int, width: int, device=None, dtype=None):
-        dd = {"device": device, "dtype": dtype}
+    def __init__(self, in_chans: Channels, width: Width, device: Device = None, dtype: Dtype = None) -> None:
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         super().__init__(in_chans, nn.Conv2d(in_chans, width, 4, 4, **dd), nn.BatchNorm2d(width, **dd))
 
 
-class ConvDownsample(nn.Module):
-    """Halve the sides, rounding up: 3×3 convolution with stride 2, then batch norm (RAVLT and MAViT)."""
+class ConvDownsample(Checked, nn.Module):
+    """Halve the sides, rounded up: 3×3 convolution with stride 2, then batch norm (RAVLT and MAViT)."""
 
-    def __init__(self, in_width: int, width: int, device=None, dtype=None):
+    def __init__(self, in_width: Width, width: Width, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.conv = nn.Conv2d(in_width, width, 3, 2, 1, **dd)
         self.norm = nn.BatchNorm2d(width, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.conv(x))
+        x = self.norm(self.conv(x))
+        return x
 
 
-class PatchDownsample(nn.Module):
-    """Halve the sides, rounding down: batch norm, then a 2×2 convolution with stride 2 (CARE)."""
+class PatchDownsample(Checked, nn.Module):
+    """Halve the sides, rounded down: batch norm, then a 2×2 convolution with stride 2 (CARE)."""
 
-    def __init__(self, in_width: int, width: int, device=None, dtype=None):
+    def __init__(self, in_width: Width, width: Width, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.norm = nn.BatchNorm2d(in_width, **dd)
         self.conv = nn.Conv2d(in_width, width, 2, 2, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(self.norm(x))
+        x = self.conv(self.norm(x))
+        return x

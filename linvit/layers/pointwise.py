@@ -1,22 +1,24 @@
-"""1×1 convolutions of maps whose channels may lie innermost in memory."""
+"""1×1 convolutions of maps in either memory format."""
 
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from linvit.layers.checks import Device, Dtype
 
-@register_notrace_module  # how a map lies in memory is not known when symbols are traced
+
+@register_notrace_module  # symbolic tracing does not know the memory format of a map
 class PointwiseConv(nn.Conv2d):
-    """A 1×1 convolution; on a CPU one product where the channels of the map lie innermost (channels_last).
+    """A 1×1 convolution; on a CPU a single matrix product if the map is channels_last.
 
-    torch sends 1×1 convolutions of one thread to a path that unfolds the map and copies it back, forward and backward.
+    With one thread torch would unfold the map and copy it back, forward and backward.
 
     Args:
         width, out_width: channels in and out.
     """
 
-    def __init__(self, width: int, out_width: int, device=None, dtype=None):
+    def __init__(self, width: int, out_width: int, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__(width, out_width, 1, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,7 +29,7 @@ class PointwiseConv(nn.Conv2d):
 
 
 def _channels_innermost(x: Tensor) -> bool:
-    """Whether this is an eager map on a CPU whose channels lie innermost; compilers choose for themselves."""
+    """Whether this is an eager channels_last map on a CPU; compilers choose for themselves."""
     if torch.compiler.is_compiling() or x.device.type != "cpu":
         return False
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

@@ -1,22 +1,25 @@
-"""What a swapped network needs beside its attentions: a known grid, whole-map blocks, local feed-forwards."""
+"""What a swapped network needs besides its attention layers: a known grid, whole-map blocks, local feed-forwards."""
+
+from typing import cast
 
 import torch
 from timm.layers import Mlp, PatchEmbed, register_notrace_module
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
+from linvit.layers.checks import Device, Dtype
 from linvit.layers.token_attention import CurrentGrid, TokenAttention
 
 
 @register_notrace_module
 class GridPatchEmbed(PatchEmbed):
-    """timm's patch embedding, which also notes the grid of the images that it reads; made by `watching`."""
+    """timm's patch embedding that also stores the grid of the images it reads; made by `watching`."""
 
     source: CurrentGrid
 
     @classmethod
     def watching(cls, embed: PatchEmbed, source: CurrentGrid) -> "GridPatchEmbed":
-        """The same layer, parameters and settings, that notes the grid in source.
+        """The same layer with the same parameters, which also stores the grid in source.
 
         Raises:
             ValueError: if it is not timm's PatchEmbed.
@@ -35,18 +38,19 @@ class GridPatchEmbed(PatchEmbed):
         """Images (batch, channels, height, width) to tokens."""
         height, width = self.dynamic_feat_size((x.shape[-2], x.shape[-1]))
         self.source.note((int(height), int(width)))
-        return PatchEmbed.forward(self, x)
+        x = PatchEmbed.forward(self, x)
+        return x
 
 
 class GlobalSwinBlock(nn.Module):
-    """Swin's block with the window enlarged to the whole map: no shift, no mask, no table of relative positions.
+    """Swin's block with the whole map as its window: no shift, no mask, no table of relative positions.
 
     Args:
-        block: the block whose norms, feed-forward and drop paths are taken over.
-        attention: what stands in the place of its window attention.
+        block: the block whose norms, feed-forward and drop paths are reused.
+        attention: replaces its window attention.
     """
 
-    def __init__(self, block: SwinTransformerBlock, attention: TokenAttention):
+    def __init__(self, block: SwinTransformerBlock, attention: TokenAttention) -> None:
         super().__init__()
         self.norm1, self.attn, self.drop_path1 = block.norm1, attention, block.drop_path1
         self.norm2, self.mlp, self.drop_path2 = block.norm2, block.mlp, block.drop_path2
@@ -54,7 +58,7 @@ class GlobalSwinBlock(nn.Module):
     def set_input_size(
         self, feat_size: tuple[int, int], window_size: tuple[int, int], always_partition: bool | None = None
     ) -> None:
-        """Nothing to do: the window is the map, and tables of positions are interpolated."""
+        """Nothing to do: the window is the whole map, and position tables are interpolated."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, height, width, channels) to a map of the same shape."""
@@ -69,26 +73,27 @@ class GlobalSwinBlock(nn.Module):
 class LocalMlp(nn.Module):
     """timm's Mlp with a 3×3 depthwise convolution of its hidden map, before the activation.
 
-    Enhanced linear attention (EfficientViT, first version, 2022) has it there; the place is read from the abstract and
-    from published sizes, the code of that version is not public. A class token passes beside it.
+    Enhanced linear attention (EfficientViT, first version, 2022) has it there; we infer the place from the abstract and
+    the published sizes, since the code of that version is not public. A class token bypasses the convolution.
 
     Args:
-        mlp: the feed-forward whose layers are taken over.
+        mlp: the feed-forward whose layers are reused.
         attention: the attention of the same block, which knows the grid.
     """
 
-    def __init__(self, mlp: Mlp, attention: TokenAttention, device=None, dtype=None):
+    def __init__(self, mlp: Mlp, attention: TokenAttention, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         self.fc1, self.act, self.drop1, self.norm = mlp.fc1, mlp.act, mlp.drop1, mlp.norm
         self.fc2, self.drop2 = mlp.fc2, mlp.drop2
-        hidden = mlp.fc1.out_features
+        hidden = cast(nn.Linear, mlp.fc1).out_features
         self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, device=device, dtype=dtype)
         self.num_prefix, self.last_grid = attention.num_prefix, attention.last_grid
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens to tokens of the same shape; the grid is that of the attention before."""
+        """Tokens (batch, prefix + height × width, channels) to the same shape, on the grid of the attention before."""
         x = self.fc1(x)
         prefix, tokens = x[:, : self.num_prefix], x[:, self.num_prefix :]
         local = self.conv(tokens.mT.unflatten(-1, self.last_grid.size)).flatten(2).mT
         x = self.drop1(self.act(torch.cat((prefix, local), dim=1)))
-        return self.drop2(self.fc2(self.norm(x)))
+        x = self.drop2(self.fc2(self.norm(x)))
+        return x

@@ -1,15 +1,17 @@
-"""Published mechanisms with parameters of their own around the operator: FLatten, InLine, MLLA, Agent, PolaFormer."""
+"""Published mechanisms that add parameters around the operator: FLatten, InLine, MLLA, Agent, PolaFormer."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, relu, softplus
 
+from linvit.layers.checks import Device, Dtype, Heads, Kernel, Prefix, TensorOptions, Width
 from linvit.layers.operator import Operands, merged
-from linvit.layers.token_attention import GatedAttention, TokenAttention, behind_prefix, convolved
+from linvit.layers.token_attention import GatedAttention, TokenAttention, TokenOptions, behind_prefix, convolved
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops.feature_map import focused
 
@@ -17,15 +19,23 @@ from linvit.ops.feature_map import focused
 class FocusedAttention(TokenAttention):
     """Focused linear attention (FLatten, ICCV 2023), power 3.
 
-    A table of positions is added to the keys, a learned temperature sharpens κ, and a 5×5 depthwise convolution that
-    all heads share is added to the output. FLatten's DeiT is not released: here its class token has no position.
+    A table of positions is added to the keys, κ has a learned temperature, and a 5×5 depthwise convolution of v, shared
+    by all heads, is added to the output. FLatten's DeiT is not released: here the class token has no position.
     """
 
     def __init__(
-        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], *args, device=None, dtype=None, **kw
-    ):
-        dd = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, grid, *args, **kw, **dd)
+        self,
+        width: Width,
+        heads: Heads,
+        mechanism: str,
+        grid: tuple[Width, Width],
+        num_prefix: Prefix = 0,
+        device: Device = None,
+        dtype: Dtype = None,
+        **options: Unpack[TokenOptions],
+    ) -> None:
+        dd: TensorOptions = {"device": device, "dtype": dtype}
+        super().__init__(width, heads, mechanism, grid, num_prefix, **dd, **options)
         head_width = width // heads
         self.scale = nn.Parameter(torch.empty(1, 1, width, **dd))
         self.positional_encoding = nn.Parameter(torch.empty(1, grid[0] * grid[1], width, **dd))
@@ -39,7 +49,7 @@ class FocusedAttention(TokenAttention):
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(x, grid)
-        table = self.positional_encoding
+        table: Tensor = self.positional_encoding
         if grid != self.grid:
             table = interpolate(table.mT.unflatten(-1, self.grid), grid, mode="bicubic").flatten(2).mT
         positions = pad(table, (0, 0, self.num_prefix, 0)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -58,14 +68,24 @@ class FocusedAttention(TokenAttention):
 
 
 class InLineAttention(TokenAttention):
-    """InLine attention (NeurIPS 2024): subtraction in the place of division, plus a 3×3 convolution of v.
+    """InLine attention (NeurIPS 2024): subtraction instead of division, plus a 3×3 convolution of v.
 
-    The convolution's weights are made for each image from the mean of its tokens, the class token included.
+    The weights of the convolution are predicted for each image from the mean of its tokens, class token included.
     """
 
-    def __init__(self, width: int, heads: int, *args, device=None, dtype=None, **kwargs):
-        dd = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, *args, **kwargs, **dd)
+    def __init__(
+        self,
+        width: Width,
+        heads: Heads,
+        mechanism: str,
+        grid: tuple[Width, Width],
+        num_prefix: Prefix = 0,
+        device: Device = None,
+        dtype: Dtype = None,
+        **options: Unpack[TokenOptions],
+    ) -> None:
+        dd: TensorOptions = {"device": device, "dtype": dtype}
+        super().__init__(width, heads, mechanism, grid, num_prefix, **dd, **options)
         self.residual = nn.Sequential(
             nn.Conv1d(width, width, 1, groups=heads, **dd),
             nn.GELU(),
@@ -76,6 +96,7 @@ class InLineAttention(TokenAttention):
         return [self.qkv, self.residual[0]]
 
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
+        assert operands.x is not None
         batch, _, channels = operands.x.shape
         weight = self.residual(operands.x.mean(1).unsqueeze(-1)).reshape(batch * channels, 1, 3, 3)
 
@@ -87,55 +108,75 @@ class InLineAttention(TokenAttention):
 
 
 class MLLAAttention(TokenAttention):
-    """MLLA's attention (NeurIPS 2024): vanilla linear attention, numerator rotated, plus LePE 3×3 on v.
+    """MLLA's attention (NeurIPS 2024): vanilla linear attention with a rotated numerator, plus LePE 3×3 of v.
 
-    The rotation runs over all channels before they are split into heads. MLLA itself takes v = x and no projection;
-    in DeiT and Swin both are kept. Its convolutions and gate belong to its own block, not to the attention.
+    The rotation runs over all channels before they are split into heads. MLLA itself uses v = x without a projection;
+    in DeiT and Swin both projections are kept. MLLA's other convolutions and its gate belong to its block, not to the
+    attention.
     """
 
-    def __init__(self, width: int, heads: int, *args, device=None, dtype=None, **kwargs):
-        dd = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, *args, **kwargs, **dd)
+    def __init__(
+        self,
+        width: Width,
+        heads: Heads,
+        mechanism: str,
+        grid: tuple[Width, Width],
+        num_prefix: Prefix = 0,
+        device: Device = None,
+        dtype: Dtype = None,
+        **options: Unpack[TokenOptions],
+    ) -> None:
+        dd: TensorOptions = {"device": device, "dtype": dtype}
+        super().__init__(width, heads, mechanism, grid, num_prefix, **dd, **options)
         self.lepe = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary:
         table = rotary_2d(grid, x.shape[-1], endpoint=False, dtype=x.dtype, device=x.device)
         cos, sin = behind_prefix(table, self.num_prefix)
-        return Rotary(*(t.unflatten(-1, (self.heads, -1)).transpose(0, 1) for t in (cos, sin)))
+        cos, sin = (t.unflatten(-1, (self.heads, -1)).transpose(0, 1) for t in (cos, sin))
+        return Rotary(cos, sin)
 
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         return y + convolved(self.lepe, operands)
 
 
 class AgentAttention(TokenAttention):
-    """Agent attention (ECCV 2024): agents, pooled queries, attend to all tokens; all tokens attend to the agents.
+    """Agent attention (ECCV 2024): the agents, pooled queries, attend to all tokens; all tokens attend to the agents.
 
-    Both attentions are softmax with a learned bias. Written on the operator, a query's features are its scores over the
-    agents and a key's the agents' scores over it: linear attention whose width is the number of agents.
+    Both are softmax attention with a learned bias. For the operator this is linear attention whose width is the number
+    of agents: a query's features are its scores over the agents, a key's features the agents' scores over that key.
 
     Args:
         agents: (height, width) of the grid of agents.
     """
 
     BIAS = 7
+    an_bias: nn.Parameter
+    na_bias: nn.Parameter
+    ah_bias: nn.Parameter
+    aw_bias: nn.Parameter
+    ha_bias: nn.Parameter
+    wa_bias: nn.Parameter
+    ac_bias: nn.Parameter
+    ca_bias: nn.Parameter
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        width: Width,
+        heads: Heads,
         mechanism: str,
-        grid: tuple[int, int],
-        *args,
-        agents: tuple[int, int] = (7, 7),
-        device=None,
-        dtype=None,
-        **kwargs,
-    ):
-        dd = {"device": device, "dtype": dtype}
+        grid: tuple[Width, Width],
+        num_prefix: Prefix = 0,
+        agents: tuple[Kernel, Kernel] = (7, 7),
+        device: Device = None,
+        dtype: Dtype = None,
+        **options: Unpack[TokenOptions],
+    ) -> None:
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         number = agents[0] * agents[1]
-        super().__init__(width, heads, mechanism, grid, *args, operator_size=(heads, number), **kwargs, **dd)
-        self.agents = tuple(agents)
-        shapes = {
+        super().__init__(width, heads, mechanism, grid, num_prefix, operator_size=(heads, number), **dd, **options)
+        self.agents = (agents[0], agents[1])
+        shapes: dict[str, tuple[int, ...]] = {
             "an_bias": (heads, number, self.BIAS, self.BIAS),
             "na_bias": (heads, number, self.BIAS, self.BIAS),
             "ah_bias": (1, heads, number, grid[0], 1),
@@ -185,34 +226,48 @@ class AgentAttention(TokenAttention):
 class PolarAttention(GatedAttention):
     """Polarity-aware linear attention (PolaFormer, ICLR 2025, arXiv 2501.15061).
 
-    With x⁺ = max(x, 0)^p and x⁻ = max(-x, 0)^p, one half of a head's values is read by the scores of equal signs,
-    q⁺·k⁺ + q⁻·k⁻, the other by those of opposite signs, q⁺·k⁻ + q⁻·k⁺, each over the sum of its row. A 5×5 depthwise
-    convolution of v is added, then comes the gate, a projection of x (the paper's Gˢ and Gᵒ side by side). On the
-    operator these are two heads each, whose queries are [q, -q] and whose keys [k, -k] and [-k, k].
+    With x⁺ = max(x, 0)^p and x⁻ = max(-x, 0)^p, one half of a head's values is read with the scores of equal signs,
+    q⁺·k⁺ + q⁻·k⁻, the other half with those of opposite signs, q⁺·k⁻ + q⁻·k⁺, each divided by the sum of its row. A 5×5
+    depthwise convolution of v is added, then the gate, a projection of x (the paper's Gˢ and Gᵒ side by side), is
+    applied. For the operator every head becomes two, with queries [q, -q] and keys [k, -k] and [-k, k].
 
-    The paper leaves open: α of the power p = 1 + α·sigmoid(w), here 4 with w = 0 at first; the size of the convolution;
-    and whether the gate stands before or after it. Its code was not read.
+    The paper leaves open: α of the power p = 1 + α·sigmoid(w), here 4 with w initially 0; the size of the convolution;
+    and whether the gate comes before or after it. Its code was not read.
 
     Args:
         modulation, lepe: as in GatedAttention.
 
     Raises:
-        ValueError: for an odd head width, which has no halves.
+        ValueError: as GatedAttention, and for an odd head width, which cannot be halved.
     """
 
     ALPHA = 4.0
 
-    def __init__(self, width: int, heads: int, mechanism: str, *args, device=None, dtype=None, **kwargs):
-        dd = {"device": device, "dtype": dtype}
+    def __init__(
+        self,
+        width: Width,
+        heads: Heads,
+        mechanism: str,
+        grid: tuple[Width, Width],
+        num_prefix: Prefix = 0,
+        modulation: str = "linear",
+        lepe: bool = True,
+        device: Device = None,
+        dtype: Dtype = None,
+        **options: Unpack[TokenOptions],
+    ) -> None:
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         size = (2 * heads, 2 * width // heads)
-        super().__init__(width, heads, mechanism, *args, rope=False, operator_size=size, **kwargs, **dd)
+        super().__init__(
+            width, heads, mechanism, grid, num_prefix, modulation, lepe, rope=False, operator_size=size, **dd, **options
+        )
         if width // heads % 2:
             raise ValueError(f"the head width is {width // heads}, expected an even number: change `heads`")
         self.power = nn.Parameter(torch.empty(width, **dd))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Powers of 1 + α/2."""
+        """Every power 1 + α/2."""
         nn.init.zeros_(self.power)
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
@@ -227,7 +282,12 @@ class PolarAttention(GatedAttention):
             return None
         power = (1 + self.ALPHA * self.power.sigmoid()).unflatten(0, (self.heads, 1, -1))
         power = power.repeat(1, 1, 2).repeat_interleave(2, dim=0)
-        return lambda signed: relu(signed) ** power
+
+        def powers(signed: Tensor) -> Tensor:
+            out: Tensor = relu(signed) ** power
+            return out
+
+        return powers
 
 
 def _stretched(table: Tensor, dim: int, length: int) -> Tensor:

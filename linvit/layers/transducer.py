@@ -1,4 +1,4 @@
-"""The two parts of a transducer beside its encoder: what predicts from the pieces so far, and what joins both.
+"""The two parts of a transducer beside its encoder: predictor and joint network.
 
 Source: *Sequence Transduction with Recurrent Neural Networks* (arXiv 1211.3711), with the sizes of Conformer.
 """
@@ -6,11 +6,13 @@ Source: *Sequence Transduction with Recurrent Neural Networks* (arXiv 1211.3711)
 import torch
 from torch import Tensor, nn
 
+from linvit.layers.checks import Device, Dtype, TensorOptions
+
 
 class Predictor(nn.Module):
-    """An embedding and an LSTM over the pieces so far; piece 0, the blank, begins."""
+    """An embedding and an LSTM over the pieces so far; the sequence starts with the blank, piece 0."""
 
-    def __init__(self, pieces: int, width: int, device=None, dtype=None):
+    def __init__(self, pieces: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         self.embed = nn.Embedding(pieces, width, device=device, dtype=dtype)
         self.lstm = nn.LSTM(width, width, batch_first=True, device=device, dtype=dtype)
@@ -18,20 +20,22 @@ class Predictor(nn.Module):
     def forward(
         self, pieces: Tensor, before: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """int64 (batch, pieces) to (batch, pieces, width), and what to go on from."""
-        return self.lstm(self.embed(pieces), before)
+        """int64 (batch, pieces) to (batch, pieces, width), and the state of the LSTM for the next call."""
+        states: tuple[Tensor, tuple[Tensor, Tensor]] = self.lstm(self.embed(pieces), before)
+        return states
 
 
 class Joint(nn.Module):
-    """Logits of every piece for each pair of a frame and a place among the pieces: a tanh of the sum of both."""
+    """Logits of every piece for each frame and each place in the text: a layer on the tanh of the sum of both."""
 
-    def __init__(self, pieces: int, frame_width: int, width: int, device=None, dtype=None):
+    def __init__(self, pieces: int, frame_width: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.frame = nn.Linear(frame_width, width, **dd)
         self.place = nn.Linear(width, width, **dd)
         self.head = nn.Linear(width, pieces, **dd)
 
     def forward(self, frames: Tensor, places: Tensor) -> Tensor:
         """(batch, frames, frame width), (batch, places, width) → (batch, frames, places, pieces)."""
-        return self.head(torch.tanh(self.frame(frames).unsqueeze(2) + self.place(places).unsqueeze(1)))
+        logits: Tensor = self.head(torch.tanh(self.frame(frames).unsqueeze(2) + self.place(places).unsqueeze(1)))
+        return logits

@@ -1,19 +1,21 @@
-"""The body of every family as timm wants it: stem, four stages, a last layer, a head."""
+"""The base of every family, with timm's interface: stem, four stages, a last layer, a head."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from timm.layers import trunc_normal_
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from linvit.ranges import Checked, check
+
 
 class Stage(nn.Module):
     """Downsampling (the identity in the first stage), then blocks."""
 
-    def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]):
+    def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
         self.grad_checkpointing = False
         self.downsample = downsample
@@ -23,40 +25,49 @@ class Stage(nn.Module):
         return self.through_blocks(self.downsample(x))
 
     def through_blocks(self, x: Tensor, *shared: Any) -> Tensor:
-        """What the blocks make of a map; `shared` is given to each beside it."""
+        """The map after all blocks; every block also gets `shared`."""
         for block in self.blocks:
             x = checkpoint(block, x, *shared) if self.grad_checkpointing else block(x, *shared)
         return x
 
 
-class Backbone(nn.Module):
-    """What does not depend on the family; a family makes stem, stages, final_conv and the heads.
+class Backbone(Checked, nn.Module):
+    """The part that all families share; a family adds stem, stages, final_conv and head.
 
     Attributes:
-        num_classes, in_chans: of the classifier and of the images.
-        pattern: one letter a stage, the mechanism in it.
+        num_classes: outputs of the classifier.
+        in_chans: channels of the images.
+        pattern: one letter per stage, its mechanism.
         feature_info: channels and stride of each stage's output.
         num_features: channels of the unpooled map that forward_features returns.
-        head_hidden_size: width of what the classifier reads.
+        head_hidden_size: channels that the classifier reads.
     """
 
-    def __init__(self, in_chans: int, num_classes: int, drop_rate: float, pattern: str, channels: tuple[int, ...]):
+    stem: nn.Module
+    stages: nn.Sequential
+    final_conv: nn.Module
+    num_features: int
+    head_hidden_size: int
+
+    def __init__(
+        self, in_chans: int, num_classes: int, drop_rate: float, pattern: str, channels: tuple[int, ...]
+    ) -> None:
         super().__init__()
         self.in_chans, self.num_classes, self.drop_rate, self.pattern = in_chans, num_classes, drop_rate, pattern
-        self.feature_info = [
+        self.feature_info: list[dict[str, Any]] = [
             {"num_chs": width, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, width in enumerate(channels)
         ]
 
     def init_weights(self, needs_reset: bool = True) -> None:
-        """Initialise all weights; needs_reset also resets norms and layer scales (after to_empty)."""
+        """Initialize all weights; needs_reset also resets norms and layer scales (after to_empty)."""
         self.apply(partial(init_weights, needs_reset=needs_reset))
 
     def no_weight_decay(self) -> set[str]:
-        """Nothing beyond timm's rule for vectors, as in the released training."""
+        """Empty: as in the released training, timm's rule for vectors is enough."""
         return set()
 
-    def group_matcher(self, coarse: bool = False) -> dict:
-        """Groups for layer-wise learning rates."""
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """timm's parameter groups for layer-wise learning rates."""
         blocks = [
             (r"^stages\.(\d+)\.downsample", (0,)),
             (r"^stages\.(\d+)\.blocks\.(\d+)", None),
@@ -66,7 +77,7 @@ class Backbone(nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute every block in the backward pass instead of keeping its activations."""
-        for stage in self.stages:
+        for stage in cast(Iterable[Stage], self.stages):
             stage.grad_checkpointing = enable
 
     def forward_intermediates(
@@ -78,21 +89,21 @@ class Backbone(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The outputs of the chosen stages, and the final features unless intermediates_only.
+        """The outputs of the chosen stages and, unless intermediates_only, the final features before them.
 
         Args:
-            x: images.
-            indices: the last n stages for an int, all for None, else these stages.
-            norm: without effect; the stages' outputs are not normed.
-            stop_early: leave out the stages after the last chosen one.
+            x: images (batch, in_chans, height, width).
+            indices: an int n for the last n stages, None for all, else a list of stages.
+            norm: has no effect: the outputs of the stages are not normalized.
+            stop_early: skip the stages after the last chosen one.
             output_fmt: "NCHW".
-            intermediates_only: return the list alone.
+            intermediates_only: return only the list of maps.
 
         Raises:
             ValueError: for another output format.
         """
         if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")
+            raise ValueError(f"`output_fmt` is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")
         taken, last = feature_take_indices(len(self.stages), indices)
         intermediates = []
         x = self.stem(x)
@@ -109,7 +120,7 @@ class Backbone(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what the chosen stages do not need; the last layer goes with the last stage or with prune_norm."""
+        """Remove all layers after the chosen stages; final_conv stays only with the last stage, without prune_norm."""
         taken, last = feature_take_indices(len(self.stages), indices)
         without_final = prune_norm or last < len(self.stages) - 1
         self.stages = self.stages[: last + 1]
@@ -121,28 +132,42 @@ class Backbone(nn.Module):
         return taken
 
     def remove_head(self) -> None:
-        """Leave nothing behind the unpooled map that has parameters."""
+        """Remove all parameters after the unpooled map."""
         self.reset_classifier(0, "")
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier for num_classes (0: none); None keeps the pooling."""
+        check(type(self), {"num_classes": num_classes, **({} if global_pool is None else {"global_pool": global_pool})})
+        self.num_classes = num_classes
+
+    def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """A checkpoint of the authors in our key names; one in our names passes unchanged."""
+        raise NotImplementedError
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
+        """The unpooled map to logits."""
+        raise NotImplementedError
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) to the unpooled map (batch, num_features, height/32, width/32)."""
-        return self.final_conv(self.stages(self.stem(x)))
+        x = self.final_conv(self.stages(self.stem(x)))
+        return x
 
-    def forward(self, x: Tensor):
+    def forward(self, x: Tensor) -> Any:
         """Images to logits (batch, num_classes)."""
         return self.forward_head(self.forward_features(x))
 
 
 def init_weights(module: nn.Module, needs_reset: bool) -> None:
-    """Initialise one module as released: weights from a normal of 0.02 cut at ±2, biases 0; to be applied to all.
+    """Initialize one module as released: truncated normal weights (deviation 0.02, cut at ±2), biases 0.
 
     Args:
         module: any module of a network.
-        needs_reset: whether norms and layer scales, right since their construction, are set again.
+        needs_reset: also reset norms and layer scales, which their constructors have initialized already.
     """
     if isinstance(module, nn.Conv2d | nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    elif needs_reset and hasattr(module, "reset_parameters"):
-        module.reset_parameters()
+    elif needs_reset and callable(reset := getattr(module, "reset_parameters", None)):
+        reset()

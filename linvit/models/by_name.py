@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import timm
 from torch import nn
 
-from linvit.ranges import Range, check
+from linvit.ranges import Range, check, shown
 
 RATES = dict.fromkeys(
     ("drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate", "pos_drop_rate", "patch_drop_rate"),
@@ -35,23 +35,35 @@ def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int)
 def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
     """Raises ValueError, offering the nearest, for a model that timm does not know and an argument that it lacks.
 
-    Rates of dropout and stochastic depth are held to their range.
+    Rates of dropout and stochastic depth are held to their range. Weights are never downloaded.
     """
     check_model(name)
+    if arguments.get("pretrained"):
+        raise ValueError(
+            f"`pretrained` is {shown(arguments['pretrained'])}, but weights are never downloaded here: leave it out,"
+            " and start from a run or a file of weights."
+        )
     check(RATES, arguments)
     try:
         yield
     except TypeError as error:
         unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-        owner = unknown and getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None)
-        if owner is None:
+        owner = getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None) if unknown else None
+        if unknown is None or owner is None:
             raise
         near = difflib.get_close_matches(unknown[2], inspect.signature(owner).parameters, n=1, cutoff=0.0)
         raise ValueError(f"{name} has no argument {unknown[2]!r}: did you mean `{near[0]}`?") from error
 
 
 def check_model(name: str) -> None:
-    """Raises ValueError, offering the nearest name, for a model that timm does not know."""
-    if not timm.is_model(name) and ":" not in name:
+    """Raises ValueError, offering the nearest name, for a model that timm does not know or would fetch by its name."""
+    if not isinstance(name, str):
+        raise ValueError(f"`name` is {shown(name)}, expected the name of a model: `linvit models` lists ours.")
+    if ":" in name:
+        raise ValueError(
+            f"The model {name!r} would be read from a hub or a folder: download its weights yourself, and give an"
+            " architecture that timm knows, with a file of weights."
+        )
+    if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=1, cutoff=0.0)
         raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? `linvit models` lists ours.")

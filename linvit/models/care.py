@@ -9,8 +9,8 @@ https://arxiv.org/abs/2411.16170
 
 Axes: feature map elu1, weighting uniform, normalizer divide, no rotation.
 
-Where paper and released code differ, the code is followed: the paper calls κ an identity, gives S0 one ratio, and does
-not mention that the published accuracies come from distillation with two heads.
+Where paper and released code differ, we follow the code: the paper calls κ an identity, gives S0 a single ratio, and
+does not mention that the published accuracies come from distillation with two heads.
 
 | size | widths         | depths    | ratios                           | parameters |
 |------|----------------|-----------|----------------------------------|------------|
@@ -18,22 +18,26 @@ not mention that the published accuracies come from distillation with two heads.
 | s1   | 32 64 128 256  | 3 6 10 6  | (2, 4) (2, 4) (4, 4) (4, 4)      |  9,602,424 |
 | s2   | 32 64 192 384  | 3 6 10 6  | (4, 4) (4, 4) (4, 4) (4, 4)      | 19,481,288 |
 
-Pattern "CCLL" as released: strip convolutions in the first two stages, linear attention in the last two. There are no
-published weights on a hub. The nano size is ours, for images of 32 to 64 px.
+Pattern "CCLL" as released: strip convolutions in the first two stages, linear attention in the last two. No weights
+are published on a hub. The nano size is ours, for images of 32 to 64 px.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Annotated, Any, cast
 
 from timm.layers import calculate_drop_path_rates, get_device_dtype
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from linvit.layers import CareBlock, PatchDownsample, PatchStem
+from linvit.layers.checks import Channels, Classes, Depth, Device, Dtype, Expansion, Rate, Scale, TensorOptions, Width
 from linvit.models.backbone import Backbone, Stage
 from linvit.models.family import imagenet_cfg, register, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
+from linvit.ranges import OneOf
 
-SIZES = {
+SIZES: Mapping[str, dict[str, Any]] = {
     "care_nano": {
         "widths": (32, 48, 64, 96),
         "depths": (1, 1, 2, 2),
@@ -45,30 +49,35 @@ SIZES = {
     "care_s1": {"depths": (3, 6, 10, 6), "ratios": ((2, 4), (2, 4), (4, 4), (4, 4))},
     "care_s2": {"widths": (32, 64, 192, 384), "depths": (3, 6, 10, 6), "ratios": ((4, 4),) * 4},
 }
+Pair = tuple[Expansion, Expansion]
 LETTERS = {"C": "strips", "L": "linear", "S": "softmax"}
 
 
 class CareHead(nn.Module):
-    """GELU, layer norm, dropout, linear, over the last dimension."""
+    """GELU, layer norm, dropout and a linear layer over the last dimension."""
 
-    def __init__(self, width: int, num_classes: int, drop_rate: float = 0.0, device=None, dtype=None):
+    norm: nn.Module
+    fc: nn.Module
+
+    def __init__(
+        self, width: int, num_classes: int, drop_rate: float = 0.0, device: Device = None, dtype: Dtype = None
+    ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         self.act = nn.GELU()
         self.norm = nn.LayerNorm(width, eps=1e-6, **dd)
         self.drop = nn.Dropout(drop_rate)
         self.fc = nn.Linear(width, num_classes, **dd) if num_classes > 0 else nn.Identity()
 
-    def reset(self, width: int, num_classes: int, device=None, dtype=None) -> None:
+    def reset(self, width: int, num_classes: int, device: Device = None, dtype: Dtype = None) -> None:
         """A new linear layer; the norm stays."""
         self.fc = nn.Linear(width, num_classes, device=device, dtype=dtype) if num_classes > 0 else nn.Identity()
         self.train(self.training)
 
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.drop(self.norm(self.act(x)))
-        if pre_logits:
-            return x
-        return self.fc(x)
+        x = x if pre_logits else self.fc(x)
+        return x
 
 
 class CARE(Backbone):
@@ -76,52 +85,52 @@ class CARE(Backbone):
 
     Args:
         in_chans: channels of the images.
-        num_classes: classes, 0 for none.
-        global_pool: "avg", or "" for heads applied at every position.
+        num_classes: outputs of the classifiers, 0 for no classifiers.
+        global_pool: "avg", or "" to apply the heads at every position.
         widths, depths: channels (a multiple of 4; the first quarter is the memory) and blocks of each stage.
         ratios: hidden channels over width of the two interactions, for each stage.
-        head_widths: channels of an attention head in each stage, where the stage has attention.
-        pattern: one letter a stage: C for strip convolutions, L for linear attention, S for softmax attention.
+        head_widths: channels per attention head, for each stage; unused in stages without attention.
+        pattern: one letter per stage: C for strip convolutions, L for linear attention, S for softmax attention.
         layer_scale: initial layer scale.
-        split, interactions, memory, local_sizes: other than released, see CareBlock. Without the second interaction the
-            classifiers read the last stage's width instead of ratios[-1][1] times that.
-        distillation: whether there is a second head that learns from a teacher.
+        split, interactions, memory, local_sizes: see CareBlock. Without the second interaction the classifiers read
+            widths[-1] channels instead of ratios[-1][1] times as many.
+        distillation: add a second head, which learns from a teacher.
         drop_rate: dropout before the classifiers.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
 
     Raises:
-        ValueError: for an unknown pattern, split or local size, and on forward for images under 32 px a side or with
-            other channels.
+        TypeError, ValueError: for an argument outside its range; on forward for anything but floating-point images with
+            in_chans channels and sides of at least 32 px.
     """
 
     def __init__(
         self,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
-        widths: tuple[int, ...] = (32, 64, 128, 256),
-        depths: tuple[int, ...] = (2, 4, 8, 4),
-        ratios: tuple[tuple[int, int], ...] = ((2, 2), (2, 4), (4, 4), (4, 4)),
-        head_widths: tuple[int, ...] = (8, 16, 16, 32),
+        in_chans: Channels = 3,
+        num_classes: Classes = 1000,
+        global_pool: Annotated[str, OneOf(("avg", ""))] = "avg",
+        widths: tuple[Width, Width, Width, Width] = (32, 64, 128, 256),
+        depths: tuple[Depth, Depth, Depth, Depth] = (2, 4, 8, 4),
+        ratios: tuple[Pair, Pair, Pair, Pair] = ((2, 2), (2, 4), (4, 4), (4, 4)),
+        head_widths: tuple[Width, Width, Width, Width] = (8, 16, 16, 32),
         pattern: str = "CCLL",
-        layer_scale: float = 1e-6,
+        layer_scale: Scale = 1e-6,
         split: str = "asymmetric",
         interactions: tuple[bool, bool] = (True, True),
         memory: bool = True,
         local_sizes: tuple[int, ...] = (3, 7),
         distillation: bool = True,
-        drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
-        device=None,
-        dtype=None,
-    ):
+        drop_rate: Rate = 0.0,
+        drop_path_rate: Rate = 0.0,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         channels = (*widths[:-1], widths[-1] * ratios[-1][1] if interactions[1] else widths[-1])
         super().__init__(in_chans, num_classes, drop_rate, pattern, channels)
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         mechanisms = stage_mechanisms(pattern, LETTERS)
-        self.global_pool = _known_pool(global_pool)
+        self.global_pool = global_pool
         self.distilled_training = False
-        rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        rates = cast(list[list[float]], calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True))
         self.stem = PatchStem(in_chans, widths[0], **dd)
         self.stages = nn.Sequential()
         end = (len(widths) - 1, depths[-1] - 1)
@@ -149,58 +158,51 @@ class CARE(Backbone):
         self.init_weights(needs_reset=False)
 
     def set_distilled_training(self, enable: bool = True) -> None:
-        """While training, return (logits, distilled logits) instead of their mean."""
+        """In training mode return (logits, distilled logits) instead of their mean."""
         self.distilled_training = enable
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
-        """The last linear layer, or both of them."""
+        """The last linear layer, or both if there are two heads."""
         return self.head.fc if self.dist_head is None else (self.head.fc, self.dist_head.fc)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """New classifiers for num_classes (0: none); None keeps the pooling."""
-        self.num_classes = num_classes
+        super().reset_classifier(num_classes, global_pool)
         if global_pool is not None:
-            self.global_pool = _known_pool(global_pool)
+            self.global_pool = global_pool
         self.head_hidden_size = self.num_features
         for head in (self.head, self.dist_head):
             if head is not None:
                 head.reset(self.num_features, num_classes, **get_device_dtype(self))
 
-    def native_state_dict(self, state_dict: dict) -> dict:
-        """The authors' checkpoint in our key names; a state dict that has ours already passes unchanged.
+    def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """A checkpoint of the authors in our key names; one in our names passes unchanged.
 
-        Wrappers and `module.` are taken off (see family.unwrapped).
+        Wrappers and `module.` are removed (see family.unwrapped).
         """
-        state_dict = unwrapped(state_dict)
-        if not any(name in key for key in state_dict for name in _RELEASED):
-            return state_dict
+        weights = unwrapped(state_dict)
+        if not any(name in key for key in weights for name in _RELEASED):
+            return weights
         warn_of_pattern(self, "CCLL")
-        return {renamed(key, _RULES): value for key, value in state_dict.items()}
+        return {renamed(key, _RULES): value for key, value in weights.items()}
 
     def remove_head(self) -> None:
-        """Leave nothing behind the unpooled map that has parameters."""
+        """Remove all parameters after the unpooled map."""
         super().remove_head()
         for head in (self.head, self.dist_head):
             if head is not None:
                 head.norm = nn.Identity()
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False):
-        """The unpooled map to logits, or to the mean of what the two classifiers read."""
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """The unpooled map to logits, or with pre_logits to the mean of the two classifiers' inputs."""
         x = x.mean((2, 3)) if self.global_pool == "avg" else x.permute(0, 2, 3, 1)
-        out = self.head(x, pre_logits)
+        out: Tensor = self.head(x, pre_logits)
         if self.dist_head is not None:
-            distilled = self.dist_head(x, pre_logits)
+            distilled: Tensor = self.dist_head(x, pre_logits)
             if self.distilled_training and self.training and not pre_logits:
                 return out, distilled
             out = (out + distilled) / 2
         return out if self.global_pool == "avg" else out.permute(0, 3, 1, 2)
-
-
-def _known_pool(global_pool: str) -> str:
-    assert global_pool in ("avg", ""), (
-        f"`global_pool` is {global_pool!r}, expected 'avg' or '' (none): choose one of them"
-    )
-    return global_pool
 
 
 _RELEASED = (".token_mixer.", ".inter_layer.")
@@ -217,7 +219,7 @@ _RULES = [
 ]
 
 
-def _cfg(**kwargs) -> dict:
+def _cfg(**kwargs: Any) -> dict[str, Any]:
     return imagenet_cfg(classifier=("head.fc", "dist_head.fc"), **kwargs)
 
 
@@ -231,8 +233,8 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _create(variant: str, pretrained: bool, **kwargs) -> CARE:
-    return create(CARE, variant, pretrained, **{**SIZES[variant], **kwargs})
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> CARE:
+    return cast(CARE, create(CARE, variant, pretrained, **{**SIZES[variant], **kwargs}))
 
 
 register(_create, default_cfgs)

@@ -1,9 +1,9 @@
-"""Conformer: convolution and attention over the frames of speech, with softmax, linear, MALA or RALA attention.
+"""Conformer: convolution and attention over frames of speech, with softmax, linear, MALA or RALA attention.
 
-Papers: *Conformer* (Interspeech 2020, arXiv 2005.08100) and MALA (ICCV 2025, arXiv 2507.00698), whose Table 7 exchanges
-the attention of Conformer (S). MALA's network is not released, and the paper does not say what stands around its
-operator. All three rows print 10.3 M parameters: a gate φ(x), whose projection has the size of softmax's projection of
-positions, gives that, and is what stands here; without it the linear rows would print 10.0.
+Papers: *Conformer* (Interspeech 2020, arXiv 2005.08100) and MALA (ICCV 2025, arXiv 2507.00698), whose Table 7 replaces
+the attention of Conformer (S). MALA's network is not released, and the paper does not describe the layer around its
+operator. All three rows print 10.3 M parameters. A gate φ(x), whose projection is as large as softmax attention's
+projection of positions, gives this number, so we use one; without it the linear rows would print 10.0 M.
 
 | name | mel bands | channels | layers | heads | kernel | parameters |
 |---|---:|---:|---:|---:|---:|---|
@@ -13,17 +13,31 @@ positions, gives that, and is what stands here; without it the linear rows would
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from linvit.layers.cache import AttentionCache
-from linvit.layers.checks import known
+from linvit.layers.checks import (
+    Channels,
+    Depth,
+    Device,
+    Dtype,
+    Heads,
+    Kernel,
+    Outputs,
+    Rate,
+    TensorOptions,
+    Width,
+    known,
+    multiple_of_heads,
+)
 from linvit.layers.conformer import SUBSAMPLED, ConformerBlock, Subsampling, relative_positions, subsampled
+from linvit.layers.inputs import check_filled, check_floats, check_whole_numbers
 from linvit.layers.transducer import Joint, Predictor
 from linvit.ops import Rotary, rotary_1d
-from linvit.ranges import Range
+from linvit.ranges import Checked
 
 SIZES: Mapping[str, dict[str, int]] = {
     "conformer_nano": {"mels": 40, "width": 64, "depth": 3, "heads": 4, "kernel": 15},
@@ -36,8 +50,8 @@ HEADS = {"ctc": False, "transducer": True}
 class StreamCache:
     """All that a causal Conformer keeps of a stream.
 
-    layers: a cache for each layer. inputs: what each convolution of the subsampling last saw. features, frames: how
-    many frames of features it has read, and how many frames of the encoder these became.
+    layers: one cache per layer. inputs: the last inputs of each convolution of the subsampling. features: number of
+    feature frames read so far. frames: number of encoder frames that they became.
     """
 
     layers: list[AttentionCache] = field(default_factory=list)
@@ -46,59 +60,68 @@ class StreamCache:
     frames: int = 0
 
     def num_bytes(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         return sum(layer.num_bytes() for layer in self.layers) + sum(x.nbytes for x in self.inputs)
 
 
-class Conformer(nn.Module):
-    """Features of speech in, logits of pieces of text out, for every fourth frame.
+class Conformer(Checked, nn.Module):
+    """Features of speech in, logits of pieces of text out, one frame for every four.
 
     Args:
         pieces: number of outputs; piece 0 is the blank.
-        mels: bands of the features.
-        width, depth, heads, kernel: channels, layers, heads, and frames that a layer's convolution sees.
-        mechanism: a name in MECHANISMS that stands in sequences; "softmax" has relative positions.
+        mels: mel bands of the features.
+        width, depth, heads, kernel: channels, layers, heads, and kernel size in frames of the convolutions.
+        mechanism: a name in MECHANISMS that can stand in sequences; "softmax" has relative positions.
         causal: no frame sees a later one, so that a stream can be transcribed piece by piece.
-        modulation: of linear mechanisms, see FrameAttention.
-        rope: whether linear mechanisms rotate queries and keys in the numerator.
+        modulation: gate of linear mechanisms, see FrameAttention.
+        rope: linear mechanisms rotate queries and keys in the numerator.
         conv_norm: "batch" or "layer", see ConvModule.
-        dropout: as in the paper.
+        dropout: rate, used as in the paper.
         head: "ctc", one projection; or "transducer", predictor and joint network.
         predictor_width: channels of the transducer's predictor and joint network.
 
     Raises:
-        ValueError: for an unknown mechanism, modulation, norm or head, and sizes that do not fit together.
+        ValueError: for an argument outside its range, and for sizes that do not fit together.
     """
+
+    predictor: Predictor
+    joint: Joint
+    head: nn.Linear
 
     def __init__(
         self,
-        pieces: int,
-        mels: int,
-        width: int,
-        depth: int,
-        heads: int,
-        kernel: int,
+        pieces: Outputs,
+        mels: Channels,
+        width: Width,
+        depth: Depth,
+        heads: Heads,
+        kernel: Kernel,
         mechanism: str = "softmax",
         causal: bool = False,
         modulation: str = "linear",
         rope: bool = False,
         conv_norm: str = "batch",
-        dropout: Annotated[float, Range(0, below=1)] = 0.1,
+        dropout: Rate = 0.1,
         head: str = "ctc",
-        predictor_width: int = 320,
-        device=None,
-        dtype=None,
-    ):
+        predictor_width: Width = 320,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         if mechanism == "softmax" and width % 2:
-            raise ValueError(f"`width` is {width}, but relative positions need an even one: change it")
+            raise ValueError(f"`width` is {width}, but relative positions need an even number: change it")
         self.pieces, self.mels, self.width, self.mechanism, self.causal = pieces, mels, width, mechanism, causal
         self.rotated = rope and mechanism != "softmax"
-        self.head_width = width // heads
+        self.head_width = multiple_of_heads(width, heads)
+        if self.rotated and self.head_width % 2:
+            raise ValueError(
+                f"`width` is {width} and `heads` {heads}, but `rope` rotates pairs of channels and needs an even number"
+                " per head: change one of the two, or leave `rope` out"
+            )
         self.subsampling = Subsampling(mels, width, causal, **dd)
         self.dropout = nn.Dropout(dropout)
-        options = {"modulation": modulation, "conv_norm": conv_norm, "dropout": dropout}
+        options: dict[str, Any] = {"modulation": modulation, "conv_norm": conv_norm, "dropout": dropout}
         self.blocks = nn.ModuleList(
             ConformerBlock(width, heads, mechanism, kernel, causal, **options, **dd) for _ in range(depth)
         )
@@ -110,16 +133,17 @@ class Conformer(nn.Module):
             self.head = nn.Linear(width, pieces, **dd)
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The encoder's frames, (batch, frames / 4 rounded up, width), and how many each utterance has.
+        """The frames of the encoder, (batch, frames / 4 rounded up, width), and their number for each utterance.
 
         Args:
-            features: (batch, frames, mels), of each utterance its own frames first.
-            lengths: int64 (batch,), its own frames, at least one; what follows them changes nothing.
+            features: (batch, frames, mels), floating point; the frames of each utterance first, then padding.
+            lengths: int64 (batch,), the number of frames of each utterance, at least 1; padding has no effect.
 
         Raises:
-            ValueError: for features with other bands.
+            TypeError, ValueError: for features or lengths of another kind or shape.
         """
         self._check(features)
+        check_whole_numbers("lengths", lengths, (len(features),), 1, features.shape[1])
         padded = bool((lengths < features.shape[1]).any())
         x = self.dropout(self.subsampling(features, lengths if padded else None))
         lengths = subsampled(lengths)
@@ -130,22 +154,23 @@ class Conformer(nn.Module):
         return x, lengths
 
     def forward(self, features: Tensor, lengths: Tensor, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits, and how many frames of them each utterance has; features and lengths as in `encode`.
+        """Logits, and the number of their frames for each utterance; features and lengths as in `encode`.
 
-        With head "ctc" (batch, frames / 4 rounded up, pieces). With "transducer" (batch, frames, 1 + text, pieces) for
-        the text `pieces`, int64 (batch, text).
+        Logits are (batch, frames / 4 rounded up, pieces) with head "ctc", and (batch, frames, 1 + text, pieces) with
+        head "transducer" for the text `pieces`, int64 (batch, text).
         """
         x, lengths = self.encode(features, lengths)
         if not self.transduces:
             return self.head(x), lengths
         if pieces is None:
-            raise ValueError("A transducer's logits depend on the text: give its pieces, or call encode.")
+            raise ValueError("The logits of a transducer depend on the text: give its `pieces`, or call `encode`.")
+        check_whole_numbers("pieces", pieces, (len(features), "text"), 0, self.pieces - 1)
         begun = torch.cat((pieces.new_zeros(len(pieces), 1), pieces), dim=1)
         return self.joint(x, self.predictor(begun)[0]), lengths
 
     @torch.inference_mode()
     def transduce(self, features: Tensor, lengths: Tensor, most: int = 10) -> list[list[int]]:
-        """The pieces that a transducer writes: the most probable one at each step, at most `most` in a frame."""
+        """The texts of a transducer by greedy decoding, at most `most` pieces per frame, as lists of pieces."""
         x, lengths = self.encode(features, lengths)
         texts = []
         for row, length in zip(x, lengths.tolist(), strict=True):
@@ -162,18 +187,18 @@ class Conformer(nn.Module):
         return texts
 
     def read(self, features: Tensor, cache: StreamCache) -> Tensor:
-        """As forward for CTC, for frames that come after those in `cache`, to which they are added.
+        """As forward with head "ctc", for the frames after those in `cache`, which is updated.
 
         Args:
-            features: (batch, frames, mels), a multiple of 4 frames but in the last call.
-            cache: `StreamCache()` to begin.
+            features: (batch, frames, mels), a multiple of 4 frames except in the last call.
+            cache: `StreamCache()` at the start.
 
         Raises:
-            ValueError: for a network that is not causal or transduces, and frames after a piece of another length.
+            ValueError: for a network that is not causal or is a transducer, and for a call after the last one.
         """
         self._check(features)
         if not self.causal or self.transduces or self.training:
-            raise ValueError("Only a causal Conformer with `head='ctc'`, in evaluation mode, reads a stream.")
+            raise ValueError("Only a causal Conformer with `head='ctc'`, in evaluation mode, can read a stream.")
         if cache.features % SUBSAMPLED:
             raise ValueError(
                 f"{cache.features} frames were read, which is not a multiple of {SUBSAMPLED}: give pieces of a multiple"
@@ -187,7 +212,8 @@ class Conformer(nn.Module):
             x = block(x, positions, None, layer)
         cache.features += features.shape[1]
         cache.frames += x.shape[1]
-        return self.head(x)
+        out: Tensor = self.head(x)
+        return out
 
     def _positions(self, x: Tensor, start: int) -> Tensor | Rotary | None:
         frames = x.shape[1]
@@ -198,8 +224,6 @@ class Conformer(nn.Module):
         return rotary_1d(frames, self.head_width, start=start, dtype=x.dtype, device=x.device)
 
     def _check(self, features: Tensor) -> None:
-        if features.dim() != 3 or features.shape[-1] != self.mels:
-            raise ValueError(
-                f"The features are of shape {tuple(features.shape)}, expected (batch, frames, {self.mels}): make the"
-                " features with as many bands as the network's `mels`."
-            )
+        remedy = "compute features with the network's `mels` bands"
+        check_floats("features", features, ("batch", "frames", self.mels), remedy)
+        check_filled("features", features)

@@ -1,10 +1,10 @@
 """DiT: a vision transformer that predicts the noise in an image, with softmax, linear, MALA or RALA attention.
 
 Paper: *Scalable Diffusion Models with Transformers* (ICCV 2023, arXiv 2212.09748): patches of latents, fixed sine
-positions, and blocks whose norms are shifted, scaled and gated by time and class, from zero (adaLN-Zero). MALA's Table
-8 sets a linear one beside DiT-S/2, but its network is not released: exchanging the attention of DiT-S/2 alone does not
-lead to its 4.26 G, see docs/generation.md. Here the attention is exchanged and nothing else, with an optional depthwise
-3×3 convolution of v and another width of the feed-forward.
+positions, and blocks whose norms are shifted, scaled and gated by time and class, initially by zero (adaLN-Zero).
+MALA's Table 8 compares a linear DiT with DiT-S/2, but that network is not released, and replacing only the attention of
+DiT-S/2 does not give its 4.26 G, see docs/generation.md. Here only the attention is replaced; a depthwise 3×3
+convolution of v and another width of the feed-forward are options.
 
 | name | input | channels | layers | heads | patch |
 |---|---|---:|---:|---:|---:|
@@ -17,19 +17,38 @@ lead to its 4.26 G, see docs/generation.md. Here the attention is exchanged and 
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, cast
 
 import torch
 from timm.layers import Mlp, PatchEmbed, build_sincos2d_pos_embed
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from linvit.layers.checks import known
+from linvit.layers.checks import (
+    Channels,
+    Depth,
+    Device,
+    Dtype,
+    Heads,
+    Kernel,
+    Outputs,
+    Ratio,
+    Scale,
+    TensorOptions,
+    Width,
+    known,
+    multiple_of_heads,
+)
+from linvit.layers.inputs import check_filled, check_floats, check_whole_numbers
 from linvit.layers.mechanisms import at
 from linvit.layers.operator import Operands
 from linvit.layers.token_attention import TokenAttention, convolved
+from linvit.ranges import Checked, Range
 
-FREQUENCIES = 256  # sine features of the time
+FREQUENCIES = 256  # sine and cosine features of the time
+TIMES = 1_000  # steps of the noise process
+Side = Annotated[int, Range(1, 4_096)]
 _LATENTS = {"input_size": 32, "channels": 4, "patch_size": 2}
 SIZES: Mapping[str, dict[str, int]] = {
     "dit_nano_patch2": {"input_size": 8, "channels": 1, "patch_size": 2, "width": 64, "depth": 4, "heads": 4},
@@ -41,10 +60,17 @@ SIZES: Mapping[str, dict[str, int]] = {
 
 
 class DiTAttention(TokenAttention):
-    """Attention over the patches of an image; `local` adds a depthwise 3×3 convolution of v to its output."""
+    """Attention over the patches of an image; `local` adds a depthwise 3×3 convolution of v."""
 
     def __init__(
-        self, width: int, heads: int, mechanism: str, grid: tuple[int, int], local: bool, device=None, dtype=None
+        self,
+        width: int,
+        heads: int,
+        mechanism: str,
+        grid: tuple[int, int],
+        local: bool,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(width, heads, mechanism, grid, device=device, dtype=dtype)
         convolution = nn.Conv2d(width, width, 3, padding=1, groups=width, device=device, dtype=dtype)
@@ -55,7 +81,7 @@ class DiTAttention(TokenAttention):
 
 
 class DiTBlock(nn.Module):
-    """Attention, then feed-forward, each between a norm and a gate that the condition sets; at first the identity."""
+    """Attention, then feed-forward, each between a norm and a gate set by the condition; initially the identity."""
 
     def __init__(
         self, width: int, heads: int, mechanism: str, grid: tuple[int, int], mlp_ratio: float, local: bool, **dd: Any
@@ -64,54 +90,59 @@ class DiTBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.attn = DiTAttention(width, heads, mechanism, grid, local, **dd)
         self.norm2 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
-        self.mlp = Mlp(width, int(width * mlp_ratio), act_layer=lambda: nn.GELU(approximate="tanh"), **dd)
+        gelu = cast(type[nn.Module], partial(nn.GELU, approximate="tanh"))
+        self.mlp = Mlp(width, int(width * mlp_ratio), act_layer=gelu, **dd)
         self.modulation = nn.Linear(width, 6 * width, **dd)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """Tokens (batch, tokens, width) under a condition (batch, width)."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(silu(condition)).unsqueeze(1).chunk(6, -1)
         x = x + gate1 * self.attn(self.norm1(x) * (1 + scale1) + shift1)
-        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
+        x = x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
+        return x
 
 
-class DiT(nn.Module):
-    """The noise in images, by time and class.
+class DiT(Checked, nn.Module):
+    """Predicts the noise in images, given time and class.
 
     Args:
-        num_classes: number of classes; the label num_classes itself stands for no class.
-        input_size, channels: side in pixels (or of the latents) and channels of the square images.
+        num_classes: number of classes; the label num_classes means no class.
+        input_size, channels: side and channels of the square images or latents.
         patch_size: side of a patch; divides input_size.
         width, depth, heads: channels, blocks, heads.
-        mechanism: a name in MECHANISMS that stands in images.
-        mlp_ratio: channels inside the feed-forward over width.
-        local: whether a depthwise 3×3 convolution of v is added to the attention.
-        learn_sigma: whether as many channels again say where the variance lies between its bounds (−1 … 1).
-        label_std: of the label embedding at first; 0.02 as released, which short trainings hardly notice.
+        mechanism: a name in MECHANISMS that can stand in images.
+        mlp_ratio: hidden channels of the feed-forward over width.
+        local: add a depthwise 3×3 convolution of v to the attention.
+        learn_sigma: predict the variance too, in as many further channels: its place between its bounds (−1 … 1).
+        label_std: standard deviation of the label embedding at initialization. 0.02 as released; short trainings learn
+            more from labels with a larger one.
 
     Raises:
-        ValueError: for an unknown mechanism and sizes that do not fit together.
+        ValueError: for an argument outside its range, and for sizes that do not fit together.
     """
+
+    positions: Tensor
 
     def __init__(
         self,
-        num_classes: int,
-        input_size: int,
-        channels: int,
-        patch_size: int,
-        width: int,
-        depth: int,
-        heads: int,
+        num_classes: Outputs,
+        input_size: Side,
+        channels: Channels,
+        patch_size: Kernel,
+        width: Width,
+        depth: Depth,
+        heads: Heads,
         mechanism: str = "softmax",
-        mlp_ratio: float = 4.0,
+        mlp_ratio: Ratio = 4.0,
         local: bool = False,
         learn_sigma: bool = False,
-        label_std: float = 0.02,
-        device=None,
-        dtype=None,
+        label_std: Scale = 0.02,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
-        _check(input_size, patch_size, width, mechanism, mlp_ratio, label_std)
+        dd: TensorOptions = {"device": device, "dtype": dtype}
+        _check(input_size, patch_size, width, heads, mechanism, mlp_ratio)
         self.num_classes, self.input_size, self.channels = num_classes, input_size, channels
         self.mechanism, self.learn_sigma, self.label_std = mechanism, learn_sigma, label_std
         self.out_channels = channels * (2 if learn_sigma else 1)
@@ -131,35 +162,38 @@ class DiT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As released: Xavier in linear layers and patches, normal 0.02 in embeddings, zero in modulations and head."""
+        """As released: Xavier for linear layers and patches, normal for embeddings, zero for modulations and head."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
         nn.init.xavier_uniform_(self.patch_embed.proj.weight.flatten(1))
+        assert self.patch_embed.proj.bias is not None
         nn.init.zeros_(self.patch_embed.proj.bias)
         nn.init.normal_(self.label_embed.weight, std=self.label_std)
         for layer in (self.time_embed.fc1, self.time_embed.fc2):
             nn.init.normal_(layer.weight, std=0.02)
-        for layer in (*(block.modulation for block in self.blocks), self.modulation, self.head):
+        gates = (cast(DiTBlock, block).modulation for block in self.blocks)
+        for layer in (*gates, self.modulation, self.head):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
     def forward(self, images: Tensor, times: Tensor, labels: Tensor) -> Tensor:
-        """Noise (batch, out_channels, height, width) in images (batch, channels, height, width).
+        """The noise (batch, out_channels, height, width) in images (batch, channels, height, width).
 
         Args:
-            times: int64 (batch,), steps of noise in 0 … 999.
+            images: floating point, input_size high and wide.
+            times: int64 (batch,), steps of the noise process, 0 … 999.
             labels: int64 (batch,), classes, or num_classes for none.
 
         Raises:
-            ValueError: for images of another size.
+            TypeError, ValueError: for inputs of another kind, shape or range.
         """
-        if tuple(images.shape[1:]) != (self.channels, self.input_size, self.input_size):
-            raise ValueError(
-                f"The images are {'×'.join(map(str, images.shape[1:]))}, but this DiT reads"
-                f" {self.channels}×{self.input_size}×{self.input_size}: set `channels` and `input_size`."
-            )
+        size = ("batch", self.channels, self.input_size, self.input_size)
+        check_floats("images", images, size, "create the DiT with their `channels` and `input_size`")
+        check_filled("images", images)
+        check_whole_numbers("times", times, (len(images),), 0, TIMES - 1)
+        check_whole_numbers("labels", labels, (len(images),), 0, self.num_classes)
         x = self.patch_embed(images) + self.positions.to(images.dtype)
         condition = self.time_embed(time_features(times, x.dtype)) + self.label_embed(labels)
         for block in self.blocks:
@@ -181,15 +215,14 @@ def time_features(times: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), -1).to(dtype)
 
 
-def _check(input_size: int, patch_size: int, width: int, mechanism: str, mlp_ratio: float, label_std: float) -> None:
+def _check(input_size: int, patch_size: int, width: int, heads: int, mechanism: str, mlp_ratio: float) -> None:
     known("mechanism", mechanism, at("images"))
+    multiple_of_heads(width, heads)
     if input_size % patch_size:
         raise ValueError(
             f"`input_size` is {input_size}, which is not a multiple of `patch_size` {patch_size}: change one of the two"
         )
     if width * mlp_ratio < 1:
         raise ValueError(f"`mlp_ratio` is {mlp_ratio}, which leaves the feed-forward no channels: set it higher")
-    if label_std < 0:
-        raise ValueError(f"`label_std` is {label_std}, but a deviation is 0 or more: set it higher")
     if width % 4:
-        raise ValueError(f"`width` is {width}, but positions in two directions need a multiple of 4: change it")
+        raise ValueError(f"`width` is {width}, but positions in two dimensions need a multiple of 4: change it")

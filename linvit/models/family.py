@@ -1,23 +1,24 @@
-"""What every family needs: pattern of mechanisms, timm configuration, released checkpoints."""
+"""Helpers that every family shares: patterns, registration with timm, released checkpoints."""
 
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import clean_state_dict, register_model
-from torch import Tensor, nn
+from torch import nn
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
 def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...]:
-    """The mechanism's name for every stage.
+    """The name of the mechanism of each stage.
 
     Args:
-        pattern: one letter a stage, such as "LLSS".
-        letters: what each letter stands for.
+        pattern: one letter per stage, such as "LLSS".
+        letters: the mechanism for each letter.
 
     Raises:
         ValueError: if the pattern is not four known letters.
@@ -29,7 +30,7 @@ def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...
 
 
 def register(create: Callable[..., nn.Module], names: Iterable[str]) -> None:
-    """Register create(name, pretrained, **arguments) with timm under each name, as functions of its module."""
+    """Register create(name, pretrained, **arguments) with timm under each name, as a function of its module."""
     for name in names:
         entrypoint = _entrypoint(create, name)
         setattr(sys.modules[create.__module__], name, entrypoint)
@@ -37,7 +38,7 @@ def register(create: Callable[..., nn.Module], names: Iterable[str]) -> None:
 
 
 def _entrypoint(create: Callable[..., nn.Module], name: str) -> Callable[..., nn.Module]:
-    def create_named(pretrained: bool = False, **kwargs) -> nn.Module:
+    def create_named(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return create(name, pretrained, **kwargs)
 
     create_named.__name__ = create_named.__qualname__ = name
@@ -46,8 +47,8 @@ def _entrypoint(create: Callable[..., nn.Module], name: str) -> Callable[..., nn
     return create_named
 
 
-def imagenet_cfg(**kwargs) -> dict:
-    """A pretrained_cfg entry; the released weights come without a licence."""
+def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
+    """A pretrained_cfg for ImageNet; it names no licence, since the released weights have none."""
     return dict(
         {
             "url": "",
@@ -65,24 +66,25 @@ def imagenet_cfg(**kwargs) -> dict:
     )
 
 
-def unwrapped(checkpoint: Mapping) -> dict[str, Tensor]:
-    """The weights themselves, without the wrapper around them and without a `module.` before each key.
+def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of a checkpoint, without the dictionary around them and without `module.` before each key.
 
-    Of several wrappers the first of WRAPPERS wins: averaged weights before raw ones, as timm does.
+    If the checkpoint holds several sets, the first of WRAPPERS is taken: averaged weights before raw ones, as in timm.
     """
     for name in WRAPPERS:
         if isinstance(checkpoint.get(name), Mapping):
             checkpoint = checkpoint[name]
             break
-    return clean_state_dict(checkpoint)
+    weights: dict[str, Any] = clean_state_dict(dict(checkpoint))
+    return weights
 
 
 def warn_of_pattern(model: nn.Module, released: str) -> None:
-    """Say so when released weights meet a network with other mechanisms: the keys fit, the function does not."""
+    """Warns if released weights enter a network with other mechanisms: keys and shapes fit, the function differs."""
     if model.pattern != released:
         warnings.warn(
-            f"released weights belong to pattern {released}, the model has {model.pattern}: "
-            f"published accuracies do not apply, treat the weights as an initialisation",
+            f"The released weights belong to pattern {released}, the model has {model.pattern}: "
+            f"published accuracies do not apply, treat the weights as an initialization.",
             stacklevel=3,
         )
 

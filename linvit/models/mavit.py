@@ -8,7 +8,7 @@ Rectifying Magnitude Neglect in Linear Attention, ICCV 2025, https://arxiv.org/a
 
 Axes: feature map elu1, weighting uniform, normalizer magnitude, rotation 2-D RoPE (numerator only).
 
-Where paper and released code differ, the code is followed: the paper sums over the keys where the code takes the mean
+Where paper and released code differ, we follow the code: the paper sums over the keys where the code takes the mean
 and divides by √width, and it says nothing of RoPE, LePE and φ(x).
 
 | size  | widths           | depths      | heads      | final | parameters |
@@ -20,10 +20,10 @@ and divides by √width, and it says nothing of RoPE, LePE and φ(x).
 
 The released weights and the published accuracies use softmax attention in stages 3 and 4 (pattern "LLSS", the default)
 although the paper speaks of linear attention throughout; that is the `_linear` twin of each size (pattern "LLLL"), for
-which there are no published weights. The nano size is ours, for images of 32 to 64 px, and linear throughout.
+which there are no published weights. The nano size is ours: for images of 32 to 64 px, and linear throughout.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from linvit.models.family import register
 from linvit.models.pyramid import Pyramid, create_pyramid, pyramid_cfgs
@@ -40,7 +40,7 @@ class MAViT(Pyramid):
 default_cfgs = pyramid_cfgs("MAViT")
 
 
-def _create(variant: str, pretrained: bool, **kwargs) -> MAViT:
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> MAViT:
     return create_pyramid(MAViT, variant, pretrained, **kwargs)
 
 

@@ -1,11 +1,18 @@
-"""Building a registered variant through timm, with the authors' published weights when they are asked for."""
+"""Building a registered variant through timm, with the authors' published weights if asked for."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import torch
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from torch import Tensor, nn
 
+from linvit.layers.checks import Some
+from linvit.ranges import Range, check
+
+Index = Annotated[int, Range(-1_000, 999)]
+FEATURES = {"features_only": bool, "out_indices": Index | Annotated[Sequence[Index], Some()] | None, "pretrained": bool}
+"""Arguments of timm's builder that are checked here."""
 FOUR_STAGES = {"out_indices": (0, 1, 2, 3), "flatten_sequential": True}
 
 
@@ -13,25 +20,25 @@ def create(
     model_cls: Callable[..., nn.Module],
     variant: str,
     pretrained: bool,
-    feature_cfg: dict | None = None,
-    **kwargs,
+    feature_cfg: dict[str, Any] | None = None,
+    **kwargs: Any,
 ) -> nn.Module:
     """A variant with timm's adaptation of channels and classes and with features_only.
 
-    Weights come from where timm finds them: those on a hub are downloaded once into the hub's cache. No
-    checksum of them is known here; what is verified is that every key is there, none is left over, and every shape
-    fits, but for first convolution and classifier where the model has other channels or classes.
+    timm finds the weights; those on a hub are downloaded once into its cache. No checksums are known: keys and shapes
+    must fit exactly, except for the first convolution and the classifier if the model has other channels or classes.
 
     Args:
         model_cls, variant: the family and the registered name.
         pretrained: whether to load weights.
-        feature_cfg: how features_only taps the model; four stages that follow one another by default.
+        feature_cfg: timm's settings for features_only; by default four consecutive stages.
         kwargs: arguments of the family and of timm's builder.
 
     Raises:
         RuntimeError: if there are no published weights, or if they cannot be downloaded.
-        ValueError: if the weights do not fit; lists every key.
+        ValueError: if the weights do not fit (the message lists every key), and for arguments that do not fit together.
     """
+    check(FEATURES, {**kwargs, "pretrained": pretrained})
     overlay = kwargs.get("pretrained_cfg_overlay")
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay).to_dict() if pretrained else {}
     given = cfg.get("file") or cfg.get("state_dict")
@@ -43,13 +50,14 @@ def create(
 
     headless = kwargs.get("features_only", False)
 
-    def fitting(checkpoint: dict, model: nn.Module) -> dict:
-        weights = model.native_state_dict(checkpoint) if hasattr(model, "native_state_dict") else checkpoint
+    def fitting(checkpoint: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+        translate: Callable[[Any], dict[str, Any]] = getattr(model, "native_state_dict", dict)
+        weights = translate(checkpoint)
         require_fit(weights, model, "pretrained", _adapted(model, cfg, headless))
         return weights
 
     try:
-        return build_model_with_cfg(
+        model: nn.Module = build_model_with_cfg(
             model_cls,
             variant,
             pretrained,
@@ -57,28 +65,33 @@ def create(
             feature_cfg=dict(FOUR_STAGES if feature_cfg is None else feature_cfg),
             **kwargs,
         )
+        return model
+    except (AssertionError, IndexError) as error:  # timm's way to refuse arguments
+        raise ValueError(
+            f"timm cannot build {variant} from its arguments {', '.join(kwargs)} ({error}): correct them"
+        ) from error
     except OSError as error:  # whatever the hub's client raises is one
         file = cfg.get("hf_hub_filename")
         if given or not file:
             raise
         raise RuntimeError(
             f"{variant}: {file} could not be downloaded from {cfg['hf_hub_id']} on the Hugging Face hub "
-            f"({type(error).__name__}): fetch that file by hand, then either linvit.load_released(model, {file!r}), or "
-            f"`linvit convert` it to weights.safetensors and set checkpoint_path='weights.safetensors'"
+            f"({type(error).__name__}): download that file by hand, then either linvit.load_released(model, {file!r}), "
+            f"or `linvit convert` it to weights.safetensors and set checkpoint_path='weights.safetensors'"
         ) from error
 
 
-def require_fit(weights: Mapping, model: nn.Module, caller: str, adapted: tuple[str, ...] = ()) -> None:
-    """Refuse weights that are not exactly the model's, except for counters of batch norms, which may be absent.
+def require_fit(weights: Mapping[str, Any], model: nn.Module, caller: str, adapted: tuple[str, ...] = ()) -> None:
+    """Refuse weights whose keys or shapes differ from the model's; only batch norm counters may be missing.
 
     Args:
-        weights: in the model's key names.
-        model: the model, which stays as it is.
+        weights: in the key names of the model.
+        model: is not changed.
         caller: the first word of the error.
-        adapted: modules whose weights may be absent or of another shape.
+        adapted: modules whose weights may be missing or have another shape.
 
     Raises:
-        ValueError: one error that lists every key that is missing, unexpected or misshapen.
+        ValueError: lists every key that is missing, unexpected or misshapen.
     """
     keys = tuple(f"{name}." for name in adapted)
     faults = [fault for key, fault in _faults(weights, model.state_dict()) if not key.startswith(keys)]
@@ -89,8 +102,8 @@ def require_fit(weights: Mapping, model: nn.Module, caller: str, adapted: tuple[
         )
 
 
-def _adapted(model: nn.Module, cfg: Mapping, headless: bool) -> tuple[str, ...]:
-    """The modules that timm adapts because the model has other channels or classes than the weights, or no head."""
+def _adapted(model: nn.Module, cfg: Mapping[str, Any], headless: bool) -> tuple[str, ...]:
+    """The modules that timm adapts: the model has other channels or classes than the weights, or no head."""
     names: list[str] = []
     if model.in_chans != cfg["input_size"][0]:
         names += _names(cfg.get("first_conv"))
@@ -103,7 +116,7 @@ def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
-def _faults(weights: Mapping, expected: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+def _faults(weights: Mapping[str, Any], expected: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
     for key, value in expected.items():
         if key not in weights and not key.endswith(".num_batches_tracked"):
             yield key, f"missing {key} {_shape(value)}"

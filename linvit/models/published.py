@@ -1,12 +1,12 @@
-"""What papers and their repositories print beside the networks that linvit registers."""
+"""Sizes, costs and accuracies that papers and their repositories print for the networks that linvit registers."""
 
 from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """parameters in millions, giga-MACs (which the papers call FLOPs), ImageNet-1k top-1 in percent at 224 px, source.
+    """Millions of parameters, billions of MACs (FLOPs in the papers), ImageNet-1k top-1 in % at 224 px, and the source.
 
-    None stands for what is not held here. Values have the digits of the source.
+    None: not in this table. Values have the digits of the source.
     """
 
     parameters: str | None
@@ -58,8 +58,11 @@ swin_small_mala                 –    –  85.3  MALA, Table 9
 
 def _row(line: str) -> tuple[str, Published]:
     name, parameters, macs, top1, source = line.split(maxsplit=4)
-    known = (None if value == "–" else value for value in (parameters, macs))
-    return name, Published(*known, float(top1), source)
+    return name, Published(_known(parameters), _known(macs), float(top1), source)
+
+
+def _known(value: str) -> str | None:
+    return None if value == "–" else value
 
 
 PUBLISHED = dict(map(_row, TABLE.strip().splitlines()))

@@ -1,7 +1,8 @@
 """The four-stage body that RAVLT and MAViT share."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import torch
 from timm.layers import ClassifierHead, calculate_drop_path_rates, get_device_dtype
@@ -10,13 +11,29 @@ from torch import Tensor, nn
 
 from linvit.layers import AttentionBlock, ConvDownsample, ConvStem, rotary_table
 from linvit.layers.attention import AXES
+from linvit.layers.checks import (
+    Channels,
+    Classes,
+    Depth,
+    Device,
+    Dtype,
+    Heads,
+    Rate,
+    Ratio,
+    Scale,
+    TensorOptions,
+    Width,
+    multiple_of_heads,
+)
 from linvit.layers.pointwise import PointwiseConv
 from linvit.models.backbone import Backbone, Stage
 from linvit.models.family import imagenet_cfg, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
 from linvit.ops import rotary_1d
+from linvit.ranges import OneOf
 
-SIZES = {
+POOLS = ("", "avg", "max", "avgmax", "catavgmax", "fast", "fastavg", "fastmax", "fastavgmax", "fastcatavgmax")
+SIZES: Mapping[str, dict[str, Any]] = {
     "nano": {
         "widths": (32, 48, 64, 96),
         "depths": (1, 1, 2, 1),
@@ -56,13 +73,13 @@ SIZES = {
 class PyramidStage(Stage):
     """A stage whose blocks share one rotary table."""
 
-    def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module], head_width: int):
+    def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module], head_width: int, rope: bool = True) -> None:
         super().__init__(downsample, blocks)
-        self.head_width = head_width
+        self.head_width, self.rope = head_width, rope
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
-        return self.through_blocks(x, rotary_table(x, self.head_width))
+        return self.through_blocks(x, rotary_table(x, self.head_width) if self.rope else None)
 
 
 class Pyramid(Backbone):
@@ -70,22 +87,22 @@ class Pyramid(Backbone):
 
     Args:
         in_chans: channels of the images.
-        num_classes: classes, 0 for none.
-        global_pool: pooling of the classifier head, "" for none.
+        num_classes: outputs of the classifier, 0 for no classifier.
+        global_pool: pooling before the classifier, a name in POOLS; "" for none.
         widths, depths, heads: channels, blocks and heads of each stage.
-        pattern: one letter a stage, L for the family's linear attention, S for softmax attention.
-        attention: keys of Attention2d with other values than the released ones: feature_map, weighting, normalizer
-            (heeded in linear stages alone), modulation, lepe, rope.
-        cpe: whether every block begins with its 3×3 depthwise convolution.
+        pattern: one letter per stage: L for the linear attention of the family, S for softmax attention.
+        attention: options of Attention2d: feature_map, weighting, normalizer (only used in linear stages), modulation,
+            lepe, rope.
+        cpe: start every block with a 3×3 depthwise convolution, the conditional position encoding.
         ffn_ratio: hidden channels of the feed-forward over width.
         layer_scale: initial layer scale of each stage.
-        final_width: channels of the last convolution, the width that the classifier reads.
+        final_width: channels of the last convolution, which the classifier reads.
         drop_rate: dropout before the classifier.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
 
     Raises:
-        ValueError: for an unknown pattern or key of attention, and on forward for images under 32 px a side or with
-            other channels.
+        TypeError, ValueError: for an argument outside its range; on forward for anything but floating-point images with
+            in_chans channels and sides of at least 32 px.
     """
 
     linear: str
@@ -93,43 +110,49 @@ class Pyramid(Backbone):
 
     def __init__(
         self,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
-        widths: tuple[int, ...] = (64, 128, 256, 512),
-        depths: tuple[int, ...] = (2, 2, 6, 2),
-        heads: tuple[int, ...] = (1, 2, 4, 8),
+        in_chans: Channels = 3,
+        num_classes: Classes = 1000,
+        global_pool: Annotated[str, OneOf(POOLS)] = "avg",
+        widths: tuple[Width, Width, Width, Width] = (64, 128, 256, 512),
+        depths: tuple[Depth, Depth, Depth, Depth] = (2, 2, 6, 2),
+        heads: tuple[Heads, Heads, Heads, Heads] = (1, 2, 4, 8),
         pattern: str = "LLSS",
         attention: dict[str, Any] | None = None,
         cpe: bool = True,
-        ffn_ratio: float = 3.5,
-        layer_scale: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0),
-        final_width: int = 1024,
-        drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
-        device=None,
-        dtype=None,
-    ):
+        ffn_ratio: Ratio = 3.5,
+        layer_scale: tuple[Scale, Scale, Scale, Scale] = (1.0, 1.0, 1.0, 1.0),
+        final_width: Width = 1024,
+        drop_rate: Rate = 0.0,
+        drop_path_rate: Rate = 0.0,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         super().__init__(in_chans, num_classes, drop_rate, pattern, widths)
-        dd = {"device": device, "dtype": dtype}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
         mechanisms = stage_mechanisms(pattern, {"L": self.linear, "S": "softmax"})
         unheeded = [key for key in attention or {} if key in AXES]
         if unheeded and "L" not in pattern:
             raise ValueError(
-                f"`attention` has {unheeded[0]!r}, but {pattern} has no linear stage: drop it or change `pattern`"
+                f"`attention` has {unheeded[0]!r}, but {pattern} has no linear stage: remove it or change `pattern`"
             )
-        rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        head_widths = list(map(multiple_of_heads, widths, heads))
+        rope = (attention or {}).get("rope", True)
+        rates = cast(list[list[float]], calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True))
         self.stem = ConvStem(in_chans, widths[0], **dd)
         self.stages = nn.Sequential()
         for i, width in enumerate(widths):
             downsample = ConvDownsample(widths[i - 1], width, **dd) if i else nn.Identity()
-            options = {"attention": attention, "cpe": cpe, "ffn_ratio": ffn_ratio, "layer_scale": layer_scale[i], **dd}
+            options: dict[str, Any] = {
+                "attention": attention,
+                "cpe": cpe,
+                "ffn_ratio": ffn_ratio,
+                "layer_scale": layer_scale[i],
+                **dd,
+            }
             blocks = [AttentionBlock(width, heads[i], mechanisms[i], drop_path=rate, **options) for rate in rates[i]]
-            self.stages.append(PyramidStage(downsample, blocks, width // heads[i]))
-        self.final_conv = nn.Sequential()
-        self.final_conv.add_module("conv", PointwiseConv(widths[-1], final_width, **dd))
-        self.final_conv.add_module("norm", nn.BatchNorm2d(final_width, **dd))
-        self.final_conv.add_module("act", nn.SiLU())
+            self.stages.append(PyramidStage(downsample, blocks, head_widths[i], rope))
+        final = {"conv": PointwiseConv(widths[-1], final_width, **dd), "norm": nn.BatchNorm2d(final_width, **dd)}
+        self.final_conv = nn.Sequential(OrderedDict(final, act=nn.SiLU()))
         self.num_features = final_width
         self.head = ClassifierHead(final_width, num_classes, pool_type=global_pool, drop_rate=drop_rate, **dd)
         self.head_hidden_size = self.head.num_features
@@ -137,29 +160,29 @@ class Pyramid(Backbone):
 
     def get_classifier(self) -> nn.Module:
         """The last linear layer."""
-        return self.head.fc
+        return cast(nn.Module, self.head.fc)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier for num_classes (0: none); None keeps the pooling."""
-        self.num_classes = num_classes
+        super().reset_classifier(num_classes, global_pool)
         self.head.reset(num_classes, global_pool, in_features=self.num_features, **get_device_dtype(self))
         self.head_hidden_size = self.head.num_features
 
-    def native_state_dict(self, state_dict: dict) -> dict:
-        """The authors' checkpoint in our key names; a state dict that has ours already passes unchanged.
+    def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """A checkpoint of the authors in our key names; one in our names passes unchanged.
 
-        Wrappers and `module.` are taken off (see family.unwrapped). The released classifier is a 1×1 convolution,
-        ours a linear layer. The released RoPE.angle buffers are compared with our formula and left out.
+        Wrappers and `module.` are removed (see family.unwrapped). The released classifier is a 1×1 convolution, ours a
+        linear layer. The released RoPE.angle buffers are compared with our formula and dropped.
 
         Raises:
             ValueError: if a RoPE.angle buffer holds other angles than ours.
         """
-        state_dict = unwrapped(state_dict)
-        if not any(key.startswith(_RELEASED) for key in state_dict):
-            return state_dict
+        weights = unwrapped(state_dict)
+        if not any(key.startswith(_RELEASED) for key in weights):
+            return weights
         warn_of_pattern(self, "LLSS")
         native = {}
-        for key, value in state_dict.items():
+        for key, value in weights.items():
             if key.endswith(".RoPE.angle"):
                 _compare_angles(key, value, self)
                 continue
@@ -168,8 +191,9 @@ class Pyramid(Backbone):
         return native
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The unpooled map to logits, or to what the classifier reads."""
-        return self.head(x, pre_logits=pre_logits)
+        """The unpooled map to logits, or with pre_logits to the input of the classifier."""
+        x = self.head(x, pre_logits=pre_logits)
+        return x
 
 
 _RELEASED = ("patch_embed.", "layers.")
@@ -186,16 +210,17 @@ _RULES = [
 ]
 
 
-def _compare_angles(key: str, angle: Tensor, model: nn.Module) -> None:
-    stage = int(key.split(".")[1])
-    if stage >= len(model.stages):
+def _compare_angles(key: str, angle: Tensor, model: Pyramid) -> None:
+    number = int(key.split(".")[1])
+    if number >= len(model.stages):
         return
-    rotary = rotary_1d(1, model.stages[stage].head_width // 2, start=1, dtype=torch.float64)
+    stage = cast(PyramidStage, model.stages[number])
+    rotary = rotary_1d(1, stage.head_width // 2, start=1, dtype=torch.float64)
     expected = torch.atan2(rotary.sin, rotary.cos)[0].repeat_interleave(2)
     if angle.shape != expected.shape:
         raise ValueError(
-            f"{key} has shape {tuple(angle.shape)}, expected {tuple(expected.shape)}: "
-            f"create the model with the checkpoint's head widths"
+            f"{key} has the shape {tuple(angle.shape)}, expected {tuple(expected.shape)}: "
+            f"create the model with the head widths of the checkpoint"
         )
     tolerance = max(1e-5, 8 * torch.finfo(angle.dtype).eps)
     if not torch.allclose(angle.double().cpu(), expected, rtol=tolerance, atol=0):
@@ -205,21 +230,24 @@ def _compare_angles(key: str, angle: Tensor, model: nn.Module) -> None:
         )
 
 
-def pyramid_cfgs(family: str) -> dict:
-    """timm's configurations of a family: the authors' files on the hub, and ours, without weights."""
+def pyramid_cfgs(family: str) -> dict[str, Any]:
+    """timm's configurations of a family: the authors' files on the hub, and our variants, without weights."""
     name = family.lower()
-    cfgs = {f"{name}_nano.untrained": imagenet_cfg(input_size=(3, 32, 32), pool_size=(1, 1))}
+    cfgs: dict[str, Any] = {f"{name}_nano.untrained": imagenet_cfg(input_size=(3, 32, 32), pool_size=(1, 1))}
     for size in ("tiny", "small", "base", "large"):
         file = f"{family}_{size[0].upper()}.pth"
         cfgs[f"{name}_{size}.in1k"] = imagenet_cfg(hf_hub_id=f"aldjalkdf/{family}", hf_hub_filename=file)
         cfgs[f"{name}_{size}_linear.untrained"] = imagenet_cfg()
-    return generate_default_cfgs(cfgs)
+    return dict(generate_default_cfgs(cfgs))
 
 
-def create_pyramid(network: type[Pyramid], variant: str, pretrained: bool, **kwargs) -> Pyramid:
-    """A registered variant of a family; kwargs are other arguments than those of its size."""
+Network = TypeVar("Network", bound=Pyramid)
+
+
+def create_pyramid(network: type[Network], variant: str, pretrained: bool, **kwargs: Any) -> Network:
+    """A registered variant of a family; kwargs override the arguments of its size."""
     size = variant.split("_")[1]
     arguments = SIZES[size] | ({"final_width": network.final_widths[size]} if size in network.final_widths else {})
     if variant.endswith("_linear"):
         arguments["pattern"] = "LLLL"
-    return create(network, variant, pretrained, **{**arguments, **kwargs})
+    return cast(Network, create(network, variant, pretrained, **{**arguments, **kwargs}))

@@ -8,7 +8,7 @@ Breaking the Low-Rank Dilemma of Linear Attention, CVPR 2025, https://arxiv.org/
 
 Axes: feature map elu1, weighting query_mean, normalizer divide, rotation 2-D RoPE (numerator only).
 
-Where paper and released code differ, the code is followed: the paper averages raw queries, has no scale in the
+Where paper and released code differ, we follow the code: the paper averages raw queries, has no scale in the
 softmax, no normaliser, no LePE and no RoPE.
 
 | size  | widths           | depths      | heads      | final | parameters |
@@ -20,8 +20,10 @@ softmax, no normaliser, no LePE and no RoPE.
 
 The released weights and the published accuracies use softmax attention in stages 3 and 4 (pattern "LLSS", the default)
 although the paper speaks of linear attention throughout; that is the `_linear` twin of each size (pattern "LLLL"), for
-which there are no published weights. The nano size is ours, for images of 32 to 64 px, and linear throughout.
+which there are no published weights. The nano size is ours: for images of 32 to 64 px, and linear throughout.
 """
+
+from typing import Any
 
 from linvit.models.family import register
 from linvit.models.pyramid import Pyramid, create_pyramid, pyramid_cfgs
@@ -36,7 +38,7 @@ class RAVLT(Pyramid):
 default_cfgs = pyramid_cfgs("RAVLT")
 
 
-def _create(variant: str, pretrained: bool, **kwargs) -> RAVLT:
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> RAVLT:
     return create_pyramid(RAVLT, variant, pretrained, **kwargs)
 
 

@@ -2,11 +2,11 @@
 
 Paper: *Rectifying Magnitude Neglect in Linear Attention* (MALA, ICCV 2025, arXiv 2507.00698), Table 6, which compares
 0.3 B models in the setting of gated linear attention (arXiv 2312.06635): 24 layers of 1,024 channels, SwiGLU, tied
-embeddings of 32,000 tokens, 15 B tokens of text in contexts of 2,048. The paper says neither where positions come from
-nor whether the gate φ(x) stays, and its released code has no language model. Here: a short convolution of q, k and v,
+embeddings of 32,000 tokens, 15 B tokens of text in contexts of 2,048. The paper does not say how positions are encoded
+or whether the gate φ(x) stays, and its released code has no language model. We use a short convolution of q, k and v,
 no rotation and no gate, so that every mechanism has 341 M parameters. In MALA the similarity of token i is divided by
-i·√width, the causal form of the released code's N·√width; RALA's weights are those of the queries so far, frozen when a
-token is read (weighting "prefix_query_mean").
+i·√width, the causal form of the released code's N·√width. RALA's weights come from the queries so far and are fixed
+once a token is read (weighting "prefix_query_mean").
 
 | name | channels | layers | heads | hidden | parameters with its usual vocabulary |
 |---|---:|---:|---:|---:|---:|
@@ -14,18 +14,21 @@ token is read (weighting "prefix_query_mean").
 | sequence_340m | 1,024 | 24 | 16 | 2,816 | 341 M, 32,000 tokens |
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from linvit.layers.cache import AttentionCache
-from linvit.layers.causal import FORMS, CausalAttention, CausalConv, DecoderBlock, Packing
+from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing, Taps
+from linvit.layers.checks import Depth, Device, Dtype, Heads, Outputs, TensorOptions, Width, known, multiple_of_heads
+from linvit.layers.inputs import check_filled, check_whole_numbers
 from linvit.ops import Rotary, rotary_1d
+from linvit.ranges import Amount, Checked, Range, check
 
 SIZES: Mapping[str, dict[str, int]] = {
     "sequence_nano": {"width": 128, "depth": 4, "heads": 4, "hidden": 352},
@@ -33,60 +36,67 @@ SIZES: Mapping[str, dict[str, int]] = {
 }
 
 
+SAMPLING = {
+    "tokens": Amount,
+    "temperature": Annotated[float, Range(0)],
+    "top_p": Annotated[float, Range(above=0, most=1)],
+}
+
+
 @dataclass
 class DecoderCache:
-    """All that a decoder keeps of the tokens it has read: their number, and a cache for each layer."""
+    """All that a decoder keeps of the tokens it has read: their number, and one cache per layer."""
 
     layers: list[AttentionCache] = field(default_factory=list)
     tokens: int = 0
 
     def num_bytes(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         return sum(layer.num_bytes() for layer in self.layers)
 
 
-class Decoder(nn.Module):
+class Decoder(Checked, nn.Module):
     """Tokens in, logits of each next token out.
 
     Args:
         vocabulary: number of different tokens.
-        width, depth, heads, hidden: channels, layers, heads and channels of the feed-forward.
-        mechanism: a name in MECHANISMS that stands in sequences.
+        width, depth, heads, hidden: channels, layers, heads, and hidden channels of the feed-forward.
+        mechanism: a name in MECHANISMS that can stand in sequences.
         conv, lepe, modulation, rope: of every layer, see CausalAttention.
 
     Raises:
-        ValueError: for an unknown mechanism or modulation, and sizes that do not fit together.
+        ValueError: for an argument outside its range, and for sizes that do not fit together.
     """
 
     def __init__(
         self,
-        vocabulary: int,
-        width: int,
-        depth: int,
-        heads: int,
-        hidden: int,
+        vocabulary: Outputs,
+        width: Width,
+        depth: Depth,
+        heads: Heads,
+        hidden: Width,
         mechanism: str = "mala",
-        conv: int = 4,
-        lepe: int = 0,
+        conv: Taps = 4,
+        lepe: Taps = 0,
         modulation: str = "none",
         rope: bool = False,
-        device=None,
-        dtype=None,
-    ):
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         super().__init__()
-        dd = {"device": device, "dtype": dtype}
-        options = {"conv": conv, "lepe": lepe, "modulation": modulation, "rope": rope}
+        dd: TensorOptions = {"device": device, "dtype": dtype}
+        options: CausalOptions = {"conv": conv, "lepe": lepe, "modulation": modulation, "rope": rope}
         self.vocabulary, self.width, self.mechanism = vocabulary, width, mechanism
+        self.head_width = multiple_of_heads(width, heads)
         self.embed = nn.Embedding(vocabulary, width, **dd)
         self.blocks = nn.ModuleList(
             DecoderBlock(width, heads, mechanism, hidden, **options, **dd) for _ in range(depth)
         )
         self.norm = nn.RMSNorm(width, eps=1e-6, **dd)
-        self.head_width = width // heads
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal weights of deviation 0.64/√width, which is 0.02 for 1,024 channels; convolutions pass on."""
+        """Normal weights of standard deviation 0.64/√width, 0.02 for 1,024 channels; convolutions are the identity."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.64 * self.width**-0.5)
@@ -96,22 +106,24 @@ class Decoder(nn.Module):
     @property
     def attentions(self) -> list[CausalAttention]:
         """The attention of every layer."""
-        return [block.attn for block in self.blocks]
+        return [cast(DecoderBlock, block).attn for block in self.blocks]
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None, form: str = "chunked") -> Tensor:
         """Logits (batch, tokens, vocabulary) of the token after each; whole rows at once.
 
         Args:
-            tokens: int64 (batch, tokens).
-            documents: number of each token's document, (batch, tokens), where a row holds several: none sees another.
-                Padding is a document of its own.
-            form: "chunked", in time linear in the tokens for linear mechanisms, or "matrix", by the explicit scores.
+            tokens: int64 (batch, tokens), 0 … vocabulary - 1.
+            documents: int64 (batch, tokens), the number of each token's document if a row holds several, which do not
+                see each other; padding is a document of its own.
+            form: "chunked", linear in the tokens for linear mechanisms, or "matrix", with the explicit scores.
 
         Raises:
-            ValueError: for an unknown form.
+            TypeError, ValueError: for tokens or documents of another kind, shape or range, and an unknown form.
         """
-        if form not in FORMS:
-            raise ValueError(f"`form` is {form!r}, expected {' or '.join(FORMS)}")
+        known("form", form, dict.fromkeys(FORMS))
+        self._check(tokens)
+        if documents is not None:
+            check_whole_numbers("documents", documents, tuple(tokens.shape), -(2**63), 2**63 - 1)
         packing = None
         if documents is not None and bool((documents[:, 1:] != documents[:, :-1]).any()):
             packing = Packing(documents)
@@ -122,7 +134,8 @@ class Decoder(nn.Module):
         return linear(self.norm(x), self.embed.weight)
 
     def read(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
-        """As forward, for tokens after those in `cache`, to which they are added; `DecoderCache()` to begin."""
+        """As forward, for the tokens after those in `cache`, which is updated; start with `DecoderCache()`."""
+        self._check(tokens)
         if not cache.layers:
             cache.layers = [AttentionCache() for _ in self.blocks]
         x = self.embed(tokens)
@@ -131,6 +144,10 @@ class Decoder(nn.Module):
             x = block(x, rotary, None, layer)
         cache.tokens += tokens.shape[1]
         return linear(self.norm(x), self.embed.weight)
+
+    def _check(self, tokens: Tensor) -> None:
+        check_whole_numbers("tokens", tokens, ("batch", "tokens"), 0, self.vocabulary - 1)
+        check_filled("tokens", tokens)
 
     def _rotary(self, tokens: int, start: int, x: Tensor) -> Rotary | None:
         if not self.attentions[0].rope:
@@ -147,27 +164,25 @@ def generate(
     generator: torch.Generator | None = None,
     stop: int | None = None,
 ) -> Iterator[int]:
-    """The tokens that follow a prompt, one by one, as they are generated.
+    """Yields the tokens that follow a prompt, one by one, as they are generated.
 
     Args:
         network: in evaluation mode.
         prompt: int64 (tokens,), at least one.
-        tokens: how many at most.
-        temperature: logits are divided by it; 0 takes the most probable token.
-        top_p: keeps the most probable tokens up to this total probability.
-        generator: random numbers, on the CPU.
-        stop: a token that ends the text, which is not given.
+        tokens: number of tokens at most.
+        temperature: divides the logits; 0 is greedy decoding.
+        top_p: nucleus sampling: keep the most likely tokens up to this total probability.
+        generator: random number generator, on the CPU.
+        stop: token that ends the text; it is not yielded.
 
     Raises:
-        ValueError: for an empty prompt, a temperature that is negative or not finite, and top_p outside (0, 1]; at the
-            call, before anything is generated.
+        TypeError, ValueError: for an empty prompt or one of another kind, shape or range, and for numbers outside their
+            ranges; already at the call, before anything is generated.
     """
-    if prompt.numel() == 0:
+    check(SAMPLING, {"tokens": tokens, "temperature": temperature, "top_p": top_p})
+    if isinstance(prompt, Tensor) and prompt.numel() == 0:
         raise ValueError("The `prompt` is empty: give at least one token.")
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"The `temperature` is {temperature}, expected 0 or a positive number: change it.")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"`top_p` is {top_p}, expected a probability above 0 and up to 1: change it.")
+    check_whole_numbers("prompt", prompt, ("tokens",), 0, network.vocabulary - 1)
     choose = partial(_sampled, temperature=temperature, top_p=top_p, generator=generator)
     return _generated(network, prompt, tokens, choose, stop)
 
@@ -188,7 +203,7 @@ def _generated(
 
 def _sampled(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> int:
     scaled = logits / temperature if temperature else logits
-    if temperature == 0 or scaled.isinf().any():  # so small that the quotient overflows: all but 0
+    if temperature == 0 or scaled.isinf().any():  # a temperature near 0 overflows: greedy
         return int(logits.argmax())
     probabilities, order = scaled.softmax(-1).sort(descending=True)
     before = probabilities.cumsum(0) - probabilities

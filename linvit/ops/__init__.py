@@ -1,4 +1,4 @@
-"""The formula: pure functions of tensors, torch alone."""
+"""Linear attention as pure functions of tensors; needs torch alone."""
 
 from linvit.ops.linear_attention import linear_attention as linear_attention
 from linvit.ops.linear_attention import mala as mala

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linvit.arguments import kind
+
 BACKENDS = ("auto", "torch", "triton", "cpp")
 
 
@@ -16,13 +18,16 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     """The kernel that takes these arguments of `linear_attention`; None where plain torch does.
 
     "auto" is the C++ kernel once `linvit.kernels.cpu.build` has been called, wherever it can run, else torch: the
-    Triton kernels have passed their tests in Triton's interpreter, and have not run on a GPU.
+    Triton kernels have passed their tests in Triton's interpreter, but have not run on a GPU yet.
 
     Raises:
+        TypeError: if `backend` is not a string.
         ValueError: for an unknown backend, or one that cannot run; the message says why.
     """
+    if not isinstance(backend, str):
+        raise TypeError(f"`backend` is {kind(backend)}, expected one of {', '.join(BACKENDS)}")
     if backend not in BACKENDS:
-        raise ValueError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
+        raise ValueError(f"`backend` is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "torch" or (backend == "auto" and built_for_cpu() is None):
         return None
     home = _kernels() if backend == "triton" else _kernels().cpu
@@ -32,11 +37,11 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
         return kernel
     if backend == "auto":
         return None
-    raise ValueError(f"backend={backend!r} cannot run: {reason}; use 'auto' or 'torch'")
+    raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
 
 
 def built_for_cpu() -> ModuleType | None:
-    """`linvit.kernels.cpu` once someone has built it; who has not does not pay for importing it. None for compilers."""
+    """`linvit.kernels.cpu` if it has been built in this process; None if not, and under a compiler."""
     if torch.compiler.is_compiling():
         return None
     module = sys.modules.get("linvit.kernels.cpu")

@@ -1,8 +1,8 @@
 """Bidirectional attention: every query reads the state of all tokens.
 
-Without gradients on a CPU, tokens are summarized and queries read block by block: what lies between stays in a core's
-cache, and nothing of the inputs' size is written but the output. The blocks' states are merged. With gradients every
-tensor in between is kept anyway, and a compiler cuts for itself: then there is one block.
+Without gradients on a CPU, tokens are summarized and queries read block by block: intermediate results stay in the
+core's cache, and of all tensors of the inputs' size only the output is written. The blocks' states are merged. With
+gradients every intermediate tensor is kept anyway, and a compiler makes its own blocks: then there is one block.
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linvit.arguments import is_traced
 from linvit.ops.feature_map import FeatureMap, sees_one_token
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary, rotate
-from linvit.ops.state import State, merge, read, summarize
+from linvit.ops.state import State, joined, read, summarize
 from linvit.ops.weighting import query_mean, token_weights, weights_by_mean
 
-BLOCK = 1 << 17  # numbers in one tensor of a block: 512 KB in float32. Less than two blocks are one.
+BLOCK = 1 << 17  # numbers in one tensor of a block, 512 KB in float32; inputs below two blocks are not split
 
 
 class Rule(NamedTuple):
-    """What is done with the tokens: axis values as in `linear_attention`, and the dtype of all that lies between."""
+    """The axes of `linear_attention`, names resolved, and the dtype of intermediate results."""
 
     query_map: FeatureMap
     key_map: FeatureMap
@@ -43,7 +44,7 @@ class Tokens(NamedTuple):
 
 
 def bidirectional(tokens: Tokens, rule: Rule) -> Tensor:
-    """What every query reads from all tokens: (batch, heads, queries, value width), in the query's dtype."""
+    """The output of attention, (batch, heads, queries, value width), in the query's dtype."""
     query, key, value = tokens[:3]
     if not _may_be_cut(tokens, rule):
         return _at_once(tokens, rule)
@@ -67,14 +68,14 @@ def _at_once(tokens: Tokens, rule: Rule) -> Tensor:
 
 
 def _pieces(tokens: Tokens, rule: Rule, size: int) -> Iterator[tuple[slice, Tensor]]:
-    """Which queries, and what they read; one block of queries after the other."""
+    """Each block of queries, as a slice, with its output."""
     queries, length = tokens.query.shape[-2], tokens.key.shape[-2]
     if max(queries, length) <= 2 * size:
         yield slice(None), _at_once(tokens, rule)
         return
     mean = _query_mean(tokens, rule, size) if rule.weighting == "query_mean" else None
     summaries = (_summary(*_some_keys(tokens, rule, block), mean) for block in _slices(length, size))
-    state = reduce(merge, summaries)
+    state = reduce(joined, summaries)
     for block in _slices(queries, size):
         yield block, _read(state, tokens.query[:, :, block], _rows(tokens.rotary, block), rule)
 
@@ -108,7 +109,7 @@ def mapped(tokens: Tokens, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor, 
 
 
 def _keys(tokens: Tokens, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
-    """κ(k), Rκ(k) and the values; what is masked may hold anything, so it becomes zero first."""
+    """κ(k), Rκ(k) and the values; masked tokens, which may hold NaN, are set to zero first."""
     key, value = tokens.key, tokens.value
     if tokens.visible is not None:
         hidden = ~tokens.visible.unsqueeze(-1)
@@ -123,12 +124,11 @@ def _mapped(x: Tensor, feature_map: FeatureMap, rotary: Rotary | None, dtype: to
 
 
 def _may_be_cut(tokens: Tokens, rule: Rule) -> bool:
-    """Whether blocks give the same output in this setting."""
+    """Whether the call gives the same output block by block."""
     inputs = tokens[:3] if isinstance(rule.weighting, str) else (*tokens[:3], rule.weighting)
     return (
         tokens.query.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not is_traced()
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
         and sees_one_token(rule.query_map)
         and sees_one_token(rule.key_map)
@@ -137,7 +137,7 @@ def _may_be_cut(tokens: Tokens, rule: Rule) -> bool:
 
 
 def _slices(length: int, size: int) -> list[slice]:
-    """As few pieces as can be of at most this size, and of about one size."""
+    """The fewest slices of at most `size` entries, all about equally long."""
     step = -(-length // -(-length // size))
     return [slice(start, start + step) for start in range(0, length, step)]
 
@@ -163,7 +163,7 @@ def _rows(rotary: Rotary | None, block: slice) -> Rotary | None:
 
 
 def _room(query: Tensor, piece: Tensor) -> Tensor:
-    """Memory for the output: heads inside tokens where the queries lie so, as in a map whose channels come last."""
+    """An empty output in the queries' memory order: heads within tokens for channels-last maps."""
     batch, heads, queries, _ = query.shape
     if query.stride(1) < query.stride(2):
         return piece.new_empty(batch, queries, heads, piece.shape[-1], dtype=query.dtype).transpose(1, 2)

@@ -2,8 +2,8 @@
 
 Tokens are cut into chunks. Inside a chunk the scores are a small matrix; what came before is carried in as a state.
 The carried states are a running mean over chunks, taken first within groups of chunks and then across groups, so that
-no loop runs over tokens and their number may be symbolic. (For the same reason compilers and exporters get one empty
-chunk and group to spare: a symbolic size may not become 1.) Cost and memory grow linearly with the tokens; the scan
+no loop runs over tokens and their number may be symbolic. (Compilers and exporters get one extra, empty chunk and
+group, because a symbolic size must not become 1.) Cost and memory grow linearly with the tokens; the scan
 across groups is quadratic in tokens / 1,024 and overtakes the rest only beyond a million.
 """
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linvit.arguments import is_traced
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.state import State, nonzero, summarize
 from linvit.ops.weighting import Weights
@@ -30,7 +31,7 @@ def chunked(
     eps: float,
     state: State,
 ) -> tuple[Tensor, State]:
-    """Any number of tokens after those in `state`.
+    """Causal attention of tokens that follow those in `state`.
 
     Args:
         query, rotated_query, key, rotated_key: κ and Rκ of queries and keys, (batch, heads, tokens, width).
@@ -72,18 +73,14 @@ def chunked(
 def _split(x: Tensor) -> Tensor:
     """(batch, heads, tokens, width) → (batch, heads, chunks, chunk, width), padded with zeros; CHUNK tokens at most."""
     batch, heads, tokens, width = x.shape
-    chunk = CHUNK if _may_be_symbolic() else min(CHUNK, max(1, tokens))
+    chunk = CHUNK if is_traced() else min(CHUNK, max(1, tokens))
     chunks = _pieces(tokens, chunk)
     return F.pad(x, (0, 0, 0, chunks * chunk - tokens)).reshape(batch, heads, -1, chunk, width)
 
 
 def _pieces(length: int, size: int) -> int:
     pieces = (length + size - 1) // size
-    return pieces + 1 if _may_be_symbolic() else max(1, pieces)
-
-
-def _may_be_symbolic() -> bool:
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return pieces + 1 if is_traced() else max(1, pieces)
 
 
 def _carried(
@@ -136,7 +133,7 @@ def _row_weights(weights: Weights, carried: State) -> tuple[Tensor, Tensor, Tens
 def _running_mean(means: Tensor, n: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted mean of each entry and all before it along axis 2: (batch, heads, entries, width) and weights."""
     entries = n.shape[2]
-    if not _may_be_symbolic() and entries <= GROUP:
+    if not is_traced() and entries <= GROUP:
         return _scan(means, n, shift)
     groups = _pieces(entries, GROUP)
     pad = groups * GROUP - entries

@@ -1,101 +1,239 @@
-"""What the operator refuses, each in one sentence: what, got, expected, what to do."""
+"""What the operator refuses, each in one sentence: what, got, expected, what to do.
 
+Whether a call is valid follows from the forms of its tensors and a few options. They make a key, which holds no tensor,
+and a call that was found valid once is looked up after that.
+"""
+
+import math
+from numbers import Real
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
+from linvit.arguments import Form, attributes, broadcasts, check_device, check_floating, form, is_traced, kind
 from linvit.ops.position import Rotary
-from linvit.ops.state import State, accumulator_dtype
+from linvit.ops.state import FIELDS, State, accumulator_dtype, field_sizes
 from linvit.ops.weighting import WEIGHTINGS
 
-
-def check_inputs(query: Tensor, key: Tensor, rotary: Rotary | None, causal: bool) -> None:
-    """Raise ValueError unless query, key and rotary table fit together."""
-    for name, x in (("query", query), ("key", key)):
-        if x.dim() != 4:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected (batch, heads, tokens, width)")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} is {x.dtype}, expected a floating-point dtype")
-        if x.shape[-2] == 0:
-            raise ValueError(f"{name} has no tokens: shape {tuple(x.shape)}")
-    if query.shape[:2] != key.shape[:2] or query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            f"query has shape {tuple(query.shape)} and key {tuple(key.shape)}, expected the same batch, heads and width"
-        )
-    if query.dtype != key.dtype:
-        raise ValueError(f"query is {query.dtype} and key {key.dtype}, expected the same dtype; cast one of them")
-    if causal and query.shape[-2] != key.shape[-2]:
-        raise ValueError(
-            f"causal=True with {query.shape[-2]} queries and {key.shape[-2]} keys, expected as many queries as keys"
-        )
-    for name, x in (("query", query), ("key", key)):
-        if rotary is not None and rotary.cos.shape[-2:] != (x.shape[-2], x.shape[-1] // 2):
-            raise ValueError(
-                f"rotary has tables of shape {tuple(rotary.cos.shape)}, expected (tokens, width / 2) = "
-                f"({x.shape[-2]}, {x.shape[-1] // 2}) for the {name}; make it with rotary_1d or rotary_2d"
-            )
+COUNTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+MOST_KEPT = 4096
+_valid: set[tuple[object, ...]] = set()
 
 
-def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise ValueError unless the value has the key's tokens and dtype."""
-    if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
-        raise ValueError(
-            f"value has shape {tuple(value.shape)} and key {tuple(key.shape)}, expected equal batch, heads and tokens"
-        )
-    if value.dtype != query.dtype:
-        raise ValueError(f"query is {query.dtype} and value {value.dtype}, expected the same dtype; cast one of them")
+class Call(NamedTuple):
+    """The arguments of `linear_attention`, a form in the place of each tensor."""
+
+    query: Form
+    key: Form
+    value: Form
+    weighting: str | Form
+    rotary: tuple[Form, Form] | None
+    key_mask: Form | None
+    state: tuple[Form, ...] | None
+    causal: bool
+    eps: float
 
 
-def check_state(state: State, query: Tensor, value: Tensor, causal: bool) -> None:
-    """Raise ValueError unless the state was made for such queries and values."""
-    if not causal:
-        raise ValueError(
-            "state is given with causal=False; pass causal=True to go on from it, or join summaries with merge"
-        )
-    expected = (*query.shape[:2], query.shape[-1], value.shape[-1])
-    if state.S.shape != expected or state.S.dtype != accumulator_dtype(query.dtype):
-        raise ValueError(
-            f"state.S is {state.S.dtype} of shape {tuple(state.S.shape)}, expected {accumulator_dtype(query.dtype)} of "
-            f"shape {expected}; begin with State.empty(query, value)"
-        )
-
-
-def visible_tokens(key_mask: Tensor, key: Tensor) -> Tensor:
-    """The key mask as (batch, heads, tokens).
+def check_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    weighting: str | Tensor,
+    rotary: Rotary | None,
+    key_mask: Tensor | None,
+    causal: bool,
+    eps: float,
+    state: State | None = None,
+) -> None:
+    """Check every argument but those that `query_and_key_map`, `resolve_normalizer` and `kernel_for` look up.
 
     Raises:
-        ValueError: unless it is boolean and (batch, tokens), or broadcasts to (batch, heads, tokens).
+        TypeError: for an argument of the wrong type.
+        ValueError: for tensors and options that do not fit together.
     """
-    mask = key_mask.unsqueeze(1) if key_mask.dim() == 2 else key_mask
-    fits = mask.dim() == 3 and all(m in (1, k) for m, k in zip(mask.shape, key.shape[:3], strict=True))
-    if not fits or key_mask.dtype.is_floating_point or key_mask.dtype.itemsize != 1:
-        raise ValueError(
-            f"key_mask is {key_mask.dtype} of shape {tuple(key_mask.shape)}, expected bool of shape (batch, tokens) or "
-            f"(batch, heads, tokens) for keys of shape {tuple(key.shape)}"
-        )
-    return mask.bool().expand(key.shape[:3])
-
-
-def check_weighting(weighting: str | Tensor, causal: bool, query: Tensor, key: Tensor, masked: bool) -> None:
-    """Raise ValueError for an unknown weighting or one without the form asked for."""
-    if isinstance(weighting, Tensor):
-        if weighting.dim() > 3 or any(
-            w not in (1, k) for w, k in zip(reversed(weighting.shape), reversed(key.shape[:3]), strict=False)
-        ):
-            raise ValueError(
-                f"weighting has shape {tuple(weighting.shape)}, expected weights that broadcast to "
-                f"(batch, heads, tokens) = {tuple(key.shape[:3])}"
+    signature = None
+    if not is_traced():
+        try:
+            signature = (
+                attributes(query),
+                attributes(key),
+                attributes(value),
+                weighting if isinstance(weighting, str) else attributes(weighting),
+                None if rotary is None else (type(rotary), *map(attributes, rotary)),
+                None if key_mask is None else attributes(key_mask),
+                None if state is None else (type(state), *map(attributes, state)),
+                (type(causal), causal, type(eps), eps),
             )
-        return
+            if signature in _valid:
+                return
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, or one whose sizes are symbols
+            signature = None
+    if not isinstance(causal, bool):
+        raise TypeError(f"`causal` is {kind(causal)}, expected True or False")
+    if not isinstance(eps, Real | torch.SymFloat) or isinstance(eps, bool):
+        raise TypeError(f"`eps` is {kind(eps)}, expected a number")
+    _check(
+        Call(
+            form("query", query),
+            form("key", key),
+            form("value", value),
+            weighting if isinstance(weighting, str) else _weights_form(weighting),
+            None if rotary is None else _rotary_forms(rotary),
+            None if key_mask is None else form("key_mask", key_mask),
+            None if state is None else _state_forms(state),
+            causal,
+            eps,
+        )
+    )
+    if signature is not None:
+        if len(_valid) >= MOST_KEPT:
+            _valid.clear()
+        _valid.add(signature)
+
+
+def _state_forms(state: object) -> tuple[Form, ...]:
+    if not isinstance(state, State):
+        raise TypeError(f"`state` is {kind(state)}, expected a State: begin with State.empty(query, value)")
+    return tuple([form(f"state.{field}", x) for field, x in zip(FIELDS, state, strict=True)])
+
+
+def _weights_form(weighting: object) -> Form:
+    if not isinstance(weighting, Tensor):
+        raise TypeError(f"`weighting` is {kind(weighting)}, expected a tensor or one of {', '.join(WEIGHTINGS)}")
+    return form("weighting", weighting)
+
+
+def _rotary_forms(rotary: object) -> tuple[Form, Form]:
+    if not isinstance(rotary, Rotary):
+        raise TypeError(f"`rotary` is {kind(rotary)}, expected a Rotary: make it with rotary_1d or rotary_2d")
+    return form("rotary.cos", rotary.cos), form("rotary.sin", rotary.sin)
+
+
+def _check(call: Call) -> None:
+    _check_tokens(call)
+    if not 0 <= call.eps < math.inf:
+        raise ValueError(f"`eps` is {call.eps}, expected a number of 0 or more")
+    if call.rotary is not None:
+        _check_rotary(call, *call.rotary)
+    if call.key_mask is not None:
+        _check_mask(call.key_mask, call)
+    if isinstance(call.weighting, str):
+        _check_rule(call.weighting, call)
+    else:
+        _check_weights(call.weighting, call)
+    if call.state is not None:
+        _check_state(call.state, call)
+
+
+def _check_tokens(call: Call) -> None:
+    query, key, value = call.query, call.key, call.value
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if len(x.shape) != 4:
+            raise ValueError(f"`{name}` has shape {tuple(x.shape)}, expected (batch, heads, tokens, width)")
+        check_floating(name, x.dtype)
+        if 0 in x.shape[1:]:
+            what = ("heads", "tokens", "width")[x.shape[1:].index(0)]
+            raise ValueError(f"`{name}` has shape {tuple(x.shape)}, expected one or more {what}")
+    if query.shape[:2] != key.shape[:2] or query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"`query` has shape {tuple(query.shape)} and `key` {tuple(key.shape)}, expected the same batch, heads and "
+            "width"
+        )
+    if value.shape[:3] != key.shape[:3]:
+        raise ValueError(
+            f"`value` has shape {tuple(value.shape)} and `key` {tuple(key.shape)}, expected the same batch, heads and "
+            "tokens"
+        )
+    for name, x in (("key", key), ("value", value)):
+        check_device(name, x, query)
+        if x.dtype != query.dtype:
+            raise ValueError(
+                f"`query` is {query.dtype} and `{name}` {x.dtype}, expected the same dtype: cast one of them"
+            )
+    if call.causal and query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"`causal` is True with {query.shape[-2]} queries and {key.shape[-2]} keys, expected as many queries as "
+            "keys in `query` and `key`"
+        )
+
+
+def _check_rotary(call: Call, cos: Form, sin: Form) -> None:
+    for name, x in (("rotary.cos", cos), ("rotary.sin", sin)):
+        check_floating(name, x.dtype)
+        check_device(name, x, call.query)
+    if cos != sin:
+        raise ValueError(
+            f"`rotary` has cosines of shape {tuple(cos.shape)} and {cos.dtype}, sines of shape {tuple(sin.shape)} and "
+            f"{sin.dtype}, expected the same: make it with rotary_1d or rotary_2d"
+        )
+    for name, tokens in (("query", call.query), ("key", call.key)):
+        *heads, length, width = tokens.shape
+        if width % 2:
+            raise ValueError(f"`rotary` is given with a `{name}` of width {width}, expected an even width")
+        fits = 2 <= len(cos.shape) <= 4 and cos.shape[-2:] == (length, width // 2)
+        if not (fits and broadcasts(cos.shape[:-2], heads)):
+            raise ValueError(
+                f"`rotary` has tables of shape {tuple(cos.shape)}, expected (tokens, width / 2) = "
+                f"{(length, width // 2)} for `{name}`: make it with rotary_1d or rotary_2d"
+            )
+
+
+def _check_mask(mask: Form, call: Call) -> None:
+    check_device("key_mask", mask, call.query)
+    batch, heads, tokens, _ = call.key.shape
+    sizes = (batch, tokens) if len(mask.shape) == 2 else (batch, heads, tokens)
+    fits = len(mask.shape) in (2, 3) and broadcasts(mask.shape, sizes)
+    if not fits or mask.dtype not in (torch.bool, torch.uint8, torch.int8):
+        raise ValueError(
+            f"`key_mask` is {mask.dtype} of shape {tuple(mask.shape)}, expected bool of shape (batch, tokens) or "
+            f"(batch, heads, tokens) for keys of shape {tuple(call.key.shape)}"
+        )
+
+
+def _check_weights(weights: Form, call: Call) -> None:
+    if weights.dtype not in COUNTS:
+        check_floating("weighting", weights.dtype)
+    check_device("weighting", weights, call.query)
+    if len(weights.shape) > 3 or not broadcasts(weights.shape, call.key.shape[:3]):
+        raise ValueError(
+            f"`weighting` has shape {tuple(weights.shape)}, expected weights that broadcast to "
+            f"(batch, heads, tokens) = {tuple(call.key.shape[:3])} of `key`"
+        )
+
+
+def _check_rule(weighting: str, call: Call) -> None:
     if weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting is {weighting!r}, expected a tensor or one of {', '.join(WEIGHTINGS)}")
-    if causal and weighting == "query_mean":
+        raise ValueError(f"`weighting` is {weighting!r}, expected a tensor or one of {', '.join(WEIGHTINGS)}")
+    if call.causal and weighting == "query_mean":
         raise ValueError(
-            "weighting='query_mean' has no causal form, because its weights need all the queries; "
-            "use weighting='prefix_query_mean'"
+            "`weighting` is 'query_mean', which has no causal form because its weights need all the queries: use "
+            "weighting='prefix_query_mean'"
         )
-    if not causal and weighting == "prefix_query_mean":
-        raise ValueError("weighting='prefix_query_mean' is causal; pass causal=True, or use weighting='query_mean'")
-    if masked and weighting == "query_mean" and query.shape[-2] != key.shape[-2]:
+    if not call.causal and weighting == "prefix_query_mean":
         raise ValueError(
-            f"weighting='query_mean' with a key_mask got {query.shape[-2]} queries and {key.shape[-2]} keys, expected "
-            "the same number, because a masked token's query must not enter the mean"
+            "`weighting` is 'prefix_query_mean', which is causal: pass causal=True, or use weighting='query_mean'"
         )
+    queries, keys = call.query.shape[-2], call.key.shape[-2]
+    if call.key_mask is not None and weighting == "query_mean" and queries != keys:
+        raise ValueError(
+            f"`weighting` is 'query_mean' with a `key_mask`, {queries} queries and {keys} keys, expected as many "
+            "queries as keys, because the queries of masked tokens must not enter the mean"
+        )
+
+
+def _check_state(state: tuple[Form, ...], call: Call) -> None:
+    if not call.causal:
+        raise ValueError(
+            "`state` is given with causal=False: pass causal=True to continue from it, or join states with merge"
+        )
+    heads, dtype = call.query.shape[:2], accumulator_dtype(call.query.dtype)
+    sizes = field_sizes(call.query.shape[-1], call.value.shape[-1])
+    for name, x, size in zip(FIELDS, state, sizes, strict=True):
+        check_device(f"state.{name}", x, call.query)
+        if x.shape != (*heads, *size) or x.dtype != dtype:
+            raise ValueError(
+                f"`state.{name}` is {x.dtype} of shape {tuple(x.shape)}, expected {dtype} of shape "
+                f"{(*heads, *size)}: begin with State.empty(query, value)"
+            )

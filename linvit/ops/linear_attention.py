@@ -19,12 +19,12 @@ from torch import Tensor
 from linvit.ops.backend import kernel_for
 from linvit.ops.bidirectional import Rule, Tokens, bidirectional, mapped
 from linvit.ops.causal import chunked
-from linvit.ops.checks import check_inputs, check_state, check_value, check_weighting, visible_tokens
+from linvit.ops.checks import check_call
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary
-from linvit.ops.state import State, accumulator_dtype, merge, read, summarize
-from linvit.ops.weighting import causal_token_weights
+from linvit.ops.state import State, accumulator_dtype, joined, read, summarize
+from linvit.ops.weighting import causal_token_weights, visible_tokens
 
 
 def linear_attention(
@@ -42,7 +42,7 @@ def linear_attention(
     eps: float = 1e-6,
     backend: str = "auto",
 ) -> Any:
-    """Attend in time and memory linear in the tokens.
+    """Attention in time and memory linear in the number of tokens.
 
     Args:
         query: (batch, heads, queries, width), any strides; float16, bfloat16, float32 or float64.
@@ -61,30 +61,27 @@ def linear_attention(
             queries enter the mean, so it then needs as many queries as keys.
         causal: each token sees itself and those before it.
         state: tokens already read (`State.empty(query, value)` to begin); with it the result is (output, new state).
-            One token at a time decodes in constant time and memory; a rotary table must start at that token.
-        eps: added to what is divided by.
-        backend: "torch"; "triton", the kernels of `linvit.kernels`, which give first derivatives in reverse mode alone;
-            "cpp", the kernel of `linvit.kernels.cpu`, which gives the same; or "auto", the latter once it has been
-            built, where it can run, and else torch.
+            Decoding one token at a time takes constant time and memory per token; the rotary table must start there.
+        eps: added to denominators.
+        backend: "torch"; "triton", the kernels of `linvit.kernels`; "cpp", the kernel of `linvit.kernels.cpu`; or
+            "auto", the C++ kernel where it has been built and can run, else torch. Kernels give first derivatives in
+            reverse mode only.
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype; with `state`, also the state after these tokens. A
-        query that sees no token reads zeros. Everything in between is float32 (float64 for float64 inputs), under
+        query that sees no token reads zeros. Intermediate results are float32 (float64 for float64 inputs), under
         autocast too.
 
     Raises:
-        ValueError: for an unknown name, shapes, dtypes or masks that do not fit together, or a combination without a
-            causal (or bidirectional) form; the message says what to use. Also where backend="triton" cannot run; the
-            message says why.
+        TypeError: for an argument of the wrong type.
+        ValueError: for an unknown name, shapes, dtypes, devices or masks that do not fit together, a combination
+            without a causal (or bidirectional) form, or a kernel that cannot run; the message says what to use.
 
     Source: RALA (CVPR 2025), MALA (ICCV 2025) and CARE (CVPR 2025) in one formula; where papers and released code
     differ (scale, mean of κ(q), rotation), this follows the released code.
     """
-    check_inputs(query, key, rotary, causal)
-    check_value(query, key, value)
-    check_weighting(weighting, causal, query, key, key_mask is not None)
-    if state is not None:
-        check_state(state, query, value, causal)
+    given: dict[str, Any] = {"weighting": weighting, "rotary": rotary, "causal": causal, "eps": eps}
+    check_call(query, key, value, key_mask=key_mask, state=state, **given)
     query_map, key_map = query_and_key_map(feature_map, every_token_counts=not causal and key_mask is None)
     normalize = resolve_normalizer(normalizer)
     visible = None if key_mask is None else visible_tokens(key_mask, key)
@@ -103,7 +100,7 @@ def linear_attention(
             weighting, q, k, visible, before.query, before.num_queries
         )
         if state is not None and query.shape[-2] == 1:
-            after = merge(before, summarize(k, rk, v, weights))
+            after = joined(before, summarize(k, rk, v, weights))
             out = read(after, q, rq, normalize, eps)
         else:
             out, after = chunked(q, rq, k, rk, v, weights, normalize, eps, before)
@@ -130,7 +127,7 @@ def mala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Autocast would run the sums in half precision."""
+    """Switch autocast off, which would run the sums in half precision."""
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()

@@ -1,20 +1,23 @@
-"""Normalizers: how a read-out's mass is set.
+"""Normalizers: how the sum of a query's scores is set.
 
 With c = Σ_j α_j (Rκ(q)·Rκ(k_j)) (v_j - u), the covariance that a query reads, and u = Σ_j α_j v_j, the mean value,
 every normalizer gives
 
     out = gain · c + level · u
 
-where gain and level are functions of three numbers a query: num = Σ_j α_j Rκ(q)·Rκ(k_j) and den = Σ_j α_j κ(q)·κ(k_j),
-equal unless a rotation is used, and mass, the total weight before it was set to one (the number of tokens for uniform
-weights). Written so, nothing large is ever subtracted from something large. The level is also
-the sum of the query's row of the score matrix.
+where gain and level are functions of three numbers per query: num = Σ_j α_j Rκ(q)·Rκ(k_j) and
+den = Σ_j α_j κ(q)·κ(k_j), equal unless a rotation is used, and mass, the total weight before it was set to one (the
+number of tokens for uniform weights). In this form no two large numbers are subtracted. The level is also the sum of
+the query's row of the score matrix.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from linvit.arguments import broadcasts, form, kind
 
 Normalizer = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
@@ -79,13 +82,32 @@ NORMALIZERS: dict[str, Normalizer] = {
 
 
 def resolve_normalizer(normalizer: str | Normalizer) -> Normalizer:
-    """Return the normalizer of that name, or the callable itself.
+    """The normalizer of that name; or the given function, whose results are then checked.
 
     Raises:
+        TypeError: if it is neither.
         ValueError: for an unknown name; the message lists the known ones.
     """
-    if callable(normalizer):
-        return normalizer
-    if normalizer not in NORMALIZERS:
-        raise ValueError(f"normalizer is {normalizer!r}, expected a callable or one of {', '.join(NORMALIZERS)}")
-    return NORMALIZERS[normalizer]
+    if isinstance(normalizer, str):
+        if normalizer not in NORMALIZERS:
+            raise ValueError(f"`normalizer` is {normalizer!r}, expected a function or one of {', '.join(NORMALIZERS)}")
+        return NORMALIZERS[normalizer]
+    if not callable(normalizer):
+        raise TypeError(f"`normalizer` is {kind(normalizer)}, expected a function or one of {', '.join(NORMALIZERS)}")
+    return partial(_gain_and_level, normalizer)
+
+
+def _gain_and_level(
+    normalizer: Normalizer, num: Tensor, den: Tensor, mass: Tensor, scale: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    result = normalizer(num, den, mass, scale, eps)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"`normalizer(…)` is {kind(result)}, expected two tensors: gain and level")
+    for name, x in zip(("gain", "level"), result, strict=True):
+        shape, dtype, _ = form(f"normalizer(…): {name}", x)
+        if not dtype.is_floating_point or not broadcasts(shape, num.shape):
+            raise ValueError(
+                f"`normalizer(…)` gives a {name} of {dtype} and shape {tuple(shape)}, expected a floating-point tensor "
+                f"that broadcasts to {tuple(num.shape)}, the shape of num"
+            )
+    return result[0].to(num.dtype), result[1].to(num.dtype)

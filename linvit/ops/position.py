@@ -1,15 +1,28 @@
-"""Rotary positions (RoPE) as real-valued tables; adjacent channels form the pairs that turn.
+"""Rotary position embeddings (RoPE) as real-valued tables; the rotated pairs are adjacent channels.
 
-Angles are made in float32 whatever the model's dtype (float64 for a float64 model): index × angle in bfloat16 is
-garbage from a few hundred tokens on. The tables follow the released RAVLT and MAViT code: frequencies
-10000^-linspace(0, 1, pairs), both ends included; in 2-D the first half of the channels turns with the row, the second
-with the column.
+Angles are computed in float32 whatever the model's dtype (float64 for a float64 model): in bfloat16, index × frequency
+is wrong after a few hundred tokens. The tables follow the released RAVLT and MAViT code: frequencies
+10000^-linspace(0, 1, pairs), both ends included; in 2-D the first half of the channels rotates with the row, the
+second with the column.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
+
+from linvit.arguments import is_traced, kind
+from linvit.ranges import Range, check
+
+LONGEST = 2**31 - 1
+Length = Annotated[int, Range(1, LONGEST)]
+SIZES = {
+    "tokens": Length,
+    "size": tuple[Length, Length],
+    "width": Length,
+    "start": Annotated[int, Range(0, LONGEST)],
+    "endpoint": bool,
+}
 
 
 class Rotary(NamedTuple):
@@ -29,13 +42,17 @@ def rotary_1d(
         width: head width, even.
         start: first position; the number of tokens already read when decoding.
         dtype: dtype of the tokens to be rotated; the table is float64 for float64, else float32.
-        device: where the table is made.
+        device: device of the table.
 
     Raises:
-        ValueError: if width is odd.
+        TypeError: if `dtype` is not a torch.dtype.
+        ValueError: if a number is not a whole number in its range, width is odd, or torch knows no such device.
     """
+    _check_place(dtype, device)
+    if not _are_lengths(tokens, width, start):
+        _check_sizes(tokens=tokens, width=width, start=start)
     if width % 2:
-        raise ValueError(f"rotary_1d: width is {width}, expected a multiple of 2")
+        raise ValueError(f"`width` is {width}, expected a multiple of 2")
     return _table(_angles(tokens, width // 2, start, dtype, device))
 
 
@@ -56,18 +73,43 @@ def rotary_2d(
         dtype, device: as in `rotary_1d`.
 
     Raises:
-        ValueError: if width is not a multiple of 4.
+        TypeError: if `dtype` is not a torch.dtype.
+        ValueError: if a number is not a whole number in its range, width is not a multiple of 4, or torch knows no such
+            device.
     """
+    _check_place(dtype, device)
+    if not (type(size) is tuple and len(size) == 2 and _are_lengths(*size, width) and isinstance(endpoint, bool)):
+        _check_sizes(size=size, width=width, endpoint=endpoint)
     if width % 4:
-        raise ValueError(f"rotary_2d: width is {width}, expected a multiple of 4")
+        raise ValueError(f"`width` is {width}, expected a multiple of 4")
     height, columns = size
     rows = _table(_angles(height, width // 4, 0, dtype, device, endpoint))
     cols = _table(_angles(columns, width // 4, 0, dtype, device, endpoint))
     return Rotary(*(_grid(by_row, by_column) for by_row, by_column in zip(rows, cols, strict=True)))
 
 
+def _are_lengths(*sizes: object) -> bool:
+    """Whether these are plain integers from 1: what most calls give, known without reading annotations."""
+    return all(type(size) is int and 0 < size <= LONGEST for size in sizes)
+
+
+def _check_sizes(**sizes: object) -> None:
+    if not is_traced():
+        check(SIZES, {name: size for name, size in sizes.items() if not isinstance(size, torch.SymInt)})
+
+
+def _check_place(dtype: torch.dtype | None, device: torch.device | str | None) -> None:
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"`dtype` is {kind(dtype)}, expected a torch.dtype or None")
+    if device is not None and not isinstance(device, torch.device):
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"`device` is {device!r}, expected a device of torch, such as 'cpu' or 'cuda'") from None
+
+
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Turn the channel pairs of x (…, tokens, width) by the table's angles; same shape, norms kept."""
+    """Rotate the channel pairs of x (…, tokens, width) by the table's angles; same shape, norms kept."""
     cos, sin = rotary.cos.to(x.dtype), rotary.sin.to(x.dtype)
     if _pairs_are_complex_numbers(x):
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
@@ -77,9 +119,9 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 
 def _pairs_are_complex_numbers(x: Tensor) -> bool:
-    """Whether memory lets a pair be read as a complex number, whose product is one pass in the place of eight.
+    """Whether pairs can be viewed as complex numbers, whose product takes one pass over memory instead of eight.
 
-    Compilers and export formats know real numbers better.
+    Compilers and export formats handle real numbers better.
     """
     if x.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
         return False

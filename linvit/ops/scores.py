@@ -1,17 +1,17 @@
-"""The explicit matrix: what linear attention would multiply the values by, entry by entry.
+"""The explicit score matrix by which linear attention multiplies the values.
 
-Quadratic in the tokens: the oracle of the tests and the probe of every analysis.
+Quadratic in the tokens: the reference of the tests, and what the analyses read.
 """
 
 import torch
 from torch import Tensor
 
-from linvit.ops.checks import check_inputs, check_weighting, visible_tokens
+from linvit.ops.checks import check_call
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary, rotate
 from linvit.ops.state import accumulator_dtype
-from linvit.ops.weighting import causal_token_weights, token_weights
+from linvit.ops.weighting import causal_token_weights, token_weights, visible_tokens
 
 
 def attention_scores(
@@ -45,8 +45,7 @@ def attention_scores(
     Raises:
         ValueError: as `linear_attention`.
     """
-    check_inputs(query, key, rotary, causal)
-    check_weighting(weighting, causal, query, key, key_mask is not None)
+    check_call(query, key, key, weighting=weighting, rotary=rotary, key_mask=key_mask, causal=causal, eps=eps)
     query_map, key_map = query_and_key_map(feature_map, every_token_counts=not causal and key_mask is None)
     normalize = resolve_normalizer(normalizer)
     dtype = accumulator_dtype(query.dtype)

@@ -1,7 +1,7 @@
 """The state: all that a head keeps of the tokens it has read.
 
-A state summarizes any set of tokens, and `merge` joins the summaries of two disjoint sets: bidirectional attention is
-one summary, causal attention a prefix of merges, decoding one merge a token, tiles and ranks a merge.
+A state summarizes a set of tokens, and `merge` joins the states of two disjoint sets: bidirectional attention makes one
+state, causal attention a running merge, decoding one merge per token; tiles and distributed ranks merge too.
 
 The fields are means and S is centred, because MALA's read-out subtracts: after 16,384 tokens with values around 3 ± 1,
 sums kept in float32 decode with a relative error of 2.5e-5, uncentred means with 2.1e-5, this form with 1.7e-6.
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linvit.arguments import check_floating, form, kind
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.weighting import Weights
 
@@ -41,22 +42,23 @@ class State(NamedTuple):
     @classmethod
     def empty(cls, query: Tensor, value: Tensor) -> "State":
         """The state before any token, shaped for these queries (batch, heads, …, width) and values."""
+        for name, x in (("query", query), ("value", value)):
+            shape, dtype, _ = form(name, x)
+            if len(shape) < 3:
+                raise ValueError(f"`{name}` has shape {tuple(shape)}, expected (batch, heads, tokens, width)")
+            check_floating(name, dtype)
         dtype, device = accumulator_dtype(query.dtype), query.device
-        heads, width, value_width = query.shape[:2], query.shape[-1], value.shape[-1]
+        sizes = field_sizes(query.shape[-1], value.shape[-1])
+        state = cls(*(torch.zeros(*query.shape[:2], *size, dtype=dtype, device=device) for size in sizes))
+        return state._replace(shift=state.shift + torch.finfo(dtype).min)
 
-        def zeros(*size: int) -> Tensor:
-            return torch.zeros(*heads, *size, dtype=dtype, device=device)
 
-        return cls(
-            S=zeros(width, value_width),
-            z=zeros(width),
-            u=zeros(value_width),
-            r=zeros(width),
-            n=zeros(),
-            shift=zeros() + torch.finfo(dtype).min,
-            query=zeros(width),
-            num_queries=zeros(),
-        )
+FIELDS = State._fields
+
+
+def field_sizes(width: int, value_width: int) -> tuple[tuple[int, ...], ...]:
+    """The sizes of a state's fields, in order, without batch and heads."""
+    return (width, value_width), (width,), (value_width,), (width,), (), (), (width,), ()
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -65,7 +67,7 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def nonzero(mass: Tensor) -> Tensor:
-    """The mass to divide by: 1 where nothing weighs anything."""
+    """The mass to divide by: 1 where all weights are zero."""
     return mass.masked_fill(mass == 0, 1)
 
 
@@ -93,7 +95,26 @@ def summarize(key: Tensor, rotated_key: Tensor, value: Tensor, weights: Weights)
 
 
 def merge(first: State, second: State) -> State:
-    """Summary of the tokens of both; associative, and commutative."""
+    """The state of the tokens of both; associative and commutative.
+
+    Raises:
+        TypeError: if one of them is not a State.
+        ValueError: if their fields differ in shape, dtype or device.
+    """
+    for name, state in (("first", first), ("second", second)):
+        if not isinstance(state, State):
+            raise TypeError(f"`{name}` is {kind(state)}, expected a State")
+    for field, a, b in zip(FIELDS, first, second, strict=True):
+        if form(f"first.{field}", a) != form(f"second.{field}", b):
+            raise ValueError(
+                f"`first.{field}` is {a.dtype} of shape {tuple(a.shape)} on {a.device}, `second.{field}` {b.dtype} of "
+                f"shape {tuple(b.shape)} on {b.device}, expected the same"
+            )
+    return joined(first, second)
+
+
+def joined(first: State, second: State) -> State:
+    """`merge` without its checks."""
     shift = torch.maximum(first.shift, second.shift)
     n_first = first.n * (first.shift - shift).exp()
     n_second = second.n * (second.shift - shift).exp()
@@ -117,14 +138,14 @@ def merge(first: State, second: State) -> State:
 
 
 def read(state: State, query: Tensor, rotated_query: Tensor, normalizer: Normalizer, eps: float) -> Tensor:
-    """What these queries read from a state.
+    """The output of queries that see all tokens of a state.
 
     Args:
         state: the summary of the tokens that they see.
         query: κ(q), (batch, heads, queries, width).
         rotated_query: Rκ(q), the same shape; `query` itself without rotation.
         normalizer: sets gain and level, see `linvit.ops.normalizer`.
-        eps: added to what is divided by.
+        eps: added to denominators.
 
     Returns:
         (batch, heads, queries, value width).
@@ -151,7 +172,7 @@ def _normalized(weights: Weights, key: Tensor) -> tuple[Tensor | None, Tensor, T
 
 
 def _times(fresh: Tensor, x: Tensor) -> Tensor:
-    """fresh · x, written over `fresh`, which nobody else reads, unless its gradient needs it."""
+    """fresh · x, in place unless a gradient needs `fresh`, which no other code may read."""
     return fresh * x if fresh.requires_grad else fresh.mul_(x)
 
 

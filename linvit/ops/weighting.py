@@ -1,4 +1,4 @@
-"""Weightings α: how much each key token counts, before any query looks at it."""
+"""Weightings α: how much each key token counts, before any query reads it."""
 
 from typing import NamedTuple
 
@@ -25,15 +25,21 @@ class Weights(NamedTuple):
         return mass if self.factor is None else mass * self.factor
 
     def visible_exponent(self) -> Tensor:
-        """The exponent, lowered out of reach where the factor is 0."""
+        """The exponent; the lowest finite number where the factor is 0."""
         assert self.exponent is not None
         if self.factor is None:
             return self.exponent
         return self.exponent.masked_fill(self.factor == 0, torch.finfo(self.exponent.dtype).min)
 
 
+def visible_tokens(key_mask: Tensor, key: Tensor) -> Tensor:
+    """A key mask, (batch, tokens) or what broadcasts to (batch, heads, tokens), as bool of the latter shape."""
+    mask = key_mask.unsqueeze(1) if key_mask.dim() == 2 else key_mask
+    return mask.bool().expand(key.shape[:3])
+
+
 def query_mean(query: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Mean of κ(q) (batch, heads, tokens, width) over the tokens that key_mask (batch, heads, tokens) shows."""
+    """Mean of κ(q) (batch, heads, tokens, width) over the tokens where key_mask (batch, heads, tokens) is True."""
     if key_mask is None:
         return query.mean(-2)
     count = key_mask.sum(-1, keepdim=True).clamp_min(1)
@@ -41,13 +47,13 @@ def query_mean(query: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 def prefix_means(query: Tensor, key_mask: Tensor | None, before: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of κ(q) over each token and all before it, and how many they are.
+    """Running mean of κ(q) up to and including each token, and the number of tokens in it.
 
     Args:
         query: κ(q), (batch, heads, tokens, width).
         key_mask: True where a token counts, (batch, heads, tokens).
         before: mean over the tokens already read, (batch, heads, width).
-        count: their number, (batch, heads).
+        count: number of these tokens, (batch, heads).
 
     Returns:
         (batch, heads, tokens, width) and (batch, heads, tokens).
@@ -87,7 +93,7 @@ def weights_by_mean(weighting: str | Tensor, mean: Tensor | None, key: Tensor, k
 def causal_token_weights(
     weighting: str | Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None, before: Tensor, count: Tensor
 ) -> tuple[Weights, Tensor, Tensor]:
-    """Weights that each token keeps from when it is read, and the mean and count of κ(q) after the last.
+    """The weight that each token gets when it is read and keeps, and the mean and count of κ(q) after the last token.
 
     `before` and `count` are the mean and count before the first; shapes as in `prefix_means`. The weight of a token by
     prefix_query_mean is not its bidirectional one, not even the last's: later queries do not re-weigh earlier keys.

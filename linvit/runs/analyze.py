@@ -1,6 +1,7 @@
 """Ranks, score matrices and the query's magnitude inside a network's attention, as figures, tables and a report."""
 
 import csv
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
 from linvit.analysis.report import paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
-from linvit.files import check_writable, replacing, write_json
+from linvit.files import check_writable, user_path, write_json, write_text
 from linvit.runs.images import AnalyzedImages, from_files, from_photos, from_source
 from linvit.runs.progress import tracked
 from linvit.runs.run import Run
@@ -31,7 +32,7 @@ BATCH = 4
 
 @dataclass(frozen=True)
 class Analysis:
-    """What an analysis gives: a report, rows of numbers and figures by name, a sentence on each unreadable file."""
+    """The result: the report's path, rows of numbers and figures by name, and a sentence for each unreadable file."""
 
     page: Path
     rows: dict[str, list[dict[str, object]]]
@@ -41,7 +42,7 @@ class Analysis:
 
 @dataclass(frozen=True)
 class _View:
-    """What is analyzed: a subject, images, names of layers, and the query's place, (height, width) in 0..1."""
+    """The input: a subject, images, names of layers, and the position of the query, (height, width) in 0..1."""
 
     subject: Subject
     images: AnalyzedImages
@@ -50,7 +51,7 @@ class _View:
     progress: bool
 
     def batches(self, count: int | None, name: str) -> Iterator[Any]:
-        """Inputs of the network for the first images, in batches."""
+        """Batches of network inputs for the first images."""
         labels = self.images.many_labels
         inputs = self.subject.inputs(self.images.many[:count], None if labels is None else labels[:count])
         columns = [column.split(BATCH) for column in (inputs if isinstance(inputs, tuple) else (inputs,))]
@@ -60,7 +61,7 @@ class _View:
 
 @dataclass(frozen=True)
 class _Result:
-    """One analysis: numbers, one row each, curves too long for rows, and figures by file name with their captions."""
+    """One analysis: rows of numbers, curves too long for rows, and figures with captions by file name."""
 
     title: str
     rows: list[dict[str, object]]
@@ -80,35 +81,37 @@ def analyze(
     progress: bool = False,
     **overrides: Any,
 ) -> Analysis:
-    """Looks into a network's attention and writes figures (PNG, SVG), numbers (CSV, JSON) and a report into a folder.
+    """Analyzes a network's attention and writes figures (PNG, SVG), numbers (CSV, JSON) and a report to a folder.
 
     Args:
-        run: of a classifier, an image generator, a detector or a segmentor (of these the backbone).
+        run: of a classifier, an image generator, or a detector or segmentor (whose backbone is analyzed).
         what: a name in ANALYSES, or "all".
-        images: image files, folders or images in memory; by default the run's held-out data, or two photos where there
-            is none.
-        output: the folder; by default analysis/ in the run's.
-        layers: names of attention layers, or their numbers from 1; all by default.
-        count: how many images ranks are averaged over.
+        images: image files, folders or images in memory; default: the run's held-out data, or two photos if the run
+            has no data.
+        output: the folder; default: analysis/ in the run's folder.
+        layers: names of attention layers, or their numbers from 1 (default: all).
+        count: number of images over which ranks are averaged.
         query: (height, width) in 0..1 of the query whose scores are shown.
-        progress: whether bars are shown.
-        overrides: of the data, see Run.source.
+        progress: show progress bars.
+        overrides: settings of the data, see Run.source.
 
     Raises:
-        ValueError: for anything of these that does not exist or fit together.
+        ValueError: if an argument is unknown, or arguments do not fit together.
     """
     if what not in ("all", *ANALYSES):
         raise ValueError(f"`what` is {what!r}, expected one of {', '.join(ANALYSES)} or all: choose one of them.")
     if count < 1:
         raise ValueError(f"`count` is {count}, expected 1 or more images: set it higher.")
     if len(query) != 2 or not all(0 <= share <= 1 for share in query):
-        raise ValueError(f"`query` is {' '.join(f'{x:g}' for x in query)}, expected height and width from 0 to 1.")
+        raise ValueError(
+            f"`query` is {' '.join(f'{x:g}' for x in query)}, expected height and width from 0 to 1: change it."
+        )
     run.task.cpu()
     subject = run.spec.subject(run)
     chosen = resolve_layers(subject.network, layers)
-    folder = Path(output) if output else run.folder / "analysis"
+    folder = user_path(output) if output else run.folder / "analysis"
     check_writable(folder)
-    view = _View(subject, _images(run, subject, images, count, overrides), chosen, tuple(query), progress)
+    view = _View(subject, _images(run, subject, images, count, overrides), chosen, (query[0], query[1]), progress)
     results = {}
     for name in ANALYSES if what == "all" else (what,):
         results[name] = ANALYSES[name](view)
@@ -120,10 +123,10 @@ def analyze(
 
 
 def resolve_layers(network: nn.Module, layers: Sequence[str | int] | None) -> list[str]:
-    """Names of attention layers from names and numbers (from 1), in the network's order.
+    """Resolves names and numbers (from 1) to names of attention layers, in the network's order.
 
     Raises:
-        ValueError: for a network without such layers, and for a name or number that is none of them.
+        ValueError: if the network has no such layers, or not this one.
     """
     known = attention_layers(network)
     chosen = set(known if layers is None else ())
@@ -143,9 +146,11 @@ def _images(run: Run, subject: Subject, images: Any, count: int, overrides: dict
     if images is None and (run.recipe or overrides):
         return from_source(run.source(**overrides), count, SHOWN)
     if overrides:
-        raise ValueError(f"`{next(iter(overrides))}` is of data, but `images` are given: leave out one of the two.")
+        raise ValueError(
+            f"`{next(iter(overrides))}` is a setting of the data, but `images` are given: leave one of them out."
+        )
     if subject.transform is None:
-        raise ValueError("An image generator is analyzed on the data of its run: leave `images` out.")
+        raise ValueError("Image generators are analyzed on the data of their run: leave `images` out.")
     if images is None:
         return from_photos(subject.transform, channels, count, SHOWN)
     inputs = images if isinstance(images, list | tuple) else [images]
@@ -211,7 +216,7 @@ def _some(measured: list[Measured]) -> list[Measured]:
 
 
 def _middle(layers: list[Layer]) -> str:
-    """The middle one of the layers over the most tokens."""
+    """The middle one of the layers with the most tokens."""
     most = max(layer.grid[0] * layer.grid[1] for layer in layers)
     largest = [layer.name for layer in layers if layer.grid[0] * layer.grid[1] == most]
     return largest[len(largest) // 2]
@@ -232,11 +237,11 @@ def _curves(measured: Sequence[Measured], measure: str) -> list[dict[str, object
 def _write_result(folder: Path, name: str, result: _Result) -> None:
     for file, (figure, _) in result.figures.items():
         write_figure(figure, folder / file)
-    with replacing(folder / f"{name}.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        columns = list(dict.fromkeys(key for row in result.rows for key in row))
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(result.rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in result.rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(result.rows)
+    write_text(folder / f"{name}.csv", text.getvalue())
     write_json(folder / f"{name}.json", {"rows": result.rows, "curves": result.curves})
 
 
@@ -252,7 +257,7 @@ def _write_page(path: Path, run: Run, view: _View, results: dict[str, _Result]) 
         f" {min(MAGNITUDE_IMAGES, len(images.many))}."
     )
     if unseen := unseen_attention(network):
-        about += f" Attention of other kinds is left out: {', '.join(unseen)}."
+        about += f" Not analyzed, attention of other kinds: {', '.join(unseen)}."
     sections: list[tuple[str, Sequence[str]]] = [("Network and images", [paragraph(about), table(_layer_table(view))])]
     for result in results.values():
         parts = []
@@ -261,8 +266,8 @@ def _write_page(path: Path, run: Run, view: _View, results: dict[str, _Result]) 
             parts += [svg_image(image, file.replace("_", " ")), paragraph(" ".join(caption.split()))]
         sections.append((result.title, parts))
     files = ", ".join(f"{name}.csv, {name}.json" for name in results)
-    sections.append(("Numbers", [paragraph(f"Every number of these figures is in files beside this page: {files}.")]))
-    write_page(path, f"linvit analyze: {run.name}", sections)
+    sections.append(("Numbers", [paragraph(f"The numbers of all figures are in files next to this page: {files}.")]))
+    write_page(path, f"Attention of {run.name}, run {run.folder.resolve().name}", sections)
 
 
 def _layer_table(view: _View) -> list[dict[str, Any]]:

@@ -1,23 +1,21 @@
-"""The recipes that come with linvit: their files by name, and what their headers say."""
+"""The recipes that come with linvit, by name, and their headers."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-
-from linvit.runs.settings import nearest
 
 PACKAGE = Path(__file__).parents[1]
 PUBLISHED, COST, RUN = "# published: ", "# cost: ", "# run:  "
 
 
 def bundled_folder() -> Path:
-    """The folder of recipes: inside the package where that is installed, beside it in a checkout."""
+    """The folder of the recipes: inside an installed package, beside it in a checkout."""
     installed = PACKAGE / "recipes"
     return installed if installed.is_dir() else PACKAGE.parent / "recipes"
 
 
 def bundled_files() -> dict[str, Path]:
-    """The file of each bundled recipe by its name, such as demo/ravlt_nano_digits; without those to build on alone."""
+    """The file of each bundled recipe by its name, such as demo/ravlt_nano_digits; base.yaml files are left out."""
     folder = bundled_folder()
     files = (path for path in sorted(folder.rglob("*.yaml")) if path.name != "base.yaml")
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
@@ -34,6 +32,10 @@ def find_recipe(recipe: str | Path) -> Path:
     files = bundled_files()
     if path.as_posix() in files:
         return files[path.as_posix()]
+    if path.is_dir():
+        raise ValueError(f"The recipe {path} is a folder: give the path of a .yaml file in it.")
+    from linvit.runs.settings import nearest  # imports torch, which listing recipes does not need
+
     name = path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
     raise ValueError(
         f"There is no recipe at {path}: give the path of a .yaml file, or a name that `linvit recipes` lists."
@@ -51,14 +53,14 @@ def files_below(path: str | Path) -> list[Path]:
 
 
 def shown_name(file: Path) -> str:
-    """The name of a bundled recipe that was found by its name; else the path as it was given."""
+    """The name of a bundled recipe, if the file was found by name; else its path as given."""
     if file.is_absolute() and file.is_relative_to(bundled_folder()):
         return file.relative_to(bundled_folder()).with_suffix("").as_posix()
     return str(file)
 
 
 def recipes(*words: str) -> list[dict[str, str]]:
-    """The bundled recipes in whose name or header every one of the words stands, in upper or lower case.
+    """The bundled recipes whose name or header contains all of the words, in upper or lower case.
 
     Keys: name, about (what it reproduces), published, ours, cost, command.
 
@@ -68,17 +70,19 @@ def recipes(*words: str) -> list[dict[str, str]]:
     wanted = [word.casefold() for word in words]
     chosen = [row for row in rows if all(word in " ".join(row.values()).casefold() for word in wanted)]
     if not chosen:
+        from linvit.runs.settings import nearest
+
         known = {word for row in rows for word in re.findall(r"\w+", " ".join(row.values()))}
         strange = next((word for word in words if word not in known), "")
         raise ValueError(
-            f"No recipe has {' and '.join(map(repr, words))} in its name or header: search with fewer or other words."
+            f"No recipe contains {' and '.join(map(repr, words))} in its name or header: try fewer or other words."
             f"{nearest(strange, known)}"
         )
     return chosen
 
 
 def header(file: Path) -> dict[str, str]:
-    """What the header of a recipe says: about, published, ours, cost and command, each "" where it says nothing."""
+    """The header of a recipe: about, published, ours, cost and command, each "" where it is missing."""
     lines = file.read_text(encoding="utf-8").splitlines()
     lines = lines[: next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))]
     title = next((number for number, line in enumerate(lines) if line.startswith((PUBLISHED, COST, RUN))), len(lines))

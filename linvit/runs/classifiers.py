@@ -1,9 +1,9 @@
-"""Tasks whose networks give one number for each class of an image."""
+"""Shared by classification and multi-label classification: one logit per class of an image."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import timm
 import torch
@@ -27,7 +27,7 @@ BATCH = 32
 
 
 class ClassifierSpec(TaskSpec):
-    """A task that trains a network of timm's or ours with one output for each class."""
+    """A task that trains a timm network with one output per class."""
 
     preprocessing = Preprocessing
 
@@ -55,7 +55,7 @@ class ClassifierSpec(TaskSpec):
     ) -> Predictions[ClassPrediction]:
         """A ClassPrediction for each image.
 
-        probable: probabilities and numbers of the classes to name, most probable first, of logits (classes,).
+        probable: from logits (classes,) the probabilities and indices of the classes to name, most probable first.
         """
         path = None if output is None else check_output(output)
         items, unreadable = find_images(inputs)
@@ -73,18 +73,18 @@ class ClassifierSpec(TaskSpec):
             predictions.save(path)
         return predictions
 
-    listing_caption = "MACs of one image at the size given: convolutions and linear layers, + attention products"
+    listing_caption = "MACs per image at the given size: convolutions and linear layers, + attention products"
 
     def listing(self) -> Iterator[dict[str, Any]]:
-        """Networks that linvit registers with timm, family by family.
+        """The networks that linvit registers with timm, by family.
 
         Keys: name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters
-        (millions) and published_macs (billions) as the sources print them, None where they do not,
+        (millions) and published_macs (billions) as printed in the papers, None if they are not,
         released_weights and family.
         """
         for name in model_names():
             network = timm.create_model(name, device="meta")
-            config = network.pretrained_cfg
+            config = cast(Mapping[str, Any], network.pretrained_cfg)
             published = PUBLISHED.get(name)
             yield {
                 "name": name,
@@ -100,7 +100,7 @@ class ClassifierSpec(TaskSpec):
 
 
 def model_names() -> list[str]:
-    """Names that linvit registers with timm, family by family."""
+    """The names that linvit registers with timm, by family."""
     return [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
 
 

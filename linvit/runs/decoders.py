@@ -1,9 +1,9 @@
-"""What the tasks of decoders share: the networks, their list, and the sections of their reports."""
+"""Shared by the tasks of decoders: networks, their list, and sections of the reports."""
 
 import itertools
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from matplotlib.figure import Figure
@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from linvit.analysis.figures import subplots
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.source import Source
+from linvit.data.text.recall import RecallPreprocessing
 from linvit.layers.mechanisms import at
 from linvit.models.registry import create
 from linvit.models.sequence import SIZES, Decoder, DecoderCache
@@ -30,33 +31,37 @@ READ, PIECE = 256, 37  # tokens
 
 
 class DecoderSpec(NamedSpec):
-    """A task that trains a decoder of tokens."""
+    """A task that trains a token decoder."""
 
     family = "sequence"
+    names_classes = False
     instead_of_predict = "use `generate` or `evaluate` instead"
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        return (f"data: {source.preprocessing.corpus}",)
+        return (f"data: {cast(RecallPreprocessing, source.preprocessing).corpus}",)
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
-        network, device = run.placed_network()
+        placed, device = run.placed_network()
+        network = cast(Decoder, placed)
         figure = position_figure(*bits_by_position(network, source, device))
         return [
             ("Bits per token by position", [figure_image(figure, "bits per token by position in the row")]),
-            ("The same row, processed in other ways", _forms(network, source, device)),
+            ("The same row, computed in other ways", _forms(network, source, device)),
         ]
 
-    listing_caption = f"memory: of one sequence after {CONTEXT:,} tokens, float32; that of softmax grows with them"
+    listing_caption = (
+        f"memory: cache of one sequence after {CONTEXT:,} tokens, float32; for softmax it grows with the tokens"
+    )
 
     def listing(self) -> Iterator[dict[str, Any]]:
         """Decoders with each mechanism: name, mechanism, vocabulary, parameters, memory (bytes of the state after
-        CONTEXT tokens, float32), and whether it grows with them."""
+        CONTEXT tokens, float32), grows (whether this depends on the tokens)."""
         for name in SIZES:
             for mechanism, entry in at("sequences").items():
                 memory = DecoderCache()
                 with torch.device("meta"):
                     network = create(name, VOCABULARIES[name], mechanism=mechanism)
-                    network.read(torch.zeros(1, CONTEXT, dtype=torch.long), memory)
+                    cast(Decoder, network).read(torch.zeros(1, CONTEXT, dtype=torch.long), memory)
                 yield {
                     "name": name,
                     "mechanism": mechanism,
@@ -69,7 +74,7 @@ class DecoderSpec(NamedSpec):
 
 @torch.inference_mode()
 def bits_by_position(network: Decoder, source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean bits of the validation targets at each position of a row, and how many there are; both (context,)."""
+    """Mean bits per validation target at each position of a row, and their counts; both (context,)."""
     bits = counts = torch.zeros(())
     for tokens, targets in source.val_dataloader():
         wanted = targets["targets"].to(device)
@@ -81,7 +86,7 @@ def bits_by_position(network: Decoder, source: Source, device: torch.device) -> 
 
 
 def position_figure(bits: Tensor, counts: Tensor) -> Figure:
-    """Mean bits per token over the position in the row, in groups of neighbours on a logarithmic axis."""
+    """Mean bits per token over the position in the row, averaged over neighbours, on a logarithmic axis."""
     positions = torch.arange(1, len(bits) + 1)
     edges = torch.logspace(0, torch.log10(torch.tensor(float(len(bits) + 1))), POINTS).round().unique()
     middle, mean = [], []
@@ -110,7 +115,7 @@ def _forms(network: Decoder, source: Source, device: torch.device) -> list[str]:
 
 @torch.inference_mode()
 def distances(network: Decoder, tokens: Tensor) -> dict[str, float]:
-    """Relative distance of the logits of tokens (1, tokens) from the chunked form, by the way of processing."""
+    """Relative distance of the logits of tokens (1, tokens) from the chunked form, for other ways to compute them."""
 
     def in_pieces(length: int) -> Tensor:
         memory = DecoderCache()

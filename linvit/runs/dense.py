@@ -1,11 +1,11 @@
-"""What detection and segmentation share: networks on a backbone, predictions that go to a folder, and their reports."""
+"""Shared by detection and segmentation: networks on a backbone, predictions in a folder, and reports."""
 
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from linvit.analysis.report import paragraph, pixel_image
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import CorruptImageError
 from linvit.data.source import Source
-from linvit.files import check_writable, replacing
+from linvit.environment import memory
+from linvit.files import check_writable, replacing, user_path
 from linvit.models.by_name import known_arguments
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import build_dense
@@ -33,8 +34,9 @@ from linvit.runs.spec import Section, Subject, TaskSpec
 if TYPE_CHECKING:
     from linvit.runs.run import Run
 
-AT_ONCE = 1 << 26  # numbers of masks or logits at a file's size that are in memory together
+AT_ONCE = 1 << 26  # elements of masks or logits at the size of the file that are held in memory together
 SHOWN = 8  # images of a report
+PIXEL_BYTES = 64  # measured: 9.9 GiB for a segmentor on an image of 13,000 × 13,000 px
 OVERLAYS = "overlays"
 FAMILIES, SIZES = ("ravlt", "mavit"), ("tiny", "small", "base", "large")
 
@@ -43,18 +45,18 @@ Saver = Callable[[Any, Tensor], None]
 
 
 class DenseSpec(TaskSpec):
-    """A task whose networks are frameworks on a backbone that timm knows."""
+    """A task whose networks are a framework on a timm backbone."""
 
     frameworks: ClassVar[Iterable[str]]
     preprocessing = DensePreprocessing
 
     def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         framework, backbone = model.get("framework"), model.get("backbone")
-        if framework not in self.frameworks:
+        if not isinstance(framework, str) or framework not in self.frameworks:
             known = ", ".join(self.frameworks)
-            raise ValueError(f"`framework` is {framework!r}, but {self.name} trains {known}: choose one of them.")
+            raise ValueError(f"`framework` is {framework!r}, expected for {self.name} one of {known}: choose one.")
         if not backbone:
-            raise ValueError("The model has no `backbone`: set it to one of those that `linvit models` lists.")
+            raise ValueError("The model needs a `backbone`: set it to a name that `linvit models` lists.")
         with known_arguments(backbone, model):
             return build_dense(**model, num_classes=num_classes)
 
@@ -63,12 +65,12 @@ class DenseSpec(TaskSpec):
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         if "class_names" in given:
-            raise ValueError("`class_names` are those of the network: leave them out.")
+            raise ValueError("`class_names` cannot be changed, because the network fixes its classes: leave it out.")
         source = self.create_source(name, stored | given | {"class_names": run.class_names})
         return prepared_for(run, source, given)
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        about = source.preprocessing
+        about = cast(DensePreprocessing, source.preprocessing)
         scaled = f"images scaled to fit {about.short_side} px on their short side and {about.long_side} px on the long"
         return f"{len(run.class_names)} classes", scaled
 
@@ -82,11 +84,11 @@ class DenseSpec(TaskSpec):
         return Subject(backbone, lambda images, labels: images, shown, transform, ", its backbone")
 
     def json_writer(self, run: "Run", path: Path) -> contextlib.AbstractContextManager[Callable[[Any], None]]:
-        """What writes predictions into a JSON file."""
-        raise ValueError("Maps of labels do not fit into a .json file: call `save` with a folder.")
+        """A context that gives a function writing one prediction at a time into a JSON file."""
+        raise ValueError("Label maps cannot be saved as .json: call `save` with a folder.")
 
     def save_one_by_one(self, run: "Run", folder: Path) -> contextlib.AbstractContextManager[Saver]:
-        """What writes predictions into a folder."""
+        """A context that gives a function writing one prediction at a time into a folder."""
         raise NotImplementedError
 
     def predict_each(
@@ -99,9 +101,9 @@ class DenseSpec(TaskSpec):
         output: str | Path | None,
         progress: bool,
     ) -> "DensePredictions":
-        """Predictions for images of any size; with an output folder each is written there and loses its masks or map.
+        """Predictions for images of any size; with an output folder, masks and maps are written there and not kept.
 
-        predicted: the prediction for a network, normalized image, name and size of the file.
+        predicted: computes a prediction from network, normalized image, name and file size (height, width).
         """
         folder = None if output is None else _checked_folder(output, inputs)
         items, unreadable = find_images(inputs)
@@ -112,7 +114,7 @@ class DenseSpec(TaskSpec):
         with self.save_one_by_one(run, folder) if folder else contextlib.nullcontext() as save:
             for name, item in tracked(items, "Predicting", progress=progress):
                 try:
-                    image = F.pil_to_tensor(read_image(item, name))
+                    image = F.pil_to_tensor(_fitting(read_image(item, name), name))
                 except CorruptImageError as error:
                     unreadable.append(str(error))
                     continue
@@ -137,7 +139,7 @@ class DenseSpec(TaskSpec):
             for size, published in zip(SIZES, PUBLISHED_DENSE[framework], strict=True):
                 for pattern, suffix in {"LLSS": "", "LLLL": "_linear"}.items():
                     backbone = f"{family}_{size}{suffix}"
-                    row = {"framework": framework, "backbone": backbone, "pattern": pattern}
+                    row: dict[str, Any] = {"framework": framework, "backbone": backbone, "pattern": pattern}
                     parameters, macs = (published if pattern == "LLSS" else None) or (None, None)
                     row |= asdict(count_dense_cost(framework, backbone))
                     row |= {"published_parameters": parameters, "published_macs": macs}
@@ -145,7 +147,7 @@ class DenseSpec(TaskSpec):
 
 
 class DensePredictions(Predictions[Any]):
-    """Predictions of a detector or segmentor, saved as a folder of images, maps, and COCO's JSON or labels."""
+    """Predictions of a detector or segmentor, which are saved as a folder."""
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class DensePredictions(Predictions[Any]):
         self._spec, self._run, self._items, self._written = spec, run, items, written
 
     def to_csv(self, path: str | Path) -> None:
-        raise ValueError("Objects and maps do not fit into a .csv file: call `save` with a folder.")
+        raise ValueError("Objects and label maps cannot be saved as .csv: call `save` with a folder.")
 
     def to_json(self, path: str | Path) -> None:
         self._check_kept()
@@ -169,7 +171,7 @@ class DensePredictions(Predictions[Any]):
                 write(row)
 
     def save(self, path: str | Path) -> None:
-        """Writes a folder, as the option `output` of predict does."""
+        """Writes the same folder as the option `output` of `predict`."""
         self._check_kept()
         with self._spec.save_one_by_one(self._run, _checked_folder(path, self._items)) as save:
             for row, item in zip(self, self._items, strict=True):
@@ -177,16 +179,18 @@ class DensePredictions(Predictions[Any]):
 
     def _check_kept(self) -> None:
         if self._written is not None:
-            raise ValueError(f"Masks and maps were written to {self._written} and not kept: predict without `output`.")
+            raise ValueError(
+                f"Masks and maps were written to {self._written} and not kept: call `predict` without `output`."
+            )
 
 
 def at_once(size: tuple[int, int]) -> int:
-    """How many masks of a size are in memory together."""
+    """How many masks of this size are held in memory together."""
     return max(1, AT_ONCE // (size[0] * size[1]))
 
 
 def save_pixels(pixels: Tensor, path: Path) -> None:
-    """uint8 (3, height, width) or (height, width), whole or not at all, in the format of the ending."""
+    """Saves uint8 (3, height, width) or (height, width) as PNG or JPEG, by the ending of the path."""
     array = pixels.movedim(0, -1).contiguous().numpy() if pixels.ndim == 3 else pixels.numpy()
     options = {"format": "PNG"} if path.suffix == ".png" else {"format": "JPEG", "quality": 92, "subsampling": 0}
     with replacing(path) as temporary:
@@ -194,7 +198,7 @@ def save_pixels(pixels: Tensor, path: Path) -> None:
 
 
 def untaken_name(file: str, taken: set[str]) -> str:
-    """A file's name without ending, numbered where it is among those taken in any case of letters; now taken too."""
+    """The file's stem, numbered if it is taken (ignoring case), and adds it to those taken."""
     stem = name = Path(file).stem
     number = 1
     while name.lower() in taken:
@@ -205,9 +209,9 @@ def untaken_name(file: str, taken: set[str]) -> str:
 
 
 def truth_and_answer(run: "Run", source: Source, overlays: Callable[..., tuple[Tensor, Tensor]], words: str) -> Section:
-    """Images evenly chosen from the data, with the truth to the left and the answer to the right.
+    """Evenly spaced images of the data, with the ground truth on the left and the prediction on the right.
 
-    overlays: both, of a network, the source, a normalized image, its target, and the device.
+    overlays: draws both, from network, source, normalized image, target and device.
     """
     network, device = run.placed_network()
     dataset = source.val_set()
@@ -218,33 +222,46 @@ def truth_and_answer(run: "Run", source: Source, overlays: Callable[..., tuple[T
             item = dataset[place]
             if not isinstance(item, str):
                 shown = side_by_side(*overlays(network, source, *item, device))
-                images.append(pixel_image(shown, f"image {place + 1}: truth and answer"))
-    return "Images", [paragraph(f"Images evenly chosen from the data: the truth to the left, {words}."), *images]
+                images.append(pixel_image(shown, f"image {place + 1}: ground truth and prediction"))
+    return "Images", [paragraph(f"Evenly spaced images of the data: the ground truth on the left, {words}."), *images]
 
 
 def displayed(image: Tensor, preprocessing: DensePreprocessing) -> Tensor:
-    """uint8 (3, height, width): the image before it was normalized."""
+    """The image before normalization, uint8 (3, height, width)."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (preprocessing.mean, preprocessing.std))
     return ((image * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
+def _fitting(image: Image.Image, name: str) -> Image.Image:
+    """The image itself; raises CorruptImageError where its masks or map would not fit into memory."""
+    needed, there = PIXEL_BYTES * image.width * image.height, memory()
+    if needed > there:
+        raise CorruptImageError(
+            f"{name} is {image.height:,}×{image.width:,} px, whose prediction needs about {needed / 2**30:.0f} GiB of"
+            f" memory, and this machine has {there / 2**30:.0f} GiB: make the image smaller."
+        )
+    return image
+
+
 def _checked_folder(output: str | Path, inputs: Sequence[Any]) -> Path:
-    folder = Path(output)
+    folder = user_path(output)
     if folder.suffix in (".csv", ".json") or (folder.exists() and not folder.is_dir()):
-        raise ValueError(f"`output` is {folder}, but detectors and segmentors write many files: give a folder.")
+        raise ValueError(
+            f"`output` is {folder}, expected a folder, because detectors and segmentors write many files: give one."
+        )
     for path in (Path(item) for item in inputs if isinstance(item, str | Path)):
         if path.exists() and path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"The output folder {folder} holds the images {path}: choose another folder.")
+            raise ValueError(f"The output folder {folder} contains the input images {path}: choose another folder.")
     check_writable(folder)
     return folder
 
 
 def _outside(items: list[tuple[str, Any]], folder: Path | None) -> list[tuple[str, Any]]:
-    """Without what an earlier call left in the output folder, where that lies among the images."""
+    """The inputs outside the output folder: an earlier call may have left images in it."""
     if folder is None:
         return items
     inside = folder.resolve()
     kept = [(n, i) for n, i in items if not (isinstance(i, Path) and i.resolve().is_relative_to(inside))]
     if not kept:
-        raise ValueError(f"All images lie in the output folder {folder}: choose another folder.")
+        raise ValueError(f"All input images are in the output folder {folder}: choose another folder.")
     return kept

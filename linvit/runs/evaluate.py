@@ -1,4 +1,4 @@
-"""Evaluation: the task's measures over every sample once, for the raw weights and their moving average."""
+"""Evaluation: the task's measures over all held-out samples, for the raw weights and their moving average."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Measures(Mapping[str, float]):
-    """Measures by name: shares in 0..1, other numbers as they are, and the number of samples.
+    """Measures by name, shares in 0..1, and the number of samples.
 
-    They are those of `run.network`, the moving average where there is one; `by_weights` has those of "raw" and "ema".
-    `declared` says what each is called and in which unit.
+    These are the measures of `run.network`, the moving average if there is one; `by_weights` has those of "raw" and
+    "ema". `declared` gives heading and unit of each.
     """
 
     def __init__(self, by_weights: dict[str, dict[str, float]], declared: Mapping[str, Measure]) -> None:
@@ -37,7 +37,7 @@ class Measures(Mapping[str, float]):
         return f"Measures({', '.join(f'{name}={value:.6g}' for name, value in self.items())})"
 
     def table(self) -> list[dict[str, str]]:
-        """A row for each kind of weights, as people read it."""
+        """One row per kind of weights, formatted for people."""
         words = {"raw": "raw", "ema": "moving average"}
         return [
             {"weights": words[kind]}
@@ -47,24 +47,24 @@ class Measures(Mapping[str, float]):
 
 
 def evaluate(run: "Run", source: Source, progress: bool = False, **trainer: Any) -> Measures:
-    """Measures a run on the held-out samples of a source; trainer: further arguments of Lightning's.
+    """Measures a run on the held-out samples of a source; trainer: further arguments of Lightning's Trainer.
 
-    Raises ValueError for data with nothing to evaluate on.
+    Raises ValueError if the data has no samples to evaluate on.
     """
     shown = bars(progress)
-    settings = {
+    settings: dict[str, Any] = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_model_summary": False,
         "enable_progress_bar": bool(shown),
         "callbacks": shown,
         "use_distributed_sampler": False,
-        "default_root_dir": run.folder,  # where a classifier of generated images is kept
+        "default_root_dir": run.folder,  # keeps the classifier that measures generated images
     }
     with quiet_lightning():
         logged = Trainer(**settings | trainer).validate(run.task, datamodule=source, verbose=False)
     if not logged:
-        raise ValueError(f"The data of {run.path} has nothing to evaluate on: name other data with `data`.")
+        raise ValueError(f"The data of {run.path} has no validation samples: set `data` to other data.")
     values = {key.removeprefix("val/"): value for key, value in logged[0].items()}
     counted = {run.task.counted: round(values.pop(run.task.counted))}
     averaged = {key.removeprefix(AVERAGED): value for key, value in values.items() if key.startswith(AVERAGED)}

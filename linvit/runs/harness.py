@@ -5,7 +5,7 @@ A task's data is downloaded from the Hugging Face hub unless it is local.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lm_eval import simple_evaluate
@@ -14,21 +14,21 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows
 from torch import Tensor, nn
 
-from linvit.models.sequence import generate
+from linvit.models.sequence import Decoder, generate
 from linvit.runs.run import Run
 
 LONGEST_ANSWER = 256
 
 
 class Harness(TemplateLM):
-    """A decoder as the harness sees one: every text begins a document, and contexts are never cut.
+    """A decoder behind the harness's interface: every text begins a document, and contexts are never truncated.
 
     Args:
-        run: of the task language.
-        batch_size: texts at once, padded at their ends, which causal attention does not see.
-        weights: "raw" or "ema"; by default the moving average where there is one.
+        run: a run of the task language.
+        batch_size: texts per batch, padded on the right, which causal attention does not see.
+        weights: "raw" or "ema"; default: the moving average, if there is one.
 
-    Rolling likelihoods are those of pieces of the training's context length, as for any other network.
+    Rolling likelihoods use windows of the context length of training, as for other networks.
     """
 
     def __init__(self, run: Run, batch_size: int = 16, weights: str | None = None) -> None:
@@ -41,7 +41,7 @@ class Harness(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return self.text.separator
+        return int(self.text.separator)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return list(self.text.encode(string.encode()))
@@ -61,7 +61,7 @@ class Harness(TemplateLM):
 
     @torch.inference_mode()
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
-        """(log-likelihood of the continuation, whether it is the greedy one) of (_, context, continuation) tokens."""
+        """(log-likelihood, whether greedy decoding gives it) of the continuation of each (_, context, continuation)."""
         answers: dict[int, tuple[float, bool]] = {}
         for places in self._batches([len(context) + len(rest) for _, context, rest in requests]):
             rows = [[*requests[place][1], *requests[place][2]] for place in places]
@@ -87,7 +87,8 @@ class Harness(TemplateLM):
         top_p = settings.get("top_p", 1.0)
         tokens: list[int] = []
         text = ""
-        for token in generate(self.network, prompt, most, temperature, top_p, generator, self.eot_token_id):  # type: ignore[arg-type]
+        network = cast(Decoder, self.network)
+        for token in generate(network, prompt, most, temperature, top_p, generator, self.eot_token_id):
             tokens.append(token)
             text = self.text.decode(tokens)
             if any(stop in text for stop in stops):
@@ -111,21 +112,21 @@ class Harness(TemplateLM):
 
 
 def _joined(context: Sequence[int], rest: Sequence[int]) -> tuple[list[int], list[int]]:
-    """A window of the harness, whose context may hold all but the last of the tokens to be given."""
+    """Splits a window of the harness, whose context may contain all but the last token of the continuation."""
     together = [*context, rest[-1]]
     return together[: len(together) - len(rest)], list(rest)
 
 
 class HarnessMeasures(dict[str, dict[str, Any]]):
-    """Measures by task, as the harness names them."""
+    """Measures by task, with the harness's names."""
 
     @property
     def by_weights(self) -> dict[str, dict[str, Any]]:
-        """The measures themselves: they are those of one kind of weights."""
+        """The measures themselves, which are of one kind of weights."""
         return dict(self)
 
     def table(self) -> list[dict[str, str]]:
-        """A row for each measure, as people read it."""
+        """One row per measure, formatted for people."""
         return [
             {"task": task, "measure": name.replace(",none", "").replace(",", " "), "value": f"{value:.4f}"}
             for task, measures in self.items()
@@ -143,23 +144,23 @@ def evaluate_tasks(
     batch_size: int = 16,
     weights: str | None = None,
 ) -> HarnessMeasures:
-    """The measures of tasks of the harness; of a tag or a group there are those of its tasks.
+    """Evaluates tasks of the harness; a tag or group gives the measures of its tasks.
 
-    include: a folder of the user's own tasks, in place of the harness's. limit: items of each task.
+    include: a folder with your own tasks, used instead of the harness's. limit: items per task.
 
-    Raises ValueError for an unknown task, a folder that is missing, and no items.
+    Raises ValueError for an unknown task, a missing folder, and a limit below 1.
     """
     model = Harness(run, batch_size, weights)
     if include is not None and not Path(include).is_dir():
-        raise ValueError(f"`include` is {include}, expected a folder with .yaml files of your tasks: give one.")
+        raise ValueError(f"`include` is {include}, expected a folder with .yaml files of tasks: give one.")
     if limit is not None and limit < 1:
         raise ValueError(f"`limit` is {limit}, expected 1 item or more: set it higher.")
     manager = TaskManager(include_path=include, include_defaults=include is None)
     unknown = [name for name in tasks if name not in manager.all_tasks]
     if unknown:
         raise ValueError(
-            f"The harness knows no task {unknown[0]!r}: `lm-eval ls tasks` lists its own, `include` takes a folder of"
-            " yours."
+            f"The harness has no task {unknown[0]!r}: `lm-eval ls tasks` lists its tasks, and `include` takes a folder"
+            " with your own."
         )
     measured = simple_evaluate(model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
     return HarnessMeasures(measured["results"])

@@ -1,4 +1,4 @@
-"""Images to predict for: paths, folders, and images in memory; and those that an analysis measures."""
+"""Input images of predictions and analyses: files, folders, and images in memory."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from torchvision.transforms.v2.functional import center_crop
 from linvit.analysis.scores import evenly
 from linvit.data.images.image import SMALLEST, CorruptImageError, converted, open_image
 from linvit.data.source import Source
+from linvit.files import user_path
 
 PHOTOS = ("china.jpg", "flower.jpg")
 CROP_SHARE = 0.5  # a crop's side over the image's shorter side
@@ -23,11 +24,12 @@ Transform = Callable[[Image.Image], Tensor]
 
 
 def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tuple[list[tuple[str, Any]], list[str]]:
-    """(name, path or thing in memory) of each input, and a sentence for each path that holds none.
+    """The (name, path or object in memory) of each input, and a sentence for each path without any.
 
-    Folders are searched, sorted, for files with these suffixes; kind says in a word what they are: "image", "sound".
+    Folders are searched recursively, in sorted order, for files with these suffixes. kind: the word for them in
+    messages, "image" or "sound".
 
-    Raises ValueError where nothing is left.
+    Raises ValueError if nothing is found.
     """
     items: list[tuple[str, Any]] = []
     missing: list[str] = []
@@ -35,12 +37,12 @@ def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tu
         if not isinstance(item, str | Path):
             items.append((f"{kind} {number}", item))
             continue
-        path = Path(item)
+        path = user_path(item)
         files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix.lower() in suffixes)
         items += [(str(file), file) for file in files]
         if path.is_dir() and not files:
             endings = ", ".join(suffixes[:3]) + " …" * (len(suffixes) > 3)
-            missing.append(f"The folder {path} has no {kind} files in it ({endings}).")
+            missing.append(f"The folder {path} contains no {kind} files ({endings}): give another one.")
         elif not files:
             missing.append(f"There is no {kind} file or folder at {path}: check the path.")
     if not items:
@@ -49,14 +51,14 @@ def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tu
 
 
 def find_images(inputs: Sequence[Any]) -> tuple[list[tuple[str, Any]], list[str]]:
-    """find_inputs for images."""
+    """`find_inputs` for images."""
     return find_inputs(inputs, IMG_EXTENSIONS, "image")
 
 
 def read_image(item: Any, name: str, channels: int = 3) -> Image.Image:
-    """A path, PIL image or uint8 array (height, width[, 3]) as a grey or RGB image.
+    """Converts a path, PIL image or uint8 array (height, width[, 3]) to a grey or RGB image.
 
-    Raises CorruptImageError for a file that cannot be read, ValueError for an array of another kind.
+    Raises CorruptImageError if the file cannot be read, and ValueError for any other array.
     """
     if isinstance(item, Path):
         return open_image(item, channels)
@@ -73,11 +75,11 @@ def read_image(item: Any, name: str, channels: int = 3) -> Image.Image:
 
 @dataclass(frozen=True)
 class AnalyzedImages:
-    """Normalized images, as a network takes them.
+    """Normalized images, ready for a network.
 
-    whole: a few whole images, to be shown; many: what is averaged over; both (images, channels, height, width). labels
-    of both: int64 (images,), the class of each; None where classes are unknown. about: a sentence on where they come
-    from. unreadable: a sentence for each file that was left out.
+    whole: a few whole images to show; many: the images to average over; both (images, channels, height, width).
+    whole_labels, many_labels: their classes, int64 (images,); None if unknown. about: a sentence on their origin.
+    unreadable: a sentence for each file that was left out.
     """
 
     whole: Tensor
@@ -89,9 +91,9 @@ class AnalyzedImages:
 
 
 def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
-    """Images of the held-out split, evenly chosen, `count` of them or all that there are.
+    """Up to `count` evenly spaced images of the held-out split.
 
-    Images of different sizes are cropped around their centres to the smallest height and width.
+    Images of different sizes are center-cropped to the smallest height and width.
 
     Raises:
         ValueError: if none can be read.
@@ -100,7 +102,7 @@ def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
     items = [dataset[place] for place in evenly(len(dataset), count).tolist()]  # type: ignore[arg-type]
     pairs = [item for item in items if not isinstance(item, str)]
     if not pairs:
-        raise ValueError("The data has no readable image: there is nothing to analyze.")
+        raise ValueError("The data contains no readable image: choose other data.")
     many = stacked([image for image, _ in pairs])
     is_class = isinstance(pairs[0][1], int | np.integer | Tensor) and np.ndim(pairs[0][1]) == 0
     labels = torch.tensor([int(label) for _, label in pairs]) if is_class else None
@@ -111,10 +113,10 @@ def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
 
 
 def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
-    """Image files and folders, evenly chosen; where there are fewer than `count`, as many regular crops of them.
+    """Up to `count` evenly spaced image files; if there are fewer, regular crops of them fill up the number.
 
     Raises:
-        ValueError: for paths without images, and if none of the files can be used.
+        ValueError: if the paths contain no images, or none can be used.
     """
     items, unreadable = find_images(inputs)
     items = [items[place] for place in evenly(len(items), count).tolist()]
@@ -125,12 +127,12 @@ def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count
         except CorruptImageError as error:
             unreadable.append(str(error))
     if not images:
-        raise ValueError(f"None of the {len(items)} image files can be used, the first because {unreadable[0]}")
+        raise ValueError(f"None of the {len(items)} image files can be used. The first: {unreadable[0]}")
     return _with_crops(images, transform, count, shown, f"{len(images)} image files", unreadable)
 
 
 def from_photos(transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
-    """The two photos that come with scikit-learn, and regular crops of them."""
+    """The two photos that come with scikit-learn, and regular crops from them."""
     from sklearn.datasets import load_sample_image
 
     images = [converted(Image.fromarray(load_sample_image(name)), channels) for name in PHOTOS]
@@ -149,7 +151,7 @@ def crops(image: Image.Image, count: int) -> list[Image.Image]:
 
 
 def stacked(images: Sequence[Tensor]) -> Tensor:
-    """(images, channels, height, width), cropped around their centres to the smallest height and width."""
+    """Stacks images of different sizes, center-cropped to the smallest, as (images, channels, height, width)."""
     size = [min(image.shape[side] for image in images) for side in (-2, -1)]
     return torch.stack([center_crop(image, size) for image in images])
 

@@ -1,4 +1,4 @@
-"""The networks that recipes train with size and cost, as rows; and those of every task, to be stored."""
+"""Size and cost of the networks that recipes train, and of every task's networks, as rows of a table."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -47,13 +47,14 @@ def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
     rows = []
     for file in tracked(recipe_files(paths), "Counting", progress=progress):
         cost, base = cost_of(file), base_of(file)
-        below = cost_of(base) if base is not None and _names_classifier(base) else None
+        base = base if base is not None and _names_classifier(base) else None
+        below = cost_of(base) if base else None
         rows.append(
             {
                 "recipe": shown_name(file),
                 **asdict(cost),
                 "published": header(file)["published"] or None,
-                "base": shown_name(base) if below else None,
+                "base": shown_name(base) if base else None,
                 "more_parameters": cost.parameters - below.parameters if below else None,
                 "more_macs": cost.macs - below.macs if below else None,
             }
@@ -80,7 +81,7 @@ def _names_classifier(file: Path) -> bool:
 
 
 def _count(file: Path) -> Cost:
-    """Of the network with its own number of classes, whatever data the recipe reads, for colour images."""
+    """Counted for colour images and the network's own number of classes, whatever data the recipe reads."""
     values = read_recipe(file)
     name = values["model"]["name"]
     config = timm.get_pretrained_cfg(name)

@@ -1,4 +1,4 @@
-"""Tasks whose networks are made by name, with a mechanism: decoders, image generators, Conformers."""
+"""Tasks whose networks linvit creates by name and mechanism: decoders, image generators, Conformers."""
 
 from typing import Any, ClassVar
 
@@ -17,13 +17,11 @@ class NamedSpec(TaskSpec):
         arguments = dict(model)
         name = arguments.pop("name", None)
         if not name:
-            raise ValueError(
-                f"The model has no `name`: set it to one of those that `linvit models --task {self.name}` lists."
-            )
+            raise ValueError(f"The model needs a `name`: set it to one that `linvit models --task {self.name}` lists.")
         try:
             return create(name, num_classes, family=self.family, **arguments)
         except TypeError as error:
-            raise ValueError(f"An argument of the model {name} is of the wrong kind ({error}): change it.") from error
+            raise ValueError(f"An argument of the model {name} has the wrong type ({error}): change it.") from error
 
     def title(self, model: dict[str, Any], network: nn.Module) -> str:
         return f"{model['name']}, {network.mechanism}"

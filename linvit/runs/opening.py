@@ -1,4 +1,4 @@
-"""What tasks of images share when they open the data that a run is evaluated on."""
+"""Shared by image tasks: opening the data on which a run is evaluated."""
 
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def prepared_for(run: "Run", source: Source, given: dict[str, Any]) -> Source:
-    """The source itself, with the run's preprocessing but for the settings that were given.
+    """Gives the source the run's preprocessing, except for explicitly given settings, and returns it.
 
-    Raises ValueError for images of another number of channels than the network takes.
+    Raises ValueError if the images do not have the network's number of channels.
     """
     if "channels" in given and source.channels != run.preprocessing.channels:
         raise ValueError(
-            f"`channels` is {source.channels}, but the network takes {run.preprocessing.channels}: leave it out."
+            f"`channels` is {source.channels}, but the network expects {run.preprocessing.channels}: leave it out."
         )
     names = {field.name for field in fields(run.preprocessing)} & given.keys()
     values = {name: getattr(source.preprocessing, name) for name in names}

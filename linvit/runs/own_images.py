@@ -1,4 +1,4 @@
-"""A recipe for one's own folder of images: its values are chosen by the images, the model and the machine."""
+"""Writes a recipe for a folder of images, with values that suit the images, the model and the machine."""
 
 import logging
 import math
@@ -15,6 +15,7 @@ from linvit.analysis.cost import Cost, count_cost
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.image import SMALLEST
 from linvit.data.images.survey import Survey, survey
+from linvit.environment import memory
 from linvit.files import check_writable, read_checkpoint, replacing
 from linvit.models.by_name import check_model, create_classifier
 from linvit.runs.settings import respelled
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NewRecipe:
-    """A recipe that was written: its file, what the images are, and values that were chosen by them."""
+    """A recipe that was written: its file, what was found about the images, and the size and batch chosen for them."""
 
     path: Path
     images: Survey
@@ -107,7 +108,8 @@ def _look(root: Path) -> Survey:
 def _start(model: str, init: str | Path, num_classes: int) -> dict[str, Any]:
     """How images were prepared for the weights to start from, where that is known; ValueError if they do not fit."""
     initialize(create_classifier({"name": model}, num_classes, 3), init)
-    return read_checkpoint(weights_file(init)).get("linvit", {}).get("preprocessing", {})
+    about: dict[str, Any] = read_checkpoint(weights_file(init)).get("linvit", {})
+    return dict(about.get("preprocessing", {}))
 
 
 def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
@@ -141,19 +143,9 @@ def _batch_size(cost: Cost, count: int) -> int:
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     giga = (cost.macs + cost.macs_attention) / 1e9
-    room = _memory(device) / 2 - 16 * cost.parameters
+    room = memory(device) / 2 - 16 * cost.parameters
     most = min(LARGEST_BATCH[device], count // STEPS_PER_EPOCH, room / (0.1 * GIB * giga))
-    return 2 ** int(math.log2(max(2, most)))
-
-
-def _memory(device: str) -> int:
-    """Bytes of the GPU, or of the machine; 8 GiB where the system does not say."""
-    if device == "cuda":
-        return torch.cuda.get_device_properties(0).total_memory
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 8 * GIB
+    return 1 << int(math.log2(max(2, most)))
 
 
 def _workers(count: int) -> int:
@@ -170,9 +162,9 @@ def _precision() -> str:
 def _yaml(value: Any) -> str:
     """A value in YAML on one line; strings always in quotes, so that none is read as a number or ends the line."""
     if isinstance(value, str):
-        return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf).strip()
+        return str(yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf)).strip()
     values = list(value) if isinstance(value, tuple) else value
-    return yaml.safe_dump(values, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
+    return str(yaml.safe_dump(values, default_flow_style=True, width=math.inf)).removesuffix("...\n").strip()
 
 
 def _text(

@@ -10,22 +10,23 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from linvit.files import check_writable, replacing
+from linvit.files import check_output_file, write_text
 
 
 class Prediction(Protocol):
-    """What was predicted for an input, named by its path or, in memory, by its number: a row of each kind of table."""
+    """The prediction for one input, which `file` names by its path or, for inputs in memory, by a number."""
 
-    file: str
+    @property
+    def file(self) -> str: ...
 
     def shown(self) -> dict[str, str]:
-        """As people read it."""
+        """Cells of the printed table."""
 
     def cells(self) -> dict[str, str]:
-        """As it stands in a CSV file."""
+        """Cells of a CSV file."""
 
     def entry(self) -> dict[str, Any]:
-        """As it stands in a JSON file."""
+        """The entry of a JSON file."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ClassPrediction:
 
     @property
     def pairs(self) -> list[tuple[str, float]]:
-        """(class, probability) of each."""
+        """Pairs of class and probability."""
         return list(zip(self.classes, self.probabilities, strict=True))
 
     def shown(self) -> dict[str, str]:
@@ -58,7 +59,7 @@ class ClassPrediction:
 
 @dataclass(frozen=True)
 class Transcript:
-    """The text of a sound."""
+    """The text of an audio file."""
 
     file: str
     text: str
@@ -73,9 +74,9 @@ class Transcript:
 class ObjectPrediction:
     """The objects that a detector finds in an image, best score first, in pixels of the image.
 
-    size: (height, width). boxes: float32 (n, 4), left, top, right, bottom. labels: places of the classes in
-    `run.class_names`. masks: COCO's run lengths (RLE), see pycocotools; None for a network without masks, and
-    where they were written to a folder. threshold: the score from which objects are shown.
+    size: (height, width). boxes: float32 (n, 4), left, top, right, bottom. labels: indices into
+    `run.class_names`. masks: COCO's run lengths (RLE), see pycocotools; None for a network without masks, and if
+    they were written to a folder. threshold: lowest score of the objects shown.
     """
 
     file: str
@@ -103,8 +104,8 @@ class ObjectPrediction:
 class MapPrediction:
     """The class of each pixel of an image.
 
-    labels: uint8 (height, width), places in `run.class_names`; None where they were written to a folder. shares: class
-    and share of the pixels in 0..1, the largest first.
+    labels: uint8 (height, width), indices into `run.class_names`; None if they were written to a folder. shares: class
+    and share of the pixels in 0..1, largest first.
     """
 
     file: str
@@ -119,7 +120,7 @@ class MapPrediction:
 
 
 def first_words(words: Sequence[str], most: int = 8) -> str:
-    """The first ones, and whether there are more."""
+    """The first ones, joined by commas; … if there are more."""
     return ", ".join([*words[:most], *(["…"] if len(words) > most else [])])
 
 
@@ -127,7 +128,7 @@ Row = TypeVar("Row", bound=Prediction)
 
 
 class Predictions(Sequence[Row]):
-    """Predictions for one input after the other.
+    """Predictions in the order of the inputs.
 
     unreadable: a sentence for each file that was left out.
     """
@@ -146,21 +147,21 @@ class Predictions(Sequence[Row]):
         return f"{type(self).__name__}({len(self)} rows, {len(self.unreadable)} unreadable)"
 
     def table(self) -> list[dict[str, str]]:
-        """Rows as people read them."""
+        """One row per input, formatted for people."""
         return [row.shown() for row in self]
 
     def to_csv(self, path: str | Path) -> None:
-        """Writes a row for each input, whole or not at all."""
+        """Writes one row per input; the file appears when it is complete."""
         cells = [row.cells() for row in self]
         text = io.StringIO()
         writer = csv.DictWriter(text, list(dict.fromkeys(key for row in cells for key in row)), lineterminator="\n")
         writer.writeheader()
         writer.writerows(cells)
-        _write(path, text.getvalue())
+        write_text(path, text.getvalue())
 
     def to_json(self, path: str | Path) -> None:
-        """Writes a list with an object for each input, whole or not at all."""
-        _write(path, json.dumps([row.entry() for row in self], indent=1, ensure_ascii=False))
+        """Writes a list with one object per input; the file appears when it is complete."""
+        write_text(path, json.dumps([row.entry() for row in self], indent=1, ensure_ascii=False))
 
     def save(self, path: str | Path) -> None:
         """Writes a .csv or .json file; raises ValueError for another ending."""
@@ -169,14 +170,7 @@ class Predictions(Sequence[Row]):
 
 
 def check_output(path: str | Path) -> Path:
-    """The path itself; raises ValueError for an ending other than .csv or .json, OSError for a folder not writable."""
-    path = Path(path)
-    if path.suffix not in (".csv", ".json"):
-        raise ValueError(f"`output` is {path}, which has an unknown ending: expected a .csv or .json file.")
-    check_writable(path.parent)
-    return path
-
-
-def _write(path: str | Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    """The checked path; raises ValueError for endings other than .csv and .json, and as `check_output_file`."""
+    if Path(path).suffix not in (".csv", ".json"):
+        raise ValueError(f"`output` is {path}, expected a .csv or .json file: change the ending.")
+    return check_output_file(path)

@@ -1,4 +1,4 @@
-"""What a person who asked for progress sees: bars and lines on the terminal, and none of Lightning's small talk."""
+"""Progress on the terminal, a bar or lines, without Lightning's own notes."""
 
 import contextlib
 import logging
@@ -6,30 +6,44 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from rich.console import Console
 from rich.progress import track
 
-LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "timm.scheduler")
+from linvit.tasks.task import Task
+
+LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
+NOTES = (  # warnings on what linvit does on purpose, or what its users cannot change
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"The number of training batches \(\d+\) is smaller than the logging interval",
+    r"Found \d+ module\(s\) in eval mode",
+    r"The '\w+' does not have many workers",
+    r"Consider setting `persistent_workers=True`",
+    r"You're resuming from a checkpoint that ended before the epoch ended",
+    r"It is recommended to use `self\.log",
+    r"Trying to infer the `batch_size`",
+    r"Total length of `\w+` across ranks is zero",
+    r"Grad strides do not match",
+)
 Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Drops Lightning's notes on devices, its guesses about worker counts and timm's word on a run of one epoch.
+    """Drops what Lightning logs about devices and tips, and the warnings of NOTES.
 
     Also the traceback of TensorBoard's writer on a full disk: the next thing that is written there reports it.
     """
     before = {name: logging.getLogger(name).level for name in LOGGERS}
     hook = threading.excepthook
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"lightning\..*")
-        warnings.filterwarnings("ignore", message="Grad strides do not match")  # costs DDP a copy, changes nothing
+        for note in NOTES:
+            warnings.filterwarnings("ignore", message=rf"\s*{note}")
         for name in LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
+            logging.getLogger(name).setLevel(logging.WARNING)
         threading.excepthook = lambda thrown: None if issubclass(thrown.exc_type, OSError) else hook(thrown)
         try:
             yield
@@ -40,32 +54,38 @@ def quiet_lightning() -> Iterator[None]:
 
 
 class Bar(RichProgressBar):
-    """Lightning's bar with the loss and the measure that checkpoints are chosen by, as its task calls it."""
+    """Lightning's bar, with the loss and the task's score under its heading."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        """Counts epochs from 1, as the lines of a pipe and metrics.csv do."""
+        last = self.trainer.max_epochs
+        return f"Epoch {current_epoch + 1}" + (f"/{last}" if last is not None else "")
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        shown = {}
+        shown: dict[str, Any] = {}
+        measures = cast(Task, pl_module).measures
         for key, value in super().get_metrics(trainer, pl_module).items():
             name = key.removeprefix("val/")
             if key == "train/loss_step":
                 shown["loss"] = value
-            elif name in pl_module.measures:
-                shown[pl_module.measures[name].heading] = pl_module.measures[name].cell(float(value))
+            elif name in measures:
+                shown[measures[name].heading] = measures[name].cell(float(cast(float, value)))
         return shown
 
 
 def bars(progress: bool) -> list[Bar]:
-    """One bar on a terminal, where progress is wanted."""
+    """A bar, if progress is wanted and standard output is a terminal."""
     return [Bar(leave=True)] if progress and sys.stdout.isatty() else []
 
 
 def say(line: str) -> None:
-    """A line for a person who asked for progress, at once."""
+    """Writes a line to standard output at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def tracked(items: Iterable[Item], description: str, total: int | None = None, progress: bool = True) -> Iterable[Item]:
-    """The items, with a bar on stderr that goes with them where progress is wanted and stderr is a terminal."""
+    """The items, with a bar on stderr if progress is wanted and stderr is a terminal."""
     if not progress or not sys.stderr.isatty():
         return items
     return track(items, description, total, console=Console(stderr=True), transient=True)

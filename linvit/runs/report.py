@@ -1,11 +1,11 @@
-"""The report on a run: its measures and training curves, and what the task adds."""
+"""The report on a run: measures, training curves, and the sections of the task."""
 
 from pathlib import Path
 from typing import Any
 
 from linvit.analysis.curves import training_curve
 from linvit.analysis.report import figure_image, paragraph, table, write_page
-from linvit.files import check_writable
+from linvit.files import check_output_file
 from linvit.runs.evaluate import Measures, evaluate
 from linvit.runs.run import Run
 from linvit.runs.spec import Section
@@ -21,19 +21,19 @@ def write_report(
     **overrides: Any,
 ) -> Path:
     """Writes a self-contained HTML page and returns its path, see Run.report; raises as Run.evaluate."""
-    page = Path(path) if path else run.folder / PAGE
-    check_writable(page.parent)
+    page = check_output_file(path or run.folder / PAGE)
     source = run.source(data, **run.spec.configure(run, **overrides))
     measures = evaluate(run, source) if measures is None else measures
     parameters = f"{sum(parameter.numel() for parameter in run.network.parameters()):,} parameters"
     weights = "random weights" if run.path is None else f"weights from {run.path}"
     about = ", ".join((run.name, parameters, *run.spec.facts(run, source), weights))
-    sections: list[Section] = [("Measures", [table(measures.table()), paragraph(f"{about}.")])]
+    words = [f"{about}."]
+    if len(measures.by_weights) > 1:
+        words.append(f"All sections below are about the {run.weights}.")
+    sections: list[Section] = [("Measures", [table(measures.table()), *map(paragraph, words)])]
     if run.metrics:
         figure = training_curve(run.metrics, run.task.measures)
         sections.append(("Training", [figure_image(figure, "losses, measures and learning rate over the epochs")]))
     sections += run.spec.sections(run, source)
-    if len(measures.by_weights) > 1:
-        sections[0][1].append(paragraph(f"All sections below are about the {run.weights}."))  # type: ignore[attr-defined]
-    write_page(page, f"linvit: {run.name}", sections)
+    write_page(page, f"{run.name}, run {run.folder.resolve().name}", sections)
     return page

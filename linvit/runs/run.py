@@ -1,10 +1,10 @@
-"""A run: a network with its weights, and all that is known of how it was trained."""
+"""A run: a network with its weights, and everything known about how it was trained."""
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -17,13 +17,14 @@ from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import Preprocessing
 from linvit.data.source import Source
-from linvit.files import read_checkpoint
+from linvit.files import read_checkpoint, user_path
 from linvit.models.by_name import check_model
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.released import load_released
 from linvit.runs.evaluate import Measures
-from linvit.runs.settings import as_tuple, check_names, parameters
+from linvit.runs.settings import as_tuple, parameters
 from linvit.runs.spec import TaskSpec, check_options
+from linvit.runs.stored import build_network, check_preprocessing, read_stored
 from linvit.runs.tasks import TASKS
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.task import Task
@@ -33,11 +34,11 @@ WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
 
 @dataclass(repr=False)
 class Run:
-    """A network of a task with its weights, the names of its classes, its preprocessing, and the recipe it came from.
+    """A trained network with its task, class names, preprocessing and recipe.
 
-    path: the checkpoint or file of weights; None for random weights. recipe: every value of the run's recipe; None for
-    weights without one. name: of the network, as tables and reports call it. stored: further facts about the data that
-    the checkpoint holds, such as the category ids of a detector.
+    path: the checkpoint or weight file; None for random weights. recipe: all values of the run's recipe; None for
+    weights without one. name: the network's name in tables and reports. stored: further facts about the data from the
+    checkpoint, such as the category ids of a detector.
 
     What can be done with it depends on the task, see the files of `linvit.runs.tasks`.
     """
@@ -56,14 +57,14 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The run's folder; that of the weights where they stand elsewhere."""
+        """The run's folder, or the folder of the weight file."""
         if self.path is None:
             return Path("runs") / "untrained" / self.name.replace("/", "_")
         return self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
 
     @property
     def network(self) -> nn.Module:
-        """The network in evaluation mode, with its moving average where there is one."""
+        """The network in evaluation mode, with the moving average of its weights if there is one."""
         return list(self.task.networks().values())[-1].eval()
 
     @property
@@ -75,17 +76,20 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The training curves, a row for each epoch; empty where the folder holds none."""
+        """The training curves, one row per epoch; empty if the folder has no metrics.csv."""
         path = self.folder / "metrics.csv"
         if self.path is None or not path.is_file():
             return []
-        with path.open(newline="") as file:
-            return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+        except (ValueError, TypeError, csv.Error) as error:
+            raise ValueError(f"The training curves in {path} are damaged ({error}): remove the file.") from error
 
     def placed_network(self, weights: str | None = None) -> tuple[nn.Module, torch.device]:
-        """The network with "raw" or "ema" weights (by default as `network`) on the best device, and that device.
+        """The network with "raw" or "ema" weights (default: as `network`), on the GPU if there is one, and its device.
 
-        Raises ValueError for weights that the checkpoint does not hold.
+        Raises ValueError for weights that the checkpoint does not have.
         """
         networks = self.task.networks()
         if weights is not None and weights not in networks:
@@ -97,13 +101,13 @@ class Run:
         return network.to(device).eval(), device
 
     def source(self, data: str | Path | None = None, **overrides: Any) -> Source:
-        """The data to evaluate on: that of the run, with overrides over its settings.
+        """The data to evaluate on: by default the run's own, with these settings changed.
 
         Args:
-            data: a folder, or the name of a source such as "digits"; by default the data of the run.
-            overrides: settings of the source, those of the group `data` of a recipe: root, batch_size, num_workers, …
+            data: a folder, or the name of a source such as "digits"; default: the data of the run.
+            overrides: settings of the source, as in the group `data` of a recipe: root, batch_size, num_workers, …
 
-        Raises ValueError where there is none, for an unknown setting, and for data that does not fit the network.
+        Raises ValueError if no data is known, a setting is unknown, or the data does not fit the network.
         """
         stored = dict((self.recipe or {}).get("data") or {})
         trained_on = stored.pop("name", None)
@@ -111,11 +115,11 @@ class Run:
             overrides = {("name" if str(data) in self.spec.sources else "root"): str(data), **overrides}
         name = overrides.pop("name", None) or self._source_name(trained_on, overrides)
         if name is None:
-            raise ValueError("This network names no data: give a folder or a name such as digits as `data`.")
+            raise ValueError("This network comes without data: set `data` to a folder, or to a name such as digits.")
         return self.spec.open_source(self, name, stored if name == trained_on else {}, overrides)
 
     def _source_name(self, stored: str | None, overrides: Mapping[str, Any]) -> str | None:
-        """The stored source, or the one that reads folders where a folder is given that the stored one cannot read."""
+        """The stored source, or the task's folder source if a folder is given that the stored source cannot read."""
         if "root" in overrides and (stored is None or "root" not in parameters(self.spec.sources[stored])):
             return self.spec.folder_source
         return stored
@@ -127,54 +131,58 @@ class Run:
         trainer: Mapping[str, Any] | None = None,
         **overrides: Any,
     ) -> Measures:
-        """The measures of the task over every sample once, see `linvit.runs.evaluate.evaluate`.
+        """The measures of the task over all held-out samples, see `linvit.runs.evaluate.evaluate`.
 
         Args:
             data, overrides: see `source`; also the task's own options (speech: beam, language_model, …; language:
                 tasks, include, limit).
-            progress: whether a bar is shown on the terminal.
+            progress: show a progress bar in the terminal.
             trainer: arguments of Lightning's Trainer, such as devices and precision.
         """
-        return self.spec.evaluate(self, data, progress, trainer or {}, **overrides)
+        measures: Measures = self.spec.evaluate(self, data, progress, trainer or {}, **overrides)
+        return measures
 
     def predict(self, inputs: Any, **options: Any) -> Any:
-        """Predictions for files, folders, or images and sounds in memory, with `to_csv`, `to_json` and `save`.
+        """Predictions for files, folders, or images and audio in memory, with `to_csv`, `to_json` and `save`.
 
         Args:
-            inputs: a path or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech
-                recognition paths or arrays of samples.
+            inputs: a path, or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech
+                recognition, paths or arrays of samples.
             options: weights ("raw" or "ema", by default the moving average where there is one), output (a file or
-                folder to save to as well), progress (whether a bar is shown), and those of the task, see `predict` in
-                its file of `linvit.runs.tasks`.
+                folder to save them to), progress (show a progress bar), and those of the task, see `predict` in its
+                file in `linvit.runs.tasks`.
 
-        Raises ValueError for inputs that hold nothing to predict, and options that the task does not have. Files that
-        cannot be read are listed in the result's `unreadable`.
+        Raises ValueError if the inputs contain nothing to predict, or the task does not have an option. Files that
+        cannot be read are listed in `unreadable` of the result.
         """
         single = isinstance(inputs, str | Path) or not isinstance(inputs, Sequence | Iterable)
         check_options(self.spec.predict, self.spec.name, options)
         return self.spec.predict(self, [inputs] if single or hasattr(inputs, "shape") else list(inputs), **options)
 
     def prepare(self, **settings: Any) -> None:
-        """Changes how inputs are prepared from here on: fields of the preprocessing, such as size, crop_pct or mean.
+        """Changes the preprocessing of all later inputs: size, crop_pct, mean …
 
-        Raises ValueError for a field that the preprocessing does not have, and a value that it cannot have.
+        Raises ValueError for an unknown field, or a value out of range.
         """
-        names = [field.name for field in fields(self.preprocessing)]
-        check_names("setting of the preprocessing", settings, names)
         if isinstance(settings.get("size"), int):
             settings["size"] = (settings["size"],) * 2
+        check_preprocessing(self.spec, settings)
+        for name in {"mean", "std"} & settings.keys():
+            count = len(getattr(self.preprocessing, name))
+            if settings[name] is None or len(settings[name]) != count:
+                raise ValueError(f"`{name}` is {settings[name]}, expected {count} numbers, one per channel: change it.")
         self.preprocessing = replace(self.preprocessing, **{key: as_tuple(value) for key, value in settings.items()})
 
     def stream(self, inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
-        """What a causal speech recognizer transcribes of a sound file, piece by piece of so many seconds."""
+        """The transcript of an audio file by a causal network, piece by piece, each of this many seconds."""
         return self.spec.stream(self, inputs, seconds, **options)
 
     def transcriber(self, weights: str | None = None) -> Any:
-        """What transcribes sound as it comes, see `linvit.runs.tasks.speech.Transcriber`; of a causal network."""
+        """A `linvit.runs.tasks.speech.Transcriber`, which transcribes audio as it arrives; for causal networks."""
         return self.spec.transcriber(self, weights)
 
     def generate(self, **options: Any) -> Any:
-        """Text or images, where the task generates; options are those of `generate` in `linvit.runs.tasks`."""
+        """Generated text or images; for the options see `generate` in the task's file in `linvit.runs.tasks`."""
         check_options(self.spec.generate, self.spec.name, options)
         return self.spec.generate(self, **options)
 
@@ -191,9 +199,9 @@ class Run:
         data: str | Path | None = None,
         **overrides: Any,
     ) -> Path:
-        """Writes a self-contained HTML page on the run, by default report.html in its folder; returns the page's path.
+        """Writes a self-contained HTML report (default: report.html in the run's folder) and returns its path.
 
-        measures: what `evaluate` returned for the same data; measured here where it is not given.
+        measures: the result of `evaluate` on the same data; computed here if it is not given.
         """
         from linvit.runs.report import write_report
 
@@ -208,16 +216,16 @@ def load_run(
     framework: str | None = None,
     untrained: bool = False,
 ) -> Run:
-    """A run from its folder (best checkpoint) or a checkpoint, or a named model with a file of weights.
+    """Loads a run from its folder (best checkpoint) or a checkpoint, or a named model from a weight file.
 
     Args:
-        path: a run's folder or a checkpoint of it.
-        model: a model that timm knows, for weights that do not name theirs; with framework the backbone.
-        checkpoint: the weights of model: the authors' .pth, a converted .safetensors, or what timm reads.
-        framework: mask_rcnn, upernet …: a released detector of COCO's or segmentor of ADE20K's classes.
-        untrained: model with random weights of seed 0, to be analyzed.
+        path: a run's folder, or one of its checkpoints.
+        model: a timm model name, for weight files that do not record their architecture; with framework, the backbone.
+        checkpoint: the weights of model: the authors' .pth, a converted .safetensors, or a file that timm can read.
+        framework: mask_rcnn, upernet …: a released detector (COCO classes) or segmentor (ADE20K classes).
+        untrained: give model random weights (seed 0), for analysis.
 
-    Raises ValueError, one sentence, for a missing, damaged or foreign checkpoint and arguments that exclude each other.
+    Raises ValueError for a missing, damaged or foreign checkpoint, and for arguments that exclude each other.
     """
     if path is None and model is None:
         raise ValueError("Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.")
@@ -225,19 +233,25 @@ def load_run(
         raise ValueError("Give either a run or `model` with `checkpoint`, not both.")
     if untrained and (path is not None or checkpoint is not None or framework is not None):
         raise ValueError(
-            "`untrained=True` gives `model` random weights: leave it out, or a run, `checkpoint` and `framework`."
+            "`untrained=True` gives `model` random weights: leave it out, or leave out the run, `checkpoint` and"
+            " `framework`."
         )
     if framework is not None and model is None:
-        raise ValueError("`framework` needs `model`, its backbone; a run knows its own framework: leave it out.")
+        raise ValueError(
+            "`framework` needs `model`, the name of its backbone: add it, or leave `framework` out if you give a run."
+        )
     if model is None:
-        return _from_checkpoint(_checkpoint_of(Path(path)))  # type: ignore[arg-type]
+        return _from_checkpoint(_checkpoint_of(user_path(path)))  # type: ignore[arg-type]
     if untrained:
         return _untrained(model)
     if checkpoint is None:
-        raise ValueError("`model` needs `checkpoint`: the file of weights, released or converted.")
+        raise ValueError(
+            "`model` needs `checkpoint`, its file of weights, because linvit has no weights of its own and downloads"
+            " none here: give the authors' file or one saved from timm (docs/timm.md), or a run of `linvit train`."
+        )
     if framework is not None:
-        return _from_dense_weights(framework, model, Path(checkpoint))
-    return _from_weights(model, Path(checkpoint))
+        return _from_dense_weights(framework, model, user_path(checkpoint))
+    return _from_weights(model, user_path(checkpoint))
 
 
 def _checkpoint_of(path: Path) -> Path:
@@ -246,46 +260,40 @@ def _checkpoint_of(path: Path) -> Path:
     for name in (BEST, LAST):
         if (path / "checkpoints" / name).is_file():
             return path / "checkpoints" / name
-    raise ValueError(
-        f"The folder {path} holds no checkpoints/{BEST} or {LAST}: give the folder of a run that was trained."
-    )
+    raise ValueError(f"The folder {path} has no checkpoints/{BEST} or {LAST}: give the folder of a trained run.")
 
 
 def _from_checkpoint(path: Path) -> Run:
-    content = read_checkpoint(path)
-    if "linvit" not in content:
-        raise ValueError(
-            f"The checkpoint {path} does not say which model it belongs to, as those of `linvit train` do: load it with"
-            " `model` and `checkpoint`."
-        )
-    about = dict(content["linvit"])
-    recipe, class_names = about.pop("recipe"), about.pop("class_names")
-    spec = TASKS[recipe["task"]["name"]]
-    preprocessing = spec.preprocessing(**{key: as_tuple(value) for key, value in about.pop("preprocessing").items()})
-    model = {key: value for key, value in recipe["model"].items() if key not in ("pretrained", "checkpoint_path")}
-    kept = {key: recipe["task"][key] for key in ("ema_decay", *spec.kept)}
-    task = spec.build(model, about.pop("num_classes"), getattr(preprocessing, "channels", 3), **kept)
-    name = spec.title(model, task.network)
+    stored = read_stored(path)
+    spec, model, preprocessing = stored.spec, stored.model, stored.preprocessing
+    channels = getattr(preprocessing, "channels", 3)
+    network = build_network(lambda: spec.network(model, stored.num_classes, channels), stored)
+    kept = {key: stored.recipe["task"][key] for key in ("ema_decay", *spec.kept)}
+    task = spec.around(network, stored.num_classes, channels, **kept)
+    name = spec.title(model, network)
     try:
-        task.load_state_dict(content["state_dict"])
-    except (RuntimeError, KeyError) as error:
+        task.load_state_dict(stored.weights)
+    except RuntimeError as error:
         raise ValueError(
             f"The weights in {path} do not fit the model {name!r} that it names: the file is damaged, or was written by"
             " a version in which that model was another."
         ) from error
-    return Run(spec, task, class_names, preprocessing, path, name, recipe, about)
+    return Run(spec, task, stored.class_names, preprocessing, path, name, stored.recipe, stored.facts)
 
 
 def _from_weights(model: str, path: Path) -> Run:
-    """Of our models the authors' or converted weights, of timm's others what timm reads."""
+    """Weights of a named model: for linvit's the authors' or converted ones, for timm's any file that timm reads."""
     check_model(model)
     shapes = timm.create_model(model, device="meta")
     content = read_checkpoint(path)
-    ours = hasattr(shapes, "native_state_dict")
-    weights = shapes.native_state_dict(content) if ours else load_state_dict(str(path), weights_only=True)
-    classifier = shapes.pretrained_cfg.get("classifier")
+    native = getattr(shapes, "native_state_dict", None)
+    ours = callable(native)
+    weights = native(content) if callable(native) else load_state_dict(str(path), weights_only=True)
+    classifier = cast(Mapping[str, Any], shapes.pretrained_cfg).get("classifier")
     key = f"{classifier if isinstance(classifier, str) else (classifier or ('head',))[0]}.weight"
-    network = timm.create_model(model, num_classes=len(weights[key]) if key in weights else shapes.num_classes)
+    network = timm.create_model(
+        model, num_classes=len(weights[key]) if key in weights else cast(int, shapes.num_classes)
+    )
     if ours:
         load_released(network, path)
     else:
@@ -305,8 +313,8 @@ def _untrained(model: str) -> Run:
 
 
 def _of_classifier(model: str, network: nn.Module, path: Path | None) -> Run:
-    """A run of a network of timm, with the names and preprocessing that timm knows."""
-    count = network.num_classes
+    """A run around a timm network, with the class names and preprocessing that timm knows."""
+    count = cast(int, network.num_classes)
     imagenet = ImageNetInfo("imagenet-1k")
     names = [imagenet.index_to_description(index) if count == 1000 else str(index) for index in range(count)]
     config = resolve_data_config(model=network)
@@ -314,7 +322,7 @@ def _of_classifier(model: str, network: nn.Module, path: Path | None) -> Run:
         tuple(config["input_size"][1:]), config["mean"], config["std"], config["interpolation"], config["crop_pct"]
     )
     spec = TASKS["classification"]
-    task = spec.task(network, num_classes=max(1, count), channels=preprocessing.channels)
+    task = spec.around(network, max(1, count), preprocessing.channels)
     return Run(spec, task, names, preprocessing, path, spec.title({"name": model}, network))
 
 

@@ -1,4 +1,4 @@
-"""Settings by name: what a class takes, the nearest known name, and how a sentence names them to its reader."""
+"""Settings by name: the arguments of a class, the nearest known name, and how error messages spell them."""
 
 import contextlib
 import difflib
@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from linvit.ranges import declared
-
 
 def parameters(kind: type) -> set[str]:
     """The names of a class's keyword arguments, with those of its bases where it passes **kwargs on."""
+    from linvit.ranges import declared  # here, so that the command line can load this module without torch
+
     return set(declared(kind))
 
 
@@ -21,16 +21,18 @@ def as_tuple(value: Any) -> Any:
 
 def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raises ValueError, offering the nearest known one, for a name that is not known."""
+    from linvit.ranges import some_of
+
     known = list(known)
     for name in names:
         if name not in known:
             raise ValueError(
-                f"Unknown {what} {name!r}, expected one of {', '.join(sorted(known))}.{nearest(name, known)}"
+                f"Unknown {what} {name!r}, expected one of {some_of(sorted(known), name)}.{nearest(name, known)}"
             )
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """` Did you mean …?` by the whole name, or by its last part where that stands in another group."""
+    """` Did you mean …?` with the nearest known name, or one in another group whose last part is near; else empty."""
     known = list(known)
     last_parts = {key.rpartition(".")[2]: key for key in known}
     matches = difflib.get_close_matches(str(name), known, n=1)
@@ -40,10 +42,10 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def respelled(sentence: str, spellings: Mapping[str, str]) -> str:
-    """The sentence with each `name` or `name=value` in backticks as its reader writes it.
+    """The sentence with each `name` or `name=value` in backticks spelled as its reader writes it.
 
-    spellings: name → what stands for it, such as "data.size" or "--topk"; a value follows as `key=value`, or after a
-    flag as a word of its own (`resume=True` is then the flag alone).
+    spellings: spelling of each name, such as "data.size" or "--topk". A value follows as key=value, or as a word
+    after a flag; `resume=True` becomes the flag alone.
     """
 
     def replacement(match: re.Match[str]) -> str:
@@ -59,10 +61,9 @@ def respelled(sentence: str, spellings: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def group(group_name: str, kind: type | None, /, **others: str) -> Iterator[None]:
-    """Makes ValueErrors raised inside name the settings of a class as keys of a group of a recipe, `size` as data.size.
+    """Respells the arguments of a class as keys of a group in ValueErrors raised inside: `size` becomes data.size.
 
-    kind: the class; None where every name in backticks is such a key. others: names that are written in another way,
-    such as seed="seed".
+    kind: the class; None to respell every name in backticks. others: names with another spelling, such as seed="seed".
     """
     try:
         yield

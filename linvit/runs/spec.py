@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from linvit.data.source import Source
+from linvit.ranges import check
 from linvit.runs.evaluate import evaluate
 from linvit.runs.settings import as_tuple, check_names, parameters
 from linvit.tasks.task import Task
@@ -22,11 +23,11 @@ Section = tuple[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Subject:
-    """What an analysis looks into.
+    """The subject of an analysis.
 
-    network: with attention over images. inputs: what it takes, of normalized images and their labels (None where they
-    are unknown). displayed: an image as (height, width, 3) or (height, width) in 0..1. transform: from an image file to
-    a normalized image; None where only the data of the run will do. note: what the report adds to the network's name.
+    network: has attention over images. inputs: makes its inputs from normalized images and labels (None if unknown).
+    displayed: turns an image into (height, width, 3) or (height, width) in 0..1. transform: from an image file to a
+    normalized image; None if only the data of the run can be used. note: follows the network's name in the report.
     """
 
     network: nn.Module
@@ -37,11 +38,12 @@ class Subject:
 
 
 class TaskSpec:
-    """A task as runs, recipes and the command line know it.
+    """A task as seen by runs, recipes and the command line.
 
     name: `task.name` of recipes. task: its LightningModule; the constructor takes the network first. sources: the data
-    that it learns from, by `data.name`. folder_source: which of them reads a folder. preprocessing: the dataclass that
-    a checkpoint stores. kept: settings of the task that its measures depend on, which a loaded run keeps.
+    that it learns from, by `data.name`. folder_source: the one that reads a folder. preprocessing: the dataclass stored
+    in a checkpoint. kept: settings of the task that its measures depend on, which a loaded run keeps. stored_facts:
+    annotations of what `stored` returns. names_classes: whether each output of the network has a name.
     """
 
     name: ClassVar[str]
@@ -50,9 +52,11 @@ class TaskSpec:
     folder_source: ClassVar[str]
     preprocessing: ClassVar[type]
     kept: ClassVar[tuple[str, ...]] = ()
+    stored_facts: ClassVar[Mapping[str, Any]] = {}
+    names_classes: ClassVar[bool] = True
 
     def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
-        """The network that the group `model` of a recipe describes, for data with so many classes and channels.
+        """The network described by the group `model` of a recipe, for this many classes and channels of the data.
 
         Raises ValueError for a model or argument that is unknown.
         """
@@ -61,7 +65,7 @@ class TaskSpec:
     def around(self, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
         """The task around a network; settings are keyword arguments of the task."""
         facts = {"num_classes": num_classes, "channels": channels}
-        wanted = {name: value for name, value in facts.items() if name in parameters(self.task)}
+        wanted: dict[str, Any] = {name: value for name, value in facts.items() if name in parameters(self.task)}
         return self.task(network, **wanted, **settings)
 
     def build(self, model: dict[str, Any], num_classes: int, channels: int = 3, **settings: Any) -> Task:
@@ -69,17 +73,17 @@ class TaskSpec:
         return self.around(self.network(model, num_classes, channels), num_classes, channels, **settings)
 
     def title(self, model: dict[str, Any], network: nn.Module) -> str:
-        """What a network is called in tables and reports."""
-        return getattr(network, "pretrained_cfg", {}).get("architecture") or model["name"]
+        """The network's name in tables and reports."""
+        return str(getattr(network, "pretrained_cfg", {}).get("architecture") or model["name"])
 
     def stored(self, source: Source) -> dict[str, Any]:
-        """Facts about the data that a checkpoint stores beside class names and preprocessing."""
+        """Facts about the data to store in a checkpoint, in addition to class names and preprocessing."""
         return {}
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
-        """The data to evaluate a run on, with its classes and preprocessing; ValueError where they do not fit.
+        """The data to evaluate a run on, with the run's classes and preprocessing; ValueError if they do not fit.
 
-        stored: settings that the run was trained with, where it is the same source; given: those that go over them.
+        stored: the settings of training, if it is the same source; given: settings that take precedence over them.
         """
         return self.create_source(name, stored | given)
 
@@ -89,29 +93,35 @@ class TaskSpec:
         check_names("setting of the data", settings, parameters(self.sources[name]))
         return self.sources[name](**{key: as_tuple(value) for key, value in settings.items()})
 
-    def predict(self, run: "Run", inputs: Sequence[Any], **options: Any) -> Any:
+    def predict(self, run: "Run", inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
         """Predictions for inputs, see Run.predict."""
-        raise ValueError(f"A run of the task {self.name} predicts nothing: {self.instead_of_predict}.")
+        raise ValueError(f"A run of the task {self.name} cannot predict: {self.instead_of_predict}.")
 
     instead_of_predict: ClassVar[str] = "use `evaluate` instead"
     instead_of_generate: ClassVar[str] = "use `predict` instead"
 
+    @property
+    def instead(self) -> str:
+        """What to use in place of transcribing: `predict`, where the task predicts."""
+        predicts = type(self).predict is not TaskSpec.predict
+        return "use `predict` instead" if predicts else self.instead_of_predict
+
     def transcriber(self, run: "Run", weights: str | None = None) -> Any:
-        """What transcribes samples as they come, see Run.transcriber."""
-        raise ValueError(f"A run of the task {self.name} transcribes nothing: {self.instead_of_predict}.")
+        """A transcriber of samples as they arrive, see Run.transcriber."""
+        raise ValueError(
+            f"Only speech recognition transcribes, and this is a run of the task {self.name}: {self.instead}."
+        )
 
     def stream(self, run: "Run", inputs: Sequence[Any], seconds: float, **options: Any) -> Iterator[str]:
         """The text of a sound file, piece by piece, see Run.stream."""
-        raise ValueError(
-            f"`stream` is for speech recognition, and this is a run of the task {self.name}: leave it out."
-        )
+        raise ValueError(f"Only speech recognition streams, and this is a run of the task {self.name}: {self.instead}.")
 
-    def generate(self, run: "Run", **options: Any) -> Any:
-        """What the network generates, see Run.generate."""
-        raise ValueError(f"A run of the task {self.name} generates nothing: {self.instead_of_generate}.")
+    def generate(self, run: "Run", *args: Any, **options: Any) -> Any:
+        """Generated text or images, see Run.generate."""
+        raise ValueError(f"A run of the task {self.name} cannot generate: {self.instead_of_generate}.")
 
     def configure(self, run: "Run", **options: Any) -> dict[str, Any]:
-        """Applies the options of `evaluate` that are the task's own to a run and returns the others."""
+        """Applies the task's own options of `evaluate` to a run and returns the remaining ones."""
         return options
 
     def evaluate(
@@ -122,18 +132,18 @@ class TaskSpec:
         return evaluate(run, run.source(data, **settings), progress, **trainer)
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        """What the report says of network and data beside name, parameters and weights."""
+        """Facts for the report, in addition to name, parameters and weights."""
         return ()
 
     def subject(self, run: "Run") -> Subject:
-        """What an analysis of a run looks into; raises ValueError where there is no attention over images."""
+        """The subject of an analysis; raises ValueError if the network has no attention over images."""
         raise ValueError(
-            f"Analysis is of attention over images, and a run of the task {self.name} has none: choose a classifier, an"
-            " image generator, a detector or a segmentor."
+            f"A run of the task {self.name} cannot be analyzed, because it has no attention over images: use `evaluate`"
+            " or `report` instead."
         )
 
     def sections(self, run: "Run", source: Source) -> Iterable[Section]:
-        """What the report says of a run on a source, between its measures and the end."""
+        """Further sections of the report on a run, after its measures."""
         return ()
 
     listing_caption: ClassVar[str] = ""
@@ -143,10 +153,13 @@ class TaskSpec:
         return iter(())
 
 
-def check_options(function: Callable[..., Any], task: str, options: Iterable[str]) -> None:
-    """Raises ValueError for an option that a function of a task does not have; options are keyword-only."""
+def check_options(function: Callable[..., Any], task: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError for options that a function of a task does not have, and values that it does not allow.
+
+    Options are keyword-only; their annotations say which values they may have.
+    """
     declared = inspect.signature(function).parameters.values()
-    known = [p.name for p in declared if p.kind is p.KEYWORD_ONLY]
+    known = {p.name: p.annotation for p in declared if p.kind is p.KEYWORD_ONLY}
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None and not any(p.kind is p.VAR_KEYWORD for p in declared):
         listed = ", ".join(f"`{name}`" for name in known if name != "progress")
@@ -154,3 +167,4 @@ def check_options(function: Callable[..., Any], task: str, options: Iterable[str
             f"`{unknown}` is not an option of {function.__name__} for the task {task}, which takes {listed}: leave it"
             " out."
         )
+    check(known, options)

@@ -1,33 +1,140 @@
-"""Which values Lightning's trainer takes in a run; Lightning itself meets a wrong one late, or not at all."""
+"""Which values Lightning's trainer takes in a run, and whether this machine has what they ask for."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from linvit.ranges import Amount, Count, OneOf, Range
+import torch
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.strategies import StrategyRegistry
+
+from linvit.ranges import Amount, Count, Like, OneOf, Range, allows
+
+PRECISIONS = "64-true 32-true 16-true bf16-true 16-mixed bf16-mixed transformer-engine transformer-engine-float16"
+LENGTH = Annotated[float, Range(0)]
+TIMES = ("weeks", "days", "hours", "minutes", "seconds")
+LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
+
+
+@dataclass(frozen=True)
+class Class:
+    """The class of an object, see `linvit.runs.components`."""
+
+    def holds(self, value: Any) -> bool:
+        return True
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return "the path of a class (class_path, init_args)"
+
+
+@dataclass(frozen=True)
+class Time:
+    """A time in units by name."""
+
+    def holds(self, value: Mapping[str, Any]) -> bool:
+        return bool(value) and set(value) <= set(TIMES) and all(allows(LENGTH, length) for length in value.values())
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return f"a mapping with {', '.join(TIMES)}"
+
 
 Steps = Count | Annotated[int, OneOf((-1,))]
 Batches = Count | Annotated[float, Range(above=0, most=1)]
 BatchesOrNone = Amount | Annotated[float, Range(0, 1)]
+Object = Annotated[dict[str, Any], Class()]
+Objects = Annotated[str | dict[str, Any], Class()] | Sequence[Annotated[str | dict[str, Any], Class()]]
+Duration = Annotated[str, Like(r"\d+(:\d\d){3}", "a time as DD:HH:MM:SS")] | Annotated[dict[str, Any], Time()]
 
 RANGES: dict[str, Any] = {
+    "accelerator": Annotated[str, OneOf(("auto", "gpu", *sorted(AcceleratorRegistry.available_accelerators())))]
+    | Object,
     "accumulate_grad_batches": Count,
+    "barebones": bool,
+    "benchmark": bool | None,
+    "callbacks": Objects | None,
     "check_val_every_n_epoch": Count | None,
-    "devices": Count | Sequence[Amount] | str,
+    "default_root_dir": None,
+    "detect_anomaly": bool,
+    "deterministic": bool | Annotated[str, OneOf(("warn",))] | None,
+    "devices": Count
+    | Sequence[Amount]
+    | Annotated[str, Like(r"auto|-1|\d+|\d+(,\d+)*,?", "auto, -1 or numbers of devices as text")],
+    "enable_autolog_hparams": bool,
+    "enable_checkpointing": bool | None,
+    "enable_model_summary": bool | None,
+    "enable_progress_bar": bool | None,
     "fast_dev_run": Amount | bool,
     "gradient_clip_algorithm": Annotated[str, OneOf(("norm", "value"))] | None,
     "gradient_clip_val": Annotated[float, Range(0)] | None,
+    "inference_mode": bool,
     "limit_predict_batches": BatchesOrNone | None,
     "limit_test_batches": BatchesOrNone | None,
     "limit_train_batches": Batches | None,
     "limit_val_batches": BatchesOrNone | None,
     "log_every_n_steps": Amount | None,
+    "logger": bool | Objects | None,
     "max_epochs": Count | None,
     "max_steps": Steps,
+    "max_time": Duration | None,
     "min_epochs": Amount | None,
     "min_steps": Amount | None,
+    "model_registry": None,
     "num_nodes": Count,
     "num_sanity_val_steps": Annotated[int, Range(-1)] | None,
     "overfit_batches": BatchesOrNone,
+    "plugins": Objects | None,
+    "precision": Annotated[str, OneOf((*PRECISIONS.split(), "64", "32", "16", "bf16"))]
+    | Annotated[int, OneOf((64, 32, 16))]
+    | None,
+    "profiler": Annotated[str, OneOf(("simple", "advanced", "pytorch", "xla"))] | Object | None,
     "reload_dataloaders_every_n_epochs": Amount,
-    "val_check_interval": Batches | str | None,
+    "strategy": Annotated[str, OneOf(("auto", *StrategyRegistry.available_strategies()))] | Object,
+    "sync_batchnorm": bool,
+    "use_distributed_sampler": Annotated[bool, OneOf((False,))],
+    "val_check_interval": Batches | Duration | None,
 }
+
+
+def check_machine(trainer: Mapping[str, Any]) -> None:
+    """Raises ValueError for an accelerator, devices or machines that there are not: Lightning would wait for them.
+
+    trainer: the group of a recipe.
+    """
+    accelerator = trainer["accelerator"]
+    if isinstance(accelerator, str):
+        accelerator = _accelerator(accelerator)
+        _check_devices(accelerator, trainer["devices"])
+    if trainer["num_nodes"] > 1 and "MASTER_ADDR" not in os.environ and not any(kind.detect() for kind in LAUNCHERS):
+        raise ValueError(
+            f"`num_nodes` is {trainer['num_nodes']}, but nothing started this process on several machines: start it by"
+            " torchrun or srun, or set it to 1."
+        )
+
+
+def _accelerator(name: str) -> str:
+    wanted = {"auto": ("cuda", "mps", "tpu", "cpu"), "gpu": ("cuda", "mps")}.get(name, (name,))
+    present = next((kind for kind in wanted if AcceleratorRegistry[kind]["accelerator"].is_available()), None)
+    if present is None:
+        raise ValueError(f"`accelerator` is {name}, which this machine does not have: set it to auto or cpu.")
+    return present
+
+
+def _check_devices(accelerator: str, devices: int | str | Sequence[int]) -> None:
+    number = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
+    indices = [int(index) for index in number.split(",") if index.isdigit()] if isinstance(number, str) else number
+    if accelerator == "cpu":
+        there, what = os.cpu_count() or 1, "CPU cores"
+    elif accelerator == "cuda":
+        there, what = torch.cuda.device_count(), "GPUs"
+    else:
+        return
+    asked = indices if isinstance(indices, int) else max(indices, default=-1) + 1
+    if asked > there:
+        raise ValueError(
+            f"`devices` is {devices}, but the number of {what} of this machine is {there}: set it to that or lower."
+        )

@@ -1,31 +1,35 @@
-"""Training: a recipe in, a run's folder with checkpoints and curves out; a stopped run resumes exactly where it was."""
+"""Training: from a recipe to a run's folder with checkpoints and curves; a stopped run resumes exactly where it was."""
 
+import contextlib
 import errno
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from linvit import environment
 from linvit.data.source import Source
-from linvit.files import check_writable, read_checkpoint, remove_leftovers, replacing
+from linvit.files import replacing
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.run import Run, load_run
+from linvit.runs.run_folder import held
 from linvit.runs.settings import group
+from linvit.runs.stored import FORMAT, read_resumable
 from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
 RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
-FORMAT = 1
+logger = logging.getLogger(__name__)
 SAME = ("seed", "model", "task", "distillation", "data")
 FREE = {"root", "num_workers", "checkpoint", "compile"}
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -38,22 +42,26 @@ def train(
     folder: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
+    trust_recipe: bool = False,
 ) -> Run:
-    """Trains what a recipe says, and returns the run.
+    """Trains a network as a recipe says, and returns the run.
 
     Args:
         recipe: a YAML file, or the name of a bundled recipe, such as demo/ravlt_nano_digits.
-        overrides: values over those of the recipe: {"trainer.max_epochs": 3}, or ["trainer.max_epochs=3"].
-        folder: of the run, in place of the recipe's; by default runs/NAME.
-        resume: continues from the folder's last checkpoint, bit for bit on a CPU; a folder without one starts from the
-            beginning, and one that reached the recipe's last epoch is complete.
-        progress: shows a bar on a terminal, else a line for each epoch.
+        overrides: values that replace those of the recipe: {"trainer.max_epochs": 3}, or ["trainer.max_epochs=3"].
+        folder: the run's folder, instead of the recipe's; by default runs/NAME.
+        resume: continues from the folder's last checkpoint, bit for bit on a CPU; without a checkpoint it starts from
+            the beginning, and a complete run is left as it is.
+        progress: shows a bar on a terminal, else a line per epoch.
+        trust_recipe: lets the recipe name classes of any package, whose code then runs, and files outside of the
+            folder; without it, classes are Lightning's, torch's, timm's, torchmetrics' or linvit's.
 
-    Raises ValueError with one sentence for whatever is wrong with recipe, data, model or folder, FloatingPointError
-    for a loss that is no longer finite, OSError for a folder that cannot be written, ConnectionError where another
-    process of the run was lost, and RunStoppedError, saying how to continue, after Ctrl-C.
+    Raises ValueError, one sentence, for a mistake in recipe, data, model or folder, and for a folder in which another
+    training runs; FloatingPointError for a loss that is no longer finite; OSError for a folder that cannot be written;
+    ConnectionError if another process of the run was lost; RunStoppedError, saying how to continue, after Ctrl-C.
     """
-    return load_run(train_folder(recipe, overrides, folder=folder, resume=resume, progress=progress))
+    target = train_folder(recipe, overrides, folder=folder, resume=resume, progress=progress, trust_recipe=trust_recipe)
+    return load_run(target)
 
 
 def train_folder(
@@ -63,42 +71,41 @@ def train_folder(
     folder: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
+    trust_recipe: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """As `train`, but returns the run's folder alone; callbacks are Lightning's, beside our own."""
+    """Like `train`, but returns only the run's folder. callbacks: Lightning callbacks to add."""
     values = read_recipe(recipe, overrides)
     if folder is not None:
         values["folder"] = str(folder)
-    target = Path(values["folder"])
+    checked = Recipe(values, trust=trust_recipe)
+    checked.check_machine()
+    target = checked.folder
     last = target / "checkpoints" / LAST
-    checkpoint = _start_point(target, last, resume)
-    checked = Recipe(values)
-    was_there = target.exists()
-    with quiet_lightning():
-        try:
-            task, source = checked.build()
-            if checkpoint:
-                _check_same_run(checkpoint, checked.resolved(), target)
-            elif checked.config["init"]:
-                line = task.start_from(checked.config["init"])
-                if progress and rank_zero_only.rank == 0:
-                    say(line)
-            trainer = _trainer(checked, source, target, progress, callbacks)
-            if rank_zero_only.rank == 0:
-                _prepare(target, checked, trainer.num_devices, trainer.world_size)
-            _fit(trainer, task, source, last, last if checkpoint else None)
-        except BaseException:
-            if rank_zero_only.rank == 0 and not was_there and not last.parent.exists():
-                shutil.rmtree(target, ignore_errors=True)  # nothing was trained: the corrected call finds no folder
-            raise
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"The run's folder {target} is a file: choose another `folder`.")
+    first = _rank() == 0
+    with held(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
+        checkpoint = read_resumable(last) if resume and last.exists() else None
+        task, source = checked.build()
+        if checkpoint:
+            _check_same_run(checkpoint, checked.resolved(), target)
+        elif checked.values["init"]:
+            line = task.start_from(checked.values["init"])
+            if progress and first:
+                say(line)
+        trainer = _trainer(checked, source, target, progress, callbacks)
+        if first:
+            _describe(target, checked, trainer.num_devices, trainer.world_size)
+        _fit(trainer, task, source, last, last if checkpoint else None)
     return target
 
 
-def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callbacks: Sequence[Callback]) -> Any:
+def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callbacks: Sequence[Callback]) -> Trainer:
     shown = bars(progress)
     keeper = RunFolder(folder, _about(recipe, source), say if progress and not shown else None, _curve_writer(folder))
     return recipe.trainer(
-        [keeper, StopSafely(keeper.last), *shown, *callbacks],
+        [keeper, StopSafely(keeper.last), Summary(recipe, source), *shown, *callbacks],
         plugins=[AtomicCheckpointIO()],
         logger=TensorBoardLogger(folder, name=None, version="tensorboard"),
         default_root_dir=folder,
@@ -107,15 +114,52 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
     )
 
 
-def _prepare(folder: Path, recipe: Recipe, devices: int, processes: int) -> None:
-    check_writable(folder)
-    remove_leftovers(folder, folder / "checkpoints")
+def _describe(folder: Path, recipe: Recipe, devices: int, processes: int) -> None:
     with replacing(folder / RECIPE) as temporary:
-        temporary.write_text(yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True)
+        temporary.write_text(text, encoding="utf-8")
     environment.append(folder / ENVIRONMENT, environment.describe(devices, processes))
 
 
-def _fit(trainer: Any, task: Task, source: Source, last: Path, start: Path | None) -> None:
+@dataclass(eq=False)
+class Summary(Callback):
+    """Logs, before the first step, what is trained on what, for how long and on which device."""
+
+    recipe: Recipe
+    source: Source
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if _rank() != 0:
+            return
+        task = cast(Task, pl_module)
+        network, source, total = task.network, self.source, trainer.estimated_stepping_batches
+        pattern = getattr(network, "pattern", None)
+        size = getattr(source.preprocessing, "size", None)
+        parameters = sum(parameter.numel() for parameter in network.parameters())
+        facts = (
+            f"{self.recipe.spec.title(self.recipe.values['model'], network)}"
+            f"{f', pattern {pattern}' if pattern else ''}, {parameters / 1e6:.2f} million parameters",
+            *_counts(trainer, source),
+            f"{'×'.join(map(str, size))} px" if size else None,
+            f"{total:,} steps of {source.batch_size * trainer.world_size * trainer.accumulate_grad_batches}"
+            f" {source.item}s, epochs: {trainer.max_epochs}",
+            f"{trainer.world_size} × {trainer.strategy.root_device.type}, precision {trainer.precision}",
+            f"folder {trainer.default_root_dir}",
+        )
+        logger.info("Training %s.", "; ".join(fact for fact in facts if fact))
+
+
+def _counts(trainer: Trainer, source: Source) -> Iterator[str]:
+    """The samples of each split that is used and whose number is known, and the classes."""
+    for loaders, word in ((trainer.train_dataloader, "to train on"), (trainer.val_dataloaders, "held out")):
+        with contextlib.suppress(TypeError):  # a stream does not know its length
+            if loaders is not None:
+                yield f"{len(loaders.dataset):,} {source.item}s {word}"
+    if source.num_classes:
+        yield f"{source.num_classes:,} classes"
+
+
+def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path | None) -> None:
     again = "train again with `resume=True`"
     try:
         with (
@@ -135,7 +179,7 @@ def _fit(trainer: Any, task: Task, source: Source, last: Path, start: Path | Non
         if not _is_lost_process(error):
             raise
         raise ConnectionError(
-            f"Another process of this run ended or cannot be reached, so process {rank_zero_only.rank} stopped too:"
+            f"Another process of this run ended or cannot be reached, so process {_rank()} stopped too:"
             f" {again} to continue from {last if last.exists() else 'the start'}."
         ) from error
     except OSError as error:
@@ -147,26 +191,19 @@ def _fit(trainer: Any, task: Task, source: Source, last: Path, start: Path | Non
         ) from error
 
 
+def _rank() -> int:
+    """The number of this process, which Lightning knows before its processes find each other."""
+    return getattr(rank_zero_only, "rank", 0)
+
+
 def _is_lost_process(error: RuntimeError) -> bool:
     """Gloo has no exception of its own, only its source files' names in the text."""
     known = torch.distributed.is_available() and isinstance(error, torch.distributed.DistError)
     return known or "gloo/transport" in str(error)
 
 
-def _start_point(folder: Path, last: Path, resume: bool) -> dict[str, Any] | None:
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"The run's folder {folder} is a file: choose another `folder`.")
-    if resume:
-        return read_checkpoint(last) if last.exists() else None
-    if rank_zero_only.rank == 0 and folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(
-            f"The run's folder {folder} is not empty: continue with `resume=True`, or choose another `folder`."
-        )
-    return None
-
-
 def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: Path) -> None:
-    """Network, task, data and seed of a run stay; trainer, optimizer and schedule may change when it resumes."""
+    """Raises ValueError where network, task, data or seed changed; trainer, optimizer and schedule may change."""
     about = checkpoint.get("linvit")
     if about is None:
         raise ValueError(f"{folder} was not written by `linvit train`: choose another `folder`.")
@@ -185,13 +222,13 @@ def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: 
 
 
 def _about(recipe: Recipe, source: Source) -> dict[str, Any]:
-    """What a checkpoint says of itself: enough to rebuild network, classes and preprocessing without the recipe."""
+    """The description in every checkpoint: rebuilds network, classes and preprocessing without the recipe."""
     return {
         "format": FORMAT,
         "recipe": recipe.resolved(),
         "class_names": list(source.class_names),
         "num_classes": source.num_classes,
-        "preprocessing": asdict(source.preprocessing),  # type: ignore[call-overload]
+        "preprocessing": asdict(source.preprocessing),
         **recipe.spec.stored(source),
     }
 

@@ -1,4 +1,4 @@
-"""Many runs side by side: comparisons, the study of the papers' claims, the demo."""
+"""Comparisons of many runs: over recipes and seeds, the study of the papers' claims, the demo."""
 
 from linvit.studies.comparison import compare
 from linvit.studies.papers import Study, study

@@ -1,7 +1,7 @@
-"""What the papers claim, each as comparisons that a study of small networks can make, and the rule that decides it.
+"""The papers' claims, each as comparisons that small networks can make, and the rules that decide them.
 
-Statements are in our words. Published numbers are ImageNet-1k top-1 of DeiT-T, where we know them; those of MALA's
-tables were read second-hand.
+The statements are in our words. Published numbers are ImageNet-1k top-1 accuracies of DeiT-T where we know them; those
+of MALA's tables are second-hand.
 """
 
 import math
@@ -21,7 +21,7 @@ from linvit.studies.statistics import (
 )
 
 MARGIN = 1.0  # percentage points within which two accuracies count as equal
-FAR = 10.0  # percentage points that "falls far" means
+FAR = 10.0  # percentage points: a large loss
 ALPHA = 0.05
 ACCURACY = "accuracy"
 OTHERS = ("linear", "hydra", "efficient", "linear_angular", "enhanced", "focused", "inline", "mlla", "agent")
@@ -32,21 +32,22 @@ COMPARED: dict[str, Callable[[Estimate], str]] = {
     "higher": verdict_higher,
     "equal": partial(verdict_equal, margin=MARGIN),
 }
-"""Rules on a pair, from the corrected estimate of its difference to a verdict."""
+"""Rules for a pair: the corrected estimate of its difference → verdict."""
 
 COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
-    "diverges": (math.isnan, "{} did not stay finite in {} of {} runs"),
-    "zero": (lambda value: value == 0, "{} has none in {} of {} networks"),
+    "diverges": (math.isnan, "{}: {} of {} runs diverged"),
+    "zero": (lambda value: value == 0, "{}: {} of {} networks have none"),
 }
-"""Rules on one variant: what has to hold in every run, and the sentence that reports it."""
+"""Rules for one variant: the condition that every run must meet, and the words that report how many do."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim: each pair (first, second) is compared seed by seed in one quantity.
+    """A claim: every pair (first, second) of variants is compared seed by seed in one quantity.
 
-    rule: "higher" (first − second > by), "equal" (within ±MARGIN), "diverges" (no run of the first ends with a finite
-    loss) or "zero" (the quantity of the first is exactly 0 in every run); the last two have no second.
+    rule: "higher" (first − second > by), "equal" (|first − second| < MARGIN), "diverges" (every run of the first ends
+    with a loss that is not finite) or "zero" (the quantity of the first is exactly 0 in every run); the second of the
+    last two is "".
     """
 
     statement: str
@@ -64,7 +65,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim with what became of it and one line of measurements per pair."""
+    """A claim, whether it holds, and a line of measurements for each pair."""
 
     claim: Claim
     outcome: str
@@ -72,15 +73,15 @@ class Verdict:
 
 
 def verdicts(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) -> list[Verdict]:
-    """Decides every claim by rules that were fixed before there were data.
+    """Decides every claim by rules that were fixed before the experiments.
 
     Args:
-        claims: the claims; all their comparisons together are one family, corrected by Holm's procedure ("higher") and
-            by Bonferroni's ("equal").
+        claims: the claims. All their comparisons are one family of tests, corrected by Holm's procedure (rule "higher")
+            and Bonferroni's (rule "equal").
         numbers: quantity → variant → one number per seed, seeds in the same order; NaN where a run diverged.
-        alpha: error rate of the family.
+        alpha: family-wise error rate.
 
-    A comparison without numbers is "not measured" and leaves its claim undecided.
+    A comparison without numbers is "not measured", and its claim undecided.
     """
     tested = [
         (claim, pair)
@@ -141,12 +142,12 @@ CLAIMS = (
         (("softmax", "linear"),),
     ),
     Claim(
-        "Softmax attention loses accuracy when its queries lose their length.",
+        "Softmax attention loses accuracy when its queries are normalized to unit length.",
         "MALA, table 1 (72.2 to 70.0)",
         (("softmax", "softmax_unit_query"),),
     ),
     Claim(
-        "Softmax attention with queries of unit length is no better than vanilla linear attention.",
+        "Softmax attention with unit-length queries is only as good as vanilla linear attention.",
         "MALA, table 1 (70.0 against 69.8)",
         (("softmax_unit_query", "linear"),),
         "equal",
@@ -154,8 +155,8 @@ CLAIMS = (
     Claim("RALA is better than vanilla linear attention.", "RALA, table 8", (("rala", "linear"),)),
     Claim("RALA is better than softmax attention.", "RALA, table 8", (("rala", "softmax"),)),
     Claim(
-        "RALA is better than softmax attention in the same surroundings (rotation, LePE, modulation).",
-        "our control, no paper has it",
+        "RALA is better than softmax attention in the same block (rotation, LePE, gate).",
+        "our control, in no paper",
         (("rala", "softmax_gated"),),
     ),
     Claim(
@@ -165,22 +166,24 @@ CLAIMS = (
     ),
     Claim("Weighting the keys by the mean query helps.", "RALA, table 9", (("rala", "rala_uniform"),)),
     Claim(
-        "Modulating the output helps more than as many parameters in the feed-forward network.",
+        "The gate on the output helps more than the same number of parameters in the feed-forward network.",
         "RALA, table 9",
         (("rala", "rala_wide"),),
     ),
     Claim(
-        "A learned linear φ is better than the identity or tanh.",
-        "RALA, table 10 (the choice of the paper)",
+        "A learned linear gate φ is better than the identity or tanh.",
+        "RALA, table 10 (the paper's choice)",
         (("rala", "rala_identity"), ("rala", "rala_tanh")),
     ),
     Claim(
-        "Which positive κ RALA has matters little.",
-        "RALA, table 10 (elu + 1 is the choice of the paper)",
+        "The choice of the positive feature map κ matters little to RALA.",
+        "RALA, table 10 (the paper chooses elu + 1)",
         (("rala", "rala_relu"), ("rala", "rala_softmax")),
         "equal",
     ),
-    Claim("Weights from the mean query are better than learned ones.", "RALA, table 10", (("rala", "rala_learned"),)),
+    Claim(
+        "Key weights from the mean query are better than learned ones.", "RALA, table 10", (("rala", "rala_learned"),)
+    ),
     Claim(
         "MALA is better than vanilla linear attention.",
         "MALA, table 9 (75.1 against 69.8)",
@@ -188,8 +191,8 @@ CLAIMS = (
     ),
     Claim("MALA is better than softmax attention.", "MALA, table 9 (75.1 against 72.2)", (("mala", "softmax"),)),
     Claim(
-        "MALA is better than softmax attention in the same surroundings (rotation, LePE, modulation).",
-        "our control, no paper has it",
+        "MALA is better than softmax attention in the same block (rotation, LePE, gate).",
+        "our control, in no paper",
         (("mala", "softmax_gated"),),
     ),
     Claim(
@@ -199,12 +202,12 @@ CLAIMS = (
     ),
     Claim("MALA is better than RALA.", "MALA, table 9", (("mala", "rala"),)),
     Claim(
-        "The magnitude normalizer is what helps: division in the same surroundings (rala_uniform) is worse.",
+        "The magnitude normalizer itself helps: division in the same block (rala_uniform) is worse.",
         "MALA, section 3",
         (("mala", "rala_uniform"),),
     ),
     Claim(
-        f"MALA without β falls far (by more than {FAR:g} points).",
+        f"MALA without β loses much accuracy (more than {FAR:g} points).",
         "MALA, table 11 (52.3)",
         (("mala", "mala_no_beta"),),
         by=FAR,
@@ -217,13 +220,13 @@ CLAIMS = (
     ),
     Claim("Learned β and γ are worse than computed ones.", "MALA, table 11 (71.7)", (("mala", "mala_learned"),)),
     Claim(
-        "Which κ MALA has does not matter.",
+        "The choice of the feature map κ does not matter to MALA.",
         "MALA, table 10 (82.9, 82.8, 82.9 for elu + 1, relu, exp)",
         (("mala", "mala_relu"), ("mala", "mala_exp")),
         "equal",
     ),
     Claim(
-        "The features that RALA puts out have a higher rank than those of vanilla linear attention.",
+        "RALA's output features have a higher rank than those of vanilla linear attention.",
         "RALA, figures 2 and 8",
         (("rala", "linear"),),
         quantity="output_rank",
@@ -236,7 +239,7 @@ CLAIMS = (
     ),
     Claim("MALA has no negative scores.", "MALA, section 3", (("mala", ""),), "zero", "negative_share"),
     Claim(
-        "MALA's scores are less spread out than those of vanilla linear attention, more than those of softmax.",
+        "MALA's scores are more concentrated than those of vanilla linear attention, less than those of softmax.",
         "MALA, figures 4 and 7",
         (("linear", "mala"), ("mala", "softmax")),
         quantity="entropy",

@@ -1,4 +1,4 @@
-"""Recipes over seeds, side by side, with intervals; optionally over the values of one setting."""
+"""Recipes trained over seeds and compared, with intervals; on request at several values of one setting."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,23 +19,27 @@ def compare(
     also: Sequence[str] = (),
     progress: Say | None = None,
 ) -> Comparison:
-    """Trains every recipe with every seed, what is complete not again, and compares them with the first one.
+    """Trains every recipe with every seed and compares them with the first one. Complete runs are kept.
 
     Args:
-        recipes: files, or names of bundled recipes, all of one task; its score is what is compared.
-        folder: gets a folder for each run and compared.md, .csv, .json and, with `over`, .svg and .png.
-        seeds: how many, 0 … seeds - 1.
-        workers: how many runs at once, one thread each.
+        recipes: files or names of bundled recipes, all of the same task, whose score is compared.
+        folder: gets a folder for each run, compared.md, .csv and .json and, with `over`, .svg and .png.
+        seeds: how many seeds: 0 … seeds - 1.
+        workers: how many runs are trained at once, one thread each.
         over: `data.pairs=4,8,16` trains every recipe at each of these values.
         overrides: `key.key=value` for every run.
-        also: other measures of the task, for columns of their own.
-        progress: gets a line when a run is complete; `print`, for example.
+        also: further measures of the task, each in its own column.
+        progress: called with a line whenever a run is complete; `print`, for example.
 
-    Raises ValueError, before anything is trained, for recipes of different tasks or of one name, settings that each run
-    has of its own and measures that the task does not have; and as `run_all` and `read_recipe`.
+    Raises:
+        ValueError: before anything is trained, for recipes of different tasks or with the same name, overrides of
+            `seed` or `folder`, and measures that the task does not have.
+        Others: as `read_recipe` and `linvit.studies.pool.run_all`.
     """
     if seeds < 1 or workers < 1 or not recipes:
-        raise ValueError(f"{len(recipes)} recipes, {seeds} seeds, {workers} workers: give one or more of each.")
+        raise ValueError(
+            f"There are {len(recipes)} recipes, {seeds} seeds and {workers} workers: give at least one of each."
+        )
     key, values = _varied(over)
     _check_settings(recipes, [*overrides, *([key] if key else [])])
     paths = [find_recipe(recipe) for recipe in recipes]
@@ -53,20 +57,22 @@ def _varied(over: str | None) -> tuple[str | None, list[Any]]:
         return None, [None]
     key, equals, text = over.partition("=")
     if not key or not equals or not text:
-        raise ValueError(f"`over` is {over!r}, expected key=value,value,…: write data.pairs=4,8,16, for example.")
+        raise ValueError(f"`over` is {over!r}, expected key=value,value,… such as data.pairs=4,8,16.")
     values = text.split(",")
     if "" in values or len({folder_name(value) for value in values}) < len(values):
-        raise ValueError(f"`over` is {over!r}, expected different values: leave out what is empty or repeated.")
+        raise ValueError(f"`over` is {over!r}, expected different values: leave out empty and repeated ones.")
     return key, values
 
 
 def _check_settings(recipes: Sequence[str | Path], settings: Sequence[str]) -> None:
-    """Raises ValueError where two runs would have one folder, or all of them one seed."""
+    """Raises ValueError where two runs would share a folder, or all runs the same seed."""
     names = [Path(recipe).name.removesuffix(".yaml") for recipe in recipes]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
-        raise ValueError(f"Two recipes are called {repeated[0]}, which names their runs: rename or leave out one file.")
+        raise ValueError(
+            f"Two recipes are called {repeated[0]}, so their runs would share a folder: rename one of the files."
+        )
     for setting in settings:
         key = setting.partition("=")[0]
         if key in ("seed", "folder"):
-            raise ValueError(f"{setting!r} belongs to each run: leave it out, `seeds` and `folder` set it for all.")
+            raise ValueError(f"{setting!r} cannot be the same for all runs: leave it out; `seeds` and `folder` set it.")

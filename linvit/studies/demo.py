@@ -1,4 +1,4 @@
-"""Three families and a softmax twin learn to read real handwritten digits: one table, one page, a report for each."""
+"""The demo: three families and a softmax twin trained on real handwritten digits, with a page that compares them."""
 
 import html
 from dataclasses import replace
@@ -14,32 +14,36 @@ from linvit.studies.comparison import compare
 from linvit.studies.plan import Say, silent
 from linvit.studies.table import Comparison
 
-ABOUT = """Same seed and same budget of {epochs} epochs. The data are the 1,797 handwritten digits that ship with
-scikit-learn; accuracy is on those held out, after the last epoch. A pattern has one letter per stage: L linear
-attention, S softmax attention, C strip convolutions. MACs count convolutions and linear layers, as the papers do; the
-products inside the attention come on top. Differences of a few images between networks of this size say nothing about
-the mechanisms."""
-ABOUT_INSIDE = """Every attention over more than one token, from the first to the last: means over {images} held-out
-images and all heads, shaded by one standard deviation. Rank at 1e-2: singular values above 1 % of the largest;
-effective rank: exp of their entropy. A low rank means features that are nearly the same for all tokens."""
+ABOUT = """All networks were trained for {epochs} epochs with the same seed on the 1,797 handwritten digits that come
+with scikit-learn; the accuracy is that on held-out images after the last epoch. A pattern has one letter per stage: L
+linear attention, S softmax attention, C strip convolutions. MACs are those of convolutions and linear layers, as the
+papers count; "+ attention" are the products inside the attention. "s per run" is the training time: a
+stage has at most 64 tokens at 32 px, so linear attention has nothing to save, and softmax attention, a single call in
+torch, can be faster. Differences of a few images do not show that one mechanism is better."""
+ABOUT_INSIDE = """Each row is a network, each dot one of its attention layers over more than one token, the first on
+top: the mean over {images} held-out images and all heads; bars are one standard deviation. Rank at 1e-2: number of
+singular values above 1 % of the largest; effective rank: exp of the entropy of the singular values. Features of low
+rank are nearly the same for all tokens."""
 
 
 def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progress: Say | None = None) -> Comparison:
-    """Trains every recipe of a folder, each where it left off, and writes report.html there and for each network.
+    """Trains the recipes of a folder and writes a report on each network and a page that compares them.
+
+    What is complete is kept, and unfinished runs resume.
 
     Args:
-        recipes: a folder of recipes *_nano_digits.yaml, which share their data; None for those of linvit.
-        folder: where the runs and the page go.
+        recipes: a folder of recipes *_nano_digits.yaml with the same data; None for the bundled ones.
+        folder: gets the runs and report.html.
         workers: how many networks are trained at once, one thread each.
-        progress: gets a line when something is complete; `print`, for example.
+        progress: called with a line whenever a step is complete; `print`, for example.
 
-    Raises ValueError where there are no recipes, and as `compare`.
+    Raises ValueError where there are no recipes, and otherwise as `compare`.
     """
     folder = Path(folder)
     recipes = bundled_folder() / "demo" if recipes is None else recipes
     paths = sorted(Path(recipes).glob("*_nano_digits.yaml"))
     if not paths:
-        raise ValueError(f"The folder {recipes} holds no recipes *_nano_digits.yaml: give another folder as `recipes`.")
+        raise ValueError(f"The folder {recipes} has no recipes *_nano_digits.yaml: give another folder as `recipes`.")
     say = progress or silent
     say(f"Training {len(paths)} networks, {workers} at a time.")
     comparison = replace(compare(paths, folder, seeds=1, workers=workers, progress=progress), baselines=())
@@ -52,17 +56,17 @@ def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progr
     sections = [("What was trained", [table(rows), paragraph(ABOUT.format(epochs=comparison.about["epochs"]))])]
     sections += [(name, _training(name, run, folder)) for name, run in runs.items()]
     networks = {name: inside.of_run(run.folder) for name, run in runs.items()}
-    figures = [figure_image(draw(networks), "ranks and scores") for draw in inside.FIGURES.values()]
+    figures = [figure_image(draw(networks), inside.DESCRIPTIONS[name]) for name, draw in inside.FIGURES.items()]
     sections.append(("Inside the attention", [*figures, paragraph(ABOUT_INSIDE.format(images=inside.IMAGES))]))
-    write_page(folder / PAGE, "linvit: reading digits with linear attention", sections)
+    write_page(folder / PAGE, "linvit demo: handwritten digits with linear attention", sections)
     return comparison
 
 
 def _training(name: str, run: Run, folder: Path) -> list[str]:
-    """A network's curves and a link to its report."""
+    """A network's training curves and a link to its report."""
     link = html.escape(str((run.folder / PAGE).relative_to(folder)))
     words = "accuracy of each class, confused classes and calibration"
     return [
-        figure_image(training_curve(run.metrics, run.task.measures), f"training of {name}"),
+        figure_image(training_curve(run.metrics, run.task.measures), f"training curves of {name}"),
         f'<p><a href="{link}">Report on {name}</a>: {words}.</p>',
     ]

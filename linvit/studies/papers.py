@@ -1,12 +1,12 @@
-"""Every mechanism and every component of RALA and MALA in one small network, over seeds, with the papers' claims."""
+"""The study: every mechanism and every part of RALA and MALA in one small network, and the papers' claims tested."""
 
 import math
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import check_marks, markdown_table, replace_between_marks
@@ -23,26 +23,29 @@ BASELINES = ("softmax", "linear")
 PREFIX = "deit_tiny_"
 TAKEN_APART = ("rala", "mala")
 STEM = "study"
+COUNTED = {HOLDS: "hold", FAILS: "do not hold", UNCLEAR: "are undecided"}
 BEGIN, END = "<!-- study:begin -->", "<!-- study:end -->"
 
-ABOUT = """A stand-in, not ImageNet: DeiT-shaped networks, {data} at {size[0]}×{size[1]} px, {train_images:,} images to
-train on and {held_out_images:,} held out in each of {seeds} seeds; the seed chooses the split, the initial weights and
-the order. {epochs} epochs, one recipe for all, accuracy after the last epoch; one thread per run."""
-ABOUT_TABLE = """Mean over the seeds with its 95 % t-interval; Δ: paired difference in percentage points, with its own
-95 % t-interval; p: paired t-test, corrected for the number of variants by Holm's procedure. MACs of one image:
-convolutions and linear layers; the products inside the attention come on top."""
-ABOUT_CLAIMS = """The rule was fixed before there were data. All comparisons below are one family. A claim that one
-thing is better holds where the paired difference's interval, at the level that Holm's procedure gives it (5 % for the
-family), lies above zero, and does not hold where it lies below. "Equal" holds where the interval (Bonferroni) lies
-within ±{margin:g} point, and does not hold where it lies beyond. Everything else cannot be told at this size. A claim
-of several comparisons holds with all of them and fails with one. Accuracies are in percentage points."""
+ABOUT = """This is a stand-in for ImageNet: small DeiT networks on {data} at {size[0]}×{size[1]} px, with
+{train_images:,} training and {held_out_images:,} held-out images for each of {seeds} seeds. The seed sets the split,
+the initial weights and the order of the images. All variants train for {epochs} epochs with the same recipe; the
+accuracy is that after the last epoch."""
+ABOUT_TABLE = """Mean over the seeds ± half of the 95 % t-interval. Δ is the paired difference in percentage points with
+its 95 % t-interval; p is that of the paired t-test, corrected by Holm's procedure for the number of variants. MACs are
+those of convolutions and linear layers for one image; "+ attention" are the products inside the attention."""
+ABOUT_CLAIMS = """The rules were fixed before the experiments. All comparisons below are one family of tests with an
+error rate of 5 %. "A is better than B" holds if the interval of the paired difference, at the level of Holm's
+procedure, lies above zero; it does not hold if the interval lies below zero. "A is as good as B" holds if the interval
+(Bonferroni) lies within ±{margin:g} point and does not hold if it lies outside. Otherwise the claim is undecided:
+networks and data of this size cannot tell. A claim with several comparisons holds if all of them hold and does not
+hold if one fails. Accuracies are in percentage points."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """The recipes of a study side by side, what its networks look like inside, and what became of every claim.
+    """The result of a study: the comparison of its recipes, the verdicts, and measurements inside the networks.
 
-    numbers: quantity → network → one number per seed. first: measurements of the networks of seed 0.
+    numbers: quantity → network → one number per seed. first: network → measurements with seed 0.
     """
 
     comparison: Comparison
@@ -51,20 +54,19 @@ class Study:
     first: Mapping[str, Inside]
 
     def to_markdown(self) -> str:
-        """The whole section, headings of third level, with the figures that `save` writes."""
+        """The whole section, with headings of third level and the figures that `save` writes; the claims come first."""
         comparison, about = self.comparison, self.comparison.about
-        blocks = [ABOUT.format(**about), f"![Accuracy of every variant]({STEM}.svg)", ABOUT_TABLE]
-        blocks = [" ".join(block.split()) for block in blocks]
+        counts = Counter(verdict.outcome for verdict in self.verdicts)
+        total = ", ".join(f"{counts[outcome]} {words}" for outcome, words in COUNTED.items())
+        claims = [[v.claim.statement, v.claim.source, "<br>".join(v.measured), v.outcome] for v in self.verdicts]
+        blocks = [f"Of {len(claims)} claims {total}.", _joined(ABOUT.format(**about)), "### Claims"]
+        blocks += [markdown_table(["claim", "source", "measured", "verdict"], claims, left=4)]
+        blocks += [_joined(ABOUT_CLAIMS.format(margin=MARGIN)), about_line(about)]
+        blocks += ["### Accuracy", f"![Accuracy of every variant]({STEM}.svg)", _joined(ABOUT_TABLE)]
         for group in dict.fromkeys(row.group for row in comparison.rows):
-            blocks += [f"### {group}", comparison.table([row for row in comparison.rows if row.group == group])]
+            blocks += [f"#### {group}", comparison.table([row for row in comparison.rows if row.group == group])]
         if self.first:
             blocks += [inside.section(self.numbers, self.first), about_line(about)]
-        counts = Counter(verdict.outcome for verdict in self.verdicts)
-        total = ", ".join(f"{outcome} {counts[outcome]}" for outcome in (HOLDS, FAILS, UNCLEAR))
-        claims = [[v.claim.statement, v.claim.source, "<br>".join(v.measured), v.outcome] for v in self.verdicts]
-        blocks += ["### Claim by claim", " ".join(ABOUT_CLAIMS.format(margin=MARGIN).split())]
-        blocks += [f"Of {len(claims)} claims: {total}."]
-        blocks += [markdown_table(["claim", "source", "measured", "verdict"], claims, left=4), about_line(about)]
         return "\n\n".join(blocks) + "\n"
 
     def save(self, folder: str | Path) -> Path:
@@ -86,17 +88,22 @@ def study(
     write: str | Path | None = None,
     progress: Say | None = None,
 ) -> Study:
-    """Trains every recipe of a folder with every seed, what is complete not again, and decides the papers' claims.
+    """Trains every recipe of a folder with every seed and decides the papers' claims. Complete runs are kept.
 
-    recipes is the folder; None stands for that of linvit. folder gets a folder for each variant and seed, and what
-    `Study.save` writes. write is a Markdown file whose text between the two study marks is replaced; the SVG figures
-    are put beside it. progress gets a line when a run is complete; `print`, for example.
+    Args:
+        recipes: the folder of recipes; None for the bundled study.
+        folder: gets a folder for each variant and seed, and the files of `Study.save`.
+        seeds: how many seeds, 2 or more.
+        workers: how many runs are trained at once, one thread each.
+        write: a Markdown file; the text between its two study marks is replaced, and the SVG figures go next to it.
+        progress: called with a line whenever a run is complete; `print`, for example.
 
-    Raises ValueError for a folder without recipes, recipes that differ in more than the model, fewer than two seeds,
-    no worker, a file without marks, and a folder that holds other runs.
+    Raises:
+        ValueError: for a folder without recipes, recipes that differ in more than the model, fewer than two seeds, no
+            worker, a file without marks, or a folder that holds other runs.
     """
     if seeds < 2 or workers < 1:
-        raise ValueError(f"`seeds` is {seeds} and `workers` is {workers}: a study needs 2 seeds and 1 worker or more.")
+        raise ValueError(f"`seeds` is {seeds} and `workers` is {workers}: a study needs at least 2 seeds and 1 worker.")
     if write is not None:
         check_marks(Path(write), BEGIN, END)
     recipes = bundled_folder() / "study" if recipes is None else recipes
@@ -121,25 +128,30 @@ def study(
     return result
 
 
-def read_variants(recipes: Path) -> list[Plan]:
-    """Every recipe of the folder but base.yaml, the baselines first.
+def _joined(text: str) -> str:
+    """One line."""
+    return " ".join(text.split())
 
-    Raises ValueError where there are none, where a baseline is missing, and where two differ in more than the model.
+
+def read_variants(recipes: Path) -> list[Plan]:
+    """Every recipe of the folder except base.yaml, the baselines first.
+
+    Raises ValueError where a baseline is missing, or where two recipes differ in more than the model.
     """
     paths = sorted(path for path in recipes.glob("*.yaml") if path.stem != "base")
     missing = [name for name in BASELINES if name not in {path.stem for path in paths}]
     if missing:
         raise ValueError(
-            f"The folder {recipes} holds no recipe {missing[0]}.yaml, with which every other is compared: give another"
-            " folder as `recipes`."
+            f"The folder {recipes} has no recipe {missing[0]}.yaml, a baseline of the study: give another folder as"
+            " `recipes`."
         )
     plans = [Plan.of(Cell(path)) for path in paths]
     shared = [{key: value for key, value in plan.values.items() if key not in ("model", "folder")} for plan in plans]
     for path, values in zip(paths, shared, strict=True):
         if values != shared[0]:
             raise ValueError(
-                f"The recipes {paths[0]} and {path} differ in more than the model: a study compares equal budgets, put"
-                " what they share into base.yaml."
+                f"The recipes {paths[0]} and {path} differ in more than the model, but a study trains all alike: move"
+                " the other settings to base.yaml."
             )
     plans = [replace(plan, cell=replace(plan.cell, group=_group(plan))) for plan in plans]
     return sorted(plans, key=lambda plan: (plan.cell.name not in BASELINES, plan.cell.name))
@@ -151,18 +163,19 @@ def _group(plan: Plan) -> str:
 
 
 def best_first(rows: Sequence[Row]) -> list[Row]:
-    """The rows by group, the best first in each; those without any finite run last."""
+    """The rows by group, each group from best to worst; rows whose runs all diverged come last."""
     return sorted(rows, key=lambda row: (row.group, -row.mean.mean if row.mean.count else float("inf")))
 
 
 def _about(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
     source = plan.source
-    counts = {"train_images": len(source.train_set()), "held_out_images": len(source.val_set())}
+    images = {"train_images": source.train_set(), "held_out_images": source.val_set()}
+    counts = {name: len(cast(Sized, data)) for name, data in images.items()}
     return {**about, "size": list(source.preprocessing.size), **counts}
 
 
 def _look_inside(rows: Sequence[Row], folder: Path, say: Say) -> dict[str, list[Inside | None]]:
-    """The measurements of every run of the networks in MEASURED; None for one that did not stay finite."""
+    """The measurements of every run of the networks in MEASURED; None for runs that diverged."""
     counts = {row.name: row.measures for row in rows}
     networks: dict[str, list[Inside | None]] = {}
     for name in (name for name in inside.MEASURED if name in counts):

@@ -1,4 +1,4 @@
-"""What is trained for a comparison, recipe by recipe and seed by seed, and the rows that it gives."""
+"""The plan of a comparison: which recipe is trained with which seed, and the rows of the table that follow."""
 
 import math
 import re
@@ -20,19 +20,19 @@ from linvit.studies.table import Comparison, Row
 from linvit.tasks.measures import Measure
 from linvit.tasks.task import Task
 
-LOADED = ("pretrained", "checkpoint_path")  # weights, which a network on the meta device has no place for
-IRRELEVANT = ("name", "compile", "ema_decay")  # for the measures of a task; timm's average cannot live on meta
+LOADED = ("pretrained", "checkpoint_path")  # weights cannot be loaded on the meta device
+IRRELEVANT = ("name", "compile", "ema_decay")  # to a task's measures; timm's average does not work on the meta device
 
 Say = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """Says nothing."""
+    """The `progress` of callers who want none."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is trained with every seed: a recipe with overrides, at one value of the varied setting (None without)."""
+    """A recipe with overrides, at one value of the varied setting (None if no setting is varied)."""
 
     recipe: Path
     overrides: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Cell:
         return self.recipe.stem
 
     def training(self, seed: int, overrides: Sequence[str], folder: Path) -> Training:
-        """The run with one seed, whose folder lies in that of the comparison."""
+        """The run with one seed, in its own folder below that of the comparison."""
         settings = (f"seed={seed}", *self.overrides, *overrides)
         at = "" if self.value is None else f"at {self.value} "
         folder = folder / self.name / ("" if self.value is None else folder_name(self.value)) / f"seed{seed}"
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """All values of a cell's recipe, its data, and its task on the meta device, where networks have no weights."""
+    """A cell with all values of its recipe, its data, and its task on the meta device, that is, without weights."""
 
     cell: Cell
     values: Mapping[str, Any]
@@ -67,13 +67,13 @@ class Plan:
         values, source = recipe.resolved(), recipe.source()
         settings = {key: value for key, value in values["task"].items() if key not in IRRELEVANT}
         model = {key: value for key, value in values["model"].items() if key not in LOADED}
-        facts = source.num_classes, getattr(source.preprocessing, "channels", 3)  # read before the data is on meta too
+        facts = source.num_classes, getattr(source.preprocessing, "channels", 3)  # reads data: not on the meta device
         with torch.device("meta"):
             task = recipe.spec.build(model, *facts, **settings)
         return cls(cell, values, source, task)
 
     def row(self) -> dict[str, Any]:
-        """What a row says of the network: parameters, pattern and, where images are classified, MACs."""
+        """The network's columns of a row: parameters and, for image classification, pattern and MACs."""
         network, cell = self.task.network, self.cell
         facts = {"name": cell.name, "value": cell.value, "group": cell.group}
         if self.values["task"]["name"] != "classification":
@@ -93,10 +93,13 @@ def train_plans(
     each_seed: Callable[[int], Sequence[str]] = lambda seed: (),
     progress: Say | None = None,
 ) -> Comparison:
-    """Trains all plans with all seeds, one row each; `each_seed` gives further overrides. Raises as `compare`."""
+    """Trains every plan with every seed and returns a row per plan; the arguments and errors are those of `compare`.
+
+    each_seed: seed → further overrides.
+    """
     names = sorted({plan.values["task"]["name"] for plan in plans})
     if len(names) > 1:
-        raise ValueError(f"The recipes are of the tasks {', '.join(names)}: compare those of one task.")
+        raise ValueError(f"The recipes have different tasks ({', '.join(names)}): compare recipes of one task.")
     score, known = plans[0].task.score, plans[0].task.measures
     for name in also:
         if name not in known:
@@ -126,12 +129,13 @@ def compared(
     measures: Mapping[str, Measure],
     baselines: Sequence[str],
 ) -> list[Row]:
-    """A row for each network, with paired differences to the baselines at the same value.
+    """A row for each network, with paired differences from the baselines at the same value.
 
     Args:
-        facts: name, value and the other arguments of its row.
-        results: what its runs ended with, one per seed.
-        measures: the score first, then those for columns of their own.
+        facts: for each network, its name, value and the other arguments of its row.
+        results: for each network, the results of its runs, one per seed, see `pool.complete`.
+        measures: the score first, then the measures that get their own columns.
+        baselines: names of the networks to compare with.
     """
     (score, *also) = measures
     numbers = [_over_seeds(runs, score, measures[score]) for runs in results]
@@ -159,11 +163,13 @@ def compared(
 
 
 def _over_seeds(runs: Sequence[Mapping[str, Any]], name: str, measure: Measure) -> tuple[float, ...]:
-    """The measure of every run, NaN where it was not finite; raises ValueError where a finite run does not have it."""
+    """The measure of every run, NaN for one that diverged; raises ValueError where a complete run lacks it."""
     for run in runs:
         if run["reason"] is None and name not in run["measures"]:
             known = ", ".join(run["measures"])
-            raise ValueError(f"A run has no measure {name!r} after its last epoch, expected one of {known}.")
+            raise ValueError(
+                f"The run has no measure {name!r} after its last epoch, only {known}: choose one of these."
+            )
     return tuple(measure.factor * run["measures"].get(name, math.nan) for run in runs)
 
 
@@ -172,7 +178,7 @@ def _estimate(values: Sequence[float]) -> Estimate:
 
 
 def folder_name(value: str) -> str:
-    """The value without what would lead to another folder."""
+    """The value as the name of a folder: no slashes, no leading dots."""
     return re.sub(r"^\.+|[/\\]", "_", value)
 
 

@@ -1,7 +1,7 @@
 """Many short trainings, a few at a time, each in a worker process with one thread.
 
-A training is complete when its folder holds result.json. What is complete is not repeated, what was begun resumes from
-its last checkpoint, and a loss that is no longer finite is a result.
+A training is complete when its folder holds result.json. Complete trainings are not repeated, unfinished ones resume
+from their last checkpoint, and divergence (a loss that is not finite) is a result.
 """
 
 import csv
@@ -33,7 +33,7 @@ SETTINGS, RESULT = "settings.json", "result.json"
 
 @dataclass(frozen=True)
 class Training:
-    """A recipe with overrides, the folder of its run, a label for messages, and all its values without the folder."""
+    """One run: its recipe with overrides, its folder, a label for messages, and all recipe values but `folder`."""
 
     label: str
     recipe: Path
@@ -42,15 +42,15 @@ class Training:
     values: Mapping[str, Any]
 
     def result(self) -> dict[str, Any] | None:
-        """What the complete training ended with, see `complete`; None while there is something left to do.
+        """The result of the complete training, see `complete`; None if it is not complete.
 
         Raises ValueError where the folder holds a run with other values.
         """
         settings = self.folder / SETTINGS
         if settings.is_file() and json.loads(settings.read_text()) != self.values:
             raise ValueError(
-                f"{self.folder} holds a run with other settings than {self.recipe} has now: delete that folder to train"
-                " it again, or choose another `folder`."
+                f"{self.folder} holds a run with other settings than those of {self.recipe}: delete that folder to"
+                " train again, or choose another `folder`."
             )
         result = self.folder / RESULT
         return json.loads(result.read_text()) if result.is_file() else None
@@ -58,7 +58,7 @@ class Training:
 
 @dataclass
 class Progress:
-    """How many trainings are complete and how long the others take, judging by those since the start of this call."""
+    """Counts complete trainings and estimates the remaining time from those of this call."""
 
     total: int
     complete: int
@@ -69,7 +69,7 @@ class Progress:
     def line(self, label: str, result: Mapping[str, Any], running: Sequence[str]) -> str:
         """`[12/150] rala seed 3: 91.24 %, 21 s; running: mala seed 3; about 34 min left`."""
         self.complete, self.trained = self.complete + 1, self.trained + 1
-        outcome = "did not stay finite" if result["reason"] else self.outcome(result["measures"])
+        outcome = "diverged" if result["reason"] else self.outcome(result["measures"])
         facts = [f"[{self.complete}/{self.total}] {label}: {outcome}, {result['seconds']:.0f} s"]
         if running:
             facts.append(f"running: {', '.join(running)}")
@@ -80,7 +80,7 @@ class Progress:
 
 
 class StopsBetweenEpochs(Callback):
-    """Ends a run before its next epoch once `stop` is set; the epoch before has been saved."""
+    """Stops a run at the start of an epoch once `stop` is set; the last complete epoch is already saved."""
 
     def __init__(self, stop: Any) -> None:
         self.stop = stop
@@ -99,16 +99,18 @@ def run_all(
     say: Callable[[str], None],
     outcome: Callable[[Mapping[str, Any]], str] = lambda measures: "complete",
 ) -> list[dict[str, Any]]:
-    """Completes every training and returns their results, in order.
+    """Completes every training and returns the results in order.
 
     Args:
-        trainings: a training that is complete is not repeated.
+        trainings: the runs; complete ones are not repeated.
         workers: how many processes train at once, one thread each.
-        say: gets one line when a training is complete.
-        outcome: what that line says of the measures.
+        say: called with a line whenever a training is complete.
+        outcome: measures → their words in that line.
 
-    Raises ValueError for a folder that holds another run, RunStoppedError, saying how to resume, after Ctrl-C, and
-    ConnectionError where a worker was killed.
+    Raises:
+        ValueError: where a folder holds another run.
+        RunStoppedError: after Ctrl-C; the message says how to resume.
+        ConnectionError: where a worker was killed.
     """
     results = [training.result() for training in trainings]
     waiting = [index for index, result in enumerate(results) if result is None]
@@ -127,9 +129,9 @@ def run_all(
                     running = [trainings[other].label for _, other in busy.values()]
                     say(progress.line(trainings[index].label, result, running))
         except KeyboardInterrupt:
-            say("Stopping: every run under way finishes and saves its epoch; press Ctrl-C again to stop at once.")
+            say("Stopping after the current epoch of each run; press Ctrl-C again to stop at once.")
             raise RunStoppedError(
-                f"Stopped with {progress.complete} of {len(trainings)} runs complete: run the same again to resume."
+                f"Stopped with {progress.complete} of {len(trainings)} runs complete: start it again to resume."
             ) from None
         finally:
             stop.set()
@@ -143,14 +145,14 @@ def _result_of(future: "Future[dict[str, Any]]", training: Training) -> dict[str
         return future.result()
     except BrokenProcessPool:
         raise ConnectionError(
-            f"The worker training {training.label} was lost, often because memory ran out: run the same again to"
-            " resume, with fewer `workers` at once; a script must start it below `if __name__ == '__main__':`."
+            f"The worker training {training.label} was killed, often because it ran out of memory: start it again to"
+            " resume, with fewer `workers`. A script must make this call under `if __name__ == '__main__':`."
         ) from None
 
 
 @contextmanager
 def _workers(count: int) -> Iterator[tuple[list[ProcessPoolExecutor], Any]]:
-    """Executors of one process each, so that it is known which training a killed one had, and the event to stop all."""
+    """Executors with one process each, so that a killed process can be told by its training, and the event to stop."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     others = multiprocessing.active_children()
@@ -159,7 +161,7 @@ def _workers(count: int) -> Iterator[tuple[list[ProcessPoolExecutor], Any]]:
         yield pools, stop
     finally:
         for process in set(multiprocessing.active_children()) - set(others):
-            process.kill()  # idle by now, or a second Ctrl-C asks for it
+            process.kill()  # it is idle, or Ctrl-C was pressed twice
         for pool in pools:
             pool.shutdown()
 
@@ -187,9 +189,11 @@ def _complete(training: Training) -> dict[str, Any]:
 
 
 def complete(training: Training, stop: Any) -> dict[str, Any]:
-    """Trains to the end and writes result.json: `measures` after the last epoch, `seconds`, and `reason`, None where
-    the loss stayed finite."""
-    from linvit.runs.training import train_folder  # Lightning's start-up belongs into the worker
+    """Trains to the end, writes result.json and returns its content.
+
+    The content: `measures` after the last epoch, `seconds`, and `reason`, why the run diverged (else None).
+    """
+    from linvit.runs.training import train_folder  # the worker imports it, not its parent
 
     training.folder.mkdir(parents=True, exist_ok=True)
     with replacing(training.folder / SETTINGS) as temporary:
@@ -201,16 +205,17 @@ def complete(training: Training, stop: Any) -> dict[str, Any]:
         train_folder(training.recipe, training.overrides, folder=training.folder, resume=True, callbacks=callbacks)
     except FloatingPointError as error:
         reason = str(error).split(",")[0]
-    result = {"reason": reason, "seconds": round(time.monotonic() - started, 3)}
-    result["measures"] = {} if reason else last_measures(training.folder)
-    (training.folder / "checkpoints" / BEST).unlink(missing_ok=True)  # what is compared is the last epoch
+    seconds = round(time.monotonic() - started, 3)
+    measures = {} if reason else last_measures(training.folder)
+    result: dict[str, Any] = {"reason": reason, "seconds": seconds, "measures": measures}
+    (training.folder / "checkpoints" / BEST).unlink(missing_ok=True)  # the last epoch is compared, not the best
     with replacing(training.folder / RESULT) as temporary:
         temporary.write_text(json.dumps(result))
     return result
 
 
 def last_measures(folder: Path) -> dict[str, float]:
-    """The measures of a run after its last epoch; the moving average's where it alone was measured."""
+    """The measures of a run after its last epoch; those of the moving average where only it was measured."""
     with (folder / "metrics.csv").open(newline="") as file:
         row = {name: float(value) for name, value in list(csv.DictReader(file))[-1].items() if value}
     for name in UNMEASURED:

@@ -1,4 +1,4 @@
-"""Means and paired differences over seeds, with intervals, and the rules that turn them into verdicts."""
+"""Means and paired differences over seeds with confidence intervals, and the rules that decide a claim by them."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-HOLDS, FAILS, UNCLEAR = "holds", "does not hold", "cannot tell at this size"
+HOLDS, FAILS, UNCLEAR = "holds", "does not hold", "undecided"
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Estimate:
 def estimate(values: Sequence[float], level: float = 0.95) -> Estimate:
     """Mean, t-interval and one-sample t-test of the values, one per seed.
 
-    A single value has an unbounded interval and p = 1; values that are all the same have an interval without width, and
-    p is 1 where they are zero and 0 elsewhere. No value at all gives a mean that is NaN.
+    A single value has an unbounded interval and p = 1. Equal values have an interval of width 0, and p = 1 if they are
+    zero, else 0. Without values the mean is NaN.
     """
     if len(values) < 2:
         mean = float(values[0]) if values else math.nan
@@ -39,16 +39,16 @@ def estimate(values: Sequence[float], level: float = 0.95) -> Estimate:
 
 
 def paired(ours: Sequence[float], others: Sequence[float], level: float = 0.95) -> Estimate:
-    """Estimate of ours − others, seed by seed; the p-value is that of the paired t-test.
+    """Estimate of the difference ours − others, seed by seed; p is that of the paired t-test.
 
-    A seed in which either is not finite is left out.
+    Seeds where either value is not finite are left out.
     """
     pairs = zip(ours, others, strict=True)
     return estimate([our - other for our, other in pairs if math.isfinite(our - other)], level)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for their number (Holm, Scand. J. Statist. 6, 1979): reject where the adjusted one is ≤ α."""
+    """p-values corrected for multiple tests (Holm, Scand. J. Statist. 6, 1979): reject where the result is ≤ α."""
     adjusted = [1.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(np.argsort(p_values, kind="stable")):
@@ -58,10 +58,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
-    """Confidence levels at which each difference's interval excludes zero exactly where Holm's procedure rejects.
+    """Confidence levels for the differences, such that an interval excludes zero if and only if Holm's test rejects.
 
-    The k-th smallest of m p-values has 1 − α / (m − k + 1), until the first that is not rejected; it and all after it
-    share its level.
+    The k-th smallest of m p-values gets the level 1 − α / (m − k + 1); from the first that is not rejected on, all get
+    the same level.
     """
     levels = [0.0] * len(p_values)
     stopped: float | None = None
@@ -74,28 +74,28 @@ def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
 
 
 def verdict_higher(difference: Estimate) -> str:
-    """The claim that a difference is positive, by its corrected interval: above zero, below zero, or around it."""
+    """The claim that a difference is positive: holds if its interval lies above zero, fails if it lies below."""
     if difference.low > 0:
         return HOLDS
     return FAILS if difference.high < 0 else UNCLEAR
 
 
 def verdict_equal(difference: Estimate, margin: float) -> str:
-    """The claim that a difference is smaller than a margin: its interval lies inside ±margin, beyond it, or neither."""
+    """The claim that a difference is small: holds if its interval lies within ±margin, fails if it lies outside."""
     if -margin < difference.low and difference.high < margin:
         return HOLDS
     return FAILS if difference.low > margin or difference.high < -margin else UNCLEAR
 
 
 def verdict_all(verdicts: Sequence[str]) -> str:
-    """A claim of several comparisons fails with any of them and holds only with all of them."""
+    """A claim of several comparisons: holds if all of them hold, fails if one fails."""
     if FAILS in verdicts:
         return FAILS
     return HOLDS if verdicts and all(verdict == HOLDS for verdict in verdicts) else UNCLEAR
 
 
 def verdict_share(count: int, total: int) -> str:
-    """The claim that something happens in every run: in all, in none, or in some."""
+    """The claim that something happens in every run: holds if in all, fails if in none, undecided if in some."""
     if total and count == total:
         return HOLDS
     return FAILS if count == 0 and total else UNCLEAR

@@ -1,4 +1,4 @@
-"""What trainings over seeds give: a table of estimates and paired differences, as Markdown, CSV, JSON and figures."""
+"""The table of a comparison: estimates over seeds and paired differences, as Markdown, CSV, JSON and a figure."""
 
 import csv
 import io
@@ -10,6 +10,7 @@ from typing import Any
 
 from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import markdown_table
+from linvit.analysis.report import short_commit
 from linvit.files import replacing, write_json
 from linvit.studies.figures import over_figure
 from linvit.studies.statistics import Estimate
@@ -21,12 +22,11 @@ STEM = "compared"
 
 @dataclass(frozen=True)
 class Row:
-    """A recipe, at one value of the varied setting (None without one), over all seeds. Shares are in percent.
+    """A recipe over all seeds, at one value of the varied setting (None if no setting is varied). Shares are in %.
 
-    measures: one per seed, NaN where a run did not stay finite; mean: of the finite ones. differences: to each baseline
-    at the same value, paired by seed; corrected: their p-values, corrected by Holm's procedure over all rows. also:
-    other measures of the finite runs. macs, macs_attention: of one image, where images are classified. seconds: of a
-    run.
+    measures: the score of each seed, NaN where the run diverged. mean: over the other seeds. differences: baseline →
+    difference at the same value, paired by seed. corrected: baseline → p-value, corrected by Holm's procedure over all
+    rows. also: further measures. macs, macs_attention: for one image, in image classification. seconds: mean per run.
     """
 
     name: str
@@ -45,17 +45,17 @@ class Row:
 
     @property
     def diverged(self) -> int:
-        """How many runs did not stay finite."""
+        """How many runs diverged."""
         return sum(not math.isfinite(value) for value in self.measures)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Recipes over seeds side by side.
+    """The result of a comparison: a row for each recipe and value.
 
-    score: the name of the measure that is compared. measures: heading and unit of that and of the further columns.
-    about: what was trained, on what, and where. baselines: names of the rows that the others are compared with. key:
-    the setting that varies.
+    score: name of the compared measure. measures: name → heading and unit, of the score and of further columns. about:
+    facts about networks, data, training and machine. baselines: names of the rows that others are compared with. key:
+    the varied setting.
     """
 
     rows: Sequence[Row]
@@ -66,7 +66,7 @@ class Comparison:
     key: str | None = None
 
     def cells(self, row: Row) -> dict[str, str]:
-        """The row as it stands in tables, by headings; columns that no row needs are left out."""
+        """heading → cell of a row, without columns that are empty in all rows."""
         digits = self.measures[self.score].digits
         cells = {"recipe": row.name}
         if self.key:
@@ -83,22 +83,22 @@ class Comparison:
         for name, mean in row.also.items():
             cells[self.measures[name].label] = plus_minus(mean, self.measures[name].digits)
         if any(other.diverged for other in self.rows):
-            cells["not finite"] = f"{row.diverged} of {len(row.measures)}"
+            cells["diverged"] = f"{row.diverged} of {len(row.measures)}"
         return cells | {"s per run": f"{row.seconds:.0f}"}
 
     def table(self, rows: Sequence[Row]) -> str:
-        """Rows as a Markdown table, with the line below it that says what they are."""
+        """Rows as a Markdown table with a line below it about networks, data and training."""
         cells = [{**self.cells(row), "recipe": f"`{row.name}`"} for row in rows]
         head = [f"`{name}`" if name == self.key else name for name in cells[0]]
         text = markdown_table(head, [list(row.values()) for row in cells], left=1)
         return f"{text}\n\n{about_line(self.about)}"
 
     def to_markdown(self) -> str:
-        """All rows as a Markdown table, with the line below it that says what they are."""
+        """All rows as a Markdown table with the line below it."""
         return f"{self.table(self.rows)}\n"
 
     def to_csv(self) -> str:
-        """A line for each run."""
+        """CSV with a line for each run."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         head = ["group", "recipe", "value", "parameters", "macs", "macs_attention", "seed", self.score, "seconds"]
@@ -110,11 +110,11 @@ class Comparison:
         return text.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values, NaN included."""
+        """Everything as JSON values; NaN is not replaced."""
         return {"about": dict(self.about), "rows": [asdict(row) for row in self.rows]}
 
     def save(self, folder: str | Path) -> Path:
-        """Writes compared.md, .csv, .json and, where a setting varies, .svg and .png; returns the Markdown file."""
+        """Writes compared.md, .csv, .json and, if a setting is varied, .svg and .png; returns the Markdown file."""
         folder = Path(folder)
         text = self.to_markdown()
         if self.key:
@@ -134,7 +134,7 @@ def write_texts(stem: Path, markdown: str, lines: str, content: Mapping[str, Any
 
 
 def plus_minus(mean: Estimate, digits: int) -> str:
-    """`91.24 ± 0.35`: mean and half of the interval, or the mean alone where the interval is unbounded."""
+    """`91.24 ± 0.35`, mean and half of the interval; the mean alone if the interval is unbounded."""
     if not mean.count:
         return "–"
     half = (mean.high - mean.low) / 2
@@ -142,7 +142,7 @@ def plus_minus(mean: Estimate, digits: int) -> str:
 
 
 def about_line(about: Mapping[str, Any]) -> str:
-    """The line below every table."""
+    """The line below every table: networks, data, seeds, training, software."""
     parameters = " to ".join(f"{number:,}" for number in dict.fromkeys(about["parameters"]))
     precision = "float32" if about["precision"] in FLOAT32 else f"precision {about['precision']}"
     intervals = (
@@ -150,23 +150,17 @@ def about_line(about: Mapping[str, Any]) -> str:
         " t-interval, p corrected by Holm's procedure"
     )
     facts = [
-        ", ".join(filter(None, [f"Stand-in of {parameters} parameters", about["model"]])),
+        ", ".join(filter(None, [f"Small networks of {parameters} parameters", about["model"]])),
         about["data"],
-        "seed 0 alone, no intervals" if about["seeds"] == 1 else intervals,
+        "seed 0 only, no intervals" if about["seeds"] == 1 else intervals,
         f"{about['epochs']} epochs, {precision}, one thread per run",
         f"torch {about['packages']['torch']}, commit {short_commit(about)}",
     ]
     return f"*{'; '.join(facts)}.*"
 
 
-def short_commit(about: Mapping[str, Any]) -> str:
-    """Seven digits of the commit, with `-dirty` where files differ from it."""
-    commit = about["commit"] or "unknown"
-    return commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
-
-
 def _difference(row: Row, baseline: str, digits: int) -> tuple[str, str]:
-    """Δ with its interval, and p; dashes where there is nothing to compare."""
+    """Δ with its interval, and p; dashes where there is no difference."""
     difference = row.differences.get(baseline)
     if difference is None or not difference.count:
         return "–", "–"

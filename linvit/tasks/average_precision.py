@@ -19,7 +19,7 @@ HEADINGS = {
 def average_precision(
     ground_truth: dict[str, Any], results: Sequence[dict[str, Any]], image_ids: Iterable[int], kind: str
 ) -> dict[str, float]:
-    """Measures in 0..1, averaged over classes, of detections on some images, by faster-coco-eval.
+    """Average precision of detections on some images, in 0..1, averaged over classes, by faster-coco-eval.
 
     ap is the mean over IoU 0.5, 0.55, … 0.95, ap50 and ap75 those at one, ap_small, ap_medium and ap_large those of
     objects of up to 32², 96² and more pixels, left out where there are none.
@@ -39,7 +39,7 @@ def average_precision(
 def average_precision_by_class(
     ground_truth: dict[str, Any], results: Sequence[dict[str, Any]], image_ids: Iterable[int], kind: str
 ) -> dict[int, tuple[float, float, int]]:
-    """ap and ap50 in 0..1 and the number of objects, without crowds, of each category id that has objects.
+    """(ap, ap50, number of objects) by category id, for categories with objects; crowds are not counted.
 
     Arguments as in average_precision.
     """
@@ -63,7 +63,7 @@ def average_precision_by_class(
 def _evaluation(
     ground_truth: dict[str, Any], results: Sequence[dict[str, Any]], image_ids: Iterable[int], kind: str
 ) -> Any:
-    """faster-coco-eval's evaluation after its run, None without detections."""
+    """The finished evaluation of faster-coco-eval; None if there are no detections."""
     from faster_coco_eval import COCO, COCOeval_faster  # part of the extra `dense`
 
     with contextlib.redirect_stdout(io.StringIO()):

@@ -1,8 +1,9 @@
-"""A run's folder: checkpoints that are whole or absent, the curve as CSV, and a stop that loses nothing."""
+"""A run's folder: checkpoints written atomically, training curves as CSV, and stopping without loss."""
 
 import csv
 import io
 import logging
+import os
 import signal
 import threading
 import time
@@ -16,7 +17,8 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from linvit.files import read_checkpoint, replacing
+from linvit.files import read_checkpoint, reason_of, replacing
+from linvit.ranges import allows
 from linvit.tasks.measures import column, line
 
 if TYPE_CHECKING:
@@ -29,19 +31,20 @@ REDRAWN = 30.0  # seconds
 
 
 class RunStoppedError(Exception):
-    """Raised after a request to stop, when the last checkpoint is written."""
+    """Training was stopped on request; the last checkpoint has been written."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoint files under a temporary name until they are complete, read without running code."""
+    """Writes Lightning's checkpoints atomically, and reads them without running code."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         try:
             with replacing(path) as temporary:
                 torch.save(checkpoint, temporary)
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else reason_of(error)
             raise OSError(
-                f"The checkpoint {path} could not be written ({error}); the one before it is untouched:"
+                f"The checkpoint {path} could not be written ({reason}); the one before it is untouched:"
                 " make room or allow writing there, then train again with `resume=True`."
             ) from error
 
@@ -51,12 +54,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 @dataclass(eq=False)
 class RunFolder(Checkpoint):
-    """Keeps folder/checkpoints/last.ckpt and best.ckpt and folder/metrics.csv, one row for each epoch.
+    """Writes folder/checkpoints/last.ckpt and best.ckpt, and folder/metrics.csv with one row per epoch.
 
-    The rows are part of the checkpoint, so the curve of a resumed run has neither gaps nor double rows. `about` is what
-    loading the run needs; every checkpoint holds it under "linvit". Best is by the task's score; equal ones keep the
-    earlier. `say` gets a line for each epoch. `draw` gets the rows and the task to make a figure of them, at most twice
-    a minute, after the last epoch and when the run stops.
+    The rows are part of the checkpoint, so the curve of a resumed run has neither gaps nor duplicates. `about` is
+    stored in every checkpoint under "linvit": what loading the run needs. The task's score chooses the best checkpoint;
+    of equal ones, the earlier is kept. `say` gets a line per epoch. `draw` gets rows and task and plots them, at most
+    twice a minute, after the last epoch and when the run stops.
     """
 
     folder: Path
@@ -82,7 +85,12 @@ class RunFolder(Checkpoint):
         return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.rows = list(state_dict["rows"])
+        rows: Any = state_dict.get("rows")
+        if not allows(list[dict[str, Any]], rows) or not all(
+            allows(float, value) for row in rows for value in row.values()
+        ):
+            raise ValueError("The checkpoint's training curve is damaged: resume from another checkpoint.")
+        self.rows = list(rows)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["linvit"] = self.about
@@ -94,8 +102,8 @@ class RunFolder(Checkpoint):
         self.validated = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: "Task") -> None:  # type: ignore[override]
-        row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
-        # Lightning keeps a measure until it is measured again
+        row: dict[str, float] = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
+        # Lightning keeps old measures until they are computed again
         stale = ("train/loss_step",) if self.validated else ("train/loss_step", "val/")
         self.validated = False
         row |= {
@@ -144,7 +152,7 @@ class RunFolder(Checkpoint):
 
 
 class StopSafely(Callback):
-    """On Ctrl-C or SIGTERM, finishes the batch (or the validation), saves through `save` and raises RunStoppedError.
+    """On Ctrl-C or SIGTERM, finishes the batch (or validation), saves a checkpoint and raises RunStoppedError.
 
     A second Ctrl-C stops at once; the last saved checkpoint is whole either way.
     """
@@ -154,7 +162,7 @@ class StopSafely(Callback):
         self.requested = False
         self._before: Callable[..., Any] | int | None = None
 
-    # not earlier: what Lightning finds set when it starts it sets again at the end
+    # not earlier: Lightning restores at the end the handler that it found at the start
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._request)
@@ -174,7 +182,7 @@ class StopSafely(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         progress = trainer.fit_loop.epoch_loop
         at_end = progress.batch_progress.is_last_batch or progress._num_ready_batches_reached()
-        # inside an accumulation the gradients so far would be lost; the last batch is followed by the epoch's own save
+        # inside an accumulation, gradients would be lost; after the last batch, the end of the epoch saves
         if self._asked(trainer) and not at_end and not progress._should_accumulate():
             trainer.save_checkpoint(self.path)
             raise RunStoppedError

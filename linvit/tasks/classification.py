@@ -1,6 +1,7 @@
-"""Image classification: one network, its moving average, the loss and top-1/top-5."""
+"""Image classification: cross entropy with label smoothing, mixup, CutMix or a teacher; top-1 and top-5."""
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
 
 from timm.data import Mixup
 from torch import Tensor, nn
@@ -9,27 +10,27 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from linvit.ranges import Count, Range, Share
 from linvit.tasks.distillation import Distillation
-from linvit.tasks.measures import LOSS, Measure, Measured, counted
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task
 
 
 class Classification(Task):
-    """Trains a network on (images, targets), and measures it and its moving average.
+    """Trains a network on (images, class labels); measures loss, top-1 and top-5.
 
     Args:
         network: Images (batch, channels, height, width) to logits (batch, classes).
         num_classes: Number of classes of the data.
         channels: Number of channels of the data's images.
         label_smoothing: Share of the target spread over all classes.
-        mixup: Alpha of mixup, 0 for none.
-        cutmix: Alpha of CutMix, 0 for none.
+        mixup: Alpha of mixup; 0 for none.
+        cutmix: Alpha of CutMix; 0 for none.
         mix_probability: Share of the batches that are mixed.
-        mix_switch: Share of CutMix among the mixed batches where both are on.
-        distillation: The teacher, if any.
-        kwargs: Those of Task.
+        mix_switch: Share of CutMix among the mixed batches, where both are on.
+        distillation: Settings of the teacher; None for none.
+        kwargs: Further arguments of Task.
     """
 
-    measures: ClassVar[Measured] = {
+    measures: Mapping[str, Measure] = {
         **LOSS,
         "top1": Measure("top-1", panel="accuracy"),
         "top5": Measure("top-5", panel="accuracy"),
@@ -67,7 +68,8 @@ class Classification(Task):
             }
         )
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Any:
+        """The network's logits (batch, classes), or a pair of them from two heads that are distilled."""
         return self.network(images.contiguous(memory_format=self.memory_format))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -79,7 +81,7 @@ class Classification(Task):
 
     def _loss(self, images: Tensor, targets: Tensor) -> Tensor:
         if self.teacher is None:
-            return self.loss(self(images), targets)
+            return cast(Tensor, self.loss(self(images), targets))
         logits, distilled = self(images)
         return self.teacher.mix(self.loss(logits, targets), distilled, images)
 
@@ -89,7 +91,7 @@ class Classification(Task):
         images = images.contiguous(memory_format=self.memory_format)
         for kind, network in self.networks().items():
             logits = network(images)
-            metrics = self.metrics[kind]
+            metrics = self.kept(kind)
             metrics["loss"].update(nn.functional.cross_entropy(logits.float(), targets, reduction="none"))
             metrics["top1"].update(logits, targets)
             metrics["top5"].update(logits, targets)

@@ -1,30 +1,31 @@
 """Object detection and instance segmentation: the network's own losses, and average precision."""
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
 
 from linvit.tasks.average_precision import HEADINGS, average_precision
-from linvit.tasks.measures import Measure, Measured, counted
+from linvit.tasks.measures import Measure, counted
 from linvit.tasks.task import Task
 
 
 class Detection(Task):
-    """Trains a detector on (images, targets) lists and measures average precision in the pixels of the files' images.
+    """Trains a detector on lists (images, targets); measures average precision at the original size of the images.
 
     Args:
-        network: Takes images and targets, gives a dictionary of losses in training and of boxes, labels, scores and,
-            with masks, masks for each image in evaluation.
+        network: In training, maps images and targets to a dictionary of losses; in evaluation, maps images to a
+            dictionary of boxes, labels, scores and, if it has them, masks for each image.
         kwargs: Those of Task.
 
-    The data tells what the detections are measured against: `ground_truth`, and `results` for the detections of a
-    batch in its numbers of images and categories.
+    The source provides the `ground_truth`, and `results`, which gives the detections of a batch its ids of images and
+    categories.
     """
 
     score = "box_ap"
-    headline = ("box_ap50", "box_ap", "mask_ap50", "mask_ap")
-    measures: ClassVar[Measured] = {
+    headline: tuple[str, ...] = ("box_ap50", "box_ap", "mask_ap50", "mask_ap")
+    measures: Mapping[str, Measure] = {
         **{
             f"{shape}_{name}": Measure(f"{shape} {heading}", panel="average precision" if name == "ap" else None)
             for shape in ("box", "mask")
@@ -46,11 +47,11 @@ class Detection(Task):
         self.image_ids: list[int] = []
 
     def setup(self, stage: str) -> None:
-        source = self.trainer.datamodule
+        source = cast(Any, self.trainer).datamodule
         if self.network.has_masks and not source.needs_masks:
             name = type(self.network).__name__
             raise ValueError(
-                f"{name} learns masks, but the data does without: set `needs_masks` to true, or use retinanet."
+                f"{name} needs masks, but the data is read without them: set `needs_masks` to true, or use retinanet."
             )
 
     def training_step(self, batch: tuple[list[Tensor], list[dict[str, Any]]], batch_idx: int) -> Tensor:
@@ -62,11 +63,11 @@ class Detection(Task):
         images, targets = batch
         self.image_ids += [target["image_id"] for target in targets]
         for kind, network in self.networks().items():
-            self.results[kind] += self.trainer.datamodule.results(images, targets, network(images))
+            self.results[kind] += cast(Any, self.trainer).datamodule.results(images, targets, network(images))
 
     def on_validation_epoch_end(self) -> None:
         image_ids = gathered(self.image_ids)
-        truth = self.trainer.datamodule.ground_truth()
+        truth = cast(Any, self.trainer).datamodule.ground_truth()
         for kind, rows in self.results.items():
             rows = gathered(rows)
             for shape, overlap in self.overlaps.items():
@@ -78,7 +79,7 @@ class Detection(Task):
 
 
 def gathered(rows: list[Any]) -> list[Any]:
-    """The lists of all processes, one after the other, in each of them."""
+    """The lists of all processes, concatenated; every process gets them."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return rows
     of_each: list[Any] = [None] * distributed.get_world_size()

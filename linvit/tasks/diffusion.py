@@ -1,34 +1,35 @@
-"""Image generation: a network learns to predict the noise in images, and is measured by what it generates."""
+"""Image generation: trains a network to predict noise in images, and measures the images that it generates."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
 
 from linvit.ranges import OneOf, Range
 from linvit.tasks.diffusion_loss import DiffusionLoss
 from linvit.tasks.generated import distance_to, trained_classifier
-from linvit.tasks.measures import LOSS, Measure, Measured, counted
-from linvit.tasks.sampling import SAMPLERS, TRAIN_STEPS, sample
+from linvit.tasks.measures import LOSS, Measure, counted
+from linvit.tasks.sampling import SAMPLERS, TRAIN_STEPS, Sampled, sample
 from linvit.tasks.task import Task
 
 GUIDED = 2.0
 
 
 class Diffusion(Task):
-    """Trains a network on the noise of DDPM's 1,000 steps, and generates an image for every held-out label.
+    """Trains a network to predict the noise of DDPM's 1,000 steps; validation generates an image per held-out label.
 
     Args:
-        network: A DiT, or anything that `sample` can use.
-        class_dropout: Share of the labels that are hidden while training, which guidance needs.
-        generates: Whether validation generates an image for each held-out one and measures them.
+        network: A DiT, or another network that `sample` accepts.
+        class_dropout: Share of labels dropped in training, which classifier-free guidance needs.
+        generates: Whether validation generates an image per held-out one and measures them.
         sampler: ddim or ddpm.
         steps: Sampling steps while validating.
-        clips: Whether sampling keeps its estimate of the image in −1 … 1: pixels yes, latents no.
+        clips: Whether sampling clips its estimate of the image to −1 … 1: true for pixels, false for latents.
         kwargs: Those of Task.
 
     loss is the error of the noise on the held-out images, each at its own fixed time and noise. Of generated images,
@@ -38,8 +39,8 @@ class Diffusion(Task):
     """
 
     score = "fid"
-    headline = ("fid", "generated_accuracy")
-    measures: ClassVar[Measured] = {
+    headline: tuple[str, ...] = ("fid", "generated_accuracy")
+    measures: Mapping[str, Measure] = {
         **LOSS,
         "fid": Measure("FID-like", "number", lower_is_better=True, panel="FID-like"),
         "generated_accuracy": Measure("class accuracy", panel="accuracy"),
@@ -71,14 +72,15 @@ class Diffusion(Task):
         self.held_out: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, images: Tensor, times: Tensor, labels: Tensor) -> Tensor:
-        return self.network(images, times, labels)
+        predicted: Tensor = self.network(images, times, labels)
+        return predicted
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
         times = torch.randint(TRAIN_STEPS, (len(images),), device=images.device)
         noise = torch.randn_like(images)
         hidden = torch.rand(len(images), device=images.device) < self.class_dropout
-        labels = labels.masked_fill(hidden, self.network.num_classes)
+        labels = labels.masked_fill(hidden, cast(Sampled, self.network).num_classes)
         predicted = self(self.noise_loss.noised(images, times, noise), times, labels)
         return self.learn(self.noise_loss(predicted, images, times, noise).mean(), len(images))
 
@@ -90,7 +92,7 @@ class Diffusion(Task):
         for kind, network in self.networks().items():
             predicted = network(self.noise_loss.noised(images, times, noise), times, labels)
             error = (predicted[:, : images.shape[1]].float() - noise).square().flatten(1).mean(1)
-            self.metrics[kind]["loss"].update(error)
+            cast(Mapping[str, Metric], self.metrics[kind])["loss"].update(error)
         self.count.update(len(images))
         if self.generates:
             self.held_out.append((images, labels))
@@ -104,10 +106,10 @@ class Diffusion(Task):
         return super().measured(kind) | self.generated.get(kind, {})
 
     def measure_generated(self) -> dict[str, dict[str, float]]:
-        """The measures of generated images by network; those of the moving average alone, where there is one."""
+        """Measures of generated images, by kind of weights: the moving average if there is one, else the raw ones."""
         if self.trainer.world_size > 1:
-            raise ValueError("Generated images are measured in one process: set `generates=false`, or one device.")
-        source = self.trainer.datamodule
+            raise ValueError("Generated images are measured in one process: set `generates=false`, or use one device.")
+        source = cast(Any, self.trainer).datamodule
         training = source.train_set()
         folder = Path(self.trainer.default_root_dir)
         classifier = trained_classifier(training, source.channels, source.num_classes, folder).to(self.device)
@@ -123,7 +125,7 @@ class Diffusion(Task):
                 distance.update(images, real=False)
                 right += int((classifier.predict(images) == labels).sum())
                 total += len(labels)
-            # LAPACK may end the process on eigenvalues of what is not finite
+            # LAPACK may crash on eigenvalues of matrices that are not finite
             return distance.compute().item() if finite else math.nan, right / total
 
         measures: dict[str, float] = {}

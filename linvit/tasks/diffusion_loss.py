@@ -1,4 +1,4 @@
-"""What noise prediction minimizes: the error of the noise, and where the variance is learned too, the bound on it."""
+"""The loss of noise prediction: the squared error of the noise, plus a variational bound if the variance is learned."""
 
 import math
 
@@ -9,19 +9,26 @@ from linvit.tasks.sampling import betas, kept_signal
 
 
 class DiffusionLoss(nn.Module):
-    """DDPM's 1,000 steps: noise put on images, and the loss of a prediction of it.
+    """DDPM's 1,000 steps: adds noise to images, and computes the loss of a prediction of the noise.
 
     Without learned variance, the mean squared error of the noise (DDPM, arXiv 2006.11239, equation 14). With it, plus
-    0.001·L_vlb (Improved DDPM, arXiv 2102.09672, equations 15 and 16): the KL divergence of each step, in bits a
+    0.001·L_vlb (Improved DDPM, arXiv 2102.09672, equations 15 and 16): the KL divergence of each step, in bits per
     dimension as in its released code, times 1,000 steps, in which the predicted mean is not trained. The samplers of
     diffusers read the learned variance, but it has no such loss.
     """
+
+    signal: Tensor
+    spread: Tensor
+    log_beta: Tensor
+    log_posterior: Tensor
+    of_start: Tensor
+    of_image: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         beta, kept = betas(), kept_signal()
         before = torch.cat((kept.new_ones(1), kept[:-1]))
-        posterior = beta * (1 - before) / (1 - kept)  # 0 at the first step, where the code takes the second's
+        posterior = beta * (1 - before) / (1 - kept)  # 0 at the first step; the released code uses the second's there
         tables = {
             "signal": kept.sqrt(),
             "spread": (1 - kept).sqrt(),
@@ -38,7 +45,7 @@ class DiffusionLoss(nn.Module):
         return _at(self.signal, times) * images + _at(self.spread, times) * noise
 
     def forward(self, predicted: Tensor, images: Tensor, times: Tensor, noise: Tensor) -> Tensor:
-        """The loss of each image, float32 (batch,); predicted has the channels of the noise, or twice as many."""
+        """The loss per image, float32 (batch,); predicted has as many channels as the noise, or twice as many."""
         predicted = predicted.float()
         guessed, variance = predicted[:, : noise.shape[1]], predicted[:, noise.shape[1] :]
         error = (guessed - noise).square().flatten(1).mean(1)
@@ -64,7 +71,7 @@ def _at(table: Tensor, times: Tensor) -> Tensor:
 
 
 def _discrete_log_likelihood(images: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Of 8-bit values in −1 … 1 under a normal distribution, the outer ones open to infinity."""
+    """Log-likelihood of 8-bit values in −1 … 1 under a normal distribution; the outer bins extend to infinity."""
     normal = torch.distributions.Normal(mean, log_std.exp(), validate_args=False)  # Task.learn names what is not finite
     below = torch.where(images < -0.999, torch.zeros_like(images), normal.cdf(images - 1 / 255))
     above = torch.where(images > 0.999, torch.ones_like(images), normal.cdf(images + 1 / 255))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,11 +19,11 @@ EPOCHS, BATCH, RATE, FEATURES = 20, 64, 2e-3, 32
 
 
 class SmallClassifier(nn.Module):
-    """A small convolutional classifier; called, it gives the 32 features before its last layer, of images of any size.
+    """A small convolutional classifier for images of any size; a call returns the 32 features before the last layer.
 
     Args:
         channels: of the images.
-        num_classes: how many it tells apart.
+        num_classes: number of classes.
     """
 
     num_features = FEATURES
@@ -45,19 +46,21 @@ class SmallClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (batch, 32)."""
-        return self.body(images)
+        features: Tensor = self.body(images)
+        return features
 
     def predict(self, images: Tensor) -> Tensor:
-        """The class that each image looks like, int64 (batch,)."""
-        return self.head(self(images)).argmax(-1)
+        """The predicted class of each image, int64 (batch,)."""
+        logits: Tensor = self.head(self(images))
+        return logits.argmax(-1)
 
 
-def trained_classifier(dataset: Dataset, channels: int, num_classes: int, folder: Path | None) -> SmallClassifier:
-    """The classifier of a data set of (image, label), the same for every run: seed 0, on the CPU.
+def trained_classifier(dataset: Dataset[Any], channels: int, num_classes: int, folder: Path | None) -> SmallClassifier:
+    """Trains a classifier on a data set of (image, label), the same for every run: seed 0, on the CPU.
 
-    With a folder, it is kept there and read again. Training reads the images 20 times, seconds for small ones.
+    If a folder is given, the classifier is stored there and reused. Training takes 20 epochs, seconds for small images.
 
-    Raises ValueError for a file in the folder that is damaged or the classifier of other data.
+    Raises ValueError if the stored file is damaged or belongs to other data.
     """
     file = folder / FILE if folder else None
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.inference_mode(False):
@@ -86,14 +89,14 @@ def _load(classifier: SmallClassifier, path: Path) -> None:
         classifier.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(
-            f"The classifier in {path} is damaged or belongs to other data: delete the file, and it is trained again."
+            f"The classifier in {path} is damaged or belongs to other data: delete the file to train it again."
         ) from error
 
 
 def distance_to(classifier: SmallClassifier, real: Iterable[Tensor]) -> FrechetInceptionDistance:
-    """A measure that has seen the real images, batch by batch: update it with others, then compute.
+    """A metric that has seen the real images: update it with generated ones, then compute.
 
-    It is the Fréchet distance of FID (arXiv 1706.08500) in the classifier's features: comparable with no published FID.
+    The Fréchet distance of FID (arXiv 1706.08500) in the classifier's features, not comparable with published FIDs.
     """
     measure = FrechetInceptionDistance(classifier, reset_real_features=False)
     for images in real:

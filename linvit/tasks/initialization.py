@@ -1,65 +1,116 @@
-"""Weights to start from: those of a run, of a checkpoint, or the released ones, for other classes or another size."""
+"""Initial weights from a run, a checkpoint or released weights, also for other classes or another image size."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import timm
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
-from linvit.files import read_checkpoint
-from linvit.tasks.checkpoints import BEST
+from linvit.files import read_checkpoint, user_path
+from linvit.tasks.checkpoints import BEST, LAST
 
 PREFIXES = ("ema.module.", "network.")
+FAMILIES = {f"linvit.models.{name}" for name in ("ravlt", "mavit", "care")}
+"""Modules whose networks can have the same names and shapes of weights."""
 
 
 def initialize(network: nn.Module, source: str | Path, same_classes: bool = False) -> str:
-    """Copies the weights of source into network, without what belongs to other classes; says so in one line.
+    """Copies weights from source into network, except layers for other classes; returns a line on what was copied.
 
     Args:
-        network: Any network; the size of its images may be another than that which the weights were trained with. A
-            detector or segmentor takes a whole one's weights, or those of its backbone alone, a classifier's included.
+        network: Any network; its image size may differ from that of training. A detector or segmentor takes the weights
+            of a whole one, or those of its backbone alone, for example a classifier's.
         source: A run's folder (its best checkpoint), a checkpoint of a run (the moving average where it has one), or a
             .pth or .safetensors file of weights, the authors' included.
-        same_classes: Refuses a classifier of other classes instead of leaving it out.
+        same_classes: Refuse a classifier with other classes instead of leaving it out.
 
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If it cannot be read, or does not fit beside the classifier; the network stays as it was.
     """
     path = weights_file(source)
-    weights = _weights(network, read_checkpoint(path))
+    content = read_checkpoint(path)
+    _check_same_family(network, content, path)
+    weights = _weights(network, content, path)
     target = network.state_dict()
     left_out = [] if same_classes else _left_out(network, target, weights)
     copied = {key: value for key, value in weights.items() if key not in left_out}
     faults = [key for key, value in target.items() if key not in left_out and _misfits(key, value, copied)]
     faults += [key for key in copied if key not in target]
     if faults:
+        fit = sum(key in weights and weights[key].shape == value.shape for key, value in target.items())
         raise ValueError(
-            f"The weights in {path} do not fit this {type(network).__name__} in {len(faults)} keys, {faults[0]} for"
-            " example: give the weights of the same model."
+            f"The weights in {path} do not fit this {type(network).__name__}: only {fit} of its {len(target)} tensors"
+            f" are there with the same shape, and {faults[0]} is not, for example: give the weights of the same model."
         )
     network.load_state_dict({**target, **copied})
     return f"Starting from {path}{_beside(network, target, weights, left_out)}."
 
 
 def weights_file(source: str | Path) -> Path:
-    """The file of the weights to start from: a run's best checkpoint, or the file itself."""
-    path = Path(source)
-    return path / "checkpoints" / BEST if path.is_dir() else path
+    """The weight file: a run's best checkpoint, else its last one, or the file itself."""
+    path = user_path(source)
+    if not path.is_dir():
+        return path
+    best, last = (path / "checkpoints" / name for name in (BEST, LAST))
+    return last if last.is_file() and not best.is_file() else best
 
 
-def _weights(network: nn.Module, content: dict[str, Any]) -> dict[str, Tensor]:
+def _weights(network: nn.Module, content: dict[str, Any], path: Path) -> dict[str, Tensor]:
     if "linvit" in content:
-        held = content["state_dict"]
-        prefix = next(prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in held))
+        held = _tensors(content.get("state_dict"), path)
+        prefix = next((prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in held)), PREFIXES[-1])
         content = {key.removeprefix(prefix): value for key, value in held.items() if key.startswith(prefix)}
         if not _is_dense(network):
             return content
-    if hasattr(network, "native_state_dict"):
-        return network.native_state_dict(content)
+    native = getattr(network, "native_state_dict", None)
+    if callable(native):
+        return _tensors(native(content), path)
     held = next((content[name] for name in ("state_dict", "model") if isinstance(content.get(name), Mapping)), content)
-    return dict(clean_state_dict(held))
+    return _tensors(clean_state_dict(dict(held)), path)
+
+
+def _tensors(weights: Any, path: Path) -> dict[str, Tensor]:
+    """Returns the weights; raises ValueError unless there are some, all of them finite tensors."""
+    if not isinstance(weights, Mapping) or not weights:
+        raise ValueError(f"{path} holds no weights to start from: give a run or a file of weights.")
+    for key, value in weights.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise ValueError(
+                f"{path} holds {str(key)[:60]!r}, a {type(value).__name__}, among its weights: give a file of tensors."
+            )
+        if key.startswith("train_loss."):
+            continue
+        if value.is_floating_point() and not value.isfinite().all():
+            raise ValueError(f"The weights {key} in {path} are not finite: start from a run that did not diverge.")
+    return dict(weights)
+
+
+def _check_same_family(network: nn.Module, content: Mapping[str, Any], path: Path) -> None:
+    """Raises ValueError if the checkpoint records a model of another family or mechanism than the network.
+
+    Names and shapes of the weights can be the same in both, as those of ravlt_nano and mavit_nano are.
+    """
+    recorded: Any = content
+    for key in ("linvit", "recipe", "model"):
+        recorded = recorded.get(key) if isinstance(recorded, Mapping) else None
+    if not isinstance(recorded, Mapping):
+        return
+    name, mechanism = str(recorded.get("name") or recorded.get("backbone")), getattr(network, "mechanism", None)
+    family = timm.model_entrypoint(name).__module__ if timm.is_model(name) else None
+    families = {type(module).__module__ for module in network.modules()} & FAMILIES
+    if family in FAMILIES and families and family not in families:
+        this = families.pop().rpartition(".")[2]
+    elif recorded.get("mechanism") and mechanism and recorded["mechanism"] != mechanism:
+        name, this = f"{name} with {recorded['mechanism']} attention", f"{mechanism} attention"
+    else:
+        return
+    raise ValueError(
+        f"The weights in {path} are of {name}, but this network is of {this}, and would read them as something else:"
+        " give the weights of the same model."
+    )
 
 
 def _is_dense(network: nn.Module) -> bool:
@@ -67,11 +118,11 @@ def _is_dense(network: nn.Module) -> bool:
 
 
 def _left_out(network: nn.Module, target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
-    """The keys that keep their initial values: the layers of other classes, and heads where the weights have none."""
+    """Keys that keep their initial values: layers for other classes, and heads that the weights do not contain."""
     if not _is_dense(network):
         shared = [key for key in _classifier_keys(network) if key in weights and key in target]
         return [key for key in shared if weights[key].shape != target[key].shape]
-    heads = [key for key in target if not key.startswith(network.backbone_prefix)]
+    heads = [key for key in target if not key.startswith(str(network.backbone_prefix))]
     given = [key for key in heads if key in weights]
     # layers of classes differ in their outputs, and in nothing else
     return [key for key in given if _outputs_alone_differ(target[key], weights[key])] if given else heads
@@ -84,7 +135,7 @@ def _outputs_alone_differ(target: Tensor, other: Tensor) -> bool:
 def _beside(
     network: nn.Module, target: Mapping[str, Tensor], weights: Mapping[str, Tensor], left_out: Sequence[str]
 ) -> str:
-    """How the line ends that says what was copied."""
+    """The end of the line that says what was copied."""
     if not left_out:
         return ", heads included" if _is_dense(network) else ", classifier included"
     if left_out[0] not in weights:

@@ -1,14 +1,16 @@
-"""Next tokens: cross entropy, bits per byte on text, accuracy where only some tokens are asked for."""
+"""Next-token prediction: cross entropy, bits per byte of text, and accuracy on the tokens asked for."""
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
+from torchmetrics import Metric
 
-from linvit.tasks.measures import LOSS, Measure, Measured, counted
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task, exact_sum
 
 IGNORED = -100
@@ -16,7 +18,7 @@ Targets = dict[str, Tensor]
 
 
 class Language(Task):
-    """Trains a decoder to give the next token.
+    """Trains a decoder to predict the next token.
 
     Args:
         network: Takes tokens (batch, tokens) and the numbers of their documents, gives logits of the next ones.
@@ -26,7 +28,7 @@ class Language(Task):
     perplexity is that of a token; next_accuracy the share of tokens that were the most probable one.
     """
 
-    measures: ClassVar[Measured] = {
+    measures: Mapping[str, Measure] = {
         "bits_per_byte": Measure("bits per byte", "number", lower_is_better=True, panel="bits per byte"),
         "perplexity": Measure("perplexity", "number", lower_is_better=True),
         "next_accuracy": Measure("next-token accuracy", panel="accuracy"),
@@ -34,7 +36,7 @@ class Language(Task):
         **counted("bytes"),
     }
     score = "bits_per_byte"
-    headline = ("bits_per_byte", "next_accuracy")
+    headline: tuple[str, ...] = ("bits_per_byte", "next_accuracy")
     counted = "bytes"
 
     def __init__(self, network: nn.Module, **kwargs: Any) -> None:
@@ -42,18 +44,19 @@ class Language(Task):
         self.keep(lambda: {name: exact_sum() for name in ("nats", "tokens", "right")})
 
     def configure_model(self) -> None:
-        """Shards the network's weights, block by block, where the trainer's strategy is ModelParallelStrategy."""
+        """Shards the network's weights block by block if the trainer's strategy is ModelParallelStrategy."""
         if self.device_mesh is None or isinstance(self.network, FSDPModule):
             return
         if self.ema:
-            raise ValueError("`ema_decay` keeps a copy of the weights, which are sharded: leave it out.")
+            raise ValueError("`ema_decay` is not available for sharded weights: leave it out.")
         mesh = self.device_mesh["data_parallel"]
         for block in getattr(self.network, "blocks", ()):
             fully_shard(block, mesh=mesh)
         fully_shard(self.network, mesh=mesh)
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        return self.network(tokens, documents)
+        logits: Tensor = self.network(tokens, documents)
+        return logits
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         tokens, targets = batch
@@ -67,17 +70,19 @@ class Language(Task):
         wanted = targets["targets"][asked]
         for kind, network in self.networks().items():
             logits = network(tokens, targets["documents"])[asked].float()
-            sums = self.metrics[kind]
+            sums = cast(Mapping[str, Metric], self.metrics[kind])
             sums["nats"].update(cross_entropy(logits, wanted, reduction="none").double().sum())
             sums["tokens"].update(len(wanted))
             sums["right"].update((logits.argmax(-1) == wanted).sum())
 
     def counts(self, tokens: Tensor, targets: Targets) -> Tensor:
-        """What `linvit eval` counts: bytes."""
+        """The number of samples that `linvit eval` reports: bytes."""
         return targets["bytes"].sum()
 
     def measured(self, kind: str) -> dict[str, float]:
-        nats, tokens, right = (total.compute().item() for total in self.metrics[kind].values())
+        nats, tokens, right = (
+            total.compute().item() for total in cast(Mapping[str, Metric], self.metrics[kind]).values()
+        )
         count = self.count.compute().item()
         perplexity = math.exp(min(nats / tokens, 700))
         per_token = {"loss": nats / tokens, "perplexity": perplexity, "next_accuracy": right / tokens}
@@ -85,23 +90,23 @@ class Language(Task):
 
 
 class Recall(Language):
-    """Trains a decoder on sequences of which some tokens alone are asked for: recall_accuracy is the share right.
+    """Trains a decoder on sequences with targets at some tokens only; recall_accuracy is the share predicted correctly.
 
     Args:
         network, kwargs: See Language.
     """
 
-    measures: ClassVar[Measured] = {
+    measures: Mapping[str, Measure] = {
         "recall_accuracy": Measure("recall accuracy", panel="accuracy"),
         **LOSS,
         **counted("sequences"),
     }
     score = "recall_accuracy"
-    headline = ("recall_accuracy",)
+    headline: tuple[str, ...] = ("recall_accuracy",)
     counted = "sequences"
 
     def counts(self, tokens: Tensor, targets: Targets) -> Tensor:
-        """What `linvit eval` counts: sequences."""
+        """The number of samples that `linvit eval` reports: sequences."""
         return torch.tensor(len(tokens), device=tokens.device)
 
     def measured(self, kind: str) -> dict[str, float]:

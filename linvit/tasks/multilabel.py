@@ -1,37 +1,38 @@
 """Multi-label classification: a yes or no for each class of an image, measured by mean average precision."""
 
 import warnings
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MultilabelAveragePrecision, MultilabelStatScores
 
 from linvit.ranges import Count, Range
-from linvit.tasks.measures import LOSS, Measure, Measured, counted
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task
 
 
 class MultiLabel(Task):
-    """Trains a network on (images, targets), where each image may be of any number of classes.
+    """Trains a network on (images, targets) in which an image may belong to any number of classes.
 
     Args:
         network: Images (batch, channels, height, width) to logits (batch, classes).
         num_classes: Number of classes of the data.
-        asymmetric: Trains on the asymmetric loss (Ridnik et al., ICCV 2021), which weighs easy negatives down, instead
-            of binary cross entropy.
-        gamma_negative: Of the asymmetric loss: exponent by which easy negatives count less.
-        gamma_positive: Of the asymmetric loss: that of positives.
-        clip: Of the asymmetric loss: probability below which a negative counts nothing.
-        kwargs: Those of Task.
+        asymmetric: Whether to train on the asymmetric loss (Ridnik et al., ICCV 2021), which gives easy negatives less
+            weight, instead of binary cross entropy.
+        gamma_negative: Focusing exponent of the asymmetric loss for negatives.
+        gamma_positive: Focusing exponent of the asymmetric loss for positives.
+        clip: Probability below which the asymmetric loss ignores a negative.
+        kwargs: Further arguments of Task.
 
     Targets are float32 (batch, classes), 0 or 1. map is the mean, over the classes that occur, of the area under the
     precision-recall curve; f1 is of all decisions together, at a probability of 0.5. The measured loss is binary cross
     entropy, whatever the network was trained on.
     """
 
-    measures: ClassVar[Measured] = {
+    measures: Mapping[str, Measure] = {
         **LOSS,
         "map": Measure("mAP", panel="accuracy"),
         "f1": Measure("F1", panel="accuracy"),
@@ -75,21 +76,21 @@ class MultiLabel(Task):
         images = images.contiguous(memory_format=self.memory_format)
         for kind, network in self.networks().items():
             logits = network(images).float()
-            metrics = self.metrics[kind]
+            metrics = self.kept(kind)
             losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
             metrics["loss"].update(losses.mean(1))
             metrics["precision"].update(logits.sigmoid(), targets.int())
             metrics["decisions"].update(logits.sigmoid(), targets.int())
 
     def measured(self, kind: str) -> dict[str, Tensor]:
-        metrics = self.metrics[kind]
+        metrics = self.kept(kind)
         precision, decisions = by_class(metrics)
         right, wrong, _, missed, _ = decisions.sum(0)
         mean = precision[decisions[:, -1] > 0].mean()
         return {"loss": metrics["loss"].compute(), "map": mean, "f1": 2 * right / (2 * right + wrong + missed)}
 
 
-def by_class(metrics: nn.ModuleDict) -> tuple[Tensor, Tensor]:
+def by_class(metrics: Mapping[str, Metric]) -> tuple[Tensor, Tensor]:
     """(classes,) average precision in 0..1, of classes that occur; and counts of decisions, int64 (classes, 5).
 
     The columns of the counts: true and false positives, true and false negatives, images of the class.

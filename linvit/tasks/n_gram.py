@@ -6,7 +6,7 @@ from typing import Any
 
 
 class NGram:
-    """The natural logarithm of a word's probability after the words so far, of a KenLM file.
+    """Natural logarithm of a word's probability after the words so far, from a KenLM file.
 
     Args:
         path: .arpa (may be .gz) or KenLM's binary form. Its words are spelled as those of the transcripts.

@@ -1,24 +1,24 @@
 """Optimizer and learning-rate schedule, shared by all tasks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from linvit.files import reason_of
-from linvit.ranges import Amount, Checked, Count, OneOf, Range
+from linvit.ranges import Amount, Checked, Count, OneOf, Range, arguments, some_of
 
+SET_HERE = {"params", "lr", "weight_decay"}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
 def all_but_norms(network: nn.Module) -> list[dict[str, Any]]:
-    """The trained parameters in two groups: those of norm layers, without weight decay, and all others."""
+    """The trainable parameters in two groups: those of norm layers, without weight decay, and all others."""
     norms = {
         id(parameter)
         for module in network.modules()
@@ -37,7 +37,7 @@ NOT_DECAYED: Mapping[str, dict[str, Any]] = {
     "norms": {"param_group_fn": all_but_norms},
     "none": {"filter_bias_and_bn": False},
 }
-SCHEDULERS: Mapping[str, type[Scheduler]] = {
+SCHEDULERS: Mapping[str, Callable[..., Scheduler]] = {
     "cosine": CosineLRScheduler,
     "steps": MultiStepLRScheduler,
     "poly": PolyLRScheduler,
@@ -46,17 +46,18 @@ SCHEDULERS: Mapping[str, type[Scheduler]] = {
 
 @dataclass
 class Optimizer(Checked):
-    """timm's optimizer by name; raises ValueError for an unknown name, and for options that it does not have.
+    """Settings of an optimizer of timm; raises ValueError for an unknown name and for options that it does not take.
 
     Args:
-        name: A name that timm.optim.list_optimizers knows.
-        lr: Peak learning rate, for a global batch of lr_batch images where that is set.
-        lr_batch: The learning rate is lr × global batch / lr_batch; null means lr as it stands.
-        weight_decay: Weight decay of the decayed parameters.
-        not_decayed: Which ones are not: vectors (biases, norms, scales: all of one dimension), norms (the parameters
-            of norm layers alone, as detectors are trained) or none.
-        layer_decay: Factor of the learning rate from each layer to the one below it; null means none.
-        options: Further keyword arguments of the optimizer, betas for example.
+        name: Name of an optimizer in timm.optim.list_optimizers().
+        lr: Peak learning rate.
+        lr_batch: Global batch size that lr is meant for: the rate is lr × global batch / lr_batch. null uses lr
+            unchanged.
+        weight_decay: Weight decay.
+        not_decayed: Parameters without weight decay: vectors (all of one dimension: biases, norms, scales), norms (norm
+            layers only, as is usual for detectors) or none.
+        layer_decay: Layer-wise learning-rate decay: factor from each layer to the one below it; null for none.
+        options: Further keyword arguments of the optimizer, such as betas.
     """
 
     name: str = "adamw"
@@ -69,16 +70,26 @@ class Optimizer(Checked):
 
     def __post_init__(self) -> None:
         if self.name not in list_optimizers():
-            near = ", ".join(get_close_matches(self.name, list_optimizers(), n=5, cutoff=0.0))
             raise ValueError(
-                f"Unknown optimizer {self.name!r}: choose one of timm.optim.list_optimizers(), {near} for example."
+                f"`name` is {self.name!r}, expected one of {some_of(list_optimizers(), self.name)}: change it."
             )
         if self.layer_decay is not None and self.not_decayed == "norms":
             raise ValueError("`layer_decay` and `not_decayed=norms` exclude each other: leave one out.")
-        if self.options:
-            self._check_options()
+        self._check_options()
 
     def _check_options(self) -> None:
+        try:
+            kind = cast(type, get_optimizer_class(self.name, bind_defaults=False))
+            known = sorted(set(arguments(kind)) - SET_HERE)
+        except Exception as error:  # of a package or a GPU that is missing
+            raise ValueError(
+                f"The optimizer {self.name} cannot be used here ({reason_of(error)}): choose another one."
+            ) from error
+        unknown = [name for name in self.options if name not in known]
+        if unknown:
+            raise ValueError(
+                f"`options` has {unknown[0]}, but {self.name} takes {some_of(known, unknown[0])}: change it."
+            )
         try:
             create_optimizer_v2(
                 [nn.Parameter(torch.zeros(2, 2))], self.name, self.lr, self.weight_decay, **self.options
@@ -102,19 +113,20 @@ class Optimizer(Checked):
 
 @dataclass
 class Schedule(Checked):
-    """Linear warm-up and the way down to min_lr, a function of the step alone.
+    """Learning rate as a function of the step: linear warm-up, then decay to min_lr.
 
     Args:
-        name: cosine; steps (times decay_rate at each of decay_epochs); or poly, (1 − step / steps)^power.
-        warmup_epochs: Length of the warm-up in epochs, fractions allowed.
-        warmup_steps: Length of the warm-up in steps, in place of warmup_epochs.
+        name: cosine, steps (times decay_rate at each of decay_epochs) or poly, (1 − step / steps)^power.
+        warmup_epochs: Length of the warm-up in epochs; may be a fraction.
+        warmup_steps: Length of the warm-up in steps, instead of warmup_epochs.
         warmup_lr: Learning rate of the first step.
-        min_lr: Learning rate after the last step of cosine or poly.
-        cooldown_epochs: Length of the stay at min_lr at the end, part of the run's epochs.
-        warmup_first: The way down starts at its top after the warm-up (true), or runs underneath it from step 0.
-        decay_epochs: Where steps go down, in epochs.
-        decay_rate: By which factor steps go down.
-        power: How poly bends; 1 is a straight line.
+        min_lr: Learning rate at the end of cosine or poly.
+        cooldown_epochs: Last epochs of the run, which stay at min_lr.
+        warmup_first: Whether the decay starts after the warm-up (true) or at step 0, so that the warm-up ends below the
+            peak (false).
+        decay_epochs: Epochs at which steps lowers the rate.
+        decay_rate: Factor by which steps lowers the rate.
+        power: Exponent of poly; 1 is linear.
     """
 
     name: Annotated[str, OneOf(tuple(SCHEDULERS))] = "cosine"
@@ -129,27 +141,31 @@ class Schedule(Checked):
     power: Annotated[float, Range(above=0)] = 0.9
 
     def check_peak(self, optimizer: Optimizer) -> None:
-        """Raises ValueError where the way down would be a way up; where the batch decides the rate, it may be one."""
+        """Raises ValueError where min_lr is above the peak; not checked where the peak depends on the batch."""
         if optimizer.lr_batch is None and self.name != "steps" and self.min_lr > optimizer.lr:
             raise ValueError(
                 f"`min_lr` is {self.min_lr:g}, above the peak learning rate of {optimizer.lr:g}: set it lower."
             )
 
     def build(self, optimizer: torch.optim.Optimizer, steps: int, steps_per_epoch: float) -> Scheduler:
-        """timm's scheduler over so many steps."""
+        """timm's scheduler, by steps, for a run of so many steps."""
         warmup = round(self.warmup_epochs * steps_per_epoch) if self.warmup_steps is None else self.warmup_steps
         steps -= round(self.cooldown_epochs * steps_per_epoch)
-        curve = {"t_initial": max(1, steps - warmup if self.warmup_first else steps), "lr_min": self.min_lr}
+        # timm warns where t_initial is 1, which changes nothing then
+        curve: dict[str, Any] = {
+            "t_initial": max(2, steps - warmup if self.warmup_first else steps),
+            "lr_min": self.min_lr,
+        }
         # timm goes down one step before the one that is named
         falls = [round(epoch * steps_per_epoch) + 1 for epoch in sorted(self.decay_epochs)]
-        arguments: dict[str, Any] = {
+        arguments: dict[str, dict[str, Any]] = {
             "cosine": curve,
             "steps": {"decay_t": falls, "decay_rate": self.decay_rate},
             "poly": curve | {"power": self.power},
-        }[self.name]
+        }
         return SCHEDULERS[self.name](
             optimizer,
-            **arguments,
+            **arguments[self.name],
             warmup_t=min(warmup, steps),
             warmup_lr_init=self.warmup_lr,
             warmup_prefix=self.warmup_first,

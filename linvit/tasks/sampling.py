@@ -1,6 +1,7 @@
-"""Images from noise: diffusers' samplers over the steps of a diffusion, and guidance by classes."""
+"""Sampling images from noise with diffusers' samplers and classifier-free guidance."""
 
 from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -8,11 +9,21 @@ from torch import Tensor, nn
 TRAIN_STEPS = 1000
 FIRST_BETA, LAST_BETA = 1e-4, 0.02  # of the linear schedule of DDPM (arXiv 2006.11239), which DiT trains on
 SAMPLERS = ("ddim", "ddpm")
-Network = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Sampled(Protocol):
+    """A network that can be sampled from: it predicts noise, (batch, channels or twice as many, side, side)."""
+
+    channels: int
+    input_size: int
+    num_classes: int
+    learn_sigma: bool
+
+    def __call__(self, images: Tensor, times: Tensor, labels: Tensor, /) -> Tensor: ...
 
 
 def known_sampler(name: str) -> str:
-    """The name itself; raises ValueError, listing the known ones, for an unknown one."""
+    """Returns the name, or raises a ValueError that lists the known ones."""
     if name not in SAMPLERS:
         raise ValueError(f"`sampler` is {name!r}, expected one of {', '.join(SAMPLERS)}: choose a known one.")
     return name
@@ -24,17 +35,17 @@ def betas() -> Tensor:
 
 
 def kept_signal() -> Tensor:
-    """ᾱ: the share of an image's variance that is left after each step, float64 (1000,)."""
+    """ᾱ: the share of an image's variance that remains after each step, float64 (1000,)."""
     return (1 - betas()).cumprod(0)
 
 
 def spaced(steps: int) -> tuple[Tensor, Tensor]:
-    """Which of the 1,000 times `steps` evenly spaced ones are, first and last among them, and the betas between them.
+    """`steps` evenly spaced times out of the 1,000, including the first and last, and the betas between them.
 
-    Improved DDPM (arXiv 2102.09672), section 4: the shorter process has the same ᾱ at the times that it visits.
+    Improved DDPM (arXiv 2102.09672), section 4: the shorter process has the same ᾱ at the times that it keeps.
     """
     if not 2 <= steps <= TRAIN_STEPS:
-        raise ValueError(f"`steps` is {steps}, expected 2 to {TRAIN_STEPS} sampling steps: choose another number.")
+        raise ValueError(f"`steps` is {steps}, expected from 2 to {TRAIN_STEPS} sampling steps: change it.")
     times = torch.linspace(0, TRAIN_STEPS - 1, steps, dtype=torch.float64).round().long()
     kept = kept_signal()[times]
     before = torch.cat((kept.new_ones(1), kept[:-1]))
@@ -56,33 +67,34 @@ def sample(
     Args:
         network: a DiT in evaluation mode, or anything with its channels, input_size, num_classes and learn_sigma.
         labels: int64 (batch,).
-        steps: how many of the 1,000 steps are taken.
-        guidance: 1 for the conditional noise; g for unconditional + g·(conditional − unconditional).
+        steps: number of sampling steps, from 2 to 1,000.
+        guidance: scale g of classifier-free guidance, unconditional + g·(conditional − unconditional); 1 is off.
         sampler: "ddim" (arXiv 2010.02502, no noise on the way) or "ddpm", with learned variance where there is one.
-        seed: what all noise is drawn from, on the CPU.
-        clips: whether each step's estimate of the image is kept in −1 … 1; pixels are, latents are not.
+        seed: seed of all noise, which is sampled on the CPU.
+        clips: whether each step's estimate of the image is clipped to −1 … 1, as it should be for pixels, not latents.
 
     Raises:
-        ValueError: for an unknown sampler, and less than 2 or more than 1,000 steps.
+        ValueError: if the sampler is unknown, or `steps` is out of range.
     """
-    times, scheduler = _scheduler(known_sampler(sampler), steps, clips, network.learn_sigma)
+    dit = cast(Sampled, network)
+    times, scheduler = _scheduler(known_sampler(sampler), steps, clips, dit.learn_sigma)
     generator = torch.Generator().manual_seed(seed)
     device, dtype = labels.device, next(network.parameters()).dtype
-    shape = (len(labels), network.channels, network.input_size, network.input_size)
-    images = torch.randn(shape, generator=generator).to(device, dtype)
+    shape = (len(labels), dit.channels, dit.input_size, dit.input_size)
+    images: Tensor = torch.randn(shape, generator=generator).to(device, dtype)
     for step in scheduler.timesteps:
         time = times[step].to(device).expand(len(labels))
-        noise = _noise(network, images, time, labels, guidance)
+        noise = _noise(dit, images, time, labels, guidance)
         if sampler == "ddim":
             # a clipped image needs its own noise: the network's would leave what was cut off in the next image
-            step_noise = noise[:, : network.channels]
+            step_noise = noise[:, : dit.channels]
             images = scheduler.step(step_noise, step, images, use_clipped_model_output=clips).prev_sample
         else:
             images = scheduler.step(noise, step, images, generator=generator).prev_sample
     return images
 
 
-def _noise(network: nn.Module, images: Tensor, time: Tensor, labels: Tensor, guidance: float) -> Tensor:
+def _noise(network: Sampled, images: Tensor, time: Tensor, labels: Tensor, guidance: float) -> Tensor:
     if guidance == 1:
         return network(images, time, labels)
     nothing = torch.full_like(labels, network.num_classes)
@@ -93,7 +105,7 @@ def _noise(network: nn.Module, images: Tensor, time: Tensor, labels: Tensor, gui
     return torch.cat((noise, guided[:, channels:]), 1)
 
 
-def _scheduler(sampler: str, steps: int, clips: bool, learn_sigma: bool):
+def _scheduler(sampler: str, steps: int, clips: bool, learn_sigma: bool) -> tuple[Tensor, Any]:
     try:
         from diffusers import DDIMScheduler, DDPMScheduler
     except ImportError as error:
@@ -102,9 +114,8 @@ def _scheduler(sampler: str, steps: int, clips: bool, learn_sigma: bool):
         ) from error
     times, between = spaced(steps)
     about = {"num_train_timesteps": steps, "trained_betas": between.tolist(), "clip_sample": clips}
-    if sampler == "ddim":
-        scheduler = DDIMScheduler(**about, set_alpha_to_one=True)
-    else:
-        scheduler = DDPMScheduler(**about, variance_type="learned_range" if learn_sigma else "fixed_large")
+    kind: Callable[..., Any] = DDIMScheduler if sampler == "ddim" else DDPMScheduler
+    variance = {"variance_type": "learned_range" if learn_sigma else "fixed_large"}
+    scheduler = kind(**about, **({"set_alpha_to_one": True} if sampler == "ddim" else variance))
     scheduler.set_timesteps(steps)
     return times, scheduler

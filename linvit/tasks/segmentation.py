@@ -1,25 +1,26 @@
 """Semantic segmentation: cross entropy over pixels, and the mean intersection over union."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from linvit.ranges import Count, Range
-from linvit.tasks.measures import Measure, Measured, counted
+from linvit.tasks.measures import Measure, counted
 from linvit.tasks.task import Task
 
 IGNORED = 255
 
 
 class Segmentation(Task):
-    """Trains a segmentor on (images, maps of labels) and measures it at the size of the files' maps.
+    """Trains a segmentor on (images, label maps) and measures it at the original size of the maps.
 
     Args:
-        network: Takes images, gives logits, in training also those of an auxiliary head: {"out": …, "aux": …}.
+        network: Maps images to logits; in training optionally with those of an auxiliary head: {"out": …, "aux": …}.
         num_classes: Number of classes of the data.
         aux_weight: Weight of the auxiliary head's loss.
         class_weights: Weight of each class's pixels in the loss; null for 1.
@@ -29,14 +30,16 @@ class Segmentation(Task):
     images together, pixel_accuracy the share of right pixels, class_accuracy its mean over classes.
     """
 
-    measures: ClassVar[Measured] = {
+    measures: Mapping[str, Measure] = {
         "miou": Measure("mIoU", panel="accuracy"),
         "pixel_accuracy": Measure("pixel accuracy", panel="accuracy"),
         "class_accuracy": Measure("mean class accuracy", panel="accuracy"),
         **counted("images"),
     }
     score = "miou"
-    headline = ("miou",)
+    headline: tuple[str, ...] = ("miou",)
+
+    class_weights: Tensor | None
 
     def __init__(
         self,
@@ -77,14 +80,14 @@ class Segmentation(Task):
             logits = network(images).float()
             if logits.shape[-2:] != maps.shape[-2:]:
                 logits = interpolate(logits, maps.shape[-2:], mode="bilinear", align_corners=False)
-            self.metrics[kind]["confusion"].update(logits.argmax(1), maps)
+            cast(Mapping[str, Metric], self.metrics[kind])["confusion"].update(logits.argmax(1), maps)
 
     def measured(self, kind: str) -> dict[str, Tensor]:
-        return overlaps(self.metrics[kind]["confusion"].compute())
+        return overlaps(cast(Mapping[str, Metric], self.metrics[kind])["confusion"].compute())
 
 
 def pixel_loss(logits: Tensor, maps: Tensor, class_weights: Tensor | None = None) -> Tensor:
-    """Cross entropy, summed over the pixels that count and divided by all, as mmsegmentation 0.13 does."""
+    """Cross entropy summed over labelled pixels and divided by the number of all pixels, as in mmsegmentation 0.13."""
     total = cross_entropy(logits.float(), maps, class_weights, ignore_index=IGNORED, reduction="sum")
     return total / maps.numel()
 

@@ -1,17 +1,27 @@
 """Speech recognition: connectionist temporal classification (CTC) or a transducer (RNN-T), word error rate."""
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import ctc_loss
+from torchmetrics import Metric
 
 from linvit.ranges import Count
-from linvit.tasks.measures import LOSS, Measure, Measured, counted
+from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task, exact_sum
 from linvit.tasks.transcription import BLANK, greedy, prefix_beam, spelled, word_edits
 
 Targets = dict[str, Any]
+
+
+class Recognizer(Protocol):
+    """A network for speech recognition, as decoding uses it."""
+
+    transduces: bool
+
+    def transduce(self, features: Tensor, lengths: Tensor) -> list[list[int]]: ...
 
 
 class Speech(Task):
@@ -30,13 +40,13 @@ class Speech(Task):
     utterance with more pieces than frames has no path and counts as loss 0.
     """
 
-    measures: ClassVar[Measured] = {
+    measures: Mapping[str, Measure] = {
         "wer": Measure("word error rate", lower_is_better=True, panel="word error rate"),
         **LOSS,
         **counted("utterances"),
     }
     score = "wer"
-    headline = ("wer",)
+    headline: tuple[str, ...] = ("wer",)
     counted = "utterances"
 
     def __init__(self, network: nn.Module, beam: Count = 1, **kwargs: Any) -> None:
@@ -53,51 +63,52 @@ class Speech(Task):
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
         features, targets = batch
         self.count.update(len(features))
-        names = self.trainer.datamodule.class_names
+        names = cast(Any, self.trainer).datamodule.class_names
         for kind, network in self.networks().items():
             logits, lengths = network(features, targets["lengths"], targets["tokens"])
-            sums = self.metrics[kind]
+            sums = cast(Mapping[str, Metric], self.metrics[kind])
             sums["loss"].update(loss_per_piece(logits, lengths, targets).double().sum())
-            transduced = network.transduce(features, targets["lengths"]) if network.transduces else None
+            speech = cast(Recognizer, network)
+            transduced = speech.transduce(features, targets["lengths"]) if speech.transduces else None
             for pieces, text in zip(transduced or self.decoded(logits, lengths), targets["texts"], strict=True):
                 edits, words = word_edits(text, spelled(pieces, names))
                 sums["edits"].update(edits)
                 sums["words"].update(words)
 
     def decoded(self, logits: Tensor, lengths: Tensor) -> list[list[int]]:
-        """The pieces of each utterance, by greedy search or with a beam."""
+        """The decoded pieces of each utterance, greedily or with a beam."""
         if self.beam == 1:
             return greedy(logits, lengths)
         rows = zip(logits, lengths.tolist(), strict=True)
         return [prefix_beam(row[:length], self.beam, **self.decoding) for row, length in rows]
 
     def measured(self, kind: str) -> dict[str, Tensor]:
-        edits, words, loss = (total.compute() for total in self.metrics[kind].values())
+        edits, words, loss = (total.compute() for total in cast(Mapping[str, Metric], self.metrics[kind]).values())
         return {"wer": edits / words.clamp_min(1), "loss": loss / self.count.compute()}
 
 
 def known_beam(beam: int, network: nn.Module) -> int:
-    """The beam width itself; raises ValueError for one that the network cannot have."""
+    """Returns the beam width; raises ValueError if the network cannot use it."""
     if beam < 1:
         raise ValueError(f"`beam` is {beam}, expected a beam width of 1 or more: set it higher.")
-    if beam > 1 and network.transduces:
+    if beam > 1 and cast(Recognizer, network).transduces:
         raise ValueError(f"`beam` is {beam}, but a transducer is decoded greedily: leave it out.")
     return beam
 
 
 def loss_per_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
-    """The loss of each utterance over its pieces, (batch,): CTC's, or a transducer's of logits in four dimensions."""
+    """The loss per piece of each utterance, (batch,): CTC's, or for logits in four dimensions a transducer's."""
+    counts: Tensor = targets["counts"]
     if logits.dim() == 4:
-        return transducer_loss(logits, lengths, targets["tokens"], targets["counts"]) / targets["counts"].clamp_min(1)
+        loss = transducer_loss(logits, lengths, targets["tokens"], counts)
+        return loss / counts.clamp_min(1)
     scores = logits.float().log_softmax(-1).transpose(0, 1)
-    losses = ctc_loss(
-        scores, targets["tokens"], lengths, targets["counts"], blank=BLANK, reduction="none", zero_infinity=True
-    )
-    return losses / targets["counts"].clamp_min(1)
+    losses = ctc_loss(scores, targets["tokens"], lengths, counts, blank=BLANK, reduction="none", zero_infinity=True)
+    return losses / counts.clamp_min(1)
 
 
 def transducer_loss(logits: Tensor, lengths: Tensor, pieces: Tensor, counts: Tensor) -> Tensor:
-    """Minus the logarithm of the probability of each text, over all ways to place its pieces in the frames, (batch,).
+    """Negative log-likelihood of each text, summed over all alignments of its pieces with the frames, (batch,).
 
     Args:
         logits: (batch, frames, text + 1, pieces).
@@ -105,8 +116,8 @@ def transducer_loss(logits: Tensor, lengths: Tensor, pieces: Tensor, counts: Ten
         pieces: int64 (batch, text), padded with anything.
         counts: int64 (batch,), pieces of each text.
 
-    One step a frame; within a frame the sum over places is a running sum of logarithms. Plain torch: its memory is that
-    of the logits several times over.
+    One step per frame; within a frame a cumulative logsumexp over places. In plain torch, memory is several times that
+    of the logits.
 
     Source: arXiv 1211.3711, Eq. 16 and 18.
     """

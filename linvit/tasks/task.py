@@ -1,17 +1,17 @@
-"""What all tasks share: one network, its moving average, optimizer and schedule, and steps that can be repeated."""
+"""The base of all tasks: a network with its moving average, optimizer and schedule, and reproducible steps."""
 
 import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import lightning
 import numpy as np
 import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, distributed, nn
-from torchmetrics import MeanMetric, SumMetric
+from torchmetrics import MeanMetric, Metric, SumMetric
 
 from linvit.ranges import Checked, Count, Range, Seed
 from linvit.tasks.initialization import initialize
@@ -20,27 +20,31 @@ from linvit.tasks.optimization import Optimizer, Schedule
 
 
 class Task(lightning.LightningModule, Checked):
-    """Trains a network on the loss of a subclass; randomness and learning rate are functions of the step.
+    """Trains a network on the loss of a subclass; randomness and learning rate depend on the step alone.
 
     Args:
-        network: What is trained.
-        ema_decay: Decay a step of the weights' exponential moving average; null for no average.
-        ema_warmup: The decay rises from 0 to ema_decay, 1 − (1 + step)^(−2/3), so that short runs average too.
-        ema_batch: The decay is ema_decay^(global batch / ema_batch); null means ema_decay as it stands.
-        channels_last: Keeps the channels of weights and images innermost in memory, which convolutions like.
-        compile: Trains and validates the raw network through torch.compile; the saved weights keep their names.
-        seed: Stochastic depth, dropout and sampling of step n are drawn from (seed, n, process).
+        network: The network to train.
+        ema_decay: Decay per step of the weights' exponential moving average; null for no average.
+        ema_warmup: Whether the decay rises from 0 to ema_decay as 1 − (1 + step)^(−2/3), which suits short runs.
+        ema_batch: Batch size that ema_decay is meant for: the decay is ema_decay^(global batch / ema_batch). null uses
+            ema_decay unchanged.
+        channels_last: Whether weights and images have the memory format channels_last, often faster for convolutions.
+        compile: Whether the raw network is trained and validated through torch.compile; the saved weights keep their
+            names.
+        optimizer: Settings of the optimizer; by default those of `Optimizer`.
+        schedule: Settings of the learning-rate schedule; by default those of `Schedule`.
+        seed: Seed of stochastic depth, dropout and sampling, together with the step and the process.
 
-    A subclass calls `learn` on its training loss and logs its measures as val/NAME, with the prefix ema_ for the moving
-    average. It declares them in `measures` and names in `score` the one by which checkpoints are compared, in
-    `headline` those that the line of an epoch shows, and in `counted` the number of samples of a validation, which it
-    adds to `count`. It keeps torchmetrics by `keep`, from which `measured` takes the measures.
+    A subclass calls `learn` on its training loss and passes its torchmetrics to `keep`, from which `measured` computes
+    the measures; they are logged as val/NAME, with the prefix ema_ for the moving average. The class attribute
+    `measures` declares them, `score` names the one that checkpoints are compared by, `headline` those on the line of an
+    epoch, and `counted` what is counted in a validation (`count`).
     """
 
     measures: Measured
     score: str
     headline: tuple[str, ...]
-    counted = "images"
+    counted: str = "images"
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class Task(lightning.LightningModule, Checked):
     ) -> None:
         super().__init__()
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.network = network.to(memory_format=self.memory_format)  # type: ignore[call-overload]
+        self.network = network.to(memory_format=self.memory_format)
         self.ema = ModelEmaV3(self.network, decay=ema_decay, use_warmup=ema_warmup) if ema_decay else None
         if self.ema:
             self.ema.requires_grad_(False)  # else DDP waits for their gradients
@@ -82,7 +86,7 @@ class Task(lightning.LightningModule, Checked):
         return AVERAGED + self.score if self.ema else self.score
 
     def start_from(self, source: str | Path) -> str:
-        """Takes weights and moving average from a run or file of weights, see initialize."""
+        """Starts weights and moving average from a run or a file of weights, see `initialize`."""
         line = initialize(self.network, source)
         if self.ema:
             self.ema.set(self.network)
@@ -90,7 +94,8 @@ class Task(lightning.LightningModule, Checked):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         trainer = self.trainer
-        per_process = trainer.datamodule.batch_size if trainer.datamodule else 1
+        source = getattr(trainer, "datamodule", None)
+        per_process = source.batch_size if source else 1
         global_batch = per_process * trainer.world_size * trainer.accumulate_grad_batches
         if self.ema and self.ema_batch:
             self.ema.decay **= global_batch / self.ema_batch
@@ -114,7 +119,7 @@ class Task(lightning.LightningModule, Checked):
         random.seed(seed)
 
     def learn(self, loss: Tensor, num_images: int) -> Tensor:
-        """The loss itself, counted and shown; raises FloatingPointError where it is not finite."""
+        """Logs the loss and returns it; raises FloatingPointError where it is not finite."""
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"The loss became {loss.item()} at step {self.global_step}, so training stopped; the checkpoints before"
@@ -131,11 +136,13 @@ class Task(lightning.LightningModule, Checked):
             self.ema.update(self.network, step=self.global_step + 1)
 
     def on_train_epoch_end(self) -> None:
+        if not self.train_loss.update_called:
+            raise ValueError("No training sample of this epoch could be read: see the files that were left out.")
         self.log("train/loss", self.train_loss.compute())
         self.log("lr", max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
 
     def on_validation_epoch_start(self) -> None:
-        """Every process measures the network that is saved: batch norms' statistics are each process's own."""
+        """Gives every process the buffers of process 0, which are saved: batch norms have their own in each."""
         if self.trainer.world_size > 1:
             for network in self.networks().values():
                 for buffer in network.buffers():
@@ -145,16 +152,23 @@ class Task(lightning.LightningModule, Checked):
         """Creates `self.metrics`: these torchmetrics for each of `networks`, reset after every validation."""
         self.metrics = nn.ModuleDict({kind: nn.ModuleDict(metrics()) for kind in self.networks()})
 
+    def kept(self, kind: str) -> dict[str, Metric]:
+        """The torchmetrics of one of `networks`."""
+        return {name: cast(Metric, metric) for name, metric in cast(nn.ModuleDict, self.metrics[kind]).items()}
+
     def measured(self, kind: str) -> dict[str, Any]:
-        """The measures of one of `networks` after a validation: its torchmetrics, unless a subclass says otherwise."""
-        return {name: metric.compute() for name, metric in self.metrics[kind].items()}
+        """The measures of one of `networks` after a validation: by default the values of its torchmetrics."""
+        return {name: metric.compute() for name, metric in self.kept(kind).items()}
 
     def on_validation_epoch_end(self) -> None:
-        for kind, metrics in self.metrics.items():
+        count = self.count.compute()
+        if not count:
+            raise ValueError("No validation sample could be read: see the files that were left out.")
+        for kind in self.metrics:
             self.log_measures(kind, self.measured(kind))
-            for metric in metrics.values():
+            for metric in self.kept(kind).values():
                 metric.reset()
-        self.log(f"val/{self.counted}", self.count.compute())
+        self.log(f"val/{self.counted}", count)
         self.count.reset()
 
     def log_measures(self, kind: str, measured: dict[str, Any]) -> None:
@@ -175,4 +189,6 @@ class Task(lightning.LightningModule, Checked):
 
 def exact_sum() -> SumMetric:
     """A sum in float64."""
-    return SumMetric().set_dtype(torch.float64)
+    total = SumMetric()
+    total.set_dtype(torch.float64)
+    return total

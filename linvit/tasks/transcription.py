@@ -1,4 +1,4 @@
-"""From the logits of CTC to text, and how wrong the text is."""
+"""CTC decoding from logits to text, and the word edits between texts."""
 
 import math
 from collections import defaultdict
@@ -13,7 +13,7 @@ LanguageModel = Callable[[tuple[str, ...], str], float]
 
 
 def greedy(logits: Tensor, lengths: Tensor) -> list[list[int]]:
-    """The pieces of each utterance: the most probable of every frame, repetitions joined, blanks left out.
+    """Greedy decoding: the most probable piece of each frame, with repetitions merged and blanks removed.
 
     Args:
         logits: (batch, frames, pieces).
@@ -34,7 +34,7 @@ def prefix_beam(
     weight: float = 0.5,
     bonus: float = 0.0,
 ) -> list[int]:
-    """The most probable pieces of one utterance, over all ways to place them in its frames.
+    """Prefix beam search: the most probable pieces of one utterance, summed over all alignments with its frames.
 
     Args:
         logits: (frames, pieces).
@@ -67,11 +67,12 @@ def prefix_beam(
                     grown[longer][1] = _added(grown[longer][1], total + score)
         best = sorted(grown, key=lambda prefix: -_added(*grown[prefix]) - texts.score(prefix))[:beam]
         beams = {prefix: (grown[prefix][0], grown[prefix][1]) for prefix in best}
-    return list(max(beams, key=lambda prefix: _added(*beams[prefix]) + texts.score(prefix, whole=True)))
+    likeliest = max(beams, key=lambda prefix: _added(*beams[prefix]) + texts.score(prefix, whole=True))
+    return list(likeliest)
 
 
 class _Texts:
-    """What a language model says of beginnings of texts: the words that have ended, all of them where it is whole."""
+    """Language-model scores of prefixes: of complete words, and at the end of the text of the last word too."""
 
     def __init__(self, names: Sequence[str], language_model: LanguageModel | None, weight: float, bonus: float) -> None:
         self.names, self.model, self.weight, self.bonus = names, language_model, weight, bonus
@@ -102,12 +103,12 @@ def spelled(pieces: Sequence[int], names: Sequence[str]) -> str:
 
 
 def word_edits(reference: str, hypothesis: str) -> tuple[int, int]:
-    """Words to change, drop and add to make the hypothesis the reference, and words of the reference.
+    """Word edits (substitutions, deletions, insertions) from reference to hypothesis, and words of the reference.
 
     Over many utterances the word error rate is the sum of the edits over the sum of the words.
 
     Raises:
-        ImportError: where jiwer is not installed.
+        ImportError: if jiwer is not installed.
     """
     words = len(reference.split())
     if not words:
@@ -115,6 +116,6 @@ def word_edits(reference: str, hypothesis: str) -> tuple[int, int]:
     try:
         from jiwer import process_words
     except ImportError as error:
-        raise ImportError("Word error rates are measured by jiwer: pip install 'linvit[train,speech]'.") from error
+        raise ImportError("Word error rates need jiwer: pip install 'linvit[train,speech]'.") from error
     counted = process_words(reference, hypothesis)
     return counted.substitutions + counted.deletions + counted.insertions, words

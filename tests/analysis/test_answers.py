@@ -29,7 +29,7 @@ def test_accuracy_of_each_class():
     assert accuracy[2].isnan()
 
 
-def test_confused_pairs_come_by_frequency_with_their_surest_images():
+def test_confused_pairs_come_by_frequency_with_their_most_confident_images():
     answers = answers_from([(0, 1), (1, 1), (0, 1), (2, 3), (0, 0), (0, 1)], confidences=[0.2, 0.9, 0.6, 0.4, 0.9, 0.3])
     first, second = confused_pairs(answers, most=5, examples=2)
     assert (first.true, first.answered, first.count, first.share, first.indices) == (0, 1, 3, 0.75, [102, 105])

@@ -6,10 +6,10 @@ import linvit  # noqa: F401
 from linvit.analysis import attention_figures as draw
 from linvit.analysis.figures import svg
 from linvit.analysis.magnitude import compare_readouts, measure_magnitude
+from linvit.analysis.measured import select
 from linvit.analysis.probe import probe
 from linvit.analysis.rank import measure_ranks
 from linvit.analysis.scores import measure_scores, score_maps
-from linvit.layers.mechanisms import MECHANISMS
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +33,6 @@ def labels(figure):
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
-def test_every_mechanism_has_a_colour_of_its_own():
-    colours = [draw.COLOURS[name] for name in MECHANISMS]
-    assert len(set(colours)) == len(colours)
-
-
 def test_rank_figure_has_a_panel_a_measure_and_a_line_a_matrix(ranks):
     figure = draw.rank_figure(ranks)
     assert len(figure.axes) == 5
@@ -56,10 +51,10 @@ def test_spectra_start_at_one(ranks):
     assert all(line.get_ydata()[0] == pytest.approx(1) for line in curves)
 
 
-def test_score_maps_stand_beside_their_picture(network, images):
-    pictures = list(images.sigmoid().movedim(1, -1))
-    figure = draw.score_map_figure(pictures, score_maps(network, images, (0.25, 0.75)), (0.25, 0.75))
-    assert len(figure.axes) == 2 * (1 + 5)
+def test_score_maps_stand_beside_their_image(network, images):
+    shown = list(images.sigmoid().movedim(1, -1))
+    figure = draw.score_map_figure(shown, score_maps(network, images, (0.25, 0.75)), (0.25, 0.75))
+    assert len(figure.axes) == 2 * (1 + draw.MOST_MAPS)
     marker = figure.axes[0].lines[0]
     assert (marker.get_xdata()[0], marker.get_ydata()[0]) == (47.5, 15.5)
     assert figure.axes[1].images[1].get_array().shape == (16, 16)
@@ -82,15 +77,18 @@ def test_magnitude_figures_share_their_colours(network, images):
     assert labels(layers) == ["mala", "softmax"]
 
 
-def test_comparison_has_a_line_a_network(ranks, images):
+def test_a_comparison_has_a_row_for_each_network_and_a_dot_for_each_layer(ranks, images):
     torch.manual_seed(0)
     other = measure_ranks(timm.create_model("ravlt_nano"), [images])
     panels = [("rank", {"matrix": "mixed"}, "output"), ("effective", {"matrix": "state"}, "state")]
-    figure = draw.comparison_figure({"MAViT": ranks, "RAVLT": other}, panels)
-    assert [len(axes.lines) for axes in figure.axes] == [2, 2]
-    assert [line.get_color() for line in figure.axes[0].lines] == [draw.colour_of("mala"), draw.colour_of("rala")]
-    assert labels(figure) == ["MAViT", "RAVLT"]
-    assert "</svg>" in svg(figure)
+    figure = draw.comparison_figure({"MA$ViT": ranks, "RAVLT": other}, panels)
+    output, state = figure.axes
+    first, second = (line for line in output.lines if line.get_marker() == "o")
+    assert list(first.get_xdata()) == [entry.mean("rank").item() for entry in select(ranks, matrix="mixed")]
+    assert -0.5 < min(first.get_ydata()) < max(first.get_ydata()) < 0.5 < min(second.get_ydata())
+    assert [first.get_color(), second.get_color()] == [draw.colour_of("mala"), draw.colour_of("rala")]
+    assert len(state.lines[0].get_xdata()) == 2, "softmax attention has no state"
+    assert "MA$ViT</text>" in svg(figure)
 
 
 def test_a_panel_without_any_number_is_drawn_empty(network, images):

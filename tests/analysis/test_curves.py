@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from linvit.analysis.curves import training_curve
@@ -29,3 +31,9 @@ def test_epochs_without_validation_leave_no_gaps():
     assert [line.get_label() for line in scores.lines] == ["box AP", "mask AP"]
     assert list(scores.lines[0].get_xdata()) == [2, 4]
     assert list(scores.lines[0].get_ydata()) == [20.0, 50.0]
+
+
+def test_a_panel_without_a_finite_value_is_left_out():
+    rows = [{"epoch": 1, "train_loss": 1.0, "lr": 0.1, "box_ap": math.nan, "mask_ap": math.inf}]
+    assert [axes.get_ylabel() for axes in training_curve(rows, Detection.measures).axes] == ["loss", "learning rate"]
+    assert training_curve([{"epoch": 1, "train_loss": math.nan}], Detection.measures).axes == []

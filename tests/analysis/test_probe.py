@@ -170,7 +170,7 @@ def test_layers_are_chosen_by_name():
     network = timm.create_model("ravlt_nano")
     shown = probe(network, torch.randn(1, 3, 32, 32), ["stages.1.blocks.0.attn"])
     assert [p.name for p in shown] == ["stages.1.blocks.0.attn"]
-    with pytest.raises(ValueError, match=r"no attention layer 'stem', but stages\.0\.blocks\.0\.attn"):
+    with pytest.raises(ValueError, match=r"`layers` has 'stem', expected names among stages\.0\.blocks\.0\.attn"):
         probe(network, torch.randn(1, 3, 32, 32), ["stem"])
 
 
@@ -181,5 +181,5 @@ def test_swin_says_what_it_does_not_show():
 
 
 def test_a_network_without_our_attention_is_refused():
-    with pytest.raises(ValueError, match="Linear has no attention to look at"):
+    with pytest.raises(ValueError, match="Linear has no attention that can be analyzed"):
         probe(nn.Linear(2, 2), torch.randn(1, 2))

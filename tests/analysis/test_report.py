@@ -1,3 +1,5 @@
+from datetime import UTC, datetime
+
 import pytest
 from matplotlib.figure import Figure
 
@@ -19,6 +21,12 @@ def test_page_holds_everything_in_one_file(tmp_path):
     assert "x &lt; y" in page
     assert 'src="data:image/svg+xml;base64,' in page
     assert "http" not in page
+    assert 'lang="en"' in page
+    assert 'name="viewport"' in page
+    assert "prefers-color-scheme: dark" in page
+    footer = page[page.index("<footer>") :]
+    assert f"{datetime.now(UTC):%Y-%m-%d}" in footer
+    assert "torch" in footer
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
@@ -41,3 +49,23 @@ def test_columns_of_words_are_aligned_as_words_and_long_ones_broken():
     assert '<td class="words">a.png</td><td>1.5 %</td>' in cells
     assert f'<td class="words long">{"x" * 40}</td>' in cells
     assert cells.startswith('<div class="scrolls"><table>'), "wide tables scroll on phones"
+
+
+@pytest.mark.parametrize(
+    "number", ["–", "1,797", "0.01 M", "91.24 ± 0.35", "+8.51 [+1.24, +15.78]", "< 0.001", "1e-08"]
+)
+def test_numbers_are_aligned_right(number):
+    assert f"<td>{number.replace('<', '&lt;')}</td>" in report.table([{"recipe": "rala", "value": number}])
+
+
+@pytest.mark.parametrize("text", ["M1 max", "8×8 + class", "Es", "nan"])
+def test_words_are_aligned_left(text):
+    assert f'<td class="words">{text}</td>' in report.table([{"recipe": "rala", "value": text}])
+
+
+def test_text_that_is_no_unicode_is_written_escaped(tmp_path):
+    report.write_page(tmp_path / "page.html", "caf\udce9", [("<i>", [report.table([{"file": "a\udcff.png"}])])])
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<h1>caf\\udce9</h1>" in page
+    assert "<td>a\\udcff.png</td>" in page
+    assert "<i>" not in page

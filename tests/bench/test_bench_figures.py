@@ -2,6 +2,7 @@
 
 from linvit.bench.figures import figures
 from linvit.bench.rows import Report, Row
+from linvit.layers.mechanisms import MECHANISMS
 
 
 def made_up(kind):
@@ -24,11 +25,31 @@ def test_time_and_memory_over_tokens():
     assert "memory" in memory.get_ylabel()
 
 
+def test_a_mechanism_has_its_colour_and_a_dashed_line_looks_dashed():
+    rows = [
+        Row(name, variant, "float32", 1, 1, tokens=tokens, clock="cpu", median_ms=float(tokens))
+        for name in ("net", "mala", "softmax")
+        for variant in ("plain", "fused")
+        for tokens in (49, 196)
+    ]
+    ((_, figure),) = figures(Report("op", rows=rows), {})
+    (axes,) = figure.axes
+    colours = {line.get_label().split()[0]: line.get_color() for line in axes.lines}
+    assert colours["mala"] == MECHANISMS["mala"].colour
+    assert colours["softmax"] == MECHANISMS["softmax"].colour
+    assert len(set(colours.values())) == 3
+    (legend,) = figure.legends
+    dashed = [handle for handle in legend.get_lines() if handle.get_linestyle() == "--"]
+    assert len(dashed) == 3
+    assert all(handle.get_xdata()[-1] >= 4 * 10 for handle in dashed)
+    assert all(text.get_fontsize() >= 10 for text in legend.get_texts())
+
+
 def test_accuracy_over_latency_at_the_smallest_size():
     drawn = dict(figures(made_up("model"), {"ravlt_tiny": (82.8, "RALA"), "convnext_tiny": (82.1, "ConvNeXt")}))
     assert drawn.keys() == {"growth.svg", "accuracy_batch1.svg"}
     (axes,) = drawn["accuracy_batch1.svg"].axes
-    assert "224 × 224 px, batch 1, 1 thread" in axes.get_xlabel()
+    assert axes.get_xlabel() == "ms per batch (CPU time, 224 × 224 px, batch 1, 1 thread)"
     assert {text.get_text() for text in axes.texts} == {"ravlt_tiny (LLSS)", "convnext_tiny"}
 
 

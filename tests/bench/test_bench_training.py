@@ -47,7 +47,9 @@ def test_a_curve_that_differs_does_not_agree(monkeypatch):
 
 
 def test_unknown_parts_and_single_images_are_refused():
-    with pytest.raises(ValueError, match="has the part 'fused', expected plain or parts of reference, channels_last"):
+    with pytest.raises(
+        ValueError, match="Unknown variant, or part of one, 'fused', expected one of plain, reference, channels_last"
+    ):
         Options(variants=("fused",))
-    with pytest.raises(ValueError, match="`batch` is 1, expected 2 or more"):
+    with pytest.raises(ValueError, match="`batch` is 1, expected a whole number of 2 or more"):
         Options(batch=1)

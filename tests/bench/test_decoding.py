@@ -59,5 +59,5 @@ def test_unknown_names_are_refused():
         Options(network="sequence_nono")
     with pytest.raises(ValueError, match="malla"):
         Options(names=("malla",))
-    with pytest.raises(ValueError, match="expected 1 or more"):
+    with pytest.raises(ValueError, match="of 1 or more"):
         Options(contexts=(0,))

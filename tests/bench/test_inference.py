@@ -112,11 +112,13 @@ def test_transformers_of_fixed_size_are_built_for_theirs():
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match=r"'ravlt_tinny' is unknown.*ravlt_tiny"):
+    with pytest.raises(ValueError, match=r"Unknown network 'ravlt_tinny'.*ravlt_tiny"):
         Options(names=("ravlt_tinny",))
-    with pytest.raises(ValueError, match="has the part 'fast', expected plain or parts of reference, fused"):
+    with pytest.raises(
+        ValueError, match="Unknown variant, or part of one, 'fast', expected one of plain, reference, fused"
+    ):
         Options(variants=("fused+fast",))
-    with pytest.raises(ValueError, match="expected 1 or more"):
+    with pytest.raises(ValueError, match="of 1 or more"):
         Options(rounds=0)
     assert parts_of("plain") == ()
 

@@ -64,7 +64,7 @@ def test_what_cannot_run_says_why():
 def test_unknown_names_list_the_known_ones(wrong):
     with pytest.raises(ValueError, match="expected one of"):
         Options(**wrong)
-    with pytest.raises(ValueError, match="expected 1 or more"):
+    with pytest.raises(ValueError, match="of 1 or more"):
         Options(tokens=(0,))
 
 

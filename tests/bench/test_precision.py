@@ -42,5 +42,5 @@ def test_ours_stays_finite_where_the_released_rala_overflows():
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="`names` has 'linear', expected some of rala, mala"):
+    with pytest.raises(ValueError, match="Unknown operator 'linear', expected one of rala, mala"):
         Options(names=("linear",))

@@ -21,5 +21,5 @@ def test_a_segmentor_is_measured_with_its_pattern_and_both_exponents():
 
 
 def test_detectors_are_refused():
-    with pytest.raises(ValueError, match="`framework` is 'mask_rcnn', expected one of semantic_fpn, upernet"):
+    with pytest.raises(ValueError, match="Unknown framework 'mask_rcnn', expected one of semantic_fpn, upernet"):
         Options(framework="mask_rcnn")

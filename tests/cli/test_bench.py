@@ -5,8 +5,8 @@ import json
 import pytest
 
 from linvit import allocator
-from linvit.bench import operators, rows
-from linvit_cli import _parser, main
+from linvit.bench import inference, kinds, operators, rows, segmentation
+from linvit_cli import main, parse
 
 OP = ["bench", "op", "rala", "--tokens", "6", "12", "--heads", "1", "--width", "4", "--rounds", "1"]
 
@@ -58,9 +58,41 @@ def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["op", "ralla"], "operator is 'ralla', expected one of linear"),
-        (["model", "ravlt_tinny"], "network 'ravlt_tinny' is unknown"),
-        (["train", "care_nano", "--variants", "onnxruntime"], "has the part 'onnxruntime'"),
+        (["op", "ralla"], "Did you mean 'rala'?"),
+        (["op", "--variants", "plian"], "Did you mean 'plain'?"),
+        (["op", "--dtypes", "bfloat"], "Did you mean 'bfloat16'?"),
+        (["op", "--layout", "head"], "Did you mean 'heads'?"),
+        (["model", "ravlt_tinny"], "Did you mean 'ravlt_tiny'?"),
+        (["model", "--peers", "convnext_tinny"], "Did you mean 'convnext_tiny'?"),
+        (["model", "--variants", "fused+bf61"], "Did you mean 'bf16'?"),
+        (["train", "care_nano", "--variants", "onnxruntime"], "Unknown variant, or part of one, 'onnxruntime'"),
+        (["memory", "--framework", "upernett"], "Did you mean 'upernet'?"),
+        (["decoding", "softmx"], "softmx"),
+        (["decoding", "--network", "sequence_nanno"], "did you mean 'sequence_nano'?"),
+        (["sampling", "--network", "dit_nano"], "did you mean 'dit_nano_patch2'?"),
+        (["precision", "ralla"], "Did you mean 'rala'?"),
+        (["op", "--rounds", "0"], "--rounds is 0, expected a whole number of 1 or more"),
+        (["op", "--threads", "100000"], "--threads is 100000, expected a whole number from 1 to "),
+        (["op", "--threads", "-1"], "--threads is -1"),
+        (["model", "--seconds", "nan"], "--seconds is nan, expected a number above 0"),
+        (["model", "--seconds", "inf"], "--seconds is inf"),
+        (["train", "--seconds", "-1"], "--seconds is -1.0"),
+        (["sampling", "--seed", "-1"], "--seed is -1"),
+        (["train", "--batch", "1"], "--batch is 1, expected a whole number of 2 or more"),
+        (["train", "--curves", "-5"], "--curves is -5"),
+        (["op", "--tokens", "1000000000"], "needs at least "),
+        (["op", "--width", "1000000000000"], "needs at least "),
+        (["precision", "--tokens", "1000000000000"], "needs at least "),
+        (["model", "--sizes", "100000x1000000"], "needs at least "),
+        (["model", "--batch", "1000000000"], "needs at least "),
+        (["model", "--batch", "0"], "--batch is [0], expected a list of whole numbers of 1 or more"),
+        (["model", "--sizes", "0"], "--sizes is [(0, 0)]"),
+        (["train", "--size", "1000000"], "needs at least "),
+        (["memory", "--sizes", "1000000"], "needs at least "),
+        (["sampling", "--sides", "10000000"], "from 1 to 4,096"),
+        (["decoding", "--contexts", "100000000000"], "needs at least "),
+        (["op", "--output", "/dev/null"], "The folder /dev/null cannot be written"),
+        (["op", "--write", "x.md"], "--write needs --output"),
     ],
 )
 def test_unknown_names_end_in_one_sentence(arguments, sentence, capsys):
@@ -108,6 +140,37 @@ def test_every_kind_gives_its_table_and_files(arguments, head, count, tmp_path, 
 
 
 def test_an_argument_that_is_not_given_keeps_the_default_of_its_kind():
-    options = _parser().parse_args(["bench", "memory", "--sizes", "64"])
-    given = {name: getattr(options, name) for name in options.settings if name in options}
-    assert given == {"sizes": [(64, 64)], "keep_memory": False, "json": False, "output": None, "write": None}
+    options = kinds.options_of("memory", vars(parse(["bench", "memory", "--sizes", "64"])))
+    assert options == segmentation.Options(sizes=[(64, 64)])
+
+
+def test_a_peer_that_fails_is_left_out_with_a_note(monkeypatch, capsys):
+    whole = inference.variant_call
+
+    def wrong(network, x, case):
+        if case.name != "resnet10t":
+            return whole(network, x, case)
+        if case.variant == "fused":
+            raise AssertionError("no such size")
+        return lambda: (0 * x,)
+
+    monkeypatch.setattr(inference, "variant_call", wrong)
+    command = ["bench", "model", "care_nano", "--variants", "plain", "--peers", "resnet10t", "--sizes", "32"]
+    assert main([*command, "--rounds", "1", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert "resnet10t fused float32: no such size" in shown
+    assert "resnet10t plain float32: resnet10t plain at 32 × 32, batch 1 gives a wrong result" in shown
+    ours, *others = json.loads(shown.splitlines()[-1])["rows"]
+    assert ours["median_ms"] > 0
+    assert [row["median_ms"] for row in others] == [None, None]
+
+
+def test_a_network_of_ours_that_fails_is_a_bug(monkeypatch, capsys):
+    def broken(*_):
+        raise AssertionError("ours")
+
+    monkeypatch.setattr(inference, "variant_call", broken)
+    assert main(["bench", "model", "care_nano", "--peers", "--sizes", "32", "--rounds", "1"]) == 70
+    first, *traceback = capsys.readouterr().err.split("\nlinvit: ", 1)[1].splitlines()
+    assert first.startswith("This is a bug in linvit. Please report it")
+    assert traceback[-1] == "AssertionError: ours"

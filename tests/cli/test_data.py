@@ -75,10 +75,3 @@ def test_what_cannot_be_is_one_sentence(tmp_path, monkeypatch, capsys, argv):
     assert main(["data", *argv]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "new").exists()
-
-
-def test_help_of_each_action_is_short(capsys):
-    for action in ("make-scenes", "check"):
-        with pytest.raises(SystemExit):
-            main(["data", action, "--help"])
-        assert capsys.readouterr().out.startswith(f"usage: linvit data {action}")

@@ -36,7 +36,7 @@ def test_json_is_one_list(capsys):
 
 def test_what_is_not_there_is_one_sentence(capsys):
     assert main(["recipes", "nothing_of_the_kind"]) == 2
-    assert capsys.readouterr().err.startswith("linvit: No recipe has 'nothing_of_the_kind' in its name or header")
+    assert capsys.readouterr().err.startswith("linvit: No recipe contains 'nothing_of_the_kind' in its name or header")
 
 
 def test_version(capsys):

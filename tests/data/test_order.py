@@ -87,17 +87,47 @@ def test_corrupt_images_are_named_and_left_out_up_to_the_limit(caplog):
 
 
 def test_of_many_corrupt_images_the_first_five_are_named_and_all_are_counted(caplog):
-    loader = Batches([f"file {index} is broken." for index in range(12)], batch_size=4, max_corrupt=20)
-    assert list(loader) == list(loader) == []
+    broken = [f"file {index} is broken." for index in range(12)]
+    loader = Batches([*broken, (torch.zeros(1), 0)], batch_size=4, max_corrupt=20)
+    assert len(list(loader)) == len(list(loader)) == 1
     *named, summary = caplog.messages
     assert named == [f"Left out ({index + 1} of at most 20): file {index} is broken." for index in range(5)]
-    assert summary == "12 files have been left out, of at most 20; the first 5 are named above."
+    assert summary == "12 samples were left out, of at most 20; the first 5 are named above."
 
 
-@pytest.mark.parametrize(("limit", "file"), [(0, 2), (1, 5)])
-def test_one_corrupt_image_too_many_stops(limit, file):
-    with pytest.raises(ValueError, match=f"^file {file} is broken"):
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [(0, "file 2 is broken."), (1, "file 2 is broken. More than `max_corrupt`=1.\n  file 5 is broken.")],
+)
+def test_one_corrupt_image_too_many_stops(limit, says):
+    with pytest.raises(ValueError, match="broken") as raised:
         list(Batches(SomeCorrupt(), batch_size=4, max_corrupt=limit))
+    assert str(raised.value) == says
+
+
+def test_data_of_which_nothing_can_be_read_is_an_error_whatever_the_limit():
+    broken = [f"file {index} is broken." for index in range(7)]
+    names = "\n  ".join(broken[:5])
+    for loader in (
+        Batches(broken, batch_size=4, max_corrupt=100),
+        ResumableBatches(Augmented(broken, 0), batch_size=1, sampler=InOrder(7, 0), max_corrupt=100),
+    ):
+        with pytest.raises(ValueError, match="None of") as raised:
+            list(loader)
+        assert str(raised.value) == f"None of the 7 samples can be used:\n  {names}\n  and 2 more."
+
+
+def test_an_epoch_that_resumes_before_its_unreadable_end_is_no_error():
+    samples = [(torch.zeros(1), 0), "file 1 is broken."]
+    loader = ResumableBatches(Augmented(samples, 0), batch_size=1, sampler=InOrder(2, 0), max_corrupt=1, reached=(0, 1))
+    assert list(loader) == []
+    loader.reached = (0, 0)
+    assert len(list(loader)) == 1
+
+
+class InOrder(ShuffledOrder):
+    def shuffled(self, generator):
+        return list(range(self.length))
 
 
 @pytest.mark.parametrize(("length", "world"), [(20, 1), (20, 2), (600, 1), (600, 4)])

@@ -15,10 +15,10 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_behind(kind):
+def test_after_affine(kind):
     layer, x, scale, shift = LAYERS[kind]().double(), *_drawn((2, 6, 8, 10), (6,), (6,))
     expected = layer(x * scale[:, None, None] + shift[:, None, None])
-    assert_close(folds.behind(layer, scale, shift)(x), expected)
+    assert_close(folds.after_affine(layer, scale, shift)(x), expected)
 
 
 def test_scaled_without_bias():
@@ -28,7 +28,7 @@ def test_scaled_without_bias():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gelu_behind_a_convolution(dtype):
+def test_gelu_after_a_convolution(dtype):
     layer, x = nn.Conv2d(3, 8, 3, 2, 1), _drawn((2, 3, 11, 14))[0].to(dtype)
     layer.to(dtype)
     expected = nn.functional.gelu(layer(x))
@@ -42,7 +42,7 @@ def test_norm_with_a_weight_and_no_bias():
     norm, layer, x = nn.LayerNorm(6, bias=False).double(), nn.Linear(6, 4).double(), _drawn((2, 6))[0]
     nn.init.normal_(norm.weight)
     expected = layer(norm(x))
-    rest = folds.behind_layer_norm(norm, [layer])
+    rest = folds.after_layer_norm(norm, [layer])
     assert rest.weight is None
     assert_close(layer(rest(x)), expected)
 

@@ -82,7 +82,7 @@ def test_who_wants_no_gradient_or_another_one_gets_torch(monkeypatch):
     x, grad = draw(8, 6, 6)
     layer, obstacle = DepthwiseConv(8, (5, 5)), cpu.depthwise.obstacle
     assert obstacle(x, layer.weight) is None
-    assert "innermost" in obstacle(x.contiguous(), layer.weight)
+    assert "channels last" in obstacle(x.contiguous(), layer.weight)
     assert "float32" in obstacle(x.double(), layer.weight)
     assert "nobody" in obstacle(x, layer.weight.detach())
     with torch.autocast("cpu"):

@@ -155,7 +155,7 @@ def compare_gradients(tensors, rotary=None, tolerance=1e-5, **options):
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_gradient(normalizer, weighting, masked):
     if (normalizer, weighting) == ("sum", "query_mean"):
-        with pytest.raises(ValueError, match="gradient of normalizer='sum' is there for uniform weights alone"):
+        with pytest.raises(ValueError, match="normalizer='sum' has a gradient for uniform weights only"):
             compare_gradients(draw(), normalizer=normalizer, weighting=weighting)
         return
     mask = torch.rand(2, 2, 101, generator=torch.Generator().manual_seed(1)) < 0.6 if masked else None
@@ -198,7 +198,7 @@ def test_half_gradients_have_the_dtype_of_the_inputs():
 
 def test_second_derivatives_are_refused():
     leaves = [x.requires_grad_() for x in draw()]
-    with pytest.raises(RuntimeError, match="first derivatives alone, not create_graph"):
+    with pytest.raises(RuntimeError, match=r"no second derivatives \(create_graph=True"):
         torch.autograd.grad(linear_attention(*leaves, backend="cpp").sum(), leaves, create_graph=True)
 
 
@@ -235,10 +235,10 @@ def test_what_the_kernel_cannot_do_is_said():
         "float64": {"tensors": [x.double() for x in (query, key, value)]},
         "feature_map is 'focused'": {"feature_map": "focused"},
         "weighting is a Tensor": {"weighting": torch.ones(37)},
-        "a tensor is empty": {"tensors": (query, key, value[..., :0])},
+        "a tensor is empty": {"tensors": (query[:0], key[:0], value[:0])},
     }.items():
         tensors = options.pop("tensors", (query, key, value))
-        with pytest.raises(ValueError, match=f"backend='cpp' cannot run: .*{match}"):
+        with pytest.raises(ValueError, match=f"`backend` is 'cpp', which cannot run: .*{match}"):
             linear_attention(*tensors, backend="cpp", **options)
 
 

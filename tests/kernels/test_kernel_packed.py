@@ -60,7 +60,7 @@ def test_one_sequence_is_a_batch_of_one(device):
 
 def test_what_is_not_packed_is_refused(device):
     tensors, _, cu_seqlens = pack(device, [(4, 4)])
-    with pytest.raises(ValueError, match=r"cu_seqlens is torch.float32 of shape \(2,\), expected int32 or int64"):
+    with pytest.raises(ValueError, match=r"`cu_seqlens` is torch.float32 of shape \(2,\), expected int32 or int64"):
         linear_attention(*tensors, cu_seqlens=cu_seqlens.float())
     with pytest.raises(ValueError, match=r"expected \(1, heads, tokens, width\).*one after another"):
         linear_attention(*(x.transpose(0, 1) for x in tensors), cu_seqlens=cu_seqlens)
@@ -76,5 +76,5 @@ def test_shapes_that_do_not_fit_are_refused(device):
         ((query[:, :, :5], key, value), {"key_mask": torch.ones(1, 16, device=device) > 0, **RALA}),
         ((query, key, value), {"rotary": tuple(table[:5] for table in rotary)}),
     ):
-        with pytest.raises(ValueError, match=r"query, key and value have shapes.*expected one dtype"):
+        with pytest.raises(ValueError, match=r"`query`, `key` and `value` have shapes.*expected one dtype"):
             linear_attention(*tensors, **options)

@@ -53,8 +53,8 @@ def test_stacked_sends_all_channels_through_everything():
     [
         ((12, 2, "linear", "halves"), "`split` is 'halves', expected one of asymmetric, symmetric, stacked, attended"),
         ((12, 2, "linear", "asymmetric", (5,)), r"`local_sizes` is \(5,\), expected \(3, 7\), \(3,\) or \(7,\)"),
-        ((8, 2, "strips"), "the asymmetric split of 8 feature channels leaves a remainder"),
-        ((6, 1, "strips", "symmetric"), "the symmetric split of 6 feature channels leaves a remainder"),
+        ((8, 2, "strips"), "8 feature channels cannot be divided by `split` 'asymmetric'"),
+        ((6, 1, "strips", "symmetric"), "6 feature channels cannot be divided by `split` 'symmetric'"),
     ],
 )
 def test_impossible_splits(arguments, message):
@@ -77,7 +77,7 @@ def test_attended_part_is_linear_attention_with_the_input_as_value():
 
 
 def test_head_width_that_does_not_divide():
-    with pytest.raises(ValueError, match="width 8 is not a multiple of the head width 3"):
+    with pytest.raises(ValueError, match="width 8 of the attended channels is not a multiple of `head_width` 3"):
         TokenMixer(24, 3, "linear")
     TokenMixer(24, 3, "strips")
 

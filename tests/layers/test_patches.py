@@ -37,7 +37,7 @@ def test_checked_image_passes_the_smallest():
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((1, 3, 32, 31), "input is 32 × 31 px, expected at least 32 px a side .*: enlarge the image"),
+        ((1, 3, 32, 31), "`input` is 32 × 31 px, expected sides of at least 32 px .*: enlarge the images"),
         ((1, 4, 32, 32), r"shape \(1, 4, 32, 32\), expected \(batch, 3, height, width\).*in_chans=4"),
         ((32, 32), r"shape \(32, 32\), expected \(batch, 3, height, width\)"),
     ],

@@ -165,8 +165,8 @@ def test_exports_with_dynamic_sides(name):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((1, 3, 31, 64), "31 × 64 px, expected at least 32 px"),
-        ((1, 3, 64, 8), "64 × 8 px, expected at least 32 px"),
+        ((1, 3, 31, 64), "31 × 64 px, expected sides of at least 32 px"),
+        ((1, 3, 64, 8), "64 × 8 px, expected sides of at least 32 px"),
         ((1, 1, 64, 64), r"expected \(batch, 3, height, width\).*in_chans=1"),
         ((3, 64, 64), r"shape \(3, 64, 64\), expected \(batch, 3, height, width\)"),
     ],

@@ -163,10 +163,10 @@ def test_a_transducer_gives_logits_of_every_frame_and_place():
         ({"conv_norm": "group"}, "`conv_norm` is 'group', expected one of batch, layer"),
         ({"head": "lm"}, "`head` is 'lm', expected one of ctc, transducer"),
         ({"heads": 5}, "`width` is 64 and `heads` 5"),
-        ({"width": 33, "heads": 3}, "`width` is 33, but relative positions need an even one"),
-        ({"heads": 0}, "`heads` is 0, expected a whole number of 1 or more"),
-        ({"kernel": 0}, "`kernel` is 0, expected a whole number of 1 or more"),
-        ({"depth": 1.5}, "`depth` is 1.5, expected a whole number of 1 or more"),
+        ({"width": 33, "heads": 3}, "`width` is 33, but relative positions need an even number"),
+        ({"heads": 0}, "`heads` is 0, expected a whole number from 1 to"),
+        ({"kernel": 0}, "`kernel` is 0, expected a whole number from 1 to"),
+        ({"depth": 1.5}, "`depth` is 1.5, expected a whole number from 1 to"),
         ({"pieces": 5}, "no argument 'pieces'"),
         ({"hedas": 5}, "did you mean `heads`"),
     ],
@@ -188,7 +188,7 @@ def test_what_cannot_be_streamed_says_so():
     network.read(features(1, 7, 10), cache)
     with pytest.raises(ValueError, match="7 frames were read, which is not a multiple of 4"):
         network.read(features(1, 8, 10), cache)
-    with pytest.raises(ValueError, match=r"expected \(batch, frames, 10\): make the features"):
+    with pytest.raises(ValueError, match=r"expected \(batch, frames, 10\): compute features"):
         network.read(features(1, 8, 12), StreamCache())
 
 

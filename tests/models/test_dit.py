@@ -106,13 +106,13 @@ def test_every_mechanism_has_the_same_number_of_parameters(mechanism):
     [
         ({"mechanism": "focused"}, "expected one of softmax, linear, rala, mala"),
         ({"patch_size": 3}, "`input_size` is 8, which is not a multiple of `patch_size` 3"),
-        ({"width": 66}, "need a multiple of 4"),
+        ({"width": 66, "heads": 3}, "need a multiple of 4"),
         ({"heads": 5}, "`width` is 64 and `heads` 5"),
-        ({"heads": 0}, "`heads` is 0, expected a whole number of 1 or more"),
-        ({"patch_size": 0}, "`patch_size` is 0, expected a whole number of 1 or more"),
-        ({"width": "wide"}, "`width` is 'wide', expected a whole number of 1 or more"),
-        ({"label_std": -1.0}, "`label_std` is -1.0, but a deviation is 0 or more"),
-        ({"mlp_ratio": 0.0}, "`mlp_ratio` is 0.0, which leaves the feed-forward no channels"),
+        ({"heads": 0}, "`heads` is 0, expected a whole number from 1 to"),
+        ({"patch_size": 0}, "`patch_size` is 0, expected a whole number from 1 to"),
+        ({"width": "wide"}, "`width` is 'wide', expected a whole number from 1 to"),
+        ({"label_std": -1.0}, "`label_std` is -1.0, expected a number from 0 to 1,000,000"),
+        ({"mlp_ratio": 0.0}, "`mlp_ratio` is 0.0, expected a number above 0"),
         ({"num_classes": 5}, "no argument 'num_classes'"),
         ({"depht": 5}, r"did you mean `depth`"),
     ],
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused(changes, sentence):
 
 def test_images_of_another_size_are_refused():
     network = create("dit_nano_patch2", 10)
-    with pytest.raises(ValueError, match="images are 1×16×16, but this DiT reads 1×8×8"):
+    with pytest.raises(ValueError, match=r"shape \(1, 1, 16, 16\), expected \(batch, 1, 8, 8\): create the DiT"):
         network(torch.zeros(1, 1, 16, 16), torch.zeros(1).long(), torch.zeros(1).long())
 
 

@@ -143,7 +143,7 @@ def test_stop_early_ends_at_the_last_tap(name):
 
 
 def test_other_output_format_is_refused(name):
-    with pytest.raises(ValueError, match="output_fmt is 'NHWC', expected 'NCHW'"):
+    with pytest.raises(ValueError, match="`output_fmt` is 'NHWC', expected 'NCHW'"):
         create(name).forward_intermediates(image(64, 64), output_fmt="NHWC")
 
 

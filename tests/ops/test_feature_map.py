@@ -57,8 +57,13 @@ def test_three_maps_are_refused():
         linear_attention(x, x, x, feature_map=("relu", "relu", "relu"))
 
 
-def test_callable_is_returned_unchanged():
-    assert resolve_feature_map(torch.tanh) is torch.tanh
+def test_a_function_is_a_feature_map_if_it_keeps_the_form():
+    x = torch.randn(1, 2, 3, 4)
+    assert torch.equal(resolve_feature_map(torch.tanh)(x), x.tanh())
+    with pytest.raises(
+        ValueError, match=r"`feature_map\(x\)` is torch.float32 of shape \(1, 2, 3, 2\).*\(1, 2, 3, 4\)"
+    ):
+        resolve_feature_map(lambda x: x[..., :2])(x)
 
 
 def test_unknown_name_lists_the_known_ones():

@@ -53,7 +53,7 @@ def test_start_continues_a_sequence():
 
 
 def test_widths_that_do_not_pair_up_are_refused():
-    with pytest.raises(ValueError, match="width is 7, expected a multiple of 2"):
+    with pytest.raises(ValueError, match="`width` is 7, expected a multiple of 2"):
         rotary_1d(4, 7)
-    with pytest.raises(ValueError, match="width is 6, expected a multiple of 4"):
+    with pytest.raises(ValueError, match="`width` is 6, expected a multiple of 4"):
         rotary_2d((2, 2), 6)

@@ -131,7 +131,7 @@ def test_an_image_generator_is_analyzed_at_a_fixed_time_and_the_class_of_each_im
     assert classes is labels
     assert times.tolist() == [250] * 6
     assert (noised - images).abs().mean() > 0.1
-    with pytest.raises(ValueError, match="analyzed on the data of its run: leave `images` out"):
+    with pytest.raises(ValueError, match="analyzed on the data of their run: leave `images` out"):
         generator.analyze(images="photos")
 
 
@@ -148,7 +148,7 @@ def test_of_a_detector_or_segmentor_the_backbone_is_analyzed(framework, tmp_path
 
 def test_where_no_attention_is_over_images_a_sentence_says_so(tmp_path):
     language = train(write_language_recipe(tmp_path), {"trainer.max_epochs": 1, "trainer.limit_train_batches": 1})
-    with pytest.raises(ValueError, match="a run of the task language has none: choose a classifier"):
+    with pytest.raises(ValueError, match="A run of the task language cannot be analyzed"):
         language.analyze()
 
 
@@ -189,7 +189,7 @@ def test_held_out_images_are_chosen_evenly():
             ["rank", "--model", "ravlt_nano", "--layers", "9"],
             "There is no attention layer '9': give numbers from 1 to 5",
         ),
-        (["--model", "resnet18"], "ResNet has no attention to look at, expected Attention2d"),
+        (["--model", "resnet18"], "ResNet has no attention that can be analyzed, expected Attention2d"),
         (["--model", "nonesuch"], "nonesuch"),
         (["--model", "ravlt_nano", "--images", "nowhere"], "There is no image file or folder at nowhere"),
         (["--model", "ravlt_nano", "--count", "0"], "--count is 0"),
@@ -198,7 +198,7 @@ def test_held_out_images_are_chosen_evenly():
         (["ranks", "run"], "analyze got ranks run, expected one of rank, scores, magnitude, all and one run"),
         ([], "Nothing to load"),
         (["scores", "--model", "ravlt_nano", "--layers", "5"], "has a single token"),
-        (["--model", "swin_tiny_patch4_window7_224"], "SwinTransformer has no attention to look at"),
+        (["--model", "swin_tiny_patch4_window7_224"], "SwinTransformer has no attention that can be analyzed"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):

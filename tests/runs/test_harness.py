@@ -108,12 +108,12 @@ def test_a_whole_local_task_gives_the_accuracy_by_brute_force(run, harness, tmp_
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"tasks": ["nowhere"], "include": "EMPTY"}, "knows no task 'nowhere'"),
+        ({"tasks": ["nowhere"], "include": "EMPTY"}, "has no task 'nowhere'"),
         ({"tasks": ["nowhere"], "include": "EMPTY", "limit": 0}, "`limit` is 0, expected 1 item or more"),
         ({"tasks": ["nowhere"], "include": "file"}, "`include` is file, expected a folder with .yaml files"),
         ({"tasks": ["nowhere"], "root": "texts"}, "`root` is not an option of evaluate_tasks"),
         ({"tasks": ["nowhere"], "data": "stdlib"}, "leave `data` out"),
-        ({"limit": 3}, "`limit` is for `tasks`, which is not given"),
+        ({"limit": 3}, "`limit` needs `tasks`"),
     ],
 )
 def test_wrong_options_of_tasks_are_one_sentence(run, options, sentence, tmp_path):

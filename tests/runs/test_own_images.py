@@ -75,10 +75,10 @@ def test_the_batch_fits_memory_and_images(monkeypatch):
     cost = Cost(15_000_000, 2_400_000_000, 200_000_000)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for memory, count, size in ((140, 10**6, 128), (16, 10**6, 16), (140, 100, 16), (1, 10**6, 2), (140, 8, 2)):
-        monkeypatch.setattr(own_images, "_memory", lambda device, memory=memory: memory * GIB)
+        monkeypatch.setattr(own_images, "memory", lambda device, memory=memory: memory * GIB)
         assert _batch_size(cost, count) == size
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(own_images, "_memory", lambda device: 140 * GIB)
+    monkeypatch.setattr(own_images, "memory", lambda device: 140 * GIB)
     assert _batch_size(cost, 10**6) == 32
 
 

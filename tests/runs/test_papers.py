@@ -91,5 +91,5 @@ def test_a_teacher_of_other_classes_is_refused_before_training(imagenet, tmp_pat
     assert main(["train", *shrunk("care", imagenet, tmp_path / "run")]) == 2
     said = capsys.readouterr().err.strip()
     assert len(said.splitlines()) == 1
-    assert "know 1000 classes, but the data has 3: set distillation.checkpoint" in said
+    assert "have 1000 classes, but the data has 3: set distillation.checkpoint" in said
     assert not (tmp_path / "run").exists()

@@ -34,7 +34,7 @@ ENVIRONMENT = os.environ | {
 
 def start(launcher, recipe, *more):
     return subprocess.run(
-        [*launcher, "train", str(recipe), *TWO, *more],
+        [*launcher, "train", str(recipe), *TWO, "--trust-recipe", *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -71,7 +71,7 @@ def test_a_killed_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     killer = {"class_path": "tiny_run.Dies", "init_args": {"step": 4}}
     recipe = write_dense_recipe(tmp_path, scenes, framework, trainer={"callbacks": [killer]})
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe)]
+    command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "--trust-recipe"]
     dead = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, timeout=300)
     assert dead.returncode == -signal.SIGKILL
     assert content(tmp_path / "run")["global_step"] == 3
@@ -147,7 +147,7 @@ def test_data_of_another_task_are_refused_in_one_sentence(root, scenes, tmp_path
 def test_masks_are_missed_before_anything_trains(scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", data={"needs_masks": False})
     with pytest.raises(
-        ValueError, match=r"MaskRCNN learns masks, but the data does without: set data\.needs_masks to true"
+        ValueError, match=r"MaskRCNN needs masks, but the data is read without them: set data\.needs_masks to true"
     ):
         train_folder(recipe)
 
@@ -167,7 +167,7 @@ def test_a_source_of_another_task_is_refused(scenes, tmp_path):
         ),
         ({"backbone": None}, "has no model.backbone: set it to one"),
         ({"backbone": "ravlt_nana"}, "Unknown model 'ravlt_nana': did you mean 'ravlt_nano'"),
-        ({"heads": {"widht": 16}}, r"model\.heads has 'widht', but those of mask_rcnn take width, hidden, num_regions"),
+        ({"heads": {"widht": 16}}, r"model\.heads has the key 'widht', but mask_rcnn takes width, hidden, num_regions"),
         ({"drop_pth_rate": 0.1}, r"mavit_nano has no argument 'drop_pth_rate': did you mean model\.drop_path_rate"),
         ({"backbone": "vit_tiny_patch16_224"}, "choose a four-stage model"),
     ],

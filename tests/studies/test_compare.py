@@ -46,11 +46,11 @@ COMPARISON = Comparison(ROWS, "recall_accuracy", MEASURES, ABOUT, ["softmax"], "
 
 def test_the_table_says_mean_interval_and_difference():
     lines = COMPARISON.to_markdown().splitlines()
-    head = "| recipe | `data.pairs` | parameters | answers, % | Δ softmax | p | loss | not finite | s per run |"
+    head = "| recipe | `data.pairs` | parameters | answers, % | Δ softmax | p | loss | diverged | s per run |"
     assert lines[0] == head
     assert lines[2] == "| `softmax` | 4 | 1,234 | 98.00 ± 2.48 | – | – | 1.500 ± 0.000 | 0 of 3 | 5 |"
     assert "-8.00 [-10.48, -5.52] | 0.010 |" in lines[3]  # p of 0.005, twice by Holm
-    assert lines[-1].startswith("*Stand-in of 1,234 parameters, sequence_nano; recall; seeds 0 to 2,")
+    assert lines[-1].startswith("*Small networks of 1,234 parameters, sequence_nano; recall; seeds 0 to 2,")
 
 
 def test_differences_are_paired_at_the_same_value_and_leave_out_what_is_not_finite():
@@ -73,9 +73,7 @@ def test_a_comparison_is_saved_whole(tmp_path):
 
 
 def test_a_measure_that_a_finite_run_lacks_is_named():
-    with pytest.raises(
-        ValueError, match="no measure 'wer' after its last epoch, expected one of recall_accuracy, loss"
-    ):
+    with pytest.raises(ValueError, match="no measure 'wer' after its last epoch, only recall_accuracy, loss"):
         compared(FACTS, list(RESULTS.values()), {"wer": Measure("", "share")}, ["softmax"])
 
 
@@ -96,8 +94,8 @@ def test_every_recipe_has_a_line_over_the_setting_and_shares_stay_shares():
         ({"over": "data.pairs"}, "`over` is 'data.pairs', expected key=value"),
         ({"over": "data.pairs=4,,8"}, "expected different values"),
         ({"over": "data.pairs=4,8,4"}, "expected different values"),
-        ({"over": "seed=1,2"}, "'seed' belongs to each run"),
-        ({"overrides": ["folder=elsewhere"]}, "'folder=elsewhere' belongs to each run"),
+        ({"over": "seed=1,2"}, "'seed' cannot be the same for all runs"),
+        ({"overrides": ["folder=elsewhere"]}, "'folder=elsewhere' cannot be the same for all runs"),
         ({"recipes": [Path("a/mala.yaml"), Path("b/mala.yaml")]}, "Two recipes are called mala"),
     ],
 )
@@ -115,7 +113,7 @@ def test_recipes_of_two_tasks_are_refused(tmp_path):
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text("model: {name: sequence_nano}\ntask: {name: recall}\ndata: {name: recall}\n")
     second.write_text("model: {name: ravlt_nano}\ndata: {name: digits}\n")
-    with pytest.raises(ValueError, match="of the tasks classification, recall"):
+    with pytest.raises(ValueError, match="different tasks \(classification, recall\)"):
         compare([first, second], tmp_path / "out")
 
 

@@ -59,7 +59,7 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     assert text.startswith("a page\n\n" + BEGIN)
     assert text.endswith(END + "\nits end\n")
     assert "| `linear` |" in text
-    assert "### Claim by claim" in text
+    assert "### Claims" in text
     assert "\nold\n" not in text
     assert (tmp_path / "study.svg").read_bytes() == (folder / "study.svg").read_bytes()
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
@@ -85,7 +85,7 @@ def test_a_run_whose_worker_is_killed_goes_on_from_its_last_epoch(tmp_path, monk
     same = training_of(recipes, run, *epochs)
     monkeypatch.setattr(pool, "wait", Killing(run / "metrics.csv"))
     with pytest.raises(
-        ConnectionError, match="The worker training softmax seed 0 was lost, often because memory ran out"
+        ConnectionError, match="The worker training softmax seed 0 was killed, often because it ran out of memory"
     ):
         run_all([same], 1, lambda line: None)
     begun = len((run / "metrics.csv").read_text().splitlines()) - 1
@@ -149,7 +149,7 @@ class StopsBeforeEpoch:
 def test_ctrl_c_says_how_far_it_came(tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "wait", Interrupted())
     recipes = write_recipes(tmp_path / "recipes", epochs=500)
-    with pytest.raises(RunStoppedError, match="0 of 1 runs complete: run the same again to resume"):
+    with pytest.raises(RunStoppedError, match="0 of 1 runs complete: start it again to resume"):
         run_all([training_of(recipes, tmp_path / "run")], 1, lambda line: None)
     assert not multiprocessing.active_children()
     assert not (tmp_path / "run" / "result.json").exists()

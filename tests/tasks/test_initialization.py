@@ -3,6 +3,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from linvit.models.registry import create
 from linvit.tasks.initialization import initialize
 
 
@@ -68,7 +69,7 @@ def test_another_model_is_refused_and_nothing_is_changed(tmp_path):
     torch.save(network("care_nano").state_dict(), tmp_path / "care.pth")
     start, before = network(), network()
     before.load_state_dict(start.state_dict())
-    with pytest.raises(ValueError, match=r"care\.pth do not fit this RAVLT in \d+ keys, .* for example: give"):
+    with pytest.raises(ValueError, match=r"care\.pth do not fit this RAVLT: only \d+ of its \d+ tensors .*: give"):
         initialize(start, tmp_path / "care.pth")
     assert same(start, before)
 
@@ -80,5 +81,49 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_other_classes_can_be_refused(trained, tmp_path):
     torch.save(trained.state_dict(), tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match=r"head\.fc\.weight for example"):
+    with pytest.raises(ValueError, match=r"head\.fc\.weight is not, for example"):
         initialize(network(classes=3), tmp_path / "weights.pth", same_classes=True)
+
+
+def record(folder, network, kind="best", **model):
+    """A checkpoint of a run that records its model."""
+    held = {f"network.{key}": value for key, value in network.state_dict().items()}
+    (folder / "checkpoints").mkdir(parents=True)
+    torch.save({"linvit": {"recipe": {"model": model}}, "state_dict": held}, folder / "checkpoints" / f"{kind}.ckpt")
+    return folder
+
+
+def test_a_run_with_its_last_checkpoint_alone(trained, tmp_path):
+    start = network()
+    assert "last.ckpt" in initialize(start, record(tmp_path / "run", trained, "last", name="ravlt_nano"))
+    assert same(start, trained)
+
+
+def test_a_family_whose_weights_have_the_same_shapes_is_refused(tmp_path):
+    run = record(tmp_path / "run", network("mavit_nano"), name="mavit_nano")
+    with pytest.raises(ValueError, match="are of mavit_nano, but this network is of ravlt"):
+        initialize(network(), run)
+    initialize(network("mavit_nano"), run)
+
+
+def test_another_mechanism_is_refused(tmp_path):
+    rala, mala = (create("sequence_nano", 5, mechanism=name, width=16, depth=1, heads=2) for name in ("rala", "mala"))
+    with pytest.raises(ValueError, match="of sequence_nano with rala attention, but this network is of mala attention"):
+        initialize(mala, record(tmp_path / "run", rala, name="sequence_nano", mechanism="rala"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({}, "holds no weights"),
+        ({"linvit": {}}, "holds no weights"),
+        ({"linvit": None, "state_dict": {}}, "holds no weights"),
+        ({"linvit": {}, "state_dict": {"other.weight": torch.zeros(1)}}, "only 0 of its"),
+        ({"a": 1}, "holds 'a', a int"),
+        ({"stem.weight": torch.full((3,), torch.nan)}, "are not finite"),
+    ],
+)
+def test_a_file_without_usable_weights_is_refused(tmp_path, content, said):
+    torch.save(content, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=said):
+        initialize(timm.create_model("test_resnet", num_classes=3), tmp_path / "weights.pth")

@@ -92,6 +92,6 @@ def test_another_backbone_is_refused_and_nothing_is_changed(tmp_path):
     torch.save(timm.create_model("care_nano", num_classes=7).state_dict(), tmp_path / "weights.pth")
     network = segmentor()
     before = copied(network)
-    with pytest.raises(ValueError, match=r"do not fit this SemanticFPN in \d+ keys"):
+    with pytest.raises(ValueError, match=r"do not fit this SemanticFPN: only \d+ of"):
         initialize(network, tmp_path / "weights.pth")
     assert not changed(network, before)

@@ -78,7 +78,7 @@ def test_the_seed_decides_and_the_times_reach_both_ends():
 
 @pytest.mark.parametrize("steps", [1, 1001])
 def test_too_few_or_many_steps_are_refused(steps):
-    with pytest.raises(ValueError, match="expected 2 to 1000"):
+    with pytest.raises(ValueError, match="expected from 2 to 1000"):
         spaced(steps)
 
 

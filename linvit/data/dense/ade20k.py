@@ -1,4 +1,4 @@
-"""Images with a map of labels, in ADE20K's layout: images/training/X.jpg and annotations/training/X.png."""
+"""Images with label maps, in ADE20K's layout: images/training/X.jpg and annotations/training/X.png."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from torch.utils.data import Dataset, default_collate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from linvit.data.dense.annotations import allow
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
+from linvit.data.disk import check_regular, read_text
 from linvit.data.images.image import CorruptImageError, Side
+from linvit.data.unusable import allow
 from linvit.files import reason_of
 from linvit.ranges import Range, Share
 
@@ -25,21 +26,23 @@ SPLITS = {"train": "training", "val": "validation"}
 CLASSES = 150
 NAMES_FILE = "objectInfo*.txt"
 
-Factor = Annotated[float, Range(above=0)]
+Factor = Annotated[float, Range(above=0, most=10)]
 
 
 class Ade20k(DenseSource):
     """Batches (images, maps): float32 (batch, 3, height, width) and int64 (batch, height, width), 255 where ignored.
 
-    Training images are scaled by a factor from ratio, cut to a window of crop (height, width) in which no label has
-    more than cat_max_ratio of the pixels, flipped with probability flip, distorted in colour where distorts_colors, and
-    filled up to the window. Evaluation scales the image alone; its map keeps the size of the file, and images of
-    different sizes need val_batch_size 1.
+    Training images are scaled by a random factor from the range ratio, cropped to crop (height, width) so that no label
+    has more than cat_max_ratio of the pixels, flipped with probability flip, distorted in colour if distorts_colors,
+    and padded to crop. For evaluation only the image is scaled; its map keeps its size, so images of different sizes
+    need val_batch_size 1.
 
     root: folder with images/{training,validation} and annotations/{training,validation}. reduces_zero_label: 0 in the
-    files means ignored and 1 is the first class; else 0 is the first class. num_labels: number of classes, by default
-    those named in the root's objectInfo*.txt, else 150. class_names: in the order of the labels, in place of that file.
-    options: see DenseSource. Raises ValueError for a folder without images.
+    files means ignored and 1 is the first class; otherwise 0 is the first class. num_labels: number of classes; by
+    default those of the root's objectInfo*.txt, or 150 without that file. class_names: in the order of the labels,
+    instead of that file. options: see DenseSource.
+
+    Raises ValueError for a folder without pairs of image and map, and for numbers that do not fit together.
     """
 
     task = "segmentation"
@@ -65,18 +68,18 @@ class Ade20k(DenseSource):
         self.class_names = class_names or _class_names(self.root, num_labels)
         if num_labels not in (None, self.num_classes):
             raise ValueError(
-                f"`num_labels` is {num_labels}, but `class_names` has {self.num_classes} names: leave one of them out."
+                f"`num_labels` is {num_labels}, but `class_names` has {self.num_classes} names: leave out one of them."
             )
         if self.num_classes >= IGNORED:
             raise ValueError(f"There are {self.num_classes} classes, but maps of 8 bits hold at most {IGNORED - 1}.")
         self.transform = v2.Compose(
             [
-                Resize(long_side, [short_side], tuple(ratio)),
-                VariedCrop(tuple(crop), cat_max_ratio),
+                Resize(long_side, [short_side], (ratio[0], ratio[1])),
+                VariedCrop((crop[0], crop[1]), cat_max_ratio),
                 v2.RandomHorizontalFlip(flip),
                 *([PhotometricDistortion()] if distorts_colors else []),
                 *normalize(self.mean, self.std),
-                PadTo(tuple(crop)),
+                PadTo((crop[0], crop[1])),
                 v2.ToPureTensor(),
             ]
         )
@@ -89,7 +92,7 @@ class Ade20k(DenseSource):
 
     @staticmethod
     def assemble(samples: list[tuple[Tensor, Tensor]]) -> Any:
-        """Stacks images and maps; raises ValueError where their sizes differ."""
+        """Stacks images and maps; raises ValueError if their sizes differ."""
         sizes = {(image.shape[-2:], labels.shape) for image, labels in samples}
         if len(sizes) > 1:
             shown = sorted("×".join(map(str, image)) for image, _ in sizes)
@@ -106,7 +109,7 @@ class Ade20k(DenseSource):
 
 @dataclass(eq=False)
 class LabelledMaps(Dataset[Any]):
-    """(image, map) of pairs of files; a pair that cannot be used gives a sentence instead."""
+    """(image, map) for each pair of files; a sentence for a pair that cannot be used."""
 
     pairs: Sequence[tuple[Path, Path]]
     transform: Callable[..., Any]
@@ -122,7 +125,9 @@ class LabelledMaps(Dataset[Any]):
             return str(error)
         if labels.shape != image.shape[-2:]:
             sizes = ["×".join(map(str, size)) for size in (labels.shape, image.shape[-2:])]
-            return f"{map_path} has {sizes[0]} px, but its image {sizes[1]} px (height × width): use a map that fits."
+            return (
+                f"{map_path} has {sizes[0]} px, but its image {sizes[1]} px (height × width): make them the same size."
+            )
         image, labels = self.transform(image, tv_tensors.Mask(labels))
         return image, labels.long()
 
@@ -135,20 +140,23 @@ def _image_alone(transform: Callable[[Any], Tensor], image: Tensor, labels: Tens
 
 
 def read_map(path: Path, num_classes: int, reduces_zero_label: bool = True) -> Tensor:
-    """uint8 (height, width) of a map's file: classes from 0, and 255 where the file has 255 or, reduced, 0.
+    """Reads a label map: uint8 (height, width), classes from 0; 255 for pixels that are 255 or, if reduced, 0.
 
-    Raises CorruptImageError, naming the file, for what is not an image of one channel of 8 bits, or has another label.
+    Raises CorruptImageError, naming the file, for anything but an image of one 8-bit channel with known labels.
     """
     try:
+        check_regular(path)
         with Image.open(path) as image:
             image.load()
             mode, values = image.mode, np.asarray(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:  # what a damaged file raises depends on its format
         raise CorruptImageError(
-            f"{path} is not a readable map of labels ({reason_of(error)}): replace the file."
+            f"{path} is not a readable label map ({reason_of(error)}): replace the file."
         ) from error
     if mode not in ("L", "P"):
-        raise CorruptImageError(f"{path} has the mode {mode}, expected one channel of 8 bits: save labels as they are.")
+        raise CorruptImageError(
+            f"{path} has the mode {mode}, expected one 8-bit channel: save the labels as a grey or palette PNG."
+        )
     first, last = (1, num_classes) if reduces_zero_label else (0, num_classes - 1)
     strange = (values != IGNORED) & (values > last)
     if strange.any():
@@ -163,7 +171,7 @@ def read_map(path: Path, num_classes: int, reduces_zero_label: bool = True) -> T
 
 
 def find_pairs(root: Path, split: str) -> tuple[list[tuple[Path, Path]], list[str]]:
-    """The pairs (image, map) of a split, sorted by name, and a sentence for each file without its partner.
+    """The pairs (image, map) of a split, sorted by name, and a sentence for each file that belongs to no pair.
 
     Raises ValueError for a missing folder and for one without pairs.
     """
@@ -171,14 +179,13 @@ def find_pairs(root: Path, split: str) -> tuple[list[tuple[Path, Path]], list[st
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"The folder {folder} does not exist: set `root` to a folder in ADE20K's layout.")
-    images = {
-        path.stem: path for path in sorted(folders[0].iterdir()) if path.suffix.lower() in (".jpg", ".jpeg", ".png")
-    }
-    maps = {path.stem: path for path in sorted(folders[1].iterdir()) if path.suffix.lower() == ".png"}
+    unpaired: list[str] = []
+    images = _by_name(folders[0], (".jpg", ".jpeg", ".png"), unpaired)
+    maps = _by_name(folders[1], (".png",), unpaired)
     both = [(images[name], maps[name]) for name in images if name in maps]
     if not both:
         raise ValueError(f"{folders[0]} and {folders[1]} have no X.jpg and X.png in common: expected pairs of files.")
-    unpaired = [
+    unpaired += [
         f"{path} has no map {folders[1] / name}.png: add or remove one."
         for name, path in images.items()
         if name not in maps
@@ -189,10 +196,20 @@ def find_pairs(root: Path, split: str) -> tuple[list[tuple[Path, Path]], list[st
     return both, unpaired
 
 
+def _by_name(folder: Path, suffixes: Sequence[str], complaints: list[str]) -> dict[str, Path]:
+    """The files with these endings by their names without ending; the second of a name gives a complaint."""
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        is_visible = path.suffix.lower() in suffixes and not path.name.startswith(".")
+        if is_visible and files.setdefault(path.stem, path) != path:
+            complaints.append(f"{path} has the name of {files[path.stem].name}: remove one of them.")
+    return files
+
+
 def _class_names(root: Path, num_labels: int | None) -> list[str]:
-    """The last column of the table that comes with ADE20K, else numbers from 1."""
+    """The last column of the table that comes with ADE20K; without it, numbers from 1."""
     tables = sorted(root.glob(NAMES_FILE))
     if num_labels is None and tables:
-        rows = [line.split("\t") for line in tables[0].read_text().splitlines()[1:] if line.strip()]
+        rows = [line.split("\t") for line in read_text(tables[0]).split("\n")[1:] if line.strip()]
         return [row[-1].strip() for row in rows]
     return [str(number) for number in range(1, (num_labels or CLASSES) + 1)]

@@ -1,32 +1,32 @@
-"""A file of annotations in COCO's format, read whole and checked entry by entry before anything trains on it."""
+"""Annotation files in COCO's format, checked entry by entry before anything trains on them."""
 
-import json
-import logging
-import math
+import os
 import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from linvit.data.dense.masks import check_mask
-from linvit.data.order import NAMED
+from linvit.data.disk import read_json, stays_inside
 
 SMALLEST_SIDE = 1  # pixels; smaller boxes are what mmdetection ignores too
 ROUNDING = 0.1  # pixels; COCO's own boxes leave their images by less
+MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # of an image that Pillow opens
+LARGEST_ID = 2**53  # which the COCO tools and every JSON reader hold exactly
+SHOWN = 80  # characters
 LISTS = ("images", "annotations", "categories")
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Annotations:
-    """What a file says, with classes numbered from 0.
+    """The content of an annotation file, with classes numbered from 0.
 
-    images: id, file_name, height, width each. records: each image's annotations, pickled: reading processes share
-    bytes, but would copy millions of numbers. num_objects: how many of each image's are no crowds. category_ids: the
-    file's number of each class. complaints: one sentence for each annotation that was left out. kept: places in the
-    file of those that were not. clipped: how many boxes were cut at their image's border.
+    images: id, file_name, height and width of each. category_ids: the category id of each class. records: the
+    annotations of each image, pickled, because worker processes share bytes but would copy millions of numbers.
+    num_objects: number of annotations per image that are not crowds. complaints: a sentence for each annotation that
+    was left out. kept: positions in the file of the others. clipped: number of boxes that were cut at the image border.
     """
 
     path: Path
@@ -40,25 +40,26 @@ class Annotations:
     clipped: int = 0
 
     def of_image(self, index: int) -> list[dict[str, Any]]:
-        """Annotations of one image: id, box (xyxy, pixels), label (from 0), segmentation, iscrowd, area."""
-        return pickle.loads(self.records[index])
+        """The annotations of one image: id, box (xyxy, pixels), label (from 0), segmentation, iscrowd, area."""
+        records: list[dict[str, Any]] = pickle.loads(self.records[index])
+        return records
 
     def ground_truth(self) -> dict[str, Any]:
-        """The file's content as the COCO tools take it, without what was left out; boxes are not cut."""
+        """The file's content for the COCO tools, without the annotations that were left out; boxes are not cut."""
         content = _content(self.path)
         entries = [content["annotations"][place] for place in self.kept]
         complete = [
             {**entry, "id": number, "iscrowd": int(bool(entry.get("iscrowd"))), "area": _area(entry)}
-            for number, entry in enumerate(entries, start=1)  # the tools take an id of 0 for "not matched"
+            for number, entry in enumerate(entries, start=1)  # to the tools an id of 0 means "not matched"
         ]
         return {"info": {}, "licenses": [], **content, "annotations": complete}
 
 
 def read_annotations(path: str | Path, needs_masks: bool = True, class_names: list[str] | None = None) -> Annotations:
-    """Reads a file in COCO's format; entries that cannot be used are left out and complained about.
+    """Reads a file in COCO's format. Annotations that cannot be used are left out, with a sentence in `complaints`.
 
-    class_names fixes the order of the classes, else it is that of the category ids. Raises ValueError for what no
-    entry can be used after: no such file, a file that is cut short, images without id, name or size, odd categories.
+    class_names: fixes the order of the classes; by default it is that of the category ids. Raises ValueError for a file
+    that is missing or damaged, and for images and categories that cannot be used.
     """
     path = Path(path)
     content = _content(path)
@@ -82,40 +83,30 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
     return known
 
 
-def allow(complaints: Sequence[str], limit: int, argument: str) -> None:
-    """Warns about what is left out; raises ValueError where that is more than limit. Both name the first few."""
-    if not complaints:
-        return
-    named = "\n  ".join(complaints[:NAMED])
-    if len(complaints) > NAMED:
-        named += f"\n  and {len(complaints) - NAMED} more."
-    if len(complaints) > limit:
-        first, *others = named.split("\n", 1)
-        more = f" More than `{argument}`={limit} ({len(complaints)} in all)." if limit or others else ""
-        raise ValueError("\n".join([first + more, *others]))
-    logger.warning("Left out (%d of at most %d): %s", len(complaints), limit, named)
-
-
 def _content(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"The annotation file {path} does not exist: set `root` to the folder that holds it.")
-    try:
-        content = json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not complete JSON ({error}), probably cut short: use another copy.") from None
+    if not os.path.exists(path):
+        raise ValueError(f"The annotation file {path} does not exist: check the path.")
+    content = read_json(path)
     for name in LISTS:
         if not isinstance(content, dict) or not isinstance(content.get(name), list):
             raise ValueError(f"{path} has no list {name!r}: expected COCO's format with {', '.join(LISTS)}.")
-    return content
+    return dict(content)
 
 
 def _images(path: Path, entries: list[Any]) -> list[dict[str, Any]]:
     images: dict[Any, dict[str, Any]] = {}
     for number, entry in enumerate(entries):
         image = {key: entry.get(key) for key in ("id", "file_name", "height", "width")} if type(entry) is dict else {}
-        sizes = (image.get("height"), image.get("width"))
-        if type(image.get("id")) is not int or not isinstance(image["file_name"], str) or not all(map(_is_size, sizes)):
-            raise ValueError(f"{path}: image number {number} is {entry}, expected id, file_name, height and width.")
+        if not _is_id(image.get("id")) or not isinstance(image["file_name"], str) or not _has_size(image):
+            raise ValueError(
+                f"{path}: image number {number} is {_short(entry)}, expected a file_name, and whole numbers as id,"
+                f" height and width (at most {MOST_PIXELS:,} pixels)."
+            )
+        if not stays_inside(image["file_name"]):
+            raise ValueError(
+                f"{path}: image {image['id']} has the file_name {_short(image['file_name'])}, expected a path inside"
+                " the folder of the images: correct it."
+            )
         if image["id"] in images:
             raise ValueError(f"{path}: two images have the id {image['id']}: number them differently.")
         images[image["id"]] = image
@@ -123,13 +114,16 @@ def _images(path: Path, entries: list[Any]) -> list[dict[str, Any]]:
 
 
 def _categories(path: Path, entries: list[Any], class_names: list[str] | None) -> tuple[list[int], list[str]]:
-    try:
-        named = dict(sorted((int(entry["id"]), str(entry["name"])) for entry in entries))
-    except (TypeError, KeyError, ValueError):
-        raise ValueError(f"{path} has categories without id or name: expected both in each.") from None
+    for entry in entries:
+        if not isinstance(entry, dict) or not _is_id(entry.get("id")) or not isinstance(entry.get("name"), str):
+            raise ValueError(f"{path} has the category {_short(entry)}, expected a whole number as id, and a name.")
+    named = dict(sorted((entry["id"], entry["name"]) for entry in entries))
     id_of = {name: category for category, name in named.items()}
     if not entries or len(id_of) != len(entries):
-        raise ValueError(f"{path} has {len(entries)} categories of {len(id_of)} names: expected one id and name each.")
+        raise ValueError(
+            f"{path} has {len(entries)} categories with {len(named)} ids and {len(id_of)} names: expected one or more,"
+            " each with an id and a name of its own."
+        )
     if class_names is None:
         return list(named), list(named.values())
     if set(id_of) != set(class_names):
@@ -149,21 +143,24 @@ def _checked(
     needs_masks: bool,
     seen: set[Any],
 ) -> tuple[int, dict[str, Any]]:
-    """(index of the image, record) of one annotation; a ValueError's text says what is wrong with it."""
-    if not isinstance(entry, dict) or type(entry.get("id")) is not int:
-        raise ValueError(f"an annotation has no id that is a whole number ({str(entry)[:80]})")
-    name = f"annotation {entry['id']} of image {entry.get('image_id')}"
+    """(index of the image, record) of one annotation; raises ValueError, whose text says what is wrong with it."""
+    if not isinstance(entry, dict) or not _is_id(entry.get("id")):
+        raise ValueError(f"an annotation has no whole number as id ({_short(entry)})")
+    name = f"annotation {entry['id']} of image {_short(entry.get('image_id'))}"
     if entry["id"] in seen:
         raise ValueError(f"{name} has the id of another annotation")
     seen.add(entry["id"])
-    if not _hashable(entry.get("image_id")) or entry.get("image_id") not in place:
+    if not _is_id(entry.get("image_id")) or entry["image_id"] not in place:
         raise ValueError(f"{name} belongs to no image of the file")
-    if not _hashable(entry.get("category_id")) or entry.get("category_id") not in label_of:
-        raise ValueError(f"{name} has the unknown category {entry.get('category_id')}")
+    if not _is_id(entry.get("category_id")) or entry["category_id"] not in label_of:
+        raise ValueError(f"{name} has the unknown category {_short(entry.get('category_id'))}")
     index = place[entry["image_id"]]
     size = images[index]["height"], images[index]["width"]
     try:
         box = _box(entry.get("bbox"), size)
+        area = _area(entry)
+        if entry.get("iscrowd") not in (None, 0, 1):
+            raise ValueError(f"has iscrowd {_short(entry['iscrowd'])}, expected 0 or 1")
         if needs_masks:
             check_mask(entry.get("segmentation"), size)
     except ValueError as error:
@@ -174,16 +171,16 @@ def _checked(
         "label": label_of[entry["category_id"]],
         "segmentation": entry.get("segmentation") if needs_masks else None,
         "iscrowd": int(bool(entry.get("iscrowd"))),
-        "area": _area(entry),
+        "area": area,
     }
 
 
 def _box(bbox: Any, size: tuple[int, int]) -> list[float]:
     if not isinstance(bbox, list) or len(bbox) != 4 or not all(map(_is_number, bbox)):
-        raise ValueError(f"has the bbox {bbox}, expected [x, y, width, height] in pixels")
+        raise ValueError(f"has the bbox {_short(bbox)}, expected [x, y, width, height] in pixels")
     left, top, width, height = bbox
     if min(width, height) < SMALLEST_SIDE:
-        raise ValueError(f"has a box of {width:g}×{height:g} px (width × height), less than a pixel")
+        raise ValueError(f"has a box of {width:g}×{height:g} px (width × height), smaller than a pixel")
     inside = min(left + width, size[1]) - max(left, 0), min(top + height, size[0]) - max(top, 0)
     if min(inside) < SMALLEST_SIDE:
         raise ValueError(f"has the box {bbox} outside its image of {size[0]}×{size[1]} px (height × width)")
@@ -191,12 +188,17 @@ def _box(bbox: Any, size: tuple[int, int]) -> list[float]:
 
 
 def _area(entry: dict[str, Any]) -> float:
-    """As written, else that of the box."""
-    return float(entry["area"]) if _is_number(entry.get("area")) else float(entry["bbox"][2] * entry["bbox"][3])
+    """The area that the file states, by default that of the box."""
+    area = entry.get("area")
+    if area is None:
+        return float(entry["bbox"][2] * entry["bbox"][3])
+    if not _is_number(area) or not 0 <= area <= MOST_PIXELS:
+        raise ValueError(f"has the area {_short(area)}, expected a number of pixels")
+    return float(area)
 
 
 def _clip(box: list[float], image: dict[str, Any]) -> bool:
-    """Cuts a box at its image's border, in place; says whether that was more than rounding."""
+    """Cuts a box at the image border, in place; returns whether that was more than rounding."""
     before = list(box)
     box[:] = [
         min(max(side, 0.0), float(limit))
@@ -206,12 +208,19 @@ def _clip(box: list[float], image: dict[str, Any]) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= MOST_PIXELS  # NaN is not
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and value > 0
+def _is_id(value: Any) -> bool:
+    return type(value) is int and abs(value) <= LARGEST_ID
 
 
-def _hashable(value: Any) -> bool:
-    return isinstance(value, (int, str))
+def _has_size(image: dict[str, Any]) -> bool:
+    height, width = image["height"], image["width"]
+    return type(height) is type(width) is int and min(height, width) > 0 and height * width <= MOST_PIXELS
+
+
+def _short(value: Any) -> str:
+    """The beginning of a value of the file, on one line."""
+    text = " ".join(repr(value).split()) if not isinstance(value, int) or _is_id(value) else "a huge number"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"

@@ -1,5 +1,6 @@
-"""Reads all of a detection or segmentation data set and names what is wrong with it."""
+"""Checks every file of a detection or segmentation data set and lists the problems."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Checked:
-    """One split of a data set: its name, counts by what is counted, and one sentence for each problem."""
+    """The result for one split: its name, counts by their headings, and a sentence for each problem."""
 
     name: str
     counts: dict[str, Any]
@@ -33,15 +34,15 @@ def check_dense(
 
     Args:
         path: a folder in COCO's or ADE20K's layout, one that make_scenes wrote, or a COCO .json.
-        num_labels: number of classes of label maps, by default those of the folder's table, else 150.
-        needs_masks: whether objects must have masks beside their boxes.
-        progress: called with items, their name and their number, gives the items back.
+        num_labels: number of classes of label maps; by default those of the folder's table, or 150 without one.
+        needs_masks: whether objects must have masks besides boxes.
+        progress: called with items, their name and their number; returns the items.
 
     Raises:
-        ValueError: for a path that is not such a data set, and for files that cannot be read at all.
+        ValueError: for a path that is not such a data set, and for annotation files that cannot be read at all.
     """
     path = Path(path)
-    if path.is_file():
+    if not path.is_dir():
         return [_check_objects(path, _images_of(path), needs_masks, progress)]
     checked: list[Checked] = []
     for folder in (path, path / "detection", path / "segmentation"):
@@ -50,7 +51,7 @@ def check_dense(
             checked += [
                 _check_objects(file, coco.find_images(folder, split), needs_masks, progress)
                 for split, file in files.items()
-                if file.is_file()
+                if os.path.exists(file)
             ]
         elif (folder / "images" / "training").is_dir() or (folder / "images" / "validation").is_dir():
             checked += _check_maps(folder, num_labels, progress)
@@ -109,7 +110,7 @@ def _check_maps(folder: Path, num_labels: int | None, progress: Progress) -> Ite
 
 
 def _images_of(file: Path) -> Path | None:
-    """The folder of a file's images in COCO's layout, where there is one."""
+    """The folder of an annotation file's images in COCO's layout, if there is one."""
     name = file.stem.removeprefix("instances_")
     root = file.parent.parent
     return next((folder for folder in (root / name, root / "images" / name) if folder.is_dir()), None)

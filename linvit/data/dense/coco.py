@@ -1,6 +1,7 @@
 """Objects with boxes and masks, in COCO's layout: image folders and annotations/instances_*.json."""
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.ops import box_convert
 
-from linvit.data.dense.annotations import Annotations, allow, read_annotations
+from linvit.data.dense.annotations import Annotations, read_annotations
 from linvit.data.dense.masks import to_mask, to_runs
 from linvit.data.dense.source import DenseSource, as_lists, read_image
 from linvit.data.dense.transforms import (
@@ -26,6 +27,7 @@ from linvit.data.dense.transforms import (
 )
 from linvit.data.images.image import CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder
+from linvit.data.unusable import allow
 from linvit.ranges import Amount, OneOf, Share
 
 SPLITS = {"train": ("train2017", "train"), "val": ("val2017", "val")}
@@ -36,18 +38,19 @@ logger = logging.getLogger(__name__)
 class Coco(DenseSource):
     """Batches (images, targets): lists of float32 (3, height, width) and of dictionaries.
 
-    A target has boxes (n, 4) float32 xyxy in pixels of the network's image, labels (n,) int64 from 0, masks
-    (n, height, width) uint8 where needs_masks, iscrowd (n,) int64, area (n,) float32 in pixels of the file's image,
-    image_id, and original_size (height, width). Crowds and, unless keeps_empty, images without other objects are left
-    out of training; evaluation has every image once, with its crowds.
+    A target has boxes (n, 4) float32 xyxy in pixels of the scaled image, labels (n,) int64 from 0, masks
+    (n, height, width) uint8 if needs_masks, iscrowd (n,) int64, area (n,) float32 in pixels of the file, image_id, and
+    original_size (height, width). Training leaves out crowds and, unless keeps_empty, images without other objects;
+    evaluation has every image once, with its crowds.
 
     root: folder with annotations/instances_train2017.json (or …_train.json) and the images in train2017, train,
-    images/train2017 or images/train; for val likewise. resizing: how training images are scaled: single, multiscale
-    (short side from short_sides), detr (that, or shrunk to one of crop_short_sides, cropped to crop_range, then that),
-    jitter (large-scale, to a square of jitter_size). flip: probability. groups_shapes: wide and tall images come in
-    different batches, as far as they fill them. max_bad_annotations: how many annotations that cannot be used may be
-    left out before the run stops. class_names: fixes the order of the classes, else it is that of the category ids.
-    options: see DenseSource. Raises ValueError for files that are missing or cannot be used.
+    images/train2017 or images/train; the same for val. resizing: of training images, one of single, multiscale (short
+    side from short_sides), detr (multiscale, or first scaled to one of crop_short_sides and cropped to crop_range) and
+    jitter (large-scale, to a square of jitter_size). flip: probability. groups_shapes: puts wide and tall images into
+    different batches where possible. max_bad_annotations: number of unusable annotations that may be left out.
+    class_names: fixes the order of the classes; by default it is that of the category ids. options: see DenseSource.
+
+    Raises ValueError for files that are missing or cannot be used.
     """
 
     task = "detection"
@@ -88,7 +91,7 @@ class Coco(DenseSource):
         self.groups_shapes = groups_shapes
         self.max_bad_annotations = max_bad_annotations
         self._read: dict[str, Annotations] = {}
-        known = self.annotations("val" if find_file(self.root, "val").is_file() else "train", class_names)
+        known = self.annotations("val" if os.path.exists(find_file(self.root, "val")) else "train", class_names)
         self.class_names = known.class_names
 
     def annotations(self, split: str, class_names: list[str] | None = None) -> Annotations:
@@ -99,7 +102,9 @@ class Coco(DenseSource):
             known = read_annotations(path, self.needs_masks, names)
             allow(known.complaints, self.max_bad_annotations, "max_bad_annotations")
             if known.clipped:
-                logger.info("%s: %d boxes reached out of their images and were cut at the border.", path, known.clipped)
+                logger.info(
+                    "%s: %d boxes that reached beyond their images were cut at the border.", path, known.clipped
+                )
             self._read[split] = known
         return self._read[split]
 
@@ -110,7 +115,7 @@ class Coco(DenseSource):
             raise ValueError(f"{known.path} has no image with an object in it: set `root` to other data.")
         if len(indices) < len(known.images):
             empty = len(known.images) - len(indices)
-            logger.info("%s: %d images without objects are not trained on.", known.path, empty)
+            logger.info("%s: %d images without objects are not used for training.", known.path, empty)
         return CocoImages(find_images(self.root, "train"), known, self.transform, indices, self.needs_masks, False)
 
     def val_set(self) -> Dataset[Any]:
@@ -122,7 +127,7 @@ class Coco(DenseSource):
         return CocoImages(find_images(self.root, "val"), known, transform, indices, self.needs_masks, True)
 
     def ground_truth(self) -> dict[str, Any]:
-        """The content of the validation file as the COCO tools take it."""
+        """The content of the validation file in the form that the COCO tools take."""
         return self.annotations("val").ground_truth()
 
     def results(
@@ -131,13 +136,15 @@ class Coco(DenseSource):
         targets: Sequence[Mapping[str, Any]],
         predictions: Sequence[Mapping[str, Tensor]],
     ) -> list[dict[str, Any]]:
-        """The entries of a COCO results file for a batch of validation, in pixels of the files' images."""
+        """The entries of a COCO results file for a validation batch, in pixels of the image files."""
         category_ids = self.annotations("val").category_ids
         return [
             row
             for image, target, prediction in zip(images, targets, predictions, strict=True)
             for row in to_results(
-                target["image_id"], to_original(prediction, image.shape[-2:], target["original_size"]), category_ids
+                target["image_id"],
+                to_original(prediction, (image.shape[-2], image.shape[-1]), target["original_size"]),
+                category_ids,
             )
         ]
 
@@ -151,7 +158,7 @@ class Coco(DenseSource):
 
 @dataclass(eq=False)
 class CocoImages(Dataset[Any]):
-    """(image, target) of the images at some indices of a file; one that cannot be used gives a sentence instead."""
+    """(image, target) for the images at some indices of a file; a sentence for an image that cannot be used."""
 
     folder: Path
     annotations: Annotations
@@ -172,17 +179,18 @@ class CocoImages(Dataset[Any]):
         if tuple(image.shape[-2:]) != size:
             height, width = image.shape[-2:]
             return (
-                f"{path} has {height}×{width} px, but {self.annotations.path} says {size[0]}×{size[1]} px (height ×"
-                f" width) of image {about['id']}: use images and annotations that belong together."
+                f"{path} has {height}×{width} px, but {self.annotations.path} says that image {about['id']} has"
+                f" {size[0]}×{size[1]} px (height × width): use images and annotations that belong together."
             )
         kept = [entry for entry in entries if self.keeps_crowds or not entry["iscrowd"]]
-        return self.transform(image, self._target(kept, about))
+        sample: tuple[Tensor, dict[str, Any]] = self.transform(image, self._target(kept, about))
+        return sample
 
     def _target(self, entries: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
         size = about["height"], about["width"]
         boxes = torch.tensor([entry["box"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
         target = {
-            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),  # type: ignore[call-overload]
+            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),
             "labels": torch.tensor([entry["label"] for entry in entries], dtype=torch.int64),
             "iscrowd": torch.tensor([entry["iscrowd"] for entry in entries], dtype=torch.int64),
             "area": torch.tensor([entry["area"] for entry in entries], dtype=torch.float32),
@@ -200,15 +208,15 @@ class CocoImages(Dataset[Any]):
 
 
 def find_file(root: Path, split: str) -> Path:
-    """annotations/instances_*.json of a split; where there is none, the name of the first that was looked for."""
+    """The path annotations/instances_*.json of a split, whether or not there is such a file."""
     if not root.is_dir():
         raise ValueError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
     paths = [root / "annotations" / f"instances_{name}.json" for name in SPLITS[split]]
-    return next((path for path in paths if path.is_file()), paths[0])
+    return next((path for path in paths if os.path.exists(path)), paths[0])
 
 
 def find_images(root: Path, split: str) -> Path:
-    """The folder of a split's images; raises ValueError where there is none."""
+    """The folder of a split's images; raises ValueError if there is none."""
     folders = [folder / name for name in SPLITS[split] for folder in (root, root / "images")]
     for folder in folders:
         if folder.is_dir():
@@ -218,11 +226,11 @@ def find_images(root: Path, split: str) -> Path:
 
 
 def to_original(prediction: Mapping[str, Tensor], size: tuple[int, int], original: tuple[int, int]) -> dict[str, Any]:
-    """A network's boxes and masks in pixels of the file's image.
+    """Scales predicted boxes and masks to the size of the image file.
 
-    prediction: boxes (n, 4) xyxy, labels, scores, masks (n, height, width) or (n, 1, height, width), of truths or of
-    probabilities, which are cut at 0.5 after scaling. size, original: (height, width) of the network's and the file's
-    image.
+    prediction: boxes (n, 4) xyxy, labels, scores, and masks (n, height, width) or (n, 1, height, width), boolean or
+    probabilities, which are thresholded at 0.5 after scaling. size, original: (height, width) of the network's input
+    and of the image file.
     """
     factor = torch.tensor([original[1] / size[1], original[0] / size[0]] * 2, device=prediction["boxes"].device)
     moved = {**prediction, "boxes": prediction["boxes"] * factor}
@@ -235,7 +243,7 @@ def to_original(prediction: Mapping[str, Tensor], size: tuple[int, int], origina
 
 
 def to_results(image_id: int, prediction: Mapping[str, Tensor], category_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The entries of a COCO results file for one image, whose prediction is in pixels of the file's image."""
+    """The entries of a COCO results file for one image; its prediction is in pixels of the image file."""
     boxes = box_convert(prediction["boxes"].float(), "xyxy", "xywh").tolist()
     rows = zip(boxes, prediction["labels"].tolist(), prediction["scores"].tolist(), strict=True)
     results = [

@@ -1,43 +1,45 @@
-"""Masks as COCO writes them: polygons, and run lengths down the columns, plain or compressed to a string."""
+"""Masks in COCO's formats: polygons, and run lengths along the columns, plain or compressed to a string."""
 
-import math
 from collections.abc import Sequence
 from functools import cache
+from operator import ne
 from typing import Any
 
 import numpy as np
 
+FARTHEST = 2  # times the longer side of the image; the time and memory that a polygon takes grow with its size
 Segmentation = dict[str, Any] | list[list[float]]
 
 
 def to_mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray:
-    """uint8 (height, width), 1 inside, of polygons (their union) or run lengths.
+    """Draws polygons (their union) or run lengths: uint8 (height, width), 1 inside.
 
-    Raises ValueError where that is not possible; the message completes a sentence that names the annotation.
+    Raises ValueError for a malformed segmentation; its text completes a sentence that names the annotation.
     """
     if isinstance(segmentation, dict):
         return _of_runs(segmentation, size)
-    _check_polygons(segmentation)
-    return _runs().decode(_runs().merge(_runs().frPyObjects(segmentation, *size)))
+    _check_polygons(segmentation, size)
+    mask: np.ndarray = _runs().decode(_runs().merge(_runs().frPyObjects(segmentation, *size)))
+    return mask
 
 
 def check_mask(segmentation: Any, size: tuple[int, int]) -> None:
-    """Raises ValueError as to_mask does, and for run lengths of an empty mask; polygons are not drawn for it."""
+    """Raises ValueError as to_mask does, and for run lengths of an empty mask; polygons are checked without drawing."""
     if not isinstance(segmentation, dict):
-        _check_polygons(segmentation)
+        _check_polygons(segmentation, size)
     elif not _of_runs(segmentation, size).any():
         raise ValueError("has a mask without a pixel in it")
 
 
 def to_runs(mask: np.ndarray) -> dict[str, Any]:
-    """Compressed run lengths of a mask (height, width), with a string that JSON can hold."""
+    """Compressed run lengths of a mask (height, width), as a string for JSON."""
     encoded = _runs().encode(np.asfortranarray(mask, dtype=np.uint8))
     counts = encoded["counts"]
     return {"size": list(mask.shape), "counts": counts if isinstance(counts, str) else counts.decode()}
 
 
 def to_counts(mask: np.ndarray) -> dict[str, Any]:
-    """Plain run lengths of a mask (height, width), the first of them zeros, as COCO writes its crowds."""
+    """Plain run lengths of a mask (height, width), beginning with zeros, as in COCO's crowds."""
     flat = np.asarray(mask, dtype=np.uint8).ravel(order="F")
     bounds = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1, [flat.size]])
     lengths = np.diff(bounds).tolist()
@@ -45,13 +47,13 @@ def to_counts(mask: np.ndarray) -> dict[str, Any]:
 
 
 def box_around(mask: np.ndarray) -> tuple[float, float, float, float]:
-    """x, y, width and height of the smallest box around a mask's pixels; zeros where there are none."""
+    """x, y, width and height of the smallest box around a mask's pixels; zeros for an empty mask."""
     return tuple(_runs().toBbox(to_runs(mask)).tolist())
 
 
 @cache
 def _runs() -> Any:
-    """Imported when the first mask is read: sources without masks do without it."""
+    """Imported with the first mask, because sources without masks do not need it."""
     from faster_coco_eval import mask
 
     return mask
@@ -60,29 +62,30 @@ def _runs() -> Any:
 def _of_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
     written = segmentation.get("size")
     if not isinstance(written, Sequence) or tuple(written) != tuple(size):
-        shown = "×".join(map(str, written)) if isinstance(written, Sequence) else written
-        raise ValueError(f"has a mask of {shown} px, but its image has {size[0]}×{size[1]} px (height × width)")
+        shown = "×".join(map(str, written)) if isinstance(written, Sequence) else str(written)
+        raise ValueError(f"has a mask of {shown:.40} px, but its image has {size[0]}×{size[1]} px (height × width)")
     counts = segmentation.get("counts")
     try:
         if isinstance(counts, list):
-            if any(not isinstance(count, int) or count < 0 for count in counts) or sum(counts) != size[0] * size[1]:
+            if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != size[0] * size[1]:
                 raise ValueError
             segmentation = _runs().frPyObjects(segmentation, *size)
-        return _runs().decode(segmentation)
-    except (ValueError, TypeError, KeyError, RuntimeError):
+        mask: np.ndarray = _runs().decode(segmentation)
+        return mask
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         raise ValueError(f"has run lengths that do not fill its {size[0]}×{size[1]} px") from None
 
 
-def _check_polygons(segmentation: Any) -> None:
+def _check_polygons(segmentation: Any, size: tuple[int, int]) -> None:
     if not isinstance(segmentation, list) or not segmentation:
         raise ValueError("has no mask, expected polygons or run lengths")
+    farthest = FARTHEST * max(size)
     for polygon in segmentation:
-        if not _is_polygon(polygon):
-            raise ValueError("has a polygon that is no list of at least three pairs x, y of numbers")
+        if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2 or not _are_numbers(polygon):
+            raise ValueError("has a polygon that is not a list of three or more pairs of numbers x, y")
+        if not -farthest <= min(polygon) <= max(polygon) <= farthest:
+            raise ValueError(f"has a polygon far outside its image of {size[0]}×{size[1]} px (height × width)")
 
 
-def _is_polygon(polygon: Any) -> bool:
-    if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
-        return False
-    numbers = set(map(type, polygon)) <= {int, float}
-    return numbers and math.isfinite(sum(polygon))
+def _are_numbers(values: list[Any]) -> bool:
+    return set(map(type, values)) <= {int, float} and not any(map(ne, values, values))  # NaN differs from itself

@@ -1,7 +1,7 @@
-"""Scenes of real handwritten digits, in COCO's and ADE20K's format and as images with labels; nothing to download.
+"""Scenes of real handwritten digits in COCO's and ADE20K's formats and with a table of labels; nothing to download.
 
-The digits are those that ship with scikit-learn. Their choice is split once, stratified by class: training scenes show
-1,400 of them, validation scenes the 397 others.
+The digits come with scikit-learn and are split once, stratified by class: training scenes show 1,400 of them,
+validation scenes the 397 others.
 """
 
 import json
@@ -21,14 +21,14 @@ from linvit.data.dense.masks import box_around, to_counts, to_runs
 from linvit.data.order import check_seed
 from linvit.files import replacing, write_json
 
-VERSION = 1  # of what a seed gives
+VERSION = 1  # raised when a seed gives other scenes
 CLASSES = 10
 HELD_OUT = 397
 FEWEST, MOST = 3, 7
 SMALLEST, LARGEST = 1 / 8, 3 / 8  # side of a digit, as a share of the scene's
-INK = 0.5  # share of a pixel from which on it belongs to the digit
+INK = 0.5  # pixels with at least this share of ink belong to the digit
 TRIES, COVERED_SHARE = 10, 0.3
-VISIBLE_PIXELS, VISIBLE_SHARE = 20, 0.25  # less of a digit is a fragment: in COCO's words a crowd, which is not scored
+VISIBLE_PIXELS, VISIBLE_SHARE = 20, 0.25  # a digit of which less is visible is a crowd, which is not scored
 QUALITY = 95
 SETTINGS = "scenes.json"
 CANVAS_LABEL, FIRST_DIGIT_LABEL = 1, 2
@@ -36,8 +36,10 @@ CANVAS_LABEL, FIRST_DIGIT_LABEL = 1, 2
 
 @dataclass(frozen=True)
 class Scene:
-    """image uint8 (height, width, 3); owners int16 (height, width): number of the digit on top, −1 for the canvas;
-    digits: class of each; areas: pixels of each before others covered it.
+    """A scene of digits.
+
+    image: uint8 (height, width, 3). owners: int16 (height, width), the number of the topmost digit, −1 for the canvas.
+    digits: class of each digit. areas: pixels of each digit before others covered it.
     """
 
     image: np.ndarray
@@ -47,7 +49,7 @@ class Scene:
 
 
 def source_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Ink 0..1 float64 (n, 8, 8) and classes (n,) of the digits that a split's scenes are made of."""
+    """The digits of a split's scenes: ink in 0..1, float64 (n, 8, 8), and classes, int64 (n,)."""
     pixels, classes = load_digits(return_X_y=True)
     train, val = train_test_split(np.arange(len(classes)), test_size=HELD_OUT, random_state=0, stratify=classes)
     chosen = {"train": train, "val": val}[split]
@@ -55,7 +57,7 @@ def source_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_scene(sources: tuple[np.ndarray, np.ndarray], size: int, generator: np.random.Generator) -> Scene:
-    """Three to seven digits of different sizes and colours on a noisy canvas of size × size px; later ones cover."""
+    """Three to seven digits of random sizes and colours on a noisy canvas, size × size px; later ones cover others."""
     inks, classes = sources
     canvas = _canvas(size, generator)
     owners = np.full((size, size), -1, np.int16)
@@ -77,8 +79,8 @@ def draw_scene(sources: tuple[np.ndarray, np.ndarray], size: int, generator: np.
 
 
 def coco_annotations(scene: Scene, image_id: int, first_id: int) -> list[dict[str, Any]]:
-    """One annotation for each digit that shows: box, area and run lengths of what is visible; fragments are crowds."""
-    annotations = []
+    """An annotation for each visible digit: box, area and run lengths of its visible pixels; fragments are crowds."""
+    annotations: list[dict[str, Any]] = []
     for number, (digit, whole) in enumerate(zip(scene.digits, scene.areas, strict=True)):
         mask = scene.owners == number
         area = int(mask.sum())
@@ -100,10 +102,9 @@ def coco_annotations(scene: Scene, image_id: int, first_id: int) -> list[dict[st
 
 
 def label_map(scene: Scene) -> np.ndarray:
-    """uint8 (height, width) as in ADE20K's files: 1 canvas, 2 to 11 the digits, 0 in a thin band where digits touch."""
-    labels = np.array([CANVAS_LABEL, *(FIRST_DIGIT_LABEL + digit for digit in scene.digits)], np.uint8)[
-        scene.owners + 1
-    ]
+    """A label map like ADE20K's, uint8 (height, width): 1 canvas, 2 to 11 digits, 0 in a thin band between digits."""
+    label_of = np.array([CANVAS_LABEL, *(FIRST_DIGIT_LABEL + digit for digit in scene.digits)], np.uint8)
+    labels: np.ndarray = label_of[scene.owners + 1]
     near = [binary_dilation(scene.owners == number, np.ones((3, 3))) for number in range(len(scene.digits))]
     labels[(scene.owners >= 0) & (np.sum(near, 0) > 1)] = 0
     return labels
@@ -128,13 +129,14 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
         content = _coco_header(settings, split)
         for index in range(1, count + 1):
             scene = draw_scene(sources, size, np.random.default_rng([seed, number, index]))
-            about = {"id": index, "file_name": f"{index:06d}.jpg", "width": size, "height": size, "license": 1}
+            name = f"{index:06d}.jpg"
+            about = {"id": index, "file_name": name, "width": size, "height": size, "license": 1}
             content["images"].append(about)
             annotations = coco_annotations(scene, index, len(content["annotations"]) + 1)
             content["annotations"] += annotations
             digits = sorted({str(entry["category_id"] - 1) for entry in annotations if not entry["iscrowd"]})
-            labels.append(f"images/{split}/{about['file_name']},{'|'.join(digits)},{split}")
-            _write_images(folder, split, scene, about["file_name"])
+            labels.append(f"images/{split}/{name},{'|'.join(digits)},{split}")
+            _write_images(folder, split, scene, name)
             yield f"{split} {index}"
         write_json(folder / "detection" / "annotations" / f"instances_{split}.json", content)
     with replacing(folder / "detection" / "labels.csv") as temporary:
@@ -144,17 +146,18 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
 
 
 def _canvas(size: int, generator: np.random.Generator) -> np.ndarray:
-    """Dark, lightly coloured, with a smooth change of light; float64 (size, size, 3) in 0..1."""
+    """A dark canvas with a light tint and a smooth change of brightness: float64 (size, size, 3) in 0..1."""
     corners = generator.uniform(0.05, 0.35, (2, 2))
     steps = np.linspace(0, 1, size)
     light = np.stack([1 - steps, steps], 1) @ corners @ np.stack([1 - steps, steps])
-    return light[..., None] * generator.uniform(0.7, 1.3, 3)
+    canvas: np.ndarray = light[..., None] * generator.uniform(0.7, 1.3, 3)
+    return canvas
 
 
 def _place(
     inside: np.ndarray, owners: np.ndarray, areas: list[int], generator: np.random.Generator
 ) -> tuple[slice, slice]:
-    """A window for a digit; drawn again, a few times, while it would cover too much of another one."""
+    """A random window for a digit; up to ten are tried until one does not cover too much of another digit."""
     for _ in range(TRIES):
         top, left = generator.integers(0, np.array(owners.shape) - inside.shape + 1)
         window = slice(top, top + inside.shape[0]), slice(left, left + inside.shape[1])

@@ -1,7 +1,7 @@
-"""What the sources of dense tasks share: images of any size with boxes and masks, or with label maps."""
+"""The base of the sources for detection and segmentation: images of any size."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -10,16 +10,14 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from linvit.data.dense.transforms import Resize, normalize
-from linvit.data.images.image import Side, open_image
+from linvit.data.images.image import Deviation, Side, open_image
 from linvit.data.source import Source, Workers
-from linvit.ranges import Amount, Count, Range, Seed, Share
-
-Deviation = Annotated[float, Range(above=0, most=1)]
+from linvit.ranges import Amount, Count, Seed, Share
 
 
 @dataclass(frozen=True)
 class DensePreprocessing:
-    """What evaluation and prediction do to an image: sides in pixels; mean and std per channel, in 0..1."""
+    """How evaluation and prediction prepare an image: sides in pixels; mean and std per channel in 0..1."""
 
     long_side: int
     short_side: int
@@ -28,16 +26,16 @@ class DensePreprocessing:
     channels: int = 3
 
     def transform(self) -> v2.Transform:
-        """Scaled to fit both sides, float32 (3, height, width), normalized."""
+        """From an image to a normalized float32 tensor (3, height, width), scaled to fit both sides."""
         resize = Resize(self.long_side, [self.short_side])
         return v2.Compose([v2.ToImage(), resize, *normalize(self.mean, self.std), v2.ToPureTensor()])
 
 
 class DenseSource(Source):
-    """RGB images scaled to fit long_side and short_side (pixels), keeping their ratio.
+    """RGB images scaled to fit long_side and short_side (pixels), keeping their aspect ratio.
 
-    mean, std: per channel, in 0..1, ImageNet's by default. max_corrupt: how many images that cannot be used may be left
-    out before the run stops. Raises ValueError for sides out of range.
+    mean, std: per channel in 0..1, ImageNet's by default. max_corrupt: number of unusable images that may be left out.
+    Raises ValueError for a short side above the long side.
     """
 
     preprocessing: DensePreprocessing  # type: ignore[assignment]
@@ -64,11 +62,11 @@ class DenseSource(Source):
 
 
 def read_image(path: Any) -> tv_tensors.Image:
-    """uint8 (3, height, width) of an image file; raises CorruptImageError, naming it."""
+    """Reads an image file: uint8 (3, height, width); raises CorruptImageError, naming it."""
     return tv_tensors.Image(F.pil_to_tensor(open_image(path)))
 
 
 def as_lists(samples: list[Any]) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
-    """Images of different sizes and their targets, side by side."""
+    """Images of different sizes and their targets, as two lists."""
     images, targets = zip(*samples, strict=True)
     return list(images), list(targets)

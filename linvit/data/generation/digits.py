@@ -1,21 +1,22 @@
-"""Digits as images to generate, and how generated values become pixels."""
+"""Digits as training images of generators, and how generated values become pixels."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from linvit.data.images.digits import Digits
-from linvit.ranges import Count
+from linvit.data.images.image import LARGEST
+from linvit.ranges import Count, Range
 
 
 @dataclass(frozen=True)
 class GenerationPreprocessing:
-    """The size of generated images, in pixels or of latents, and how a network's values become those of an image.
+    """The size (height, width) of generated images or latents, and how a network's output becomes an image.
 
-    mean, std: of each channel; values × std + mean are pixels in 0..1, or what an autoencoder's decoder reads.
-    decoder: the autoencoder of latents, a folder or a name on the Hugging Face hub; None where these are pixels.
+    mean, std: per channel; output × std + mean are pixels in 0..1, or the input of an autoencoder's decoder. decoder:
+    the autoencoder of latents, a folder or a name on the Hugging Face hub; None for pixels.
     """
 
     size: tuple[int, int]
@@ -28,7 +29,7 @@ class GenerationPreprocessing:
         return len(self.mean)
 
     def values(self, images: Tensor) -> Tensor:
-        """Images (batch, channels, height, width) × std + mean; pixels are kept in 0..1."""
+        """Images (batch, channels, height, width) × std + mean; pixels are clamped to 0..1."""
         mean, std = (
             torch.tensor(v, dtype=images.dtype, device=images.device)[:, None, None] for v in (self.mean, self.std)
         )
@@ -37,18 +38,16 @@ class GenerationPreprocessing:
 
 
 class DigitImages(Digits):
-    """The real digits, 8×8 grey pixels in −1 … 1, to be generated; the held-out ones bound how close that can come.
+    """Real digits, 8×8 grey pixels in −1 … 1, to train generators on.
 
     Args:
-        size: Side in pixels; other than 8, they are scaled bilinearly.
+        size: Side in pixels; sizes other than 8 are interpolated bilinearly.
         options: See Digits.
-
-    Raises ValueError for no pixels, and as Digits.
     """
 
     task = "diffusion"
     preprocessing: GenerationPreprocessing  # type: ignore[assignment]
 
-    def __init__(self, size: Count = 8, batch_size: Count = 128, **options: Any) -> None:
+    def __init__(self, size: Annotated[int, Range(1, LARGEST)] = 8, batch_size: Count = 128, **options: Any) -> None:
         super().__init__(32, 1, batch_size, 0, **options)
         self.preprocessing = GenerationPreprocessing((size, size), (0.5,), (0.5,))

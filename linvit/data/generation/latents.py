@@ -1,39 +1,47 @@
 """Latents: images encoded by an autoencoder of diffusers, written once and read from .safetensors files.
 
-root/latents.json says classes, autoencoder, scale and sizes; root/train/*.safetensors and root/val/*.safetensors hold
-`moments`, float16 (images, 2, 2·channels, height, width): mean and logarithm of the standard deviation of each image
-and of its mirror image, and `labels`, int64 (images,). Training samples a new latent each time.
+root/latents.json has classes, autoencoder, scale and sizes. root/train/*.safetensors and root/val/*.safetensors have
+`moments`, float16 (images, 2, 2·channels, height, width): mean and logarithm of the standard deviation for each image
+and its mirror image, and `labels`, int64 (images,). Training samples a new latent each time.
 """
 
-import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from timm.data.transforms import CenterCropOrPad
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision.transforms.functional import pil_to_tensor
 
+from linvit.data.disk import check_regular, read_json
 from linvit.data.generation.digits import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
+from linvit.data.images.image import LARGEST
 from linvit.data.order import Batches
 from linvit.data.source import Source, Workers
 from linvit.files import check_writable, reason_of, replacing, write_json
-from linvit.ranges import Count, Seed
+from linvit.ranges import Count, Range, Seed, check
 
 ABOUT = "latents.json"
 SPLITS = ("train", "val")
 SHARD = 2048
+STORED: dict[str, Any] = {
+    "channels": Annotated[int, Range(1, 4096)],
+    "size": tuple[Count, Count],
+    "scale": Annotated[float, Range(above=0)],
+    "class_names": list[str],
+    "vae": str,
+}
 
 
 class Latents(Source):
-    """Latents that make_latents wrote, of about unit variance.
+    """Latents that make_latents wrote, with a variance of about one.
 
     Args:
         root: Folder with latents.json, train/ and val/.
@@ -41,7 +49,7 @@ class Latents(Source):
         seed: Of order, mirroring and sampling of the training latents.
         num_workers: Processes that read.
 
-    Raises ValueError for a folder without latents, and for damaged files in it.
+    Raises ValueError for a folder without latents, or with damaged ones.
     """
 
     task = "diffusion"
@@ -51,15 +59,18 @@ class Latents(Source):
         super().__init__(batch_size, seed, num_workers)
         self.root = Path(root)
         path = self.root / ABOUT
-        if not path.is_file():
+        if not path.exists():
             raise ValueError(f"There is no {ABOUT} in {root}: set `root` to a folder that make_latents wrote.")
         try:
-            about = json.loads(path.read_text())
-            channels, size = about["channels"], tuple(about["size"])
-            self.class_names, self.scale, decoder = about["class_names"], about["scale"], about["vae"]
+            about = read_json(path)
+            check(STORED, {name: about[name] for name in STORED})
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged: make the latents again, complete files are kept.") from error
-        self.preprocessing = GenerationPreprocessing(size, (0.0,) * channels, (1 / self.scale,) * channels, decoder)
+        self.class_names, self.scale = about["class_names"], about["scale"]
+        self.shape = (2, 2 * about["channels"], *about["size"])
+        height, width = about["size"]
+        mean, std = (0.0,) * about["channels"], (1 / self.scale,) * about["channels"]
+        self.preprocessing = GenerationPreprocessing((height, width), mean, std, about["vae"])
 
     def train_set(self) -> Dataset[Any]:
         return self._files("train", samples=True)
@@ -69,19 +80,35 @@ class Latents(Source):
 
     def _files(self, split: str, samples: bool) -> Dataset[Any]:
         folder = self.root / split
-        files = sorted(folder.glob("*.safetensors"))
+        files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
         if not files:
             raise ValueError(f"The folder {folder} has no .safetensors files: make the latents again.")
-        return ConcatDataset([LatentFile(file, self.scale, samples) for file in files])
+        return ConcatDataset([LatentFile(file, self.scale, samples, self.shape, self.num_classes) for file in files])
 
 
 class LatentFile(Dataset[Any]):
-    """(latent, label) from a file: where it samples, of image or mirror image; else the image's mean."""
+    """(latent, label) of each image in a file: a random sample of the image or its mirror image, or the image's mean.
 
-    def __init__(self, file: Path, scale: float, samples: bool) -> None:
+    samples: whether it samples. shape: (2, 2·channels, height, width) of the moments of an image.
+
+    Raises ValueError for a file with latents of another shape, or with other labels than 0 … num_classes − 1.
+    """
+
+    def __init__(self, file: Path, scale: float, samples: bool, shape: tuple[int, ...], num_classes: int) -> None:
         self.file, self.scale, self.samples = file, scale, samples
-        self.labels = _open(file).get_tensor("labels")
         self.opened: Any = None
+        opened = _open(file)
+        try:
+            self.labels, whole = opened.get_tensor("labels"), opened.get_slice("moments").get_shape()
+        except SafetensorError as error:
+            raise _damaged(file) from error
+        labels = self.labels
+        if (
+            labels.dtype != torch.int64
+            or list(whole) != [*labels.shape, *shape]
+            or ((labels < 0) | (labels >= num_classes)).any()
+        ):
+            raise _damaged(file)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if self.opened is None:
@@ -100,23 +127,26 @@ class LatentFile(Dataset[Any]):
 
 def _open(path: Path) -> Any:
     try:
+        check_regular(path)
         return safe_open(path, "pt")
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is damaged: delete it and make the latents again, the other files are kept."
-        ) from error
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> ValueError:
+    return ValueError(f"{path} is damaged: delete it and make the latents again, the other files are kept.")
 
 
 def make_latents(
     images: str, folder: str | Path, vae: str, size: int = 256, batch: int = 16
 ) -> Iterator[tuple[str, int, int]]:
-    """Encodes root/train and root/val of an image folder; yields (split, done, total) after each file.
+    """Encodes both splits of an image folder; yields (split, done, total) after each file.
 
-    An image is halved until its shorter side is below twice the size, scaled to it and cropped at the centre, as ADM's
-    training does. Complete files are kept; each records its autoencoder and size.
+    An image is halved until its shorter side is below twice the size, scaled to the size and centre-cropped, as in the
+    training of ADM. Files that are complete are kept; each records its autoencoder and size.
 
     Raises ValueError for an autoencoder or image that cannot be read, a size that the autoencoder cannot halve, and a
-    folder with latents of other images, another autoencoder or size.
+    folder with latents of other images, another autoencoder or another size.
     """
     source = ImageFolder(images)
     datasets = {split: ImageFiles(source.files(split), lambda image: _squared(image, size), 3) for split in SPLITS}
@@ -124,8 +154,10 @@ def make_latents(
     check_writable(folder)
     autoencoder, device = open_autoencoder(vae)  # may be downloaded, so everything else is checked first
     multiple = 2 ** (len(autoencoder.config.block_out_channels) - 1)
-    if size < 1 or size % multiple:
-        raise ValueError(f"`size` is {size} px, but this autoencoder needs a multiple of {multiple}: change it.")
+    if not 1 <= size <= LARGEST or size % multiple:
+        raise ValueError(
+            f"`size` is {size} px, but this autoencoder needs a multiple of {multiple} up to {LARGEST:,}: change it."
+        )
     made_of = {"vae": vae, "image_size": str(size)}
     shape: list[int] = []
     for split, files in datasets.items():
@@ -150,7 +182,7 @@ def make_latents(
 
 
 def _checked(path: Path, made_of: dict[str, str], labels: list[int]) -> list[int]:
-    """The shape of a file's moments; ValueError where it was made of something else."""
+    """The shape of a file's moments; raises ValueError if it was made from something else."""
     file = _open(path)
     if (file.metadata() or made_of) != made_of or file.get_tensor("labels").tolist() != labels:
         raise ValueError(
@@ -160,7 +192,7 @@ def _checked(path: Path, made_of: dict[str, str], labels: list[int]) -> list[int
 
 
 @torch.no_grad()
-def _encoded(autoencoder: nn.Module, device: torch.device, batches: Batches) -> tuple[Tensor, Tensor]:
+def _encoded(autoencoder: Any, device: torch.device, batches: Batches) -> tuple[Tensor, Tensor]:
     moments, labels = [], []
     for images, targets in batches:
         pixels = images.to(device)
@@ -176,14 +208,15 @@ def _squared(image: Image.Image, size: int) -> Tensor:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
     scale = size / min(image.size)
     image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-    return pil_to_tensor(CenterCropOrPad(size)(image)).float() / 127.5 - 1
+    pixels: Tensor = pil_to_tensor(CenterCropOrPad(size)(image))
+    return pixels.float() / 127.5 - 1
 
 
 @cache
-def open_autoencoder(name: str) -> tuple[nn.Module, torch.device]:
-    """The AutoencoderKL of a folder, or of a name on the Hugging Face hub, which is downloaded.
+def open_autoencoder(name: str) -> tuple[Any, torch.device]:
+    """The AutoencoderKL in a folder, or of a name on the Hugging Face hub, which is downloaded, and its device.
 
-    Raises ValueError where diffusers is missing, and where it cannot be read.
+    Raises ValueError if diffusers is not installed or the autoencoder cannot be read.
     """
     try:
         from diffusers import AutoencoderKL
@@ -202,7 +235,7 @@ def open_autoencoder(name: str) -> tuple[nn.Module, torch.device]:
 
 @torch.no_grad()
 def decoded(values: Tensor, name: str) -> Tensor:
-    """Pixels in 0..1, (batch, 3, height, width), of an autoencoder's latents."""
+    """Decodes latents to pixels in 0..1, float (batch, 3, height, width)."""
     autoencoder, device = open_autoencoder(name)
     images = [autoencoder.decode(chunk.to(device)).sample for chunk in values.split(8)]
     return ((torch.cat(images) + 1) / 2).clamp(0, 1)

@@ -1,31 +1,51 @@
-"""Image files of any size, cropped and augmented by timm's transforms: what the sources that read them share."""
+"""The base of sources that read image files of any size, crop them and augment them by timm's transforms."""
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
 
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from timm.data.auto_augment import posterize
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.transforms import Compose
 
-from linvit.data.images.image import Channels, Preprocessing, Side
+from linvit.data.images.image import Channels, Deviation, Preprocessing, Side
 from linvit.data.source import Source, Workers, listed
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 AboveZero = Annotated[float, Range(above=0, most=1)]
+NUMBER = r"\d{1,3}(\.\d+)?"
+POLICIES = (  # as timm.data.auto_augment reads them; it ignores or asserts what it does not know
+    rf"rand(-(m\d{{1,2}}|n[1-9]|p(0(\.\d+)?|1)|mstd{NUMBER}|mmax[1-9]\d?|inc[01]|t(weights|3aw?)))*",
+    rf"augmix(-(m\d{{1,2}}|w[1-9]|d[1-9]|a[1-9](\.\d+)?|b[01]|mstd{NUMBER}))*",
+    rf"(original|originalr|v0|v0r|3a)(-mstd{NUMBER})?",
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An augmentation policy in timm's notation."""
+
+    def holds(self, value: Any) -> bool:
+        return any(re.fullmatch(policy, str(value), re.ASCII) for policy in POLICIES)
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return "a policy of timm, such as rand-m9-mstd0.5-inc1, augmix-m5 or 3a"
 
 
 class AugmentedSource(Source):
-    """Size, normalisation and augmentation of a source; defaults are those of the papers' training.
+    """Size, normalization and augmentation of images; the defaults are those of the papers' training.
 
-    size: pixels, one number or (height, width). auto_augment, color_jitter, random_erasing, horizontal_flip,
-    crop_scale: timm's; color_jitter is without effect where auto_augment is set. interpolation: of the validation
-    images, and of the training images where train_interpolation is null; "random" there chooses bilinear or bicubic.
-    crop_pct: share of the resized validation image that the centre crop keeps. mean, std: per channel, in 0..1,
-    ImageNet's by default. repeats: repeated augmentation, how many differently augmented copies of an image come in a
-    row. max_corrupt: how many unreadable images may be left out before the run stops.
+    size: in pixels, one number or (height, width). auto_augment: a policy in timm's notation. color_jitter: strength,
+    used only if auto_augment is null. random_erasing, horizontal_flip: probabilities. crop_scale: range of the share of
+    the image's area that a training crop covers. interpolation: for validation images, and for training images if
+    train_interpolation is null, where "random" chooses bilinear or bicubic. crop_pct: share of the resized validation
+    image that the centre crop keeps. mean, std: per channel in 0..1, ImageNet's by default. repeats: augmented copies
+    of each image in a row (repeated augmentation). max_corrupt: number of unreadable images that may be left out.
     """
 
     def __init__(
@@ -33,16 +53,16 @@ class AugmentedSource(Source):
         size: Side | tuple[Side, Side] = 224,
         channels: Channels = 3,
         batch_size: Count = 128,
-        auto_augment: str | None = "rand-m9-mstd0.5-inc1",
-        color_jitter: Annotated[float, Range(0)] = 0.4,
+        auto_augment: Annotated[str, Policy()] | None = "rand-m9-mstd0.5-inc1",
+        color_jitter: Annotated[float, Range(0, 10)] = 0.4,
         random_erasing: Share = 0.25,
         horizontal_flip: Share = 0.5,
         crop_scale: tuple[AboveZero, AboveZero] = (0.08, 1.0),
         interpolation: Annotated[str, OneOf(INTERPOLATIONS)] = "bicubic",
         train_interpolation: Annotated[str, OneOf((*INTERPOLATIONS, "random"))] | None = None,
-        crop_pct: AboveZero = 0.875,
+        crop_pct: Annotated[float, Range(0.1, 1)] = 0.875,
         mean: tuple[Share, ...] | None = None,
-        std: tuple[AboveZero, ...] | None = None,
+        std: tuple[Deviation, ...] | None = None,
         repeats: Count = 1,
         max_corrupt: Amount = 0,
         seed: Seed = 0,
@@ -54,13 +74,13 @@ class AugmentedSource(Source):
         for name, values in {"mean": mean, "std": std}.items():
             check_per_channel(name, values, channels)
         self.preprocessing = Preprocessing(
-            (size, size) if isinstance(size, int) else tuple(size),
+            (size, size) if isinstance(size, int) else (size[0], size[1]),
             tuple(mean) if mean else _per_channel(IMAGENET_DEFAULT_MEAN, channels),
             tuple(std) if std else _per_channel(IMAGENET_DEFAULT_STD, channels),
             interpolation,
             crop_pct,
         )
-        self.augmentation = {
+        self.augmentation: dict[str, Any] = {
             "auto_augment": auto_augment,
             "color_jitter": color_jitter,
             "re_prob": random_erasing,
@@ -69,13 +89,6 @@ class AugmentedSource(Source):
             "scale": tuple(crop_scale),
             "interpolation": train_interpolation or interpolation,
         }
-        try:
-            self.train_transform()
-        except Exception as error:  # timm asserts, and splits what it reads
-            raise ValueError(
-                f"`auto_augment` is {auto_augment!r}, which timm does not know: set it to 'rand-m9-mstd0.5-inc1',"
-                " 'augmix-m5' or '3a' for example, or to null."
-            ) from error
 
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         """The transformed images of "train" or "val"."""
@@ -88,7 +101,7 @@ class AugmentedSource(Source):
         return self.images("val", self.preprocessing.transform())
 
     def places(self, names: Sequence[str], where: Any) -> list[int]:
-        """The numbers of these classes; raises ValueError for one that is none of the source's."""
+        """The numbers of these classes; raises ValueError for a class that the source does not have."""
         place = {name: number for number, name in enumerate(self.class_names)}
         strange = [name for name in names if name not in place]
         if strange:
@@ -101,22 +114,20 @@ class AugmentedSource(Source):
     def train_transform(self) -> Callable[[Any], Tensor]:
         """The random transform from a PIL image to a float32 tensor (channels, height, width)."""
         pre = self.preprocessing
-        transform = create_transform(
+        transform: Compose = create_transform(
             (pre.channels, *pre.size), is_training=True, mean=pre.mean, std=pre.std, **self.augmentation
         )
         for step in transform.transforms:
             for op in (*getattr(step, "ops", ()), *(op for policy in getattr(step, "policy", ()) for op in policy)):
                 if op.aug_fn is posterize:
                     op.aug_fn = _posterize
-        return transform
+        return cast(Callable[[Any], Tensor], transform)
 
 
 def check_per_channel(name: str, values: Sequence[float] | None, channels: int) -> None:
-    """Raises ValueError for other than one number for each channel; None is any number of them."""
+    """Raises ValueError unless there is one number per channel; None is always allowed."""
     if values is not None and len(values) != channels:
-        raise ValueError(
-            f"`{name}` has {len(values)} numbers, but `channels` is {channels}: give one for each channel."
-        )
+        raise ValueError(f"`{name}` has {len(values)} numbers, but `channels` is {channels}: give one per channel.")
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
@@ -124,5 +135,5 @@ def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
 
 
 def _posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
-    """Black for no bits at all, as in the papers' training; newer Pillows refuse to."""
-    return posterize(image, bits, **options) if bits else Image.new(image.mode, image.size)
+    """Black if no bits are kept, as in the papers' training; newer versions of Pillow refuse that."""
+    return posterize(image, bits, **options) if bits > 0 else Image.new(image.mode, image.size)

@@ -1,4 +1,4 @@
-"""The 1,797 real handwritten digits that ship with scikit-learn: nothing to download."""
+"""The 1,797 handwritten digits that come with scikit-learn: nothing to download."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,19 +20,19 @@ MEAN, STD = 0.305, 0.376  # of the 8×8 originals in 0..1
 
 
 class Digits(Source):
-    """8×8 digits written by 43 people, upscaled bilinearly; a share is held out, stratified by class.
+    """8×8 digits, upscaled bilinearly; a share is held out, stratified by class.
 
     Args:
         size: Side in pixels, 32 or more.
-        channels: 1, or 3 equal ones.
+        channels: 1, or 3 for three equal channels.
         batch_size: Images per batch.
-        max_shift: Random shift in pixels while training.
+        max_shift: Largest random shift of training images, in pixels.
         held_out: Share of the images that is never trained on.
         split: Seed that chooses those images, independent of the run's seed.
         seed: Of order and shifts of the training images.
         num_workers: Processes that read images.
 
-    Raises ValueError for a shift of a whole image.
+    Raises ValueError for a shift that is not smaller than the image.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Digits(Source):
 
     @cached_property
     def _tensors(self) -> list[tuple[Tensor, Tensor]]:
-        """Images and targets of both splits."""
+        """Images and targets of both splits, training first."""
         pixels, labels = load_digits(return_X_y=True)
         indices = torch.arange(len(labels))
         splits = train_test_split(indices, test_size=self.held_out, random_state=self.split, stratify=labels)
@@ -76,7 +76,7 @@ class Digits(Source):
 
 @dataclass(eq=False)
 class Shifted(Dataset[Any]):
-    """Images and targets held in memory; each image is moved by up to max_shift pixels in both directions."""
+    """Images and targets in memory; each image is shifted at random by up to max_shift pixels along both axes."""
 
     images: Tensor
     targets: Tensor

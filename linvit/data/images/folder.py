@@ -1,6 +1,7 @@
 """Folders of image files: CLASS/*.jpg, a share of them held out, or as ImageNet train/CLASS and val/CLASS."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,28 +12,31 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from linvit.data.disk import files_below
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import CorruptImageError, open_image
-from linvit.data.source import held_out_of
+from linvit.data.source import held_out_of, listed
 from linvit.ranges import Seed, Share
 
 SPLITS = ("train", "val")
+
+logger = logging.getLogger(__name__)
 
 
 class ImageFolder(AugmentedSource):
     """Image files under one folder per class, augmented by timm's transforms while training.
 
     Args:
-        root: Folder that holds either the class folders, or train/ and val/ with the class folders in each (for
-            evaluation val/ alone will do).
-        class_names: Fixes the order of the classes, else it is that of the training folders.
-        held_out: Share of each class that is never trained on, where root has neither train/ nor val/; 1 holds out all,
+        root: Folder that contains either the class folders, or train/ and val/ with the class folders in each (for
+            evaluation val/ is enough).
+        class_names: Fixes the order of the classes; by default it is that of the training folders.
+        held_out: Share of each class that is never trained on, if root has neither train/ nor val/; 1 holds out all,
             for evaluation.
         split: Seed that chooses those images by their names, the same on every machine; independent of the run's seed.
         options: See AugmentedSource.
 
-    Raises ValueError for a missing folder, a class folder without images, a class folder that is none of the classes,
-    and a share that leaves nothing to train on or to hold out.
+    Raises ValueError for a missing folder, fewer than two classes, a class folder that is empty or unknown, train/ or
+    val/ alone beside other folders, and a share that leaves nothing to train on or to hold out.
     """
 
     def __init__(
@@ -47,7 +51,13 @@ class ImageFolder(AugmentedSource):
         self.root = Path(root)
         self.held_out = held_out
         self.split = split
-        self.class_names = class_names or _class_names(self._folder("train" if self._has("train") else "val"))
+        folder = self._folder("train" if self._has("train") else "val")
+        self.class_names = class_names or _class_names(folder)
+        if len(self.class_names) < 2:
+            raise ValueError(
+                f"{folder} has one class, {self.class_names[0]!r}, expected two or more: add class folders."
+            )
+        _warn_of_mistakes(folder, self.class_names)
 
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         return ImageFiles(self.files(split), transform, self.channels)
@@ -66,13 +76,26 @@ class ImageFolder(AugmentedSource):
         place = dict(zip(files, self.places(list(files), folder), strict=True))
         return [(str(path), place[name]) for name, paths in files.items() for path in paths]
 
-    @property
+    @cached_property
     def divided(self) -> bool:
-        """Whether the folder itself says what is held out, by train/ or val/."""
-        return any(map(self._has, SPLITS))
+        """Whether the folder itself says what is held out: by train/ and val/, or by one of them and no other folder.
+
+        Raises ValueError where that is unclear: one of them beside other folders, with class folders in it.
+        """
+        present = [split for split in SPLITS if self._has(split)]
+        others = [name for name in _folders(self.root) if name not in SPLITS]
+        if len(present) != 1 or not others:
+            return bool(present)
+        if not _folders(self.root / present[0]):
+            return False  # a class of that name
+        (missing,) = set(SPLITS) - set(present)
+        raise ValueError(
+            f"The data folder {self.root} has {present[0]}/ with class folders in it, but no {missing}/ beside it, only"
+            f" {listed(others)}: rename one of these folders to {missing}, or move them elsewhere."
+        )
 
     def digest(self) -> str | None:
-        """The same for the same file names and the same split; None for a folder that is divided itself."""
+        """A hash of the file names of both splits; None if the folder has train/ and val/."""
         if self.divided:
             return None
         names = [
@@ -84,7 +107,7 @@ class ImageFolder(AugmentedSource):
         return hashlib.sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
 
     def _divide(self) -> dict[str, dict[str, list[Path]]]:
-        """The files of both splits by class, a share of each class held out."""
+        """The files of each split by class, with a share of each class held out."""
         splits: dict[str, dict[str, list[Path]]] = {split: {} for split in SPLITS}
         for name, paths in self._undivided.items():
             names = {path.relative_to(self.root).as_posix(): path for path in paths}
@@ -116,7 +139,7 @@ class ImageFolder(AugmentedSource):
 
 @dataclass(eq=False)
 class ImageFiles(Dataset[Any]):
-    """(image, target) of pairs (path, target); a sentence that names the file where it is unreadable."""
+    """(image, target) for each pair (path, target); a sentence that names the file if it is unreadable."""
 
     files: Sequence[tuple[str, Any]]
     transform: Callable[[Any], Tensor]
@@ -134,19 +157,36 @@ class ImageFiles(Dataset[Any]):
 
 
 def _class_names(folder: Path) -> list[str]:
-    """Sorted as ImageNet's class indices are; folders named by numbers (ImageNet-V2) are sorted as numbers."""
-    names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    """Sorted like ImageNet's class indices; folders named by numbers (ImageNet-V2) are sorted as numbers."""
+    names = _folders(folder)
     if not names:
         raise ValueError(f"{folder} has no class folders in it: expected one folder per class, with image files in it.")
-    return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+    return sorted(names, key=lambda name: (int(name), name)) if all(map(str.isdecimal, names)) else names
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _warn_of_mistakes(folder: Path, class_names: Sequence[str]) -> None:
+    """Warns of images beside the class folders, which nobody reads, and of names that differ in case alone."""
+    stray = [path.name for path in folder.iterdir() if path.suffix.lower() in IMG_EXTENSIONS and path.is_file()]
+    stray = sorted(name for name in stray if not name.startswith("."))
+    if stray:
+        logger.warning(
+            "%d image files beside the class folders of %s are not used: %s", len(stray), folder, listed(stray)
+        )
+    spellings: dict[str, list[str]] = {}
+    for name in class_names:
+        spellings.setdefault(name.casefold(), []).append(name)
+    for same in spellings.values():
+        if len(same) > 1:
+            logger.warning("These classes of %s differ in case alone: %s", folder, listed(same))
 
 
 def _files_by_class(folder: Path) -> dict[str, list[Path]]:
     """The image files of each class folder, at any depth, sorted; raises ValueError for a class that has none."""
-    files = {
-        name: sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
-        for name in _class_names(folder)
-    }
+    files = {name: files_below(folder / name, IMG_EXTENSIONS) for name in _class_names(folder)}
     empty = [name for name, paths in files.items() if not paths]
     if empty:
         raise ValueError(

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import IO, Annotated
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 from timm.data import create_transform
 
+from linvit.data.disk import check_regular
 from linvit.files import reason_of
 from linvit.ranges import OneOf, Range
 
-SMALLEST = 32
+SMALLEST, LARGEST = 32, 16_384  # pixels
+THINNEST = 1000  # long side over short side; scaled to a short side of 256 px, a row of 65,000 px would take 13 GB
 MODES = {1: "L", 3: "RGB"}
-Side = Annotated[int, Range(SMALLEST, because="networks halve an image five times")]
+Side = Annotated[int, Range(SMALLEST, LARGEST, because="networks halve an image five times")]
+Deviation = Annotated[float, Range(0.001, 1)]  # below that, normalized pixels leave the range of half precision
 Channels = Annotated[int, OneOf(tuple(MODES))]
 
 
@@ -24,7 +27,7 @@ class CorruptImageError(ValueError):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes a network's input: size is (height, width) in pixels, mean and std are per channel in 0..1.
+    """How an image becomes a network's input: size (height, width) in pixels, mean and std per channel in 0..1.
 
     Raises ValueError for a size below 32 px, and for channels other than 1 or 3.
     """
@@ -53,13 +56,14 @@ class Preprocessing:
 
     def transform(self) -> Callable[[Image.Image], torch.Tensor]:
         """The deterministic transform from a PIL image to a float32 tensor (channels, height, width)."""
-        return create_transform(
+        transform: Callable[[Image.Image], torch.Tensor] = create_transform(
             (self.channels, *self.size),
             interpolation=self.interpolation,
             mean=self.mean,
             std=self.std,
             crop_pct=self.crop_pct,
         )
+        return transform
 
     def displayed(self, image: torch.Tensor) -> torch.Tensor:
         """(height, width, 3) in 0..1, or (height, width) for one channel: an image before normalization."""
@@ -69,19 +73,35 @@ class Preprocessing:
 
 
 def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None = None) -> Image.Image:
-    """Reads an image file of any size and mode and converts it to grey (1 channel) or RGB (3 channels).
+    """Reads an image file, turns it upright as its EXIF data say, and converts it to grey (1 channel) or RGB (3).
 
-    Raises CorruptImageError, naming the file (as name, where that is given), where it cannot be decoded to its last
-    pixel.
+    Raises CorruptImageError, naming the file (as name, if given), if it cannot be decoded to its last pixel, has more
+    pixels than Pillow allows, or is over 1,000 times as long as wide.
     """
     try:
+        if isinstance(file, str | Path):
+            check_regular(file)
         with Image.open(file) as image:
+            _check_shape(*image.size)
             image.load()
-            return converted(image, channels)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            return converted(_upright(image), channels)
+    except Exception as error:  # what a damaged file raises depends on its format
+        reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
         raise CorruptImageError(
-            f"{name or file} is not a readable image ({reason_of(error)}): replace or remove the file."
+            f"{name or file} is not a readable image ({reason}): replace or remove the file."
         ) from error
+
+
+def _check_shape(width: int, height: int) -> None:
+    if max(width, height) > THINNEST * min(width, height):
+        raise ValueError(f"{height:,}×{width:,} px, over {THINNEST:,} times as long as wide")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged EXIF data, around pixels that are fine
+        return image
 
 
 def converted(image: Image.Image, channels: int) -> Image.Image:

@@ -1,7 +1,9 @@
-"""Images with any number of labels each: image files, and a table of the classes that are in them."""
+"""Multi-label images: image files, and a table of the labels of each."""
 
 import csv
+import io
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from linvit.data.disk import read_text, stays_inside
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import ImageFiles
 from linvit.data.source import is_held_out, listed
@@ -37,12 +40,12 @@ class MultiLabelImages(AugmentedSource):
         root: Folder of the image files, at any depth.
         labels: CSV table with a header, by default root/labels.csv. Columns: `file`, relative to root; either one per
             class with 0 or 1, or `labels` with names joined by "|"; and optionally `split` with train or val.
-        held_out: Share of the images to validate on, chosen by a hash of their names, where no column says it.
-        class_names: Fixes the order of the classes, else it is that of the columns, or alphabetical.
+        held_out: Share of the images to validate on, chosen by a hash of their names, if there is no column `split`.
+        class_names: Fixes the order of the classes; by default it is that of the columns, or alphabetical.
         options: See AugmentedSource.
 
-    Raises ValueError for a missing table or image, a file that is listed twice, an unknown class, a value other than
-    0 and 1, and a split without images.
+    Raises ValueError for a missing table or image, a file outside root or listed twice, an unknown class, a value other
+    than 0 and 1, and a split without images.
     """
 
     task = "multilabel"
@@ -61,7 +64,7 @@ class MultiLabelImages(AugmentedSource):
         classes, entries = read_table(self.table, held_out)
         self.class_names = class_names or classes
         self.places(classes, self.table)
-        missing = [entry.file for entry in entries if not (self.root / entry.file).is_file()]
+        missing = [entry.file for entry in entries if not os.path.exists(self.root / entry.file)]
         if missing:
             raise ValueError(
                 f"{self.table} lists {len(missing)} images that are not in {self.root} ({listed(missing)}): add the"
@@ -90,7 +93,7 @@ class MultiLabelImages(AugmentedSource):
 
 @dataclass(eq=False)
 class LabelledImages(ImageFiles):
-    """(image, targets) of pairs (path, classes): targets float32 (num_classes,), 1 for each of these classes."""
+    """(image, targets) for each pair (path, classes): targets float32 (num_classes,), 1 for these classes, else 0."""
 
     num_classes: int
 
@@ -105,11 +108,15 @@ class LabelledImages(ImageFiles):
 
 
 def read_table(table: Path, held_out: float) -> tuple[list[str], list[Entry]]:
-    """The classes and images of a table, see MultiLabelImages; the files are not looked for."""
+    """The classes and the entries of a table in the format of MultiLabelImages; the image files are not opened.
+
+    Raises ValueError, naming the line, for a table in another format.
+    """
     rows = _rows(table)
     header = [name.strip() for name in next(rows)[1]]
     columns = [name for name in header if name not in (FILE, LABELS, SPLIT)]
-    if FILE not in header or (LABELS in header) == bool(columns) or len(set(header)) < len(header):
+    odd = "" in header or len(set(header)) < len(header)
+    if odd or FILE not in header or (LABELS in header) == bool(columns):
         raise ValueError(
             f"{table} has the columns {listed(header)}, expected {FILE!r}, then either {LABELS!r} or one for each"
             f" class, and optionally {SPLIT!r}, each once."
@@ -121,6 +128,10 @@ def read_table(table: Path, held_out: float) -> tuple[list[str], list[Entry]]:
             raise ValueError(f"{where} has {len(values)} values, expected {len(header)}: correct it.")
         row = {name: value.strip() for name, value in zip(header, values, strict=True)}
         file = Path(row[FILE]).as_posix()
+        if not stays_inside(row[FILE]):
+            raise ValueError(
+                f"{where} has the file {row[FILE]!r}, expected a path relative to the data folder: correct it."
+            )
         if file in entries:
             raise ValueError(f"{where} lists {file} a second time: remove one of the rows.")
         wrong = [name for name in columns if row[name] not in ("0", "1")]
@@ -135,22 +146,21 @@ def read_table(table: Path, held_out: float) -> tuple[list[str], list[Entry]]:
         entries[file] = Entry(file, labels, split)
     classes = columns or sorted({name for entry in entries.values() for name in entry.labels})
     if not classes:
-        raise ValueError(f"{table} names no classes: give its images labels.")
+        raise ValueError(f"{table} names no classes: add labels to its images.")
     return classes, list(entries.values())
 
 
 def _rows(table: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number of the line, values) of every row with values, the header first."""
-    if not table.is_file():
+    """(line number, values) of every row that is not empty, the header first."""
+    if not os.path.exists(table):
         raise ValueError(
-            f"The table {table} does not exist: set `root` to the folder that holds it, or `labels` to it."
+            f"The table {table} does not exist: set `root` to the folder that contains it, or `labels` to its path."
         )
+    reader = csv.reader(io.StringIO(read_text(table)))
     try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, values) for values in reader if values]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{table} is not a CSV table in UTF-8 ({error}): re-save it as one.") from error
+        rows = [(reader.line_num, values) for values in reader if values]
+    except csv.Error as error:
+        raise ValueError(f"{table}, line {reader.line_num} is not CSV ({error}): correct it.") from error
     if len(rows) < 2:
         raise ValueError(f"{table} lists no images: expected a header and one row for each image.")
     return iter(rows)

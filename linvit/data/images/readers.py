@@ -1,15 +1,18 @@
-"""timm's readers: folders and tar files, WebDataset shards, Hugging Face data sets."""
+"""Images from timm's readers: folders, tar files, WebDataset shards, Hugging Face data sets."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from timm.data import create_dataset
+from timm.data.readers.reader_image_folder import ReaderImageFolder
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from linvit.data.disk import check_regular, is_hidden
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import MODES, CorruptImageError, open_image
 from linvit.data.order import Batches, Streamed, share
@@ -23,18 +26,18 @@ logger = logging.getLogger(__name__)
 
 
 class TimmImages(AugmentedSource):
-    """What timm.data.create_dataset reads, augmented as an image folder is.
+    """Images that timm.data.create_dataset reads, augmented like those of an image folder.
 
     reader: timm's name of a data set: "" for a folder with train/ and val/ or for a tar file, "hfds/…" for a Hugging
-    Face data set, "wds/…", "tfds/…", "hfids/…" for streams. root: folder, tar file or cache folder; val_root: of the
-    validation images where that is another. train_split, val_split: timm's names of the splits. class_map: file of
-    class names in the order of their indices. num_labels: number of classes, for a reader that knows no names.
+    Face data set, "wds/…", "tfds/…", "hfids/…" for streams. root: folder, tar file or cache folder. val_root: the same
+    for the validation images, if they are elsewhere. train_split, val_split: timm's names of the splits. class_map:
+    file of class names in the order of their indices. num_labels: number of classes, for a reader without class names.
     class_names: fixes the order of the classes. options: see AugmentedSource.
 
-    Indexed readers resume bit for bit. A stream resumes with newly shuffled images, is not repeated for
-    repeated augmentation, leaves corrupt images out uncounted, and is validated by one process only.
+    Runs with indexed readers resume bit for bit. A stream resumes with newly shuffled images, cannot be used for
+    repeated augmentation, leaves corrupt images out without counting them, and is validated by one process only.
 
-    Raises ValueError for what the reader refuses, and for a class of the data that is none of the classes.
+    Raises ValueError for arguments that the reader refuses, and for a class of the data that is not in class_names.
     """
 
     def __init__(
@@ -109,35 +112,42 @@ class TimmImages(AugmentedSource):
                 names = names_of(self._open("val").reader)
             except ValueError:
                 raise error from None
-        if names is None and count is None:
-            raise ValueError(f"The reader {self.reader} knows no classes: set `num_labels` to their number.")
-        return names if names is not None else [str(index) for index in range(count)]  # type: ignore[arg-type]
+        if names is not None:
+            return names
+        if count is None:
+            raise ValueError(f"The reader {self.reader} knows no class names: set `num_labels` to their number.")
+        return [str(index) for index in range(count)]
 
     def _open(self, split: str) -> Any:
         root, name = Path(self.roots[split]), self.splits[split]
         if not self.reader:
             self._check_files(root, split)
-        arguments = {"batch_size": self.batch_size, "seed": self.seed} if self.streams else {}
+        arguments: dict[str, Any] = {"batch_size": self.batch_size, "seed": self.seed} if self.streams else {}
+        if self.class_map is not None:
+            arguments["class_map"] = self.class_map
         try:
-            return create_dataset(
+            dataset: Any = create_dataset(
                 self.reader,
                 root=str(root),
                 split=name,
                 search_split=not (split == "val" and self.separate),
-                class_map=self.class_map,
                 is_training=split == "train",
                 input_img_mode=MODES[self.channels],
                 **arguments,
             )
+            if isinstance(dataset.reader, ReaderImageFolder):
+                _leave_out_hidden(dataset.reader)
         except Exception as error:  # the kind depends on the reader
             raise ValueError(
                 f"timm's reader {self.reader or 'of files'} cannot open the split {name!r} of {root}"
                 f" ({reason_of(error)}): set `reader`, `root`, `train_split` and `val_split` to what is there."
             ) from error
+        return dataset
 
     def _check_files(self, root: Path, split: str) -> None:
         if not root.exists():
             raise ValueError(f"{root} does not exist: set `root` to a folder or tar file.")
+        _check_no_loop(root)
         if split == "val" and self.separate:
             return
         if root.is_file() and split == "val":
@@ -148,14 +158,32 @@ class TimmImages(AugmentedSource):
 
 
 def names_of(reader: Any) -> list[str] | None:
-    """The names of a reader's classes in the order of their indices, null where it knows none."""
+    """The names of a reader's classes in the order of their indices; None for a reader without class names."""
     known: Mapping[Any, int] = getattr(reader, "class_to_idx", None) or getattr(reader, "class_name_to_idx", None) or {}
     return [str(name) for name in sorted(known, key=known.__getitem__)] or None
 
 
+def _check_no_loop(root: Path) -> None:
+    """Raises ValueError for a link to a folder above it, which timm would follow again and again."""
+    for folder, _, _ in os.walk(root, followlinks=True):
+        above = {os.path.realpath(parent) for parent in Path(folder).parents if parent.is_relative_to(root)}
+        if os.path.realpath(folder) in above:
+            raise ValueError(f"{folder} is a link to a folder that contains it: remove the link.")
+
+
+def _leave_out_hidden(reader: ReaderImageFolder) -> None:
+    """Leaves out hidden files, and numbers the classes without hidden folders."""
+    root, number_of = Path(reader.root), reader.class_to_idx
+    names = [name for name in sorted(number_of, key=number_of.__getitem__) if not name.startswith(".")]
+    renumbered = {number_of[name]: number for number, name in enumerate(names)}
+    visible = [(path, target) for path, target in reader.samples if not is_hidden(Path(path), root)]
+    reader.samples = [(path, renumbered[target]) for path, target in visible]
+    reader.class_to_idx = {name: number for number, name in enumerate(names)}
+
+
 @dataclass(eq=False)
 class ReadImages(Dataset[Any]):
-    """(image, target) of an indexed reader; a sentence that names the file where it is unreadable."""
+    """(image, target) of an indexed reader; a sentence that names the file if it is unreadable."""
 
     reader: Any
     transform: Callable[[Any], Tensor]
@@ -163,12 +191,17 @@ class ReadImages(Dataset[Any]):
     channels: int
 
     def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
-        file, target = self.reader[index][:2]
+        name = str(self.reader.filename(index, absolute=True))
         try:
+            if isinstance(self.reader, ReaderImageFolder):
+                check_regular(name)
+            file, target = self.reader[index][:2]
             with file:
-                image = open_image(file, self.channels, name=self.reader.filename(index, absolute=True))
+                image = open_image(file, self.channels, name)
         except CorruptImageError as error:
             return str(error)
+        except OSError as error:
+            return f"{name} cannot be opened ({error.strerror or error}): replace or remove the file."
         return self.transform(image), target if self.index_of is None else self.index_of[target]
 
     def __len__(self) -> int:
@@ -176,7 +209,7 @@ class ReadImages(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """(image, target) of a stream, once each; without a length, because readers only estimate that of a validation."""
+    """(image, target) of a stream, each once; without a length, which readers only estimate for validation."""
 
     def __init__(self, dataset: Any, transform: Callable[[Any], Tensor], index_of: list[int] | None) -> None:
         self.dataset = dataset
@@ -189,7 +222,7 @@ class Stream(IterableDataset[Any]):
 
 
 class SizedStream(Stream):
-    """A stream of training images, whose reader ends an epoch at exactly its length."""
+    """A stream of training images; its reader ends an epoch after exactly len() images."""
 
     def __len__(self) -> int:
         return len(self.dataset)

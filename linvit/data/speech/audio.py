@@ -1,51 +1,65 @@
-"""Sound files to features: samples at one rate, log-mel bands, and their masks in training."""
+"""Sound files as features: samples at a fixed rate, log-mel bands, and random masks for training."""
 
 import io
+import os
 from functools import lru_cache
 from math import gcd
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from linvit.data.disk import check_regular
+from linvit.files import reason_of
+
+if TYPE_CHECKING:
+    from soundfile import SoundFile
+
 WINDOW, HOP = 0.025, 0.010  # seconds
-FASTEST = 1_000_000  # hertz; a higher rate is that of a damaged header
+SLOWEST, FASTEST = 1000, 1_000_000  # hertz; other rates stand in damaged headers only
+MOST_SAMPLES = 2**28  # as read and as resampled: 1 GiB, 4.6 hours at 16 kHz
+BLOCK = 2**22  # values read at a time, because a header may claim more samples than there are
 FLOOR = 1e-6  # added before the logarithm
 
 
 class CorruptAudioError(ValueError):
-    """A sound file that cannot be read, or holds too little."""
+    """A sound file that cannot be read, or that is too short or too long."""
 
 
 def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Tensor:
-    """Samples of a file in -1 … 1, float32 (samples,), the mean of its channels, brought to this rate in hertz.
+    """Samples of a sound file in −1 … 1, float32 (samples,), averaged over its channels and resampled to rate (hertz).
 
-    Reads what libsndfile reads: wav, flac, ogg, mp3 and others; from `content` where the file is held in memory.
+    Reads all formats of libsndfile: wav, flac, ogg, mp3 and others; from `content` if the file is held in memory.
 
     Raises:
-        CorruptAudioError: for a file that is missing, no sound, not finite, or shorter than one frame of features.
-        ImportError: where soundfile is not installed.
+        CorruptAudioError: for a file that is missing or damaged, has samples that are not finite, is shorter than one
+            frame of features or longer than MOST_SAMPLES.
+        ImportError: if soundfile is not installed.
     """
     try:
         import soundfile
     except ImportError as error:
         raise ImportError("Sound is read with soundfile: pip install 'linvit[train,speech]'.") from error
+    source: bytes | IO[bytes] = os.fsencode(path) if content is None else io.BytesIO(content)
+    if content is None and not os.path.lexists(path):
+        raise CorruptAudioError(f"There is no sound file at {path}: check the path.")
     try:
-        source = str(path) if content is None else io.BytesIO(content)
-        samples, file_rate = soundfile.read(source, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, OSError, TypeError) as error:  # TypeError: samples without a header, .raw
-        if content is None and not Path(path).is_file():
-            raise CorruptAudioError(f"There is no sound file at {path}: check the path.") from error
+        if content is None:
+            check_regular(path)
+        with soundfile.SoundFile(source) as file:
+            file_rate = file.samplerate
+            samples = _mono(file, rate)
+    except Exception as error:  # the library raises many kinds, a TypeError for samples without a header
+        reason = "" if isinstance(error, soundfile.LibsndfileError) else f" ({reason_of(error)})"
         raise CorruptAudioError(
-            f"{path} cannot be read as sound: give a .wav or .flac file, or leave this one out."
+            f"{path} cannot be read as sound{reason}: use a .wav or .flac file, or leave this one out."
         ) from error
-    if not 1 <= file_rate <= FASTEST:
-        raise CorruptAudioError(f"{path} claims {file_rate:,} samples per second: it is damaged, leave it out.")
     if not np.isfinite(samples).all():
         raise CorruptAudioError(f"{path} has samples that are not finite numbers: repair it, or leave it out.")
     seconds, shortest = len(samples) / file_rate, window_samples(rate) / rate
-    mono = resampled(samples.mean(axis=1), file_rate, rate) if len(samples) else samples[:, 0]
+    mono = resampled(samples, file_rate, rate) if len(samples) else samples
     if len(mono) < window_samples(rate):
         raise CorruptAudioError(
             f"{path} is {seconds:.3f} s long, shorter than one frame of {shortest:.3f} s: leave it out."
@@ -53,31 +67,45 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
     return torch.from_numpy(mono)
 
 
+def _mono(file: "SoundFile", rate: int) -> np.ndarray:
+    """The mean of a file's channels, read in blocks; raises ValueError for an odd rate and for too many samples."""
+    if not SLOWEST <= file.samplerate <= FASTEST:
+        raise ValueError(f"its header claims {file.samplerate:,} samples per second")
+    most = MOST_SAMPLES * min(1, file.samplerate / rate)
+    blocks = [np.zeros(0, np.float32)]
+    while sum(map(len, blocks)) <= most:
+        block = file.read(BLOCK // file.channels, dtype="float32", always_2d=True)
+        if not len(block):
+            return np.concatenate(blocks)
+        blocks.append(block.mean(axis=1))
+    raise ValueError(f"it is longer than {most / file.samplerate / 3600:.1f} hours")
+
+
 def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    """The samples at another rate in hertz, by a polyphase filter."""
+    """The samples (samples,) at another rate in hertz, by a polyphase filter; float32."""
     if rate == wanted:
         return samples
     from scipy.signal import resample_poly
 
     common = gcd(rate, wanted)
-    return resample_poly(samples, wanted // common, rate // common).astype(np.float32)
+    return np.asarray(resample_poly(samples, wanted // common, rate // common), np.float32)
 
 
 def window_samples(rate: int) -> int:
-    """Samples that a frame sees: the power of two that holds a window."""
+    """Samples of a frame: the smallest power of two that is not shorter than a window."""
     return 1 << (round(WINDOW * rate) - 1).bit_length()
 
 
 def log_mel(samples: Tensor, rate: int, mels: int) -> Tensor:
-    """Logarithms of the power in `mels` bands, float32 (frames, mels), a frame every 10 ms.
+    """Logarithm of the power in `mels` bands, float32 (frames, mels), with a frame every 10 ms.
 
-    A frame is a Hann window of 25 ms in the middle of the power of two samples that holds it; there is no frame that
-    would need samples before the first or after the last, so those of an excerpt are those of the whole.
+    A frame is a Hann window of 25 ms, padded to a power of two. No frame reaches beyond the first or last sample, so
+    the frames of an excerpt equal those of the whole.
 
     Args:
-        samples: float32 (samples,), at least `window_samples(rate)`.
+        samples: float32 (samples,), at least `window_samples(rate)` of them.
         rate: in hertz.
-        mels: bands between 0 and half the rate.
+        mels: number of bands between 0 and half the rate.
     """
     size, length = window_samples(rate), round(WINDOW * rate)
     spectrum = torch.stft(
@@ -95,7 +123,7 @@ def log_mel(samples: Tensor, rate: int, mels: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def mel_bands(rate: int, size: int, mels: int) -> Tensor:
-    """Triangles of height one, evenly apart in mel = 2595·log10(1 + hertz / 700), (mels, size / 2 + 1), float32."""
+    """Triangular filters of height 1, float32 (mels, size / 2 + 1), evenly spaced in 2595·log10(1 + hertz / 700)."""
     top = 2595 * np.log10(1 + rate / 2 / 700)
     edges = 700 * (10 ** (np.linspace(0, top, mels + 2) / 2595) - 1)
     hertz = np.linspace(0, rate / 2, size // 2 + 1)
@@ -105,14 +133,14 @@ def mel_bands(rate: int, size: int, mels: int) -> Tensor:
 
 
 def spec_augmented(features: Tensor, bands: int, band_width: int, times: int, time_share: float) -> Tensor:
-    """Features with random bands and stretches of time set to zero, their mean, by torch's generator.
+    """A copy of the features in which random bands and stretches of time are zero, which is their mean.
 
     Args:
-        features: (frames, mels), not changed.
-        bands: how many masks of neighbouring bands, each 0 … band_width wide.
-        band_width: at most all of them.
-        times: how many masks of neighbouring frames, each 0 … time_share · frames long.
-        time_share: of all frames.
+        features: (frames, mels).
+        bands: number of frequency masks.
+        band_width: largest width of a frequency mask, in bands.
+        times: number of time masks.
+        time_share: largest length of a time mask, as a share of all frames.
 
     Source: SpecAugment (Interspeech 2019) with the adaptive sizes of arXiv 1912.05533, without time warping.
     """

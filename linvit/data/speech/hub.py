@@ -1,4 +1,4 @@
-"""Speech of Hugging Face data sets, downloaded when one is named."""
+"""Speech from Hugging Face data sets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from linvit.data.speech.librispeech import LibriSpeech, Utterance
 
 @dataclass(frozen=True)
 class HubReader:
-    """Samples of an utterance by its split and number, at this rate in hertz."""
+    """Reads the samples of an utterance, given by split and number, at this rate in hertz."""
 
     splits: Mapping[str, Any]
     sound: str
     rate: int
 
     def __call__(self, utterance: Utterance) -> Tensor:
-        """Raises as read_audio."""
+        """The samples, float32 (samples,); raises as read_audio does."""
         split, number = utterance.path.parts
         held = self.splits[split][int(number)][self.sound]
         named = Path((held or {}).get("path") or f"utterance {number} of split {split}")
@@ -31,19 +31,19 @@ class HubReader:
 
 
 class HuggingFaceSpeech(LibriSpeech):
-    """Utterances of a data set that `datasets.load_dataset` reads; sound is decoded by soundfile.
+    """Utterances from a data set that `datasets.load_dataset` reads; soundfile decodes the sound.
 
     Args:
         path: Name on the Hugging Face hub, which is downloaded, or a local folder or kind of file.
-        configuration: Which of its configurations.
+        configuration: Name of the configuration (subset), if there are several.
         train: Splits to train on.
         val: Splits to validate on.
         sound: Column of the sound.
         text: Column of the transcripts.
-        options: Further arguments of load_dataset, data_files for example.
-        kwargs: Those of LibriSpeech, except groups (by file size).
+        options: Further arguments of load_dataset, such as data_files.
+        kwargs: Arguments of LibriSpeech, except groups, which is by file size.
 
-    Raises ValueError without a path, and for what the library refuses.
+    Raises ValueError without a path, and for arguments that the library refuses.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class HuggingFaceSpeech(LibriSpeech):
         self._splits: dict[str, Any] = {}
 
     def subset(self, name: str) -> list[Utterance]:
-        """Those of one split; their paths are split and number."""
+        """The utterances of one split; their paths are SPLIT/NUMBER."""
         texts = enumerate(self._split(name)[self.text])
         return [Utterance(Path(name) / str(number), self._text(name, number, text)) for number, text in texts]
 

@@ -1,7 +1,6 @@
-"""Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt and the sound files that it names."""
+"""Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt and the sound files that they name."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,23 +12,25 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from linvit.data.disk import files_below, read_text
 from linvit.data.order import GroupedOrder, ShuffledOrder
 from linvit.data.source import Source, Workers
-from linvit.data.speech.audio import CorruptAudioError, log_mel, read_audio, spec_augmented
+from linvit.data.speech.audio import FASTEST, SLOWEST, CorruptAudioError, log_mel, read_audio, spec_augmented
 from linvit.data.speech.transcripts import UNITS, Speller, tokens_of
+from linvit.data.unusable import none_usable
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
 SUFFIXES = (".flac", ".wav")
-SLOWEST = 1000  # samples a second
-MEASURED = 200  # utterances from which mean and deviation of the features are taken
+MEASURED = 200  # utterances that mean and deviation of the features are computed from
 Sample = tuple[Tensor, dict[str, Any]]
+Masks = Annotated[int, Range(0, 1000)]
 
 
 @dataclass(frozen=True)
 class SpeechPreprocessing:
-    """How sound becomes features: `mels` log-mel bands at `rate` hertz, minus mean over deviation of each band.
+    """How sound becomes features: `mels` log-mel bands of sound at `rate` hertz, normalized by mean and std per band.
 
-    tokenizer: that of subwords, as JSON. corpus: the data in words.
+    tokenizer: the subword tokenizer as JSON, "" without subwords. corpus: a description of the data.
     """
 
     rate: int
@@ -40,24 +41,24 @@ class SpeechPreprocessing:
     corpus: str = ""
 
     def features(self, samples: Tensor) -> Tensor:
-        """Float32 (frames, mels) of float32 (samples,)."""
+        """From samples, float32 (samples,), to features, float32 (frames, mels)."""
         return (log_mel(samples, self.rate, self.mels) - torch.tensor(self.mean)) / torch.tensor(self.std)
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """A sound file and what is said in it."""
+    """A sound file and its transcript."""
 
     path: Path
     text: str
 
 
 def find_utterances(folder: Path) -> list[Utterance]:
-    """All utterances beneath a folder, sorted by their transcripts' paths, then as these list them.
+    """All utterances below a folder, in the order of the transcript files' paths and of their lines.
 
     Raises:
-        ValueError: for a folder that is missing or holds no transcripts, transcripts that are no UTF-8, and an
-            utterance without a sound file.
+        ValueError: for a folder that is missing or has no transcripts, transcripts that are not UTF-8, and an utterance
+            without a sound file or with two.
     """
     if not folder.is_dir():
         raise ValueError(
@@ -65,9 +66,15 @@ def find_utterances(folder: Path) -> list[Utterance]:
             " make_speech."
         )
     utterances = []
-    for listed in sorted(folder.rglob("*.trans.txt")):
-        files = {file.stem: file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES}
-        for line in filter(str.strip, _transcripts(listed).splitlines()):
+    for listed in files_below(folder, (".txt",)):
+        if not listed.name.endswith(".trans.txt"):
+            continue
+        files: dict[str, Path] = {}
+        sounds = [file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES]
+        for file in sounds:
+            if not file.name.startswith(".") and files.setdefault(file.stem, file) != file:
+                raise ValueError(f"{file} has the name of {files[file.stem].name}: remove one of them.")
+        for line in filter(str.strip, read_text(listed).split("\n")):
             name, *words = line.split()
             if name not in files:
                 raise ValueError(
@@ -76,15 +83,8 @@ def find_utterances(folder: Path) -> list[Utterance]:
                 )
             utterances.append(Utterance(files[name], " ".join(words)))
     if not utterances:
-        raise ValueError(f"{folder} holds no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
+        raise ValueError(f"{folder} has no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
     return utterances
-
-
-def _transcripts(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"Transcripts must be UTF-8, but {file} is not: re-save it as UTF-8.") from error
 
 
 def _read(rate: int, utterance: Utterance) -> Tensor:
@@ -92,10 +92,10 @@ def _read(rate: int, utterance: Utterance) -> Tensor:
 
 
 @dataclass(eq=False)
-class Utterances(Dataset[Sample]):
-    """(features, {"tokens", "text", "path"}) of each utterance; a sentence that names the file where it is unreadable.
+class Utterances(Dataset[Sample | str]):
+    """(features, {"tokens", "text", "path"}) of each utterance; a sentence that names the file if it is unreadable.
 
-    read: samples of an utterance. masks: arguments of spec_augmented, for training.
+    read: gives the samples of an utterance. masks: arguments of spec_augmented, for training.
     """
 
     utterances: Sequence[Utterance]
@@ -120,8 +120,8 @@ class Utterances(Dataset[Sample]):
 
 
 def assembled(samples: list[Sample]) -> tuple[Tensor, dict[str, Any]]:
-    """Features padded to (batch, frames, mels); lengths, tokens padded to (batch, text), counts, texts and paths."""
-    features, targets = zip(*samples, strict=True)
+    """Features padded to (batch, frames, mels); tokens padded to (batch, text), lengths of both, texts and paths."""
+    features, targets = [sample[0] for sample in samples], [sample[1] for sample in samples]
     tokens = [target["tokens"].long() for target in targets]
     return pad_sequence(features, batch_first=True), {
         "lengths": torch.tensor(list(map(len, features))),
@@ -137,24 +137,25 @@ class LibriSpeech(Source):
 
     Args:
         root: Folder of the subsets.
-        train: Subsets to train on; utterances of another sampling rate are resampled.
+        train: Subsets to train on.
         val: Subsets to validate on.
-        units: What the network writes: words, characters, or subwords (byte pair encoding of the training transcripts).
-        num_tokens: Number of subwords, the blank included.
-        rate: Samples per second.
-        mels: Bands of the features.
+        units: Output units of the network: words, characters, or subwords (byte pair encoding learned on the training
+            transcripts).
+        num_tokens: Number of subwords, including the blank.
+        rate: Sampling rate in hertz; sound at another rate is resampled.
+        mels: Number of mel bands.
         batch_size: Utterances per batch.
-        groups: Utterances are batched with those of similar size of file, in this many groups; 1 mixes them all.
-        bands: Masks of neighbouring bands in training.
-        band_width: Their greatest width.
-        times: Masks of neighbouring frames in training.
-        time_share: Their greatest share of the utterance.
-        max_corrupt: Unreadable files that are left out, by name, before it is an error.
+        groups: Number of groups by file size; a batch has utterances of one group. 1 mixes all.
+        bands: Number of frequency masks in training.
+        band_width: Largest width of a frequency mask, in bands.
+        times: Number of time masks in training.
+        time_share: Largest length of a time mask, as a share of the utterance.
+        max_corrupt: Number of unreadable sound files that may be left out.
         seed: Of order and masks.
         num_workers: Processes that read sound.
 
-    Raises ValueError for folders without transcripts, unknown units, a transcript without its sound file, and sizes
-    out of range.
+    Raises ValueError for folders without transcripts, a transcript without its sound file, and training sound of which
+    no file can be read.
     """
 
     task = "speech"
@@ -168,13 +169,13 @@ class LibriSpeech(Source):
         val: Sequence[str] = ("val",),
         units: Annotated[str, OneOf(UNITS)] = "characters",
         num_tokens: Count = 1024,
-        rate: Annotated[int, Range(SLOWEST)] = 16_000,
-        mels: Count = 80,
+        rate: Annotated[int, Range(SLOWEST, FASTEST)] = 16_000,
+        mels: Annotated[int, Range(1, 1024)] = 80,
         batch_size: Count = 16,
-        groups: Count = 1,
-        bands: Amount = 2,
+        groups: Annotated[int, Range(1, 1000)] = 1,
+        bands: Masks = 2,
         band_width: Amount = 27,
-        times: Amount = 10,
+        times: Masks = 10,
         time_share: Share = 0.05,
         max_corrupt: Amount = 0,
         seed: Seed = 0,
@@ -189,31 +190,31 @@ class LibriSpeech(Source):
 
     @cached_property
     def class_names(self) -> list[str]:  # type: ignore[override]
-        """The names of the tokens, the blank first: those of the training transcripts, unless others were set."""
+        """The names of the tokens, the blank first; those of the training transcripts unless others are assigned."""
         texts = [utterance.text for utterance in self.utterances("train")]
         names, self._tokenizer = tokens_of(texts, self.units, self.num_tokens)
         return names
 
     @cached_property
     def preprocessing(self) -> SpeechPreprocessing:  # type: ignore[override]
-        """Features with the mean and deviation of up to MEASURED training utterances, unless others were set."""
-        names = self.class_names  # the tokenizer too
+        """Features normalized by statistics of up to MEASURED training utterances, unless another one is assigned."""
+        names = self.class_names  # makes the tokenizer too
         mean, std = self._measured()
         corpus = f"{self.root.name}: {', '.join(self.subsets['train'])}, {len(names) - 1} {self.units}"
         return SpeechPreprocessing(self.rate, self.mels, mean, std, self._tokenizer, corpus)
 
     def utterances(self, split: str) -> list[Utterance]:
-        """Those of "train" or "val"."""
+        """The utterances of "train" or "val"."""
         if split not in self._utterances:
             self._utterances[split] = [utterance for name in self.subsets[split] for utterance in self.subset(name)]
         return self._utterances[split]
 
     def subset(self, name: str) -> list[Utterance]:
-        """Those of one subset."""
+        """The utterances of one subset."""
         return find_utterances(self.root / name)
 
     def reader(self) -> Callable[[Utterance], Tensor]:
-        """What gives the samples of an utterance, in reading processes too; it raises as read_audio."""
+        """A picklable function that gives the samples of an utterance and raises as read_audio does."""
         return partial(_read, self.rate)
 
     def train_set(self) -> Utterances:
@@ -234,22 +235,24 @@ class LibriSpeech(Source):
         return Utterances(self.utterances(split), self.reader(), self.preprocessing, speller, masks)
 
     def _measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation of each band over utterances evenly spread over the training subsets."""
+        """Mean and deviation per band over utterances that are evenly spread over the training subsets."""
         utterances, read = self.utterances("train"), self.reader()
         picked = sorted({round(place) for place in np.linspace(0, len(utterances) - 1, MEASURED)})
-        frames = []
+        frames, complaints = [], []
         for place in picked:
-            with suppress(CorruptAudioError):  # named when it is met in training
+            try:
                 frames.append(log_mel(read(utterances[place]), self.rate, self.mels))
+            except CorruptAudioError as error:  # reported when training reads it, unless all of them are corrupt
+                complaints.append(str(error))
         if not frames:
-            raise ValueError(f"None of the sound files in {self.root} could be read: check them.")
+            raise none_usable(complaints, "sound file")
         together = torch.cat(frames).double()
         std = together.std(0).clamp_min(1e-3)
         return tuple(together.mean(0).tolist()), tuple(std.tolist())
 
 
 class SpeechFolder(LibriSpeech):
-    """Every utterance beneath one folder, to evaluate a trained network on, with its tokens and features."""
+    """All utterances below one folder, with the tokens and features of a trained network, to evaluate it."""
 
     def __init__(
         self, root: str, names: list[str], preprocessing: SpeechPreprocessing, batch_size: Count = 16, seed: Seed = 0
@@ -258,6 +261,6 @@ class SpeechFolder(LibriSpeech):
         self.class_names, self.preprocessing = names, preprocessing
 
     def subset_names(self) -> list[str]:
-        """The names of the folder's subsets; none where it is a subset itself, or within one."""
+        """The names of the folder's subsets; empty if it is a subset itself or lies within one."""
         paths = (utterance.path.relative_to(self.root) for utterance in self.utterances("val"))
         return sorted({path.parts[0] for path in paths if len(path.parts) == 4})

@@ -1,6 +1,6 @@
-"""Digits spoken by espeak-ng, in LibriSpeech's layout: a stand-in that is made, not downloaded.
+"""Digits spoken by espeak-ng, in LibriSpeech's layout: synthetic speech that needs no download.
 
-Each voice is an accent with a timbre; the timbres of the validation voices are in no training voice.
+Each voice is an accent with a timbre; no training voice has a timbre of the validation voices.
 """
 
 import io
@@ -32,33 +32,32 @@ PROGRAM = "espeak-ng"
 
 
 def espeak() -> str:
-    """The path of the program.
+    """The path of espeak-ng.
 
     Raises:
-        ValueError: where it is not installed.
+        ValueError: if it is not installed.
     """
     program = shutil.which(PROGRAM)
     if program is None:
         raise ValueError(
-            f"{PROGRAM}, which speaks the digits, is not installed: install it with your system's packages, on Debian"
-            f" or Ubuntu by `apt-get install {PROGRAM}`."
+            f"{PROGRAM}, which speaks the digits, is not installed: install it with your system's package manager, on"
+            f" Debian or Ubuntu with `apt-get install {PROGRAM}`."
         )
     return program
 
 
 def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) -> Iterator[Path]:
-    """Writes FOLDER/train and FOLDER/val, 16 kHz wav of 16 bits, and yields each utterance's path when it is written.
+    """Writes FOLDER/train and FOLDER/val as 16-bit wav at 16 kHz, and yields the path of each utterance it has written.
 
     Args:
-        folder: new or empty.
-        train, val: how many utterances of each split; its voices take turns.
+        folder: a new or empty folder.
+        train, val: number of utterances per split; the voices of a split take turns.
         seed: of digits, speeds (130 to 190 words per minute) and pitches (30 to 70 of 99).
 
-    The same arguments give the same files with the same version of espeak-ng. Stopped, it
-    removes what it wrote.
+    The same arguments give the same files with the same version of espeak-ng. If it is stopped, it deletes its files.
 
     Raises:
-        ValueError: where espeak-ng is not installed or cannot speak, the folder is not empty, or a number is wrong.
+        ValueError: if espeak-ng is not installed or fails, the folder is not empty, or a number is below 1.
         OSError: for a folder that cannot be written.
     """
     check_seed(seed)
@@ -67,9 +66,7 @@ def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) ->
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise ValueError(f"{target} is not an empty folder: choose a new one.")
     if train < 1 or val < 1:
-        raise ValueError(
-            f"`train` is {train} and `val` is {val}, expected at least one utterance each: set them higher."
-        )
+        raise ValueError(f"`train` is {train} and `val` is {val}, expected 1 or more each: set them higher.")
     check_writable(target)
     spoken = [
         _Spoken(target, split, number, seed)
@@ -92,7 +89,7 @@ def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) ->
 
 
 class _Spoken:
-    """One utterance: which voice says what, how fast and how high."""
+    """One utterance: voice, text, speed and pitch."""
 
     def __init__(self, folder: Path, split: str, number: int, seed: int) -> None:
         generator = np.random.default_rng([seed, list(VOICES).index(split), number])
@@ -115,7 +112,7 @@ class _Spoken:
                 f"{program} did not speak with the voice {self.voice} ({reason[0].rstrip('.')}): reinstall it with"
                 " all of its voices."
             )
-        # the header of what is written to a pipe does not know its length
+        # a header that was written to a pipe does not have the length
         samples, rate = soundfile.read(io.BytesIO(_with_length(done.stdout)), dtype="float32")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(self.path, resampled(samples, rate, RATE), RATE, subtype="PCM_16")
@@ -123,7 +120,7 @@ class _Spoken:
 
 
 def _with_length(wav: bytes) -> bytes:
-    """The wav with the lengths that belong to its 44 bytes of header."""
+    """The wav with its lengths in its 44 bytes of header."""
     held = bytearray(wav)
     held[4:8] = (len(wav) - 8).to_bytes(4, "little")
     held[40:44] = (len(wav) - 44).to_bytes(4, "little")

@@ -1,4 +1,4 @@
-"""Transcripts as tokens: words, characters or subwords; "▁" begins a word, and token 0 is the blank."""
+"""Transcripts as tokens: words, characters or subwords. "▁" begins a word, and token 0 is the blank."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,21 +7,21 @@ UNITS = ("words", "characters", "subwords")
 
 
 def tokens_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str], str]:
-    """The names of all tokens, the blank first, and the tokenizer of subwords as JSON (else "").
+    """The names of all tokens, the blank first, and the subword tokenizer as JSON ("" for other units).
 
     Args:
         texts: the training transcripts.
         units: "words", "characters", or "subwords", byte pair encoding learned on the texts.
-        number: of subwords, the blank included.
+        number: number of subwords, including the blank.
 
     Raises:
-        ValueError: for other units, texts without words, and fewer subwords than there are characters.
+        ValueError: for unknown units, texts without words, and fewer subwords than characters.
     """
     if units not in UNITS:
         raise ValueError(f"`units` is {units!r}, expected one of {', '.join(UNITS)}: choose a known one.")
     words = {word for text in texts for word in text.split()}
     if not words:
-        raise ValueError("The training transcripts hold no words: check the *.trans.txt files.")
+        raise ValueError("The training transcripts have no words: check the *.trans.txt files.")
     if units == "words":
         return [BLANK, *(START + word for word in sorted(words))], ""
     characters = sorted({START} | {character for word in words for character in word})
@@ -43,19 +43,19 @@ def _learned(texts: Iterable[str], characters: Sequence[str], number: int) -> tu
         vocab_size=number, special_tokens=[BLANK], initial_alphabet=list(characters), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    names = [tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size())]
-    return names, tokenizer.to_str()
+    number_of = tokenizer.get_vocab()
+    return sorted(number_of, key=number_of.__getitem__), tokenizer.to_str()
 
 
 class Speller:
-    """Text to token numbers.
+    """Converts text to token numbers.
 
     Args:
-        names: of all tokens, the blank first.
-        tokenizer: that of subwords as JSON, else "".
+        names: names of all tokens, the blank first.
+        tokenizer: the subword tokenizer as JSON, "" for other units.
     """
 
-    def __init__(self, names: Sequence[str], tokenizer: str = ""):
+    def __init__(self, names: Sequence[str], tokenizer: str = "") -> None:
         self.index = {name: number for number, name in enumerate(names)}
         self.tokenizer = None
         if tokenizer:
@@ -64,7 +64,7 @@ class Speller:
             self.tokenizer = Tokenizer.from_str(tokenizer)
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens of a text; unknown words or characters are left out."""
+        """The tokens of a text; unknown words or characters are left out."""
         words = text.split()
         if self.tokenizer is not None:
             return list(self.tokenizer.encode(" ".join(words)).ids)

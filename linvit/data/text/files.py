@@ -1,4 +1,4 @@
-"""Text: the source code of Python's standard library, which every machine has, or a folder of text files."""
+"""Text from files: the source code of Python's standard library, which every machine has, or a folder."""
 
 import platform
 import sysconfig
@@ -9,21 +9,23 @@ from typing import Annotated, Any
 
 from torch.utils.data import Dataset
 
+from linvit.data.disk import check_regular, files_below
 from linvit.data.order import share
 from linvit.data.source import Source, Workers, is_held_out
 from linvit.data.text.tokens import BYTES, Rows, Stream, Tokenizer, join, open_tokenizer
 from linvit.ranges import Count, Range, Seed, Share
 
+LONGEST_ROW = 2**20
 # Tests, which some distributions leave out, and tables that are not programs.
 NOT_READ = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 
 
 @dataclass(frozen=True)
 class TextPreprocessing:
-    """How text becomes a network's input, and which text it was.
+    """How text becomes a network's input, and which text it was trained on.
 
     tokenizer: "bytes" or the name of a Hugging Face tokenizer. separator: the name of its token between documents.
-    context: tokens in a row. corpus: the text in words.
+    context: tokens per row. corpus: a description of the text.
     """
 
     tokenizer: str
@@ -37,11 +39,11 @@ class TextPreprocessing:
 
 
 class TextSource(Source):
-    """Rows of tokens and each one's next token, see Rows.
+    """Rows of tokens, whose targets are the next tokens; see Rows.
 
-    context: tokens in a row. batch_size: rows per batch. tokenizer: "bytes", or a Hugging Face tokenizer's file or
-    name. separator: its token between documents, where it is not one of the usual. keeps_apart: whether a document sees
-    nothing of another one in its row. seed: of the order of the rows. num_workers: processes that read.
+    context: tokens per row. batch_size: rows per batch. tokenizer: "bytes", or the file or name of a Hugging Face
+    tokenizer. separator: its token between documents, if it is not a common one. keeps_apart: documents in the same row
+    do not see each other. seed: of the order of the rows. num_workers: processes that read.
     """
 
     task = "language"
@@ -51,7 +53,7 @@ class TextSource(Source):
 
     def __init__(
         self,
-        context: Annotated[int, Range(2)] = 256,
+        context: Annotated[int, Range(2, LONGEST_ROW)] = 256,
         batch_size: Count = 16,
         tokenizer: str = BYTES,
         separator: str | None = None,
@@ -63,7 +65,7 @@ class TextSource(Source):
         self.context = context
         self.keeps_apart = keeps_apart
         self.tokenizer = open_tokenizer(tokenizer, separator)
-        self.names = {"tokenizer": tokenizer, "separator": separator, "context": context}
+        self.names = tokenizer, separator
         self.class_names: list[str] = []
         self._streams: dict[str, Stream] = {}
 
@@ -88,15 +90,15 @@ class TextSource(Source):
 
 
 class FileText(TextSource):
-    """Text files, each a document; `files` lists those of each split."""
+    """Text files, each a document; `files` has the paths of each split."""
 
     files: dict[str, list[Path]]
 
     def stream(self, split: str) -> Stream:
-        return join((path.read_bytes() for path in self.files[split]), self.tokenizer, split == "val")
+        return join(map(_content, self.files[split]), self.tokenizer, split == "val")
 
     def describe(self) -> str:
-        """How many files and bytes each split has."""
+        """The number of files and bytes of each split, in words."""
         sizes = {split: sum(path.stat().st_size for path in files) for split, files in self.files.items()}
         return (
             f"{len(self.files['train'])} files of {sizes['train']:,} bytes, {len(self.files['val'])} files of"
@@ -108,10 +110,10 @@ class Stdlib(FileText):
     """The .py files of the running Python's standard library, without tests and tables.
 
     Args:
-        held_out: Share of the files that is never trained on, chosen by a hash of their names: the same everywhere.
+        held_out: Share of the files that is never trained on, chosen by a hash of their names.
         options: See TextSource.
 
-    Raises ValueError for a share that leaves no file on one side.
+    Raises ValueError for a share that leaves one split without files.
     """
 
     def __init__(self, held_out: Share = 0.03, **options: Any) -> None:
@@ -121,20 +123,20 @@ class Stdlib(FileText):
         self.files = split_by_hash(root, files, held_out)
         check_splits(root, self.files, [".py"], trains=held_out < 1)
         corpus = f"the standard library of Python {platform.python_version()}: {self.describe()}"
-        self.preprocessing = TextPreprocessing(**self.names, corpus=corpus)
+        self.preprocessing = TextPreprocessing(*self.names, self.context, corpus)
 
 
 class TextFolder(FileText):
-    """Every text file in a folder; those in its val/ are held out, or a share of all where there is no val/.
+    """All text files below a folder; those in its val/ are held out, or a share of all if there is no val/.
 
     Args:
         root: The folder.
         suffixes: The endings of its text files.
-        held_out: Share of the files that is held out, chosen by a hash of their names, where the folder has no val/.
+        held_out: Share of the files that is held out, chosen by a hash of their names, if the folder has no val/. 1
+            holds out all, for evaluation.
         options: See TextSource.
 
-    With held_out 1 there is nothing to train on, only to evaluate. Raises ValueError for a folder that is missing, has
-    no file on one side, or holds out no text.
+    Raises ValueError for a missing folder, a file that cannot be read, and a split without files or without text.
     """
 
     def __init__(self, root: str, suffixes: Sequence[str] = (".txt",), held_out: Share = 0.03, **options: Any) -> None:
@@ -143,26 +145,41 @@ class TextFolder(FileText):
         if not folder.is_dir():
             wrong = "is a file" if folder.exists() else "does not exist"
             raise ValueError(f"The data folder {folder} {wrong}: set `root` to a folder of text files.")
-        files = [path for path in folder.rglob("*") if path.is_file() and path.suffix in suffixes]
+        files = files_below(folder, suffixes)
+        for path in files:
+            check_readable(path)
         if (folder / "val").is_dir():
             val = {path for path in files if path.relative_to(folder).parts[0] == "val"}
             self.files = {"train": sorted(set(files) - val), "val": sorted(val)}
         else:
             self.files = split_by_hash(folder, files, held_out)
         check_splits(folder, self.files, suffixes, trains=held_out < 1)
-        self.preprocessing = TextPreprocessing(**self.names, corpus=f"{folder}: {self.describe()}")
+        self.preprocessing = TextPreprocessing(*self.names, self.context, f"{folder}: {self.describe()}")
 
 
 def split_by_hash(root: Path, files: Sequence[Path], held_out: float) -> dict[str, list[Path]]:
-    """{"train": …, "val": …}: files by a hash of their path below root, whatever the machine."""
+    """{"train": …, "val": …}: the files of each split, chosen by a hash of their paths below root."""
     splits: dict[str, list[Path]] = {"train": [], "val": []}
     for path in sorted(files):
         splits["val" if is_held_out(path.relative_to(root).as_posix(), held_out) else "train"].append(path)
     return splits
 
 
+def check_readable(path: Path) -> None:
+    """Raises ValueError, naming the path, for anything but a regular file."""
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error}): remove it.") from error
+
+
+def _content(path: Path) -> bytes:
+    check_readable(path)
+    return path.read_bytes()
+
+
 def check_splits(root: Path, files: dict[str, list[Path]], suffixes: Sequence[str], trains: bool) -> None:
-    """Raises ValueError where there is nothing to evaluate on, or, where that `trains`, to train on."""
+    """Raises ValueError if there is nothing to evaluate on or, for a source that trains, nothing to train on."""
     count = sum(map(len, files.values()))
     endings = " or ".join(suffixes)
     if not count:

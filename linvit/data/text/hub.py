@@ -1,4 +1,4 @@
-"""Text of Hugging Face data sets: packed once into a file of tokens, or streamed; downloaded when one is named."""
+"""Text of Hugging Face data sets, packed once into a file of tokens or streamed."""
 
 import hashlib
 import itertools
@@ -13,35 +13,35 @@ from torch.utils.data import IterableDataset
 
 from linvit.data.hub import load_rows
 from linvit.data.order import Batches, share
-from linvit.data.text.files import TextPreprocessing, TextSource
+from linvit.data.text.files import LONGEST_ROW, TextPreprocessing, TextSource
 from linvit.data.text.tokens import WIDTH, Rows, Stream, Tokenizer, dtype_for
 from linvit.files import replacing, write_json
 from linvit.ranges import Count, Range
 
 TOGETHER = 256  # documents that are tokenized at once
-SHUFFLED = 10_000  # documents among which a stream chooses the next one
+SHUFFLED = 10_000  # documents among which a stream chooses the next at random
 
 
 class HuggingFaceText(TextSource):
-    """Documents of a data set that `datasets.load_dataset` reads, in a row of tokens.
+    """Rows of tokens from the documents of a data set that `datasets.load_dataset` reads.
 
     Args:
         path: Name on the Hugging Face hub, which is downloaded, or a local folder or kind of file.
-        configuration: Which of its configurations.
-        tokenizer: "bytes", or a Hugging Face tokenizer's file or name.
-        column: Where a document's text stands.
+        configuration: Name of the configuration (subset), if there are several.
+        tokenizer: "bytes", or the file or name of a Hugging Face tokenizer.
+        column: Column of the documents' text.
         train_split: Split to train on.
         val_split: Split to validate on; null for the first val_documents of the train split, which are not trained on.
-        val_documents: How many documents to validate on.
-        max_tokens: Packing ends with the document that reaches so many training tokens; null for all.
+        val_documents: Number of documents to validate on.
+        max_tokens: Packing ends with the document that reaches this number of training tokens; null for all.
         streaming: Reads while training, instead of packing first; a stopped run resumes after the documents read.
-        epoch_rows: Rows of all processes together that make an epoch of a stream.
+        epoch_rows: Rows per epoch of a stream, summed over all processes.
         cache: Folder of the packed files.
-        options: Further arguments of load_dataset, data_files for example.
+        options: Further arguments of load_dataset, such as data_files.
         context, batch_size, keeps_apart, kwargs: See TextSource.
 
-    A packed file stands for what was asked for, not for the data's content: delete it where that has changed.
-    Raises ValueError without path or tokenizer, for counts below 1, and for what the library refuses.
+    Packed files are found by these arguments, not by the content of the data: delete them if the data have changed.
+    Raises ValueError without path or tokenizer, and for arguments that the library refuses.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HuggingFaceText(TextSource):
         epoch_rows: Count = 262_144,
         cache: str = "data/packed",
         options: dict[str, Any] | None = None,
-        context: Annotated[int, Range(2)] = 2048,
+        context: Annotated[int, Range(2, LONGEST_ROW)] = 2048,
         batch_size: Count = 8,
         keeps_apart: bool = False,
         **kwargs: Any,
@@ -76,12 +76,12 @@ class HuggingFaceText(TextSource):
         self.column, self.val_documents, self.max_tokens = column, val_documents, max_tokens
         self.train_split, self.val_split = train_split, val_split
         self.streaming, self.epoch_rows, self.cache = streaming, epoch_rows, Path(cache)
-        self.preprocessing = TextPreprocessing(**self.names, corpus=f"{path} {configuration or ''}".strip())
+        self.preprocessing = TextPreprocessing(*self.names, context, f"{path} {configuration or ''}".strip())
         self._stream: TextStream | None = None
         self._skipped = 0
 
     def prepare_data(self) -> None:
-        """Packs what is not packed yet, in one process a machine."""
+        """Packs the splits that are not packed yet, in one process per machine."""
         for split in ("val",) if self.streaming else ("train", "val"):
             self._packed(split)
 
@@ -92,7 +92,7 @@ class HuggingFaceText(TextSource):
         widths = np.memmap(path.with_suffix(".widths"), WIDTH, mode="r") if split == "val" else None
         return Stream(tokens, widths, about["documents"])
 
-    def train_dataloader(self) -> Batches:  # type: ignore[override]
+    def train_dataloader(self) -> Batches:
         if not self.streaming:
             return super().train_dataloader()
         self._stream = TextStream(self, self._skipped)
@@ -113,7 +113,7 @@ class HuggingFaceText(TextSource):
             self._stream.skipped = self._stream.read = self._skipped
 
     def documents(self, split: str, streaming: bool = False) -> Any:
-        """The rows of a split, with the text in `column`."""
+        """The rows of the data set that belong to "train" or "val"."""
         name = self.train_split if split == "train" or self.val_split is None else self.val_split
         rows = load_rows(self.arguments, name, streaming, column=self.column)
         if split == "train":
@@ -121,7 +121,7 @@ class HuggingFaceText(TextSource):
         return rows.take(self.val_documents) if streaming else rows.select(range(min(len(rows), self.val_documents)))
 
     def text(self, row: Mapping[str, Any]) -> bytes:
-        """The document of a row of the data set; raises ValueError for what is no text."""
+        """The document of a row of the data set in UTF-8; raises ValueError if it is not text."""
         text = row.get(self.column)
         if not isinstance(text, str):
             raise ValueError(
@@ -131,7 +131,7 @@ class HuggingFaceText(TextSource):
         return text.encode("utf-8", "replace")
 
     def _packed(self, split: str) -> Path:
-        """The file of a split's tokens, written if it is not there."""
+        """The file of a split's tokens, which is written if it does not exist."""
         identity = [split, self.arguments, self.column, self.train_split, self.val_split, self.val_documents]
         identity += [self.tokenizer.fingerprint(), WIDTH.__name__, self.max_tokens if split == "train" else None]
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
@@ -145,9 +145,9 @@ class HuggingFaceText(TextSource):
 def pack(
     documents: Iterable[bytes], tokenizer: Tokenizer, path: Path, measures: bool, max_tokens: int | None = None
 ) -> None:
-    """Writes a stream of documents as a file of tokens, one of their widths where it measures, and at last a .json.
+    """Writes documents as a file of tokens, a file of their widths in bytes (if it measures), and finally a .json.
 
-    Each is whole or not at all, and what has its .json is complete.
+    Each file is written whole or not at all, so where there is a .json the others are complete.
     """
     dtype, mark = dtype_for(tokenizer.vocabulary), tokenizer.separator
     pairs = (pair for texts in _groups(documents) for pair in zip(texts, tokenizer.encode_batch(texts), strict=True))
@@ -173,7 +173,7 @@ def pack(
 class TextStream(IterableDataset[Any]):
     """Rows of a stream of documents, `epoch_rows` per epoch; it resumes where it stopped.
 
-    read: documents of the whole stream that were begun. skipped: how many to pass over first.
+    read: number of documents of the whole stream that were read. skipped: number of documents to skip first.
     """
 
     def __init__(self, source: HuggingFaceText, skipped: int = 0) -> None:

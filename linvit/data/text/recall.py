@@ -1,4 +1,4 @@
-"""Memory tasks: pairs to look up, and text to repeat; every sequence is generated from its number.
+"""Memory tasks: pairs to look up, and symbols to repeat. Each sequence is generated from its index.
 
 They need memory proportional to the number of pairs: a softmax cache grows with it, a fixed state does not.
 """
@@ -16,19 +16,20 @@ from linvit.data.text.tokens import IGNORED
 from linvit.ranges import Count, Range, Seed
 
 TRAINED, HELD_OUT = 0, 1  # streams of random numbers
-Several = Annotated[int, Range(2)]
+Several = Annotated[int, Range(2, 2**20)]
+Length = Annotated[int, Range(1, 2**20)]
 
 
 @dataclass(frozen=True)
 class RecallPreprocessing:
-    """What the sequences are, in words; there is nothing else to prepare."""
+    """A description of the sequences; nothing needs to be prepared."""
 
     corpus: str
 
 
 @dataclass(eq=False)
 class GeneratedSequences(Dataset[Any]):
-    """Sequences (tokens, {"targets", "documents", "bytes"}) as of text, generated from (stream, seed, index)."""
+    """Sequences (tokens, {"targets", "documents", "bytes"}) like those of Rows, made from (stream, seed, index)."""
 
     source: "RecallSource"
     stream: int
@@ -46,10 +47,10 @@ class GeneratedSequences(Dataset[Any]):
 
 
 class RecallSource(Source):
-    """Sequences with targets for the answers only.
+    """Sequences in which only the answers are targets.
 
-    length: training sequences. val_length: validation sequences. batch_size: sequences per batch. seed: of all
-    sequences. num_workers: processes that generate them.
+    length: number of training sequences. val_length: number of validation sequences. batch_size: sequences per batch.
+    seed: of all sequences. num_workers: processes that generate them.
     """
 
     task = "recall"
@@ -60,7 +61,7 @@ class RecallSource(Source):
         self,
         words: str,
         vocabulary: Several,
-        length: Count = 20_000,
+        length: Annotated[int, Range(1, 10**8)] = 20_000,
         val_length: Count = 1000,
         batch_size: Count = 64,
         seed: Seed = 0,
@@ -77,7 +78,7 @@ class RecallSource(Source):
         return self.vocabulary
 
     def generate(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """A sequence of tokens and its targets, IGNORED where nothing is asked; both int64 (tokens,)."""
+        """A sequence of tokens and its targets, IGNORED except for the answers; both int64 (tokens,)."""
         raise NotImplementedError
 
     def train_set(self) -> Dataset[Any]:
@@ -88,21 +89,21 @@ class RecallSource(Source):
 
 
 class Recall(RecallSource):
-    """Associative recall with several queries: key value key value …, then keys alone, each to be answered.
+    """Multi-query associative recall: key value key value …, then the keys alone, whose values are the targets.
 
     Args:
-        pairs: Keys with their values; a sequence has three tokens per pair.
+        pairs: Number of pairs of key and value; a sequence has three tokens per pair.
         keys: Number of different keys.
         values: Number of different values.
         options: See RecallSource.
 
-    Raises ValueError for more pairs than keys, and for no pair or sequence.
+    Raises ValueError for more pairs than keys.
 
-    Source: multi-query associative recall (Arora et al., *Zoology*, arXiv 2312.04927), with every pair asked for once,
-    in random order, after all pairs.
+    Source: Arora et al., *Zoology*, arXiv 2312.04927; here every pair is asked for once, in random order, after all
+    pairs.
     """
 
-    def __init__(self, pairs: Count = 16, keys: Count = 128, values: Several = 128, **options: Any) -> None:
+    def __init__(self, pairs: Length = 16, keys: Length = 128, values: Several = 128, **options: Any) -> None:
         words = f"recall of {pairs} of {keys} keys, {values} values"
         super().__init__(words, keys + values, **options)
         if pairs > keys:
@@ -122,15 +123,15 @@ class Recall(RecallSource):
 
 
 class Copy(RecallSource):
-    """Random symbols, a mark, and the same symbols again, which are the targets.
+    """Random symbols, a separator, and the same symbols again, which are the targets.
 
     Args:
-        symbols: Symbols in a sequence.
+        symbols: Number of symbols to repeat.
         alphabet: Number of different symbols.
         options: See RecallSource.
     """
 
-    def __init__(self, symbols: Count = 32, alphabet: Several = 32, **options: Any) -> None:
+    def __init__(self, symbols: Length = 32, alphabet: Several = 32, **options: Any) -> None:
         words = f"copies of {symbols} of {alphabet} symbols"
         super().__init__(words, alphabet + 1, **options)
         self.symbols, self.alphabet = symbols, alphabet

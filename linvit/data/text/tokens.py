@@ -1,4 +1,4 @@
-"""Text as numbers: bytes, or a Hugging Face tokenizer; documents side by side in one long row."""
+"""Text as tokens: bytes or a Hugging Face tokenizer; and streams of documents, cut into rows."""
 
 import hashlib
 import re
@@ -22,7 +22,7 @@ SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
 class Bytes:
-    """Every byte is a token, and number 256, the separator, stands before and after every document."""
+    """Every byte is a token; token 256 is the separator between documents."""
 
     vocabulary = 257
     separator = 256
@@ -32,19 +32,19 @@ class Bytes:
         return list(text)
 
     def encode_batch(self, texts: Sequence[bytes]) -> Sequence[Sequence[int]]:
-        """encode of each, at once."""
+        """The tokens of several texts."""
         return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; what is not valid UTF-8 becomes �."""
+        """The text of tokens; bytes that are not valid UTF-8 become �."""
         return bytes(token for token in tokens if token < self.separator).decode("utf-8", "replace")
 
     def widths(self, text: bytes) -> Sequence[int]:
-        """How many bytes each token of the text stands for; their sum is its length."""
+        """The number of bytes that each token of the text stands for; their sum is its length."""
         return [1] * len(text)
 
     def fingerprint(self) -> str:
-        """The same for tokenizers that give the same tokens, whatever their names."""
+        """A string that is the same for tokenizers that give the same tokens, whatever their names."""
         return BYTES
 
 
@@ -53,10 +53,10 @@ class HuggingFaceTokenizer:
 
     Args:
         name: a tokenizer.json, a folder with one, or a name on the Hugging Face hub, which is downloaded.
-        separator: the token between documents; by default the first that the tokenizer has of SEPARATORS.
+        separator: the token between documents; by default the first of SEPARATORS that the tokenizer knows.
 
     Raises:
-        ValueError: where it cannot be read, and where it has no such separator.
+        ValueError: if the tokenizer cannot be read or has no such separator.
     """
 
     def __init__(self, name: str, separator: str | None = None) -> None:
@@ -73,13 +73,12 @@ class HuggingFaceTokenizer:
         self.tokenizer = known
         self.vocabulary = 1 + max(known.get_vocab().values(), default=-1)  # the numbers may have gaps
         names = SEPARATORS if separator is None else (separator,)
-        separators = [known.token_to_id(name) for name in names if known.token_to_id(name) is not None]
-        if not separators:
+        self.separator: int = next((token for name in names if (token := known.token_to_id(name)) is not None), -1)
+        if self.separator < 0:
             raise ValueError(
                 f"The tokenizer {name} has no token {' or '.join(names)}: set `separator` to its token between"
                 " documents."
             )
-        self.separator = separators[0]
 
     def encode(self, text: bytes) -> Sequence[int]:
         return self.tokenizer.encode(_string(text), add_special_tokens=False).ids
@@ -104,7 +103,7 @@ class HuggingFaceTokenizer:
 
 
 def _string(text: bytes) -> str:
-    """UTF-8 text with a � for each byte that is none."""
+    """UTF-8 text with a � for each invalid byte."""
     return re.sub("[\udc80-\udcff]", "�", text.decode("utf-8", "surrogateescape"))
 
 
@@ -120,9 +119,9 @@ Tokenizer = Bytes | HuggingFaceTokenizer
 
 
 def open_tokenizer(name: str, separator: str | None = None) -> Tokenizer:
-    """The tokenizer of that name, "bytes" or one of Hugging Face.
+    """The tokenizer of that name: "bytes", or a Hugging Face tokenizer.
 
-    Raises ValueError as HuggingFaceTokenizer does, and for bytes with a separator, which have their own.
+    Raises ValueError as HuggingFaceTokenizer does, and for a separator for "bytes", which has its own.
     """
     if name != BYTES:
         return HuggingFaceTokenizer(name, separator)
@@ -135,10 +134,10 @@ def open_tokenizer(name: str, separator: str | None = None) -> Tokenizer:
 
 @dataclass(frozen=True)
 class Stream:
-    """Documents side by side: a separator, a document, a separator, a document … and a separator at the end.
+    """Documents in one sequence: separator, document, separator, document … and a separator at the end.
 
-    tokens: (tokens,) unsigned integers. widths: bytes that each token stands for, WIDTH, 0 for separators; None where
-    they are not known. documents: their number.
+    tokens: (tokens,) unsigned integers. widths: (tokens,) WIDTH, bytes that each token stands for, 0 for separators;
+    None if unknown. documents: number of documents.
     """
 
     tokens: np.ndarray
@@ -152,7 +151,7 @@ def dtype_for(vocabulary: int) -> type[np.generic]:
 
 
 def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True) -> Stream:
-    """The stream of these documents; with `measures` it knows its bytes."""
+    """The stream of these documents; with widths if it measures."""
     dtype = dtype_for(tokenizer.vocabulary)
     mark = np.array([tokenizer.separator], dtype)
     tokens, widths, count = [], [], 0
@@ -168,12 +167,12 @@ def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True
 
 @dataclass(eq=False)
 class Rows(Dataset[Any]):
-    """A stream cut into rows: (tokens, {"targets", "documents", "bytes"}), each next token a target exactly once.
+    """A stream cut into rows (tokens, {"targets", "documents", "bytes"}); each next token is a target exactly once.
 
-    Tokens, targets and documents are int64 (context,). What fills the last row up has IGNORED as targets. documents
-    numbers those of a row, and the filling, where they are to be kept apart; else it is 0. bytes is how many the
-    targets stand for, 0 where that is not known. Rows that ask for nothing follow up to a multiple of `multiple`:
-    processes that share a network's weights must read equally many.
+    Tokens, targets and documents are int64 (context,). The padding of the last row has IGNORED as targets. documents:
+    the number of each token's document in the row if keeps_apart, else 0. bytes: how many the targets stand for, 0 if
+    unknown. Rows of padding follow up to a multiple of `multiple`, because processes that train together must read
+    the same number of rows.
     """
 
     stream: Stream
@@ -197,7 +196,7 @@ class Rows(Dataset[Any]):
         documents = torch.zeros_like(targets)
         if self.keeps_apart:
             documents = (row[:-1] == self.separator).cumsum(0)
-            documents[max(0, len(held) - 1) :] = self.context  # one document, whatever its tokens
+            documents[max(0, len(held) - 1) :] = self.context  # the padding is one document
         widths = self.stream.widths
         count = 0 if widths is None else int(widths[start + 1 : start + self.context + 1].sum())
         return row[:-1], {"targets": targets, "documents": documents, "bytes": torch.tensor(count)}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from linvit.arguments import is_traced
 from linvit.kernels.cpu import depthwise as depthwise
 from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
 
@@ -30,21 +31,21 @@ _aside = False
 
 @cache
 def build() -> None:
-    """Compiles the kernel, half a minute, or finds what an earlier process compiled, and loads it into this one.
+    """Compiles the kernel (about half a minute), or finds what an earlier process compiled, and loads it.
 
     Raises:
-        ValueError: without a C++ compiler or ninja, and where compiling fails; the message says what to do.
+        ValueError: if there is no C++ compiler or ninja, or compiling fails; the message says what to do.
     """
     from torch.utils.cpp_extension import is_ninja_available, load
 
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
-        raise ValueError(f"The CPU kernel is compiled here, but there is no C++ compiler {compiler!r}: install g++.")
+        raise ValueError(f"The CPU kernel must be compiled, but there is no C++ compiler {compiler!r}: install g++.")
     beside = str(Path(sys.executable).parent)  # of an environment that is not activated
     if shutil.which("ninja") is None and shutil.which("ninja", path=beside):
         os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), beside))
     if not is_ninja_available():
-        raise ValueError("The CPU kernel is compiled here by ninja, which is not installed: pip install ninja.")
+        raise ValueError("The CPU kernel is compiled with ninja, which is not installed: pip install ninja.")
     capability = torch.backends.cpu.get_cpu_capability()
     openmp = ["-fopenmp"] if sys.platform == "linux" else []
     flags = ["-O3", "-std=c++20", "-fno-math-errno", "-ffp-contract=fast", *INSTRUCTIONS.get(capability, []), *openmp]
@@ -56,19 +57,19 @@ def build() -> None:
     except (RuntimeError, OSError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(
-            f"The CPU kernel was not compiled by {compiler!r} ({lines[-1] if lines else error}): set CXX to a g++ 11"
-            " or clang 14 or newer, or leave the kernel out."
+            f"{compiler!r} could not compile the CPU kernel ({lines[-1] if lines else error}): set CXX to g++ 11 or"
+            " clang 14 or newer, or do not call build()."
         ) from error
 
 
 def ready() -> bool:
-    """Whether `build` has loaded the kernel into this process, and it is not set aside."""
+    """Whether `build` has loaded the kernel into this process, and `aside` is not active."""
     return build.cache_info().currsize > 0 and not _aside
 
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Inside, backend="auto" does without the kernel, in the whole process: to compare with it."""
+    """A context in which backend="auto" does not use the kernel, in the whole process: to compare with it."""
     global _aside
     before, _aside = _aside, True
     try:
@@ -81,15 +82,15 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False,
     """Why these arguments of `linear_attention` cannot run on the kernel, as a clause; None if they can."""
     if not (query.is_cpu and key.is_cpu and value.is_cpu):
         return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-        return "a compiler or exporter is reading the model, which cannot look into the kernel"
+    if is_traced():
+        return "a compiler or exporter is tracing the model, and cannot trace the kernel"
     if transforms():
-        return "forward-mode gradients or a transform of torch.func may be asked for, and the kernel has none"
+        return "forward-mode gradients or a transform of torch.func are active, and the kernel does not support them"
     if causal:
         return "the kernel has no causal form"
     sums = (options.get("weighting"), options.get("normalizer")) == ("query_mean", "sum")
     if sums and _wants_gradient(query, key, value):
-        return "the gradient of normalizer='sum' is there for uniform weights alone"
+        return "normalizer='sum' has a gradient for uniform weights only"
     return inputs_obstacle(query, value, **options)
 
 
@@ -106,10 +107,10 @@ def linear_attention(
     causal: bool = False,
     eps: float = 1e-6,
 ) -> Tensor:
-    """`linvit.ops.linear_attention` on arguments that it has checked and `obstacle` has nothing against.
+    """`linvit.ops.linear_attention` on arguments that it has checked and for which `obstacle` returns None.
 
-    Gradients reach query, key and value, once; the backward pass recomputes everything from these three.
-    Sums run in an order that depends on the number of threads alone.
+    Query, key and value get first derivatives; the backward pass recomputes everything from these three.
+    The order of sums depends only on the number of threads.
 
     Args:
         query, key, value, feature_map, weighting, normalizer, rotary, causal, eps: as there.
@@ -147,5 +148,5 @@ class _Attend(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError("backend='cpp' gives first derivatives alone, not create_graph's: use 'torch'")
+            raise RuntimeError("`backend` is 'cpp', which has no second derivatives (create_graph=True): use 'torch'")
         return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), None, None, None, None

@@ -1,4 +1,4 @@
-"""Depthwise convolution of maps whose channels lie innermost, with a fast gradient of its weight."""
+"""Depthwise convolution of channels-last maps, with a fast gradient of its weight."""
 
 from typing import Any
 
@@ -11,26 +11,26 @@ from linvit.kernels.support import transforms
 
 
 def obstacle(x: Tensor, weight: Tensor) -> str | None:
-    """Why a convolution of stride 1 cannot run here, or has no use for it, as a clause; None if it can and has."""
+    """Why a convolution of stride 1 cannot run here or would gain nothing, as a clause; None if it should."""
     if transforms() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-        return "forward-mode gradients, a transform of torch.func or a trace may be asked for"
+        return "forward-mode gradients, a transform of torch.func or a trace are active"
     if not (x.is_cpu and x.dtype == weight.dtype == torch.float32) or torch.is_autocast_enabled("cpu"):
         return "map and weight are not float32 on a CPU"
     if x.stride(1) != 1 or x.numel() == 0:
-        return "the channels of the map do not lie innermost"
+        return "the map is not channels last"
     if not (torch.is_grad_enabled() and weight.requires_grad):
-        return "nobody asks for the weight's gradient"
+        return "the weight needs no gradient"
     return None
 
 
 def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
-    """`torch.nn.functional.conv2d` of stride 1 with a group for each channel, where `obstacle` has nothing against it.
+    """`torch.nn.functional.conv2d` of stride 1 with one group per channel, where `obstacle` returns None.
 
-    oneDNN takes four to seven times as long for the gradient of a 5×5 weight as for the rest; at 3×3 it is faster than
-    the kernel here, so layers of that size stay with it.
+    For a 5×5 weight, oneDNN takes four to seven times as long for the weight's gradient as for the rest; at 3×3 it is
+    faster than this kernel, so layers of that size keep using it.
 
     Args:
-        x: (batch, channels, height, width), channels innermost, the other strides any.
+        x: (batch, channels, height, width), channels last in memory, other strides arbitrary.
         weight: (channels, 1, height, width of the kernel).
         bias: (channels,) or None.
         padding: rows and columns of zeros on each side; half of an odd kernel.

@@ -1,6 +1,6 @@
-"""Anchors, their assignment to objects and the coding of boxes, by the conventions of the papers' detectors.
+"""Anchors, their assignment to objects and the coding of boxes, as in the detectors of the papers.
 
-torchvision's classes with what mmdetection 2.11, in which the published detectors were trained, does otherwise.
+torchvision's classes, changed where mmdetection 2.11, in which the published detectors were trained, differs.
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,25 @@ from torchvision.models.detection.image_list import ImageList
 
 
 class Anchors(AnchorGenerator):
-    """Anchors of three ratios on levels of fixed strides, not rounded to whole pixels, in float32 whatever the maps.
+    """Anchors of three aspect ratios on levels of fixed strides, in float32 or wider, not rounded to whole pixels.
 
     Args:
         strides: pixels between the anchors of each level.
-        scales: sides of square anchors over the stride.
+        scales: side of the square anchors over the stride.
     """
 
-    def __init__(self, strides: Sequence[int], scales: Sequence[float]):
+    def __init__(self, strides: Sequence[int], scales: Sequence[float]) -> None:
         self.strides = tuple(strides)
         super().__init__(tuple(tuple(scale * stride for scale in scales) for stride in strides), (0.5, 1.0, 2.0))
 
-    def generate_anchors(self, scales, aspect_ratios, dtype=torch.float32, device="cpu") -> Tensor:
-        """Boxes (ratios · scales, 4) around the origin, the scales of one ratio side by side."""
+    def generate_anchors(
+        self,
+        scales: Sequence[float],
+        aspect_ratios: Sequence[float],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Boxes (ratios · scales, 4) around the origin; the scales of one ratio are adjacent."""
         tall = torch.tensor(aspect_ratios, dtype=dtype, device=device).sqrt()[:, None]
         sides = torch.tensor(scales, dtype=dtype, device=device)[None]
         widths, heights = (sides / tall).flatten(), (sides * tall).flatten()
@@ -35,41 +41,45 @@ class Anchors(AnchorGenerator):
         """The anchors of each level, (height · width · anchors, 4)."""
         dtype = torch.promote_types(maps[0].dtype, torch.float32)
         self.set_cell_anchors(dtype, maps[0].device)
-        return self.grid_anchors([list(level.shape[-2:]) for level in maps], [[s, s] for s in self.strides])
+        sizes = [list(level.shape[-2:]) for level in maps]
+        anchors: list[Tensor] = self.grid_anchors(sizes, [[stride, stride] for stride in self.strides])
+        return anchors
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """All levels' anchors, once for each image."""
+        """The anchors of all levels, once per image."""
         return [torch.cat(self.per_level(feature_maps))] * len(image_list.image_sizes)
 
 
 class QualityMatcher(Matcher):
-    """Assigns to every box the object it overlaps most, and to every object its best boxes.
+    """Assigns to every box the object that it overlaps most, and to every object the boxes that overlap it most.
 
     Args:
-        high, low: IoU from which a box is an object and below which it is background.
-        least: IoU from which an object claims the boxes that overlap it most, None where it never does. Of two
-            objects that claim one box the later one gets it.
+        high, low: IoU from which a box is an object, and below which it is background.
+        least: minimum IoU for the second assignment; None turns it off. If two objects get the same box, the later one
+            keeps it.
     """
 
-    def __init__(self, high: float, low: float, least: float | None):
+    def __init__(self, high: float, low: float, least: float | None) -> None:
         super().__init__(high, low, allow_low_quality_matches=least is not None)
         self.least = least
 
     def set_low_quality_matches_(self, matches: Tensor, all_matches: Tensor, match_quality_matrix: Tensor) -> None:
-        """Gives every object its best boxes, in place."""
+        """Assign to every object the boxes that overlap it most, in place."""
+        assert self.least is not None
         best = match_quality_matrix.amax(1)
         for index in torch.where((best >= self.least) & (best > 0))[0].tolist():
             matches[match_quality_matrix[index] == best[index]] = index
 
 
 class BoxDeltas(BoxCoder):
-    """Boxes as shifts and log scales over standard deviations; scales are kept within 16/1000 … 1000/16."""
+    """Codes boxes as shifts and log scales over standard deviations; scales are clipped to 16/1000 … 1000/16."""
 
-    def __init__(self, deviations: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)):
+    def __init__(self, deviations: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)) -> None:
         super().__init__(tuple(1 / deviation for deviation in deviations))
 
     def decode_single(self, rel_codes: Tensor, boxes: Tensor) -> Tensor:
         """Codes (n, 4·k) on boxes (n, 4) to boxes (n, 4·k)."""
         limits = [float("-inf"), float("-inf"), *(-self.bbox_xform_clip * weight for weight in self.weights[2:])]
         floor = rel_codes.new_tensor(limits).repeat(rel_codes.shape[1] // 4)
-        return super().decode_single(torch.maximum(rel_codes, floor), boxes)
+        boxes = super().decode_single(torch.maximum(rel_codes, floor), boxes)
+        return boxes

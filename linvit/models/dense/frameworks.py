@@ -1,4 +1,4 @@
-"""The papers' five dense frameworks by name."""
+"""The five dense frameworks of the papers by name."""
 
 import inspect
 from collections.abc import Callable
@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from linvit.layers.checks import known
+from linvit.layers.checks import Device, Outputs, known
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.mask_rcnn import CascadeMaskRCNN, MaskRCNN
 from linvit.models.dense.retinanet import RetinaNet
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
+from linvit.ranges import check
 
 DETECTORS: dict[str, Callable[..., nn.Module]] = {
     "retinanet": RetinaNet,
@@ -20,29 +21,37 @@ DETECTORS: dict[str, Callable[..., nn.Module]] = {
 }
 SEGMENTORS: dict[str, Callable[..., nn.Module]] = {"semantic_fpn": SemanticFPN, "upernet": UperNet}
 FRAMEWORKS = DETECTORS | SEGMENTORS
+ARGUMENTS = {"heads": dict[str, Any] | None, "num_classes": Outputs, "device": Device}
 
 
 def build_dense(
-    framework: str, backbone: str, num_classes: int, heads: dict[str, Any] | None = None, device=None, **kwargs: Any
+    framework: str,
+    backbone: str,
+    num_classes: int,
+    heads: dict[str, Any] | None = None,
+    device: torch.device | str | int | None = None,
+    **kwargs: Any,
 ) -> nn.Module:
     """A detector or segmentor on a backbone.
 
     Args:
         framework: a name of FRAMEWORKS.
         backbone: a model that timm knows.
-        num_classes: classes without a background.
+        num_classes: number of classes without a background.
         heads: further arguments of the framework: width, …
-        device: where the network is made.
+        device: where the network is created.
         kwargs: arguments of the backbone: pretrained, pattern, drop_path_rate, …
 
     Raises:
-        ValueError: for an unknown framework, an argument that it does not take, or a backbone without four stages.
+        ValueError: for an unknown framework, argument or backbone, a value outside its range, and a backbone without
+            four stages.
     """
+    check(ARGUMENTS, {"heads": heads, "num_classes": num_classes, "device": device})
     build = known("framework", framework, FRAMEWORKS)
     takes = list(inspect.signature(build).parameters)[2:]
     for name in heads or {}:
         if name not in takes:
-            raise ValueError(f"`heads` has {name!r}, but those of {framework} take {', '.join(takes)}: correct it.")
+            raise ValueError(f"`heads` has the key {name!r}, but {framework} takes {', '.join(takes)}: correct it.")
     body = DenseBackbone(backbone, device=device, **kwargs) if device else DenseBackbone(backbone, **kwargs)
     with torch.device(device or "cpu"):
         return build(body, num_classes, **heads or {})

@@ -1,6 +1,8 @@
-"""What every detector does with its images, targets and candidate boxes."""
+"""What all detectors do with their images, targets and candidate boxes."""
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,25 +12,32 @@ from torchvision.ops import batched_nms
 
 
 class ImageBatch(GeneralizedRCNNTransform):
-    """Images of different sizes, already normalised and scaled, as one batch padded to multiples of 32."""
+    """Batches images of different sizes, already normalized and resized, padded to multiples of 32."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(32, 1 << 20, [0.0] * 3, [1.0] * 3, size_divisible=32, _skip_resize=True)
 
-    def resize(self, image: Tensor, target: dict | None = None) -> tuple[Tensor, dict | None]:
-        """The image as it is, since sizes are the data's concern, and its target without crowds."""
+    def resize(
+        self, image: Tensor, target: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Mapping[str, Tensor] | None]:
+        """The unchanged image, which the data has resized, and its target without crowds."""
         return image, None if target is None else known_objects(target)
 
-    def postprocess(self, result: list[dict], image_shapes: list, original_image_sizes: list) -> list[dict]:
-        """Detections with masks, if any, pasted into their images: bool (n, height, width)."""
+    def postprocess(
+        self,
+        result: list[dict[str, Tensor]],
+        image_shapes: Sequence[tuple[int, int]],
+        original_image_sizes: Sequence[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
+        """Detections; their masks, if any, become bool (n, height, width) in the image."""
         for detections, (height, width) in zip(result, image_shapes, strict=False):  # none in training
             if "masks" in detections:
                 detections["masks"] = pasted(detections["masks"], detections["boxes"], height, width)
         return result
 
 
-def known_objects(target: dict) -> dict:
-    """The target without crowds, which no loss reads."""
+def known_objects(target: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The target without crowds, which no loss uses."""
     if "iscrowd" not in target:
         return target
     per_object = ("boxes", "labels", "masks", "area", "iscrowd")
@@ -42,9 +51,9 @@ def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most
     Args:
         boxes: (n, 4), or (n, num_classes, 4) where every class has its own.
         scores: (n, num_classes) without a background.
-        least: score below which a box is not a detection.
-        overlap: IoU with a better box above which a box is none.
-        most: detections of one image.
+        least: minimum score of a detection.
+        overlap: IoU above which the box with the lower score is removed.
+        most: maximum number of detections.
     """
     rows, labels = torch.where(scores > least)
     chosen = boxes[rows] if boxes.ndim == 2 else boxes[rows, labels]
@@ -54,7 +63,7 @@ def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most
 
 
 def pasted(masks: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:
-    """Probabilities (n, side, side) over boxes (n, 4) as bool masks (n, height, width), true from one half on."""
+    """Probabilities (n, side, side) within boxes (n, 4) to masks (n, height, width), true from 0.5."""
     out = torch.zeros(len(masks), height, width, dtype=torch.bool, device=masks.device)
     for mask, target, (left, top, right, bottom) in zip(masks, out, boxes.tolist(), strict=True):
         first_row, first_column = max(math.floor(top), 0), max(math.floor(left), 0)

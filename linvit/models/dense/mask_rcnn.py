@@ -1,21 +1,29 @@
 """Mask R-CNN (https://arxiv.org/abs/1703.06870) and Cascade Mask R-CNN (https://arxiv.org/abs/1906.09756)."""
 
+from typing import Annotated, Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
+from linvit.layers.checks import IsA, Outputs, Width
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.images import ImageBatch
+from linvit.models.dense.inputs import CheckedInputs
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.models.dense.retinanet import PyramidBackbone
 from linvit.models.dense.roi_heads import RegionHeads, Step
+from linvit.ranges import Checked
+
+Targets = list[dict[str, Tensor]]
 
 
 class WideRPNHead(RPNHead):
-    """torchvision's head with its outputs in float32 or wider, since boxes are decoded from them."""
+    """torchvision's head with outputs in float32 or wider, because boxes are decoded from them."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         logits, codes = super().forward(x)
@@ -28,12 +36,12 @@ class Proposals(RegionProposalNetwork):
 
     Args:
         width: channels of the levels.
-        num_training: proposals of an image in training (1000 in testing).
-        beta: where the smooth L1 loss turns from square to linear, 0 for L1.
-        inside: whether anchors that reach over the image's border learn nothing.
+        num_training: proposals per image in training (1000 in evaluation).
+        beta: where the smooth L1 loss changes from quadratic to linear; 0 for L1.
+        inside: leave anchors that cross the border of the image out of the losses.
     """
 
-    def __init__(self, width: int, num_training: int, beta: float, inside: bool):
+    def __init__(self, width: int, num_training: int, beta: float, inside: bool) -> None:
         super().__init__(
             Anchors((4, 8, 16, 32, 64), (8,)),
             WideRPNHead(width, 3),
@@ -50,14 +58,16 @@ class Proposals(RegionProposalNetwork):
         self.min_size = 0.0
         self.beta, self.inside = beta, inside
 
-    def forward(self, images, features: dict[str, Tensor], targets: list[dict] | None = None):
+    def forward(self, images: ImageList, features: dict[str, Tensor], targets: Targets | None = None) -> Any:
         self._sizes = images.image_sizes
         return super().forward(images, features, targets)
 
-    def assign_targets_to_anchors(self, anchors: list[Tensor], targets: list[dict]):
-        """Labels (1 object, 0 background, -1 neither) and objects of the anchors of each image."""
+    def assign_targets_to_anchors(self, anchors: list[Tensor], targets: Targets) -> tuple[list[Tensor], list[Tensor]]:
+        """Labels (1 object, 0 background, -1 neither) and boxes of the objects for the anchors of each image."""
+        assigned: tuple[list[Tensor], list[Tensor]]
         if not self.inside:
-            return super().assign_targets_to_anchors(anchors, targets)
+            assigned = super().assign_targets_to_anchors(anchors, targets)
+            return assigned
         labels, objects = [], []
         for boxes, target, (height, width) in zip(anchors, targets, self._sizes, strict=True):
             within = (boxes[:, :2] >= 0).all(1) & (boxes[:, 2] < width) & (boxes[:, 3] < height)
@@ -68,7 +78,9 @@ class Proposals(RegionProposalNetwork):
             objects.append(box)
         return labels, objects
 
-    def compute_loss(self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list, regression_targets: list):
+    def compute_loss(
+        self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Binary cross entropy and smooth L1 over the sampled anchors of the batch."""
         positive, negative = (torch.cat(masks).bool() for masks in self.fg_bg_sampler(labels))
         sampled = positive | negative
@@ -83,17 +95,15 @@ class Proposals(RegionProposalNetwork):
 _DEVIATIONS = ((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1), (0.033, 0.033, 0.067, 0.067))
 
 
-class RegionDetector(ReleasedNames, GeneralizedRCNN):
-    """A detector of two or more stages; images, targets and detections as in RetinaNet, with masks.
-
-    Targets' masks are (n, height, width), bool or uint8; detected masks are bool (n, height, width).
+class RegionDetector(Checked, CheckedInputs, ReleasedNames, GeneralizedRCNN):
+    """A detector of two or more stages; inputs and detections as in RetinaNet, and bool masks (n, height, width).
 
     Args:
-        backbone: four maps.
-        num_classes: classes without a background.
+        backbone: gives four maps.
+        num_classes: number of classes without a background.
         width: channels of neck and heads.
-        hidden: channels of the box heads' linear layers.
-        num_regions: regions of an image that the heads are trained on.
+        hidden: channels of the linear layers in the box heads.
+        num_regions: regions per image on which the heads are trained.
     """
 
     proposals: tuple[int, float, bool]  # num_training, beta and inside of Proposals
@@ -104,19 +114,20 @@ class RegionDetector(ReleasedNames, GeneralizedRCNN):
 
     def __init__(
         self,
-        backbone: DenseBackbone,
-        num_classes: int,
-        width: int = 256,
-        hidden: int = 1024,
-        num_regions: int = 512,
-    ):
+        backbone: Annotated[DenseBackbone, IsA(DenseBackbone)],
+        num_classes: Outputs,
+        width: Width = 256,
+        hidden: Width = 1024,
+        num_regions: Width = 512,
+    ) -> None:
         proposals = Proposals(width, *self.proposals)
         heads = RegionHeads(num_classes, self.steps, *self.box_head, width, hidden, num_regions)
         super().__init__(PyramidBackbone(backbone, 0, "pool", width), proposals, heads, ImageBatch())
+        self.num_classes = num_classes
 
 
 class MaskRCNN(RegionDetector):
-    """Mask R-CNN of the released configuration: box head of two linear layers, L1 losses."""
+    """Mask R-CNN in the released configuration: a box head of two linear layers, L1 losses."""
 
     framework = "mask_rcnn"
     proposals = (1000, 0.0, False)
@@ -125,8 +136,10 @@ class MaskRCNN(RegionDetector):
 
 
 class CascadeMaskRCNN(RegionDetector):
-    """Cascade Mask R-CNN of the released configuration: three steps, box heads of four convolutions and one linear
-    layer, GIoU loss on decoded boxes."""
+    """Cascade Mask R-CNN in the released configuration.
+
+    Three steps; box heads of four convolutions and one linear layer; GIoU loss on decoded boxes.
+    """
 
     framework = "cascade_mask_rcnn"
     proposals = (2000, 1 / 9, True)

@@ -1,11 +1,15 @@
 """Released detectors and segmentors in our key names.
 
-The authors trained in forks of mmdetection 2.11 and mmsegmentation 0.13. Our heads have those libraries' order of
-classes (background last, no row for it in boxes and masks) and of anchors, so only names differ.
+The authors trained with forks of mmdetection 2.11 and mmsegmentation 0.13. Our heads order classes (background last, no
+row for it in boxes and masks) and anchors as those libraries do, so only names differ.
 """
+
+from collections.abc import Mapping
+from typing import Any, cast
 
 from torch import Tensor, nn
 
+from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.family import renamed, unwrapped
 
 _UNIT = [(r"\.conv\.(weight|bias)$", r".0.\1"), (r"\.bn\.(\w+)$", r".1.\1")]
@@ -66,25 +70,25 @@ _HEADS = ("neck.lateral_convs.", "rpn_head.", "roi_head.", "bbox_head.", "decode
 
 
 class ReleasedNames:
-    """A detector or segmentor that knows the released checkpoints of its kind.
+    """A detector or segmentor that can read the released checkpoints of its framework.
 
-    framework: its name in FRAMEWORKS. backbone_prefix: what stands before the keys of its DenseBackbone.
+    framework: its name in FRAMEWORKS. backbone_prefix: prefix of the keys of its DenseBackbone.
     """
 
     framework: str
     backbone_prefix: str
 
-    def native_state_dict(self: nn.Module, state_dict: dict) -> dict[str, Tensor]:
-        """A checkpoint in our key names: a whole one, released or ours, or the part of a backbone or classifier.
+    def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
+        """A checkpoint in our key names: a complete one, released or ours, or that of a backbone or classifier.
 
-        Of the latter the keys stand alone: neck and heads are not among them.
+        From the latter two come only the keys of the backbone, without neck and heads.
         """
-        weights, prefix = unwrapped(state_dict), self.backbone_prefix
-        if any(key in weights for key in self.state_dict() if not key.startswith(prefix)):
+        network, weights, prefix = cast(nn.Module, self), unwrapped(state_dict), self.backbone_prefix
+        if any(key in weights for key in network.state_dict() if not key.startswith(prefix)):
             return weights
         heads = any(key.startswith(_HEADS) for key in weights)
         inner = {key: value for key, value in weights.items() if key.startswith("backbone.")} if heads else weights
-        backbone = self.get_submodule(prefix.removesuffix("."))
+        backbone = cast(DenseBackbone, network.get_submodule(prefix.removesuffix(".")))
         native = {prefix + key: value for key, value in backbone.native_state_dict(inner).items()}
         rules = _RULES[self.framework]
         return native | {renamed(key, rules): value for key, value in weights.items() if key not in inner}

@@ -1,5 +1,7 @@
 """RetinaNet (Focal Loss for Dense Object Detection, https://arxiv.org/abs/1708.02002) as the papers train it."""
 
+from typing import Annotated, Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -7,50 +9,56 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import box_iou, clip_boxes_to_image, sigmoid_focal_loss
 
+from linvit.layers.checks import IsA, Outputs, Width
 from linvit.layers.neck import Neck
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.images import ImageBatch, suppressed
+from linvit.models.dense.inputs import CheckedInputs
 from linvit.models.dense.released_names import ReleasedNames
+from linvit.ranges import Checked
 
 
 class PyramidBackbone(nn.Module):
-    """A dense backbone, of which the maps from `first` on feed a neck of levels of one width."""
+    """A dense backbone whose maps from number `first` on feed a neck, all of whose levels have one width."""
 
-    def __init__(self, body: DenseBackbone, first: int, extra: str, width: int):
+    def __init__(self, body: DenseBackbone, first: int, extra: str, width: int) -> None:
         super().__init__()
         self.body, self.first = body, first
         self.neck = Neck(body.channels[first:], width, extra)
         self.out_channels = width
-        # Maps that nobody reads have norms that get no gradient, which distributed training refuses.
+        # The norms of unused maps get no gradient, and distributed training refuses such parameters.
         for norm in body.norms[:first]:
             norm.requires_grad_(False)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return self.neck(self.body(x)[self.first :])
+        levels: dict[str, Tensor] = self.neck(self.body(x)[self.first :])
+        return levels
 
 
-class RetinaNet(ReleasedNames, TorchvisionRetinaNet):
-    """A detector of one stage on strides 8 to 128.
+class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
+    """A one-stage detector on strides 8 to 128.
 
-    Follows the released configuration: 9 anchors per position, focal loss (γ 2, α 0.25) and L1 loss, both over the
-    number of positive anchors of the batch, 1000 candidates per level. The stage-1 map is not read: its norm is frozen.
+    Follows the released configuration: 9 anchors per position, focal loss (γ 2, α 0.25) and L1 loss, both divided by
+    the number of positive anchors of the batch, 1000 candidates per level. The map of stage 1 is unused and its norm
+    frozen.
 
     Args:
-        backbone: four maps.
-        num_classes: classes without a background.
+        backbone: gives four maps.
+        num_classes: number of classes without a background.
         width: channels of neck and heads.
 
-    In training, images (a list of normalised (3, height, width)) and targets give a dict of losses; in evaluation a
-    list of dicts of boxes (n, 4) in pixels, labels 0 … num_classes - 1 and scores. Crowds among the targets
-    (`iscrowd`) are left out.
+    In training, images and targets (see CheckedInputs) give a dict of losses; in evaluation, images give a list of
+    dicts of boxes (n, 4) in pixels, labels 0 … num_classes - 1 and scores.
     """
 
     framework = "retinanet"
     backbone_prefix = "backbone.body."
     has_masks = False
 
-    def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 256):
+    def __init__(
+        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Width = 256
+    ) -> None:
         anchors = Anchors((8, 16, 32, 64, 128), [4 * 2 ** (i / 3) for i in range(3)])
         super().__init__(
             PyramidBackbone(backbone, 1, "convolutions", width),
@@ -63,11 +71,14 @@ class RetinaNet(ReleasedNames, TorchvisionRetinaNet):
             detections_per_img=100,
             topk_candidates=1000,
         )
+        self.num_classes = num_classes
         self.transform = ImageBatch()
         self.box_coder = BoxDeltas()
 
-    def compute_loss(self, targets: list[dict], head_outputs: dict, anchors: list[Tensor]) -> dict[str, Tensor]:
-        """Focal loss of all anchors but those between the thresholds and L1 loss of the positive ones."""
+    def compute_loss(
+        self, targets: list[dict[str, Tensor]], head_outputs: dict[str, Tensor], anchors: list[Tensor]
+    ) -> dict[str, Tensor]:
+        """Focal loss of all anchors except those between the thresholds, and L1 loss of the positive ones."""
         logits, codes = head_outputs["cls_logits"].float(), head_outputs["bbox_regression"].float()
         classification, regression, positives = [], [], 0
         for target, scores, deltas, boxes in zip(targets, logits, codes, anchors, strict=True):
@@ -88,10 +99,13 @@ class RetinaNet(ReleasedNames, TorchvisionRetinaNet):
     def _matches(self, objects: Tensor, anchors: Tensor) -> Tensor:
         if len(objects) == 0:
             return torch.full((len(anchors),), -1, device=anchors.device)
-        return self.proposal_matcher(box_iou(objects, anchors))
+        matches: Tensor = self.proposal_matcher(box_iou(objects, anchors))
+        return matches
 
-    def postprocess_detections(self, head_outputs: dict, anchors: list, image_shapes: list) -> list[dict[str, Tensor]]:
-        """The 1000 anchors of each level with the best class, then threshold and suppression within each class."""
+    def postprocess_detections(
+        self, head_outputs: dict[str, Any], anchors: list[list[Tensor]], image_shapes: list[tuple[int, int]]
+    ) -> list[dict[str, Tensor]]:
+        """The 1000 best anchors of each level, then threshold and non-maximum suppression within each class."""
         detections = []
         for i, shape in enumerate(image_shapes):
             boxes, scores = [], []

@@ -1,12 +1,13 @@
 """The second stage of Mask R-CNN and of its cascade: boxes and masks from regions of the pyramid.
 
 Labels are 0 … num_classes - 1 and the background is num_classes, as in the released heads: the classifier has a last
-row for it, boxes and masks have none.
+row for it, boxes and masks do not.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +21,23 @@ from linvit.models.dense.anchors import BoxDeltas, QualityMatcher
 from linvit.models.dense.images import suppressed
 
 STRIDES = (4, 8, 16, 32)
+Sizes = list[tuple[int, int]]
+Targets = list[dict[str, Tensor]]
 
 
 class RegionPool(nn.Module):
-    """Cuts regions out of the level that fits their size: RoIAlign, aligned, as many samples as a cell has pixels.
+    """RoIAlign (aligned, one sample per pixel) of each region from the level that fits its size.
 
     Args:
-        side: cells of a region's side.
+        side: cells per side of a region.
     """
 
-    def __init__(self, side: int):
+    def __init__(self, side: int) -> None:
         super().__init__()
         self.side = side
 
     def forward(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
-        """Boxes (n, 4) of every image to (sum of n, channels, side, side), in float32 or wider."""
+        """Boxes (n, 4) of each image to (sum of n, channels, side, side), in float32 or wider."""
         maps = [level.to(torch.promote_types(level.dtype, torch.float32)) for level in maps[: len(STRIDES)]]
         index = torch.cat([box.new_full((len(box), 1), i) for i, box in enumerate(boxes)])
         regions = torch.cat((index, torch.cat(list(boxes))), dim=1).to(maps[0].dtype)
@@ -59,7 +62,7 @@ class BoxHead(nn.Module):
         hidden: channels of the linear layers.
     """
 
-    def __init__(self, num_classes: int, num_convs: int, num_linear: int, width: int = 256, hidden: int = 1024):
+    def __init__(self, num_classes: int, num_convs: int, num_linear: int, width: int = 256, hidden: int = 1024) -> None:
         super().__init__()
         self.convs = nn.Sequential(*(conv_norm_relu(width, width) for _ in range(num_convs)))
         widths = (width * 7 * 7, *(hidden,) * num_linear)
@@ -67,7 +70,7 @@ class BoxHead(nn.Module):
         self.classifier = nn.Linear(hidden, num_classes + 1)
         self.boxes = nn.Linear(hidden, 4 * num_classes)
         for layer in self.linear:
-            nn.init.xavier_uniform_(layer.weight)
+            nn.init.xavier_uniform_(cast(nn.Linear, layer).weight)
         nn.init.normal_(self.classifier.weight, std=0.01)
         nn.init.normal_(self.boxes.weight, std=0.001)
         for layer in (*self.linear, self.classifier, self.boxes):
@@ -85,7 +88,7 @@ class BoxHead(nn.Module):
 class MaskHead(nn.Module):
     """Regions (n, width, 14, 14) to mask logits (n, num_classes, 28, 28)."""
 
-    def __init__(self, num_classes: int, width: int = 256):
+    def __init__(self, num_classes: int, width: int = 256) -> None:
         super().__init__()
         self.convs = nn.Sequential(*(nn.Conv2d(width, width, 3, 1, 1) for _ in range(4)))
         self.upsample = nn.ConvTranspose2d(width, width, 2, 2)
@@ -98,15 +101,16 @@ class MaskHead(nn.Module):
         for layer in self.convs:
             regions = F.relu(layer(regions))
         logits = self.logits(F.relu(self.upsample(regions)))
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        out: Tensor = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return out
 
 
 @dataclass(frozen=True)
 class Step:
     """One step of a cascade.
 
-    overlap: IoU from which a region is an object. weight: of the step's losses. deviations: of the box codes.
-    low_quality: whether an object also claims, of the regions over overlap, those that overlap it most.
+    overlap: IoU from which a region is an object. weight: of the losses of the step. deviations: of the box codes.
+    low_quality: also assign each object the regions that overlap it most, from that IoU on.
     """
 
     overlap: float
@@ -117,7 +121,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Samples:
-    """The regions of one image on which a step learns, with the boxes (n, 4) and indices (n,) of their objects."""
+    """The regions of one image on which a step is trained, with boxes (n, 4) and indices (n,) of their objects."""
 
     boxes: Tensor
     labels: Tensor
@@ -126,15 +130,15 @@ class Samples:
 
 
 class RegionHeads(nn.Module):
-    """One or more steps, each with a box head and a mask head; every step starts from the boxes of the one before.
+    """One or more steps, each with a box head and a mask head; each step starts from the boxes of the one before.
 
     Args:
         num_classes, num_convs, num_linear, width, hidden: of every box head, see BoxHead.
-        steps: what each step learns.
+        steps: settings of the steps.
         box_loss: "l1" on codes, or "giou" (weight 10) on decoded boxes.
-        num_regions: regions of an image that each step is trained on, a quarter of them objects at most.
+        num_regions: regions per image on which each step is trained, at most a quarter of them objects.
 
-    In evaluation the steps' class logits (raw, as released) and mask probabilities are averaged.
+    In evaluation the class logits (unnormalized, as released) and mask probabilities of the steps are averaged.
 
     Raises:
         ValueError: for an unknown box_loss.
@@ -150,7 +154,7 @@ class RegionHeads(nn.Module):
         width: int = 256,
         hidden: int = 1024,
         num_regions: int = 512,
-    ):
+    ) -> None:
         super().__init__()
         self.num_classes, self.steps, self.width = num_classes, tuple(steps), width
         self.box_pool, self.mask_pool = RegionPool(7), RegionPool(14)
@@ -164,14 +168,16 @@ class RegionHeads(nn.Module):
         self.box_loss = known("box_loss", box_loss, _BOX_LOSSES)
         self.score_thresh, self.nms_thresh, self.detections_per_img = 0.05, 0.5, 100
 
-    def forward(self, features: dict[str, Tensor], proposals: list, image_shapes: list, targets: list | None = None):
+    def forward(
+        self, features: dict[str, Tensor], proposals: list[Tensor], image_shapes: Sizes, targets: Targets | None = None
+    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         """Detections (empty in training) and losses (empty in evaluation)."""
         maps = list(features.values())
         if self.training:
-            return [], self._losses(maps, proposals, image_shapes, targets)
+            return [], self._losses(maps, proposals, image_shapes, targets or [])
         return self._detections(maps, proposals, image_shapes), {}
 
-    def _losses(self, maps: list[Tensor], boxes: list[Tensor], shapes: list, targets: list[dict]) -> dict[str, Tensor]:
+    def _losses(self, maps: list[Tensor], boxes: list[Tensor], shapes: Sizes, targets: Targets) -> dict[str, Tensor]:
         losses = {}
         for i, step in enumerate(self.steps):
             samples = [self._sampled(i, *pair) for pair in zip(boxes, targets, strict=True)]
@@ -185,14 +191,14 @@ class RegionHeads(nn.Module):
             if i + 1 < len(self.steps):
                 foreground = torch.where(labels < self.num_classes, labels, logits[:, :-1].argmax(1))
                 boxes = self._refined(i, codes.detach(), foreground, regions, shapes)
-                # An object itself is no proposal for the next step, which adds the objects again.
+                # Drop the objects themselves: the next step adds them again.
                 boxes = [
                     refined[(sample.boxes != sample.objects).any(1)]
                     for refined, sample in zip(boxes, samples, strict=True)
                 ]
         return losses
 
-    def _sampled(self, i: int, proposals: Tensor, target: dict) -> Samples:
+    def _sampled(self, i: int, proposals: Tensor, target: dict[str, Tensor]) -> Samples:
         objects = target["boxes"].to(proposals.dtype)
         boxes = torch.cat((proposals, objects))
         if len(objects) == 0:
@@ -215,10 +221,10 @@ class RegionHeads(nn.Module):
         chosen = codes.unflatten(1, (-1, 4))[positive, labels[positive]]
         return self.box_loss(chosen, boxes[positive], objects[positive], self.coders[i]) / max(len(labels), 1)
 
-    def _mask_loss(self, i: int, maps: list[Tensor], samples: list[Samples], targets: list[dict]) -> Tensor:
+    def _mask_loss(self, i: int, maps: list[Tensor], samples: list[Samples], targets: Targets) -> Tensor:
         positive = [torch.where(sample.labels < self.num_classes)[0] for sample in samples]
         boxes = [sample.boxes[kept] for sample, kept in zip(samples, positive, strict=True)]
-        logits = self.mask_heads[i](self.mask_pool(maps, boxes))
+        logits: Tensor = self.mask_heads[i](self.mask_pool(maps, boxes))
         if len(logits) == 0:
             return logits.sum()
         labels = torch.cat([sample.labels[kept] for sample, kept in zip(samples, positive, strict=True)])
@@ -230,14 +236,14 @@ class RegionHeads(nn.Module):
         chosen = logits[torch.arange(len(labels), device=labels.device), labels]
         return F.binary_cross_entropy_with_logits(chosen, torch.cat(wanted).to(chosen.dtype))
 
-    def _refined(self, i: int, codes: Tensor, labels: Tensor, boxes: list[Tensor], shapes: list) -> list[Tensor]:
-        """Every region moved by its class's codes, clipped to its image."""
+    def _refined(self, i: int, codes: Tensor, labels: Tensor, boxes: list[Tensor], shapes: Sizes) -> list[Tensor]:
+        """The regions moved by the codes of their classes and clipped to their images."""
         chosen = codes.unflatten(1, (-1, 4))[torch.arange(len(labels), device=labels.device), labels]
         moved = self.coders[i].decode_single(chosen, torch.cat(boxes)).split([len(box) for box in boxes])
         return [clip_boxes_to_image(box, shape) for box, shape in zip(moved, shapes, strict=True)]
 
-    def _detections(self, maps: list[Tensor], boxes: list[Tensor], shapes: list) -> list[dict[str, Tensor]]:
-        total = 0
+    def _detections(self, maps: list[Tensor], boxes: list[Tensor], shapes: Sizes) -> list[dict[str, Tensor]]:
+        total = maps[0].new_zeros(())
         for i, head in enumerate(self.box_heads):
             logits, codes = head(self.box_pool(maps, boxes))
             total = total + logits
@@ -263,7 +269,8 @@ class RegionHeads(nn.Module):
         regions = self.mask_pool(maps, [image["boxes"] for image in detections])
         labels = torch.cat([image["labels"] for image in detections])
         probabilities = sum(head(regions).sigmoid() for head in self.mask_heads) / len(self.mask_heads)
-        return probabilities[torch.arange(len(labels), device=labels.device), labels]
+        out: Tensor = probabilities[torch.arange(len(labels), device=labels.device), labels]
+        return out
 
 
 def _l1(codes: Tensor, boxes: Tensor, objects: Tensor, coder: BoxDeltas) -> Tensor:
@@ -271,7 +278,8 @@ def _l1(codes: Tensor, boxes: Tensor, objects: Tensor, coder: BoxDeltas) -> Tens
 
 
 def _giou(codes: Tensor, boxes: Tensor, objects: Tensor, coder: BoxDeltas) -> Tensor:
-    return 10 * generalized_box_iou_loss(coder.decode_single(codes, boxes), objects, reduction="sum")
+    out: Tensor = 10 * generalized_box_iou_loss(coder.decode_single(codes, boxes), objects, reduction="sum")
+    return out
 
 
 _BOX_LOSSES = {"l1": _l1, "giou": _giou}

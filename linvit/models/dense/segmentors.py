@@ -1,38 +1,47 @@
 """Semantic FPN (https://arxiv.org/abs/1901.02446) and UperNet (https://arxiv.org/abs/1807.10221)."""
 
+from collections.abc import Iterable
+from typing import Annotated, cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linvit.layers.checks import IsA, Outputs
 from linvit.layers.neck import Neck, conv_norm_relu
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.released_names import ReleasedNames
+from linvit.ranges import Checked, Range
+
+Halved = Annotated[int, Range(2, 65_536)]
 
 
 def resized(x: Tensor, like: Tensor) -> Tensor:
-    """A map at the height and width of another one, bilinearly."""
+    """A map resized bilinearly to the height and width of another one."""
     return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
 
 
 class Classifier(nn.Sequential):
     """Dropout of whole channels and a 1×1 convolution."""
 
-    def __init__(self, width: int, num_classes: int):
-        super().__init__(nn.Dropout2d(0.1), nn.Conv2d(width, num_classes, 1))
-        nn.init.normal_(self[1].weight, std=0.01)
-        nn.init.zeros_(self[1].bias)
+    def __init__(self, width: int, num_classes: int) -> None:
+        conv = nn.Conv2d(width, num_classes, 1)
+        super().__init__(nn.Dropout2d(0.1), conv)
+        assert conv.bias is not None
+        nn.init.normal_(conv.weight, std=0.01)
+        nn.init.zeros_(conv.bias)
 
 
 class SumHead(nn.Module):
-    """Each level brought to stride 4 by 3×3 convolutions, each with batch norm, ReLU and doubling; summed.
+    """Brings each level to stride 4 by 3×3 convolutions with batch norm, ReLU and upsampling, and adds all levels.
 
     Args:
         in_width: channels of the four levels.
         width: channels of the sum.
-        num_classes: classes of the logits.
+        num_classes: number of classes.
     """
 
-    def __init__(self, in_width: int, width: int, num_classes: int):
+    def __init__(self, in_width: int, width: int, num_classes: int) -> None:
         super().__init__()
         self.levels = nn.ModuleList(
             nn.ModuleList(conv_norm_relu(width if i else in_width, width) for i in range(max(level, 1)))
@@ -41,20 +50,21 @@ class SumHead(nn.Module):
         self.classifier = Classifier(width, num_classes)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        total = 0
-        for level, (units, x) in enumerate(zip(self.levels, maps, strict=True)):
+        levels = []
+        for level, (units, x) in enumerate(zip(cast(Iterable[nn.ModuleList], self.levels), maps, strict=True)):
             for unit in units:
                 x = unit(x)
                 if level:
                     x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
-            total = total + (resized(x, maps[0]) if level else x)
-        return self.classifier(total)
+            levels.append(resized(x, maps[0]) if level else x)
+        logits: Tensor = self.classifier(sum(levels))
+        return logits
 
 
 class PyramidPooling(nn.Module):
-    """The coarsest map beside its means over grids of 1, 2, 3 and 6 cells a side, fused by a 3×3 convolution."""
+    """The coarsest map and its means over grids of 1×1, 2×2, 3×3 and 6×6 cells, fused by a 3×3 convolution."""
 
-    def __init__(self, in_width: int, width: int):
+    def __init__(self, in_width: int, width: int) -> None:
         super().__init__()
         self.sides = (1, 2, 3, 6)
         self.pooled = nn.ModuleList(conv_norm_relu(in_width, width, 1) for _ in self.sides)
@@ -62,7 +72,8 @@ class PyramidPooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = (unit(F.adaptive_avg_pool2d(x, side)) for unit, side in zip(self.pooled, self.sides, strict=True))
-        return self.fuse(torch.cat([x, *(resized(means, x) for means in pooled)], dim=1))
+        x = self.fuse(torch.cat([x, *(resized(means, x) for means in pooled)], dim=1))
+        return x
 
 
 class PerceptionHead(nn.Module):
@@ -71,10 +82,10 @@ class PerceptionHead(nn.Module):
     Args:
         in_widths: channels of the four maps.
         width: channels inside.
-        num_classes: classes of the logits.
+        num_classes: number of classes.
     """
 
-    def __init__(self, in_widths: tuple[int, ...], width: int, num_classes: int):
+    def __init__(self, in_widths: tuple[int, ...], width: int, num_classes: int) -> None:
         super().__init__()
         self.pooling = PyramidPooling(in_widths[-1], width)
         self.inner = nn.ModuleList(conv_norm_relu(channels, width, 1) for channels in in_widths[:-1])
@@ -89,24 +100,27 @@ class PerceptionHead(nn.Module):
             lateral = inner(finer)
             x = lateral + resized(x, lateral)
             levels.insert(0, outer(x))
-        return self.classifier(self.fuse(torch.cat([resized(level, levels[0]) for level in levels], dim=1)))
+        out: Tensor = self.classifier(self.fuse(torch.cat([resized(level, levels[0]) for level in levels], dim=1)))
+        return out
 
 
-class SemanticFPN(ReleasedNames, nn.Module):
-    """Feature pyramid and a sum of its levels, brought to half its width.
+class SemanticFPN(Checked, ReleasedNames, nn.Module):
+    """Feature pyramid, and a head of half its width that adds up the levels.
 
     Images (batch, 3, height, width) to logits (batch, num_classes, height, width).
 
     Args:
-        backbone: four maps.
-        num_classes: classes of the logits.
+        backbone: gives four maps.
+        num_classes: number of classes.
         width: channels of the pyramid.
     """
 
     framework = "semantic_fpn"
     backbone_prefix = "backbone."
 
-    def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 256):
+    def __init__(
+        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Halved = 256
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.neck = Neck(backbone.channels, width)
@@ -117,22 +131,25 @@ class SemanticFPN(ReleasedNames, nn.Module):
         return resized(self.head(maps), images)
 
 
-class UperNet(ReleasedNames, nn.Module):
+class UperNet(Checked, ReleasedNames, nn.Module):
     """Pyramid pooling and perception head, and an auxiliary head of half its width on the map at stride 16.
 
-    Images (batch, 3, height, width) to logits (batch, num_classes, height, width) in evaluation; in training to
-    {"out": those, "aux": the auxiliary head's}, for a batch of at least two (the pooled means pass a batch norm).
+    Images (batch, 3, height, width) to logits (batch, num_classes, height, width) in evaluation. In training to
+    {"out": logits, "aux": logits of the auxiliary head}, for at least two images, because the pooled means pass a batch
+    norm.
 
     Args:
-        backbone: four maps.
-        num_classes: classes of the logits.
+        backbone: gives four maps.
+        num_classes: number of classes.
         width: channels of the head.
     """
 
     framework = "upernet"
     backbone_prefix = "backbone."
 
-    def __init__(self, backbone: DenseBackbone, num_classes: int, width: int = 512):
+    def __init__(
+        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Halved = 512
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = PerceptionHead(backbone.channels, width, num_classes)
@@ -140,10 +157,10 @@ class UperNet(ReleasedNames, nn.Module):
         self.aux = nn.Sequential(unit, Classifier(width // 2, num_classes))
 
     def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
-        if self.training and len(images) == 1:
+        if self.training and isinstance(images, Tensor) and images.shape[:1] == (1,):
             raise ValueError(
-                "UperNet got one image to train on, expected 2 or more, since batch norms follow its pooled means: set"
-                " `batch_size` higher."
+                "UperNet got one image in training, expected 2 or more, because batch norms follow its pooled means:"
+                " set `batch_size` higher."
             )
         maps = self.backbone(images)
         out = resized(self.head(maps), images)

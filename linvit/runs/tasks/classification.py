@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from linvit.analysis import answer_figures as figures
 from linvit.analysis.answers import BINS, Answers, confused_pairs, expected_calibration_error, per_class
@@ -16,6 +17,7 @@ from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
+from linvit.ranges import Count
 from linvit.runs.classifiers import ClassifierSpec
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
@@ -26,20 +28,22 @@ if TYPE_CHECKING:
     from linvit.runs.run import Run
 
 PAIRS, PAIRS_WITH_IMAGES, EXAMPLES = 20, 8, 6
+MATRIX_CLASSES = 30  # a confusion matrix of more is not readable
 
 logger = logging.getLogger(__name__)
 
 
 class ClassificationSpec(ClassifierSpec):
-    """Networks of timm and ours, with one class for each image."""
+    """Classification with timm networks: one class per image."""
 
     name = "classification"
     task = Classification
     sources: ClassVar = {"digits": Digits, "imagefolder": ImageFolder, "timm": TimmImages}
     folder_source = "imagefolder"
+    stored_facts: ClassVar = {"split_digest": str | None}
 
     def stored(self, source: Source) -> dict[str, Any]:
-        """Which files were held out of a folder that is not divided itself."""
+        """A digest of the files held out of a folder that has no split of its own."""
         return {"split_digest": source.digest()} if isinstance(source, ImageFolder) else {}
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
@@ -60,7 +64,7 @@ class ClassificationSpec(ClassifierSpec):
         run: "Run",
         inputs: Sequence[Any],
         *,
-        topk: int = 5,
+        topk: Count = 5,
         weights: str | None = None,
         output: str | Path | None = None,
         progress: bool = False,
@@ -68,11 +72,9 @@ class ClassificationSpec(ClassifierSpec):
         """A ClassPrediction for each image.
 
         Args:
-            topk: how many classes.
+            topk: number of classes.
             weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
-        if topk < 1:
-            raise ValueError(f"`topk` is {topk}, expected 1 or more: set it higher.")
 
         def probable(logits: Tensor) -> tuple[Tensor, Tensor]:
             return logits.softmax(-1).topk(min(topk, logits.shape[-1]))
@@ -83,6 +85,7 @@ class ClassificationSpec(ClassifierSpec):
         answers = answers_of(run, source)
         return [
             ("Accuracy per class", _accuracies(answers)),
+            ("Precision, recall and F1 per class", _per_class(answers)),
             ("Most confused classes", _confused(answers, source)),
             ("Calibration", _calibration(answers)),
         ]
@@ -92,7 +95,7 @@ SPEC = ClassificationSpec()
 
 
 def _hold_out_the_same(run: "Run", source: ImageFolder, trained_on: str | None) -> None:
-    """Evaluates on what the run did not train on: the same files of its own folder, all of another one."""
+    """Evaluates on files unseen in training: the held-out ones of the run's folder, or all files of another one."""
     before = run.stored.get("split_digest")
     if before is not None and source.digest() == before:
         return
@@ -107,7 +110,7 @@ def _hold_out_the_same(run: "Run", source: ImageFolder, trained_on: str | None) 
 
 
 def _match_classes(run: "Run", source: Source) -> None:
-    """Reads a folder's classes in the network's order; for released weights, sorted folders are the class indices.
+    """Maps a folder's classes to the network's order; for released weights, sorted folders are the class indices.
 
     Folders named by numbers (ImageNet-V2) that are not class names of the network are its class indices.
     """
@@ -120,21 +123,21 @@ def _match_classes(run: "Run", source: Source) -> None:
     if run.recipe is None:
         if len(classes) != len(folders):
             raise ValueError(
-                f"The data has {len(folders)} classes, but the network has {len(classes)}: evaluate it on data that it"
-                " was made for."
+                f"The data has {len(folders)} classes, but the network has {len(classes)}: choose data with the"
+                " classes of the network."
             )
         return
     unknown = [name for name in folders if name not in classes]
     if unknown:
         raise ValueError(
             f"The data has the class {unknown[0]!r}, but the network knows {', '.join(classes[:5])}"
-            f"{' …' if len(classes) > 5 else ''}: evaluate it on data that it was made for."
+            f"{' …' if len(classes) > 5 else ''}: choose data with the classes of the network."
         )
     source.class_names = classes
 
 
 class _Numbered(Dataset[Any]):
-    """(image, (target, index)) of a data set, so that an image is found again; a sentence passes as it is."""
+    """Adds the index to each target, to find its image again; sentences on unreadable images pass unchanged."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
@@ -149,7 +152,7 @@ class _Numbered(Dataset[Any]):
 
 @torch.inference_mode()
 def answers_of(run: "Run", source: Source) -> Answers:
-    """The network's answer to every readable validation image; raises ValueError where there is none."""
+    """The network's predictions for all readable validation images; raises ValueError if there are none."""
     network, device = run.placed_network()
     loader = source.val_dataloader()
     numbered = DataLoader(
@@ -161,8 +164,9 @@ def answers_of(run: "Run", source: Source) -> Answers:
             confidences, predictions = network(images.to(device)).float().softmax(-1).max(-1)
             batches.append((targets[:, 1], targets[:, 0], predictions.cpu(), confidences.cpu()))
     if not batches:
-        raise ValueError("The data has no readable image: there is nothing to report on.")
-    return Answers(*(torch.cat(column) for column in zip(*batches, strict=True)), source.class_names)
+        raise ValueError("The data contains no readable image: choose other data.")
+    indices, targets, predictions, confidences = (torch.cat(column) for column in zip(*batches, strict=True))
+    return Answers(indices, targets, predictions, confidences, source.class_names)
 
 
 def _accuracies(answers: Answers) -> Sequence[str]:
@@ -170,6 +174,33 @@ def _accuracies(answers: Answers) -> Sequence[str]:
     known = accuracy[counts > 0]
     words = f"Mean over classes {100 * known.mean():.2f} %, lowest {100 * known.min():.2f} %."
     return [figure_image(figures.class_accuracies(answers), "accuracy per class"), paragraph(words)]
+
+
+def _per_class(answers: Answers) -> Sequence[str]:
+    names = answers.class_names
+    confusion = multiclass_confusion_matrix(answers.predictions, answers.targets, len(names))
+    right, images, answered = confusion.diag(), confusion.sum(1), confusion.sum(0)
+    f1 = 2 * right / (images + answered)  # NaN where a class has no image and is no answer
+    rows = [
+        {
+            "class": names[place],
+            "images": f"{int(images[place]):,}",
+            "precision": _percent(right[place] / answered[place]),
+            "recall": _percent(right[place] / images[place]),
+            "F1": _percent(f1[place]),
+        }
+        for place in f1.argsort(stable=True).tolist()
+    ]
+    words = f"Mean F1 over the classes (macro) {_percent(f1.nanmean())}; the lowest are at the top."
+    parts = [table(rows), paragraph(words)]
+    if len(names) <= MATRIX_CLASSES:
+        matrix = figures.confusion_matrix(confusion, names, "images")
+        parts.append(figure_image(matrix, "images of each true class by predicted class"))
+    return parts
+
+
+def _percent(share: Tensor) -> str:
+    return "–" if share.isnan() else f"{100 * share:.2f} %"
 
 
 def _confused(answers: Answers, source: Source) -> Sequence[str]:
@@ -180,7 +211,7 @@ def _confused(answers: Answers, source: Source) -> Sequence[str]:
     rows = [
         {
             "true": answers.class_names[pair.true],
-            "answered as": answers.class_names[pair.answered],
+            "predicted": answers.class_names[pair.answered],
             "images": pair.count,
             "of the class": f"{100 * pair.share:.1f} %",
         }
@@ -190,7 +221,7 @@ def _confused(answers: Answers, source: Source) -> Sequence[str]:
     shown = figures.confused_images(
         answers, pairs[:PAIRS_WITH_IMAGES], lambda index: source.preprocessing.displayed(dataset[index][0])
     )
-    words = f"{wrong:,} of {len(answers.targets):,} images are misclassified; the table has the most frequent pairs."
+    words = f"{wrong:,} of {len(answers.targets):,} images are misclassified; the table shows the most frequent pairs."
     confident = paragraph("Their most confident mistakes:")
     return [paragraph(words), table(rows), confident, figure_image(shown, "misclassified images")]
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from linvit.data.dense.source import DenseSource
 from linvit.data.source import Source
 from linvit.files import replacing
 from linvit.models.dense.frameworks import DETECTORS
+from linvit.ranges import Amount, Share
 from linvit.runs.dense import (
     OVERLAYS,
     DensePredictions,
@@ -43,37 +44,36 @@ SHAPES = {"box": "boxes", "mask": "masks"}
 
 
 class DetectionSpec(DenseSpec):
-    """Boxes, and masks where the framework has them."""
+    """Object detection, with masks where the framework predicts them."""
 
     name = "detection"
     task = Detection
     sources: ClassVar = {"coco": Coco}
     folder_source = "coco"
     frameworks = DETECTORS
+    stored_facts: ClassVar = {"category_ids": list[Amount]}
 
     def stored(self, source: Source) -> dict[str, Any]:
-        return {"category_ids": list(source.annotations("train").category_ids)}
+        return {"category_ids": list(cast(Coco, source).annotations("train").category_ids)}
 
     def predict(
         self,
         run: "Run",
         inputs: Sequence[Any],
         *,
-        threshold: float = THRESHOLD,
+        threshold: Share = THRESHOLD,
         weights: str | None = None,
         output: str | Path | None = None,
         progress: bool = False,
     ) -> DensePredictions:
-        """An ObjectPrediction with all that is found in each image.
+        """An ObjectPrediction for each image, with everything the detector found in it.
 
         Args:
-            threshold: score from which objects are shown: counted in `table()`, drawn in the images of a folder.
-            output: folder for predictions.json in COCO's format and images with the objects drawn onto them; each
-                image is written at once and its masks are not kept.
+            threshold: lowest score of the objects that `table()` counts and that are drawn into the images of a folder.
+            output: folder for predictions.json in COCO's format and for images with the objects drawn into them; each
+                image is written immediately and its masks are not kept in memory.
             weights, progress: see Run.predict.
         """
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"`threshold` is {threshold}, expected a score from 0 to 1: change it.")
 
         def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> ObjectPrediction:
             return detected(network, image, name, size, run.class_names, threshold)
@@ -84,7 +84,7 @@ class DetectionSpec(DenseSpec):
 
     @contextlib.contextmanager
     def json_writer(self, run: "Run", path: Path) -> Iterator[Callable[[ObjectPrediction], None]]:
-        """Writes COCO's JSON, one prediction after the other; whole or not at all."""
+        """Writes COCO's JSON one prediction at a time; the file appears when it is complete."""
         ids = category_ids(run)
         images: list[dict[str, Any]] = []
         count = 0
@@ -93,7 +93,8 @@ class DetectionSpec(DenseSpec):
             "licenses": [],
             "categories": [{"id": key, "name": name} for key, name in zip(ids, run.class_names, strict=True)],
         }
-        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        unusual = "backslashreplace"  # bytes of names that are not UTF-8 become escapes of JSON
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8", errors=unusual) as file:
             file.write(json.dumps(head, ensure_ascii=False)[:-1] + ', "annotations": [')
 
             def write(row: ObjectPrediction) -> None:
@@ -121,18 +122,19 @@ class DetectionSpec(DenseSpec):
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         network, device = run.placed_network()
+        data, task = cast(Coco, source), cast(Detection, run.task)
         rows: list[dict[str, Any]] = []
         image_ids: list[int] = []
         with torch.inference_mode():
             for images, targets in source.val_dataloader():
-                rows += source.results(images, targets, network([image.to(device) for image in images]))
+                rows += data.results(images, targets, network([image.to(device) for image in images]))
                 image_ids += [target["image_id"] for target in targets]
-        truth = source.ground_truth()
+        truth = data.ground_truth()
         sections = []
-        for shape, overlap in run.task.overlaps.items():
+        for shape, overlap in task.overlaps.items():
             values = average_precision_by_class(truth, rows, image_ids, overlap)
             sections.append((f"Average precision of {SHAPES[shape]} per class", _per_class(values, source)))
-        words = f"the answer to the right, objects with a score of {100 * THRESHOLD:g} % or more"
+        words = f"the prediction on the right, objects with a score of {100 * THRESHOLD:g} % or more"
         return [*sections, truth_and_answer(run, source, _truth_and_answer, words)]
 
 
@@ -140,7 +142,7 @@ SPEC = DetectionSpec()
 
 
 def category_ids(run: "Run") -> list[int]:
-    """The number of each class in files in COCO's format."""
+    """The category id of each class in COCO's format."""
     return run.stored.get("category_ids") or list(range(1, len(run.class_names) + 1))
 
 
@@ -153,14 +155,16 @@ def detected(
     class_names: Sequence[str],
     threshold: float = THRESHOLD,
 ) -> ObjectPrediction:
-    """What a detector finds in a normalized image, in pixels of its file's size, best score first."""
+    """The objects that a detector finds in a normalized image, in pixels of the original file, best score first."""
     answer = {key: value.cpu() for key, value in network([image])[0].items()}
     order = answer["scores"].argsort(descending=True, stable=True)
     answer = {key: value[order] for key, value in answer.items()}
     masks: list[dict[str, Any]] | None = [] if "masks" in answer else None
     boxes = []
     for places in torch.arange(len(order)).split(at_once(size)):
-        original = to_original({key: value[places] for key, value in answer.items()}, tuple(image.shape[-2:]), size)
+        original = to_original(
+            {key: value[places] for key, value in answer.items()}, (image.shape[-2], image.shape[-1]), size
+        )
         boxes.append(original["boxes"].float())
         if masks is not None:
             masks += [to_runs(mask) for mask in original["masks"].numpy()]
@@ -170,7 +174,7 @@ def detected(
 
 
 def object_overlay(image: Tensor, row: ObjectPrediction, class_names: Sequence[str]) -> Tensor:
-    """uint8 (3, height, width) with the objects that reach the threshold drawn onto it, the best on top."""
+    """uint8 (3, height, width) with the objects above the threshold drawn into it, the best on top."""
     count = sum(score >= row.threshold for score in row.scores)
     words = [f"{name}: {100 * score:.0f} %" for name, score in zip(row.classes, row.scores, strict=True)][:count]
     masks = None
@@ -182,7 +186,8 @@ def object_overlay(image: Tensor, row: ObjectPrediction, class_names: Sequence[s
 def _annotations(row: ObjectPrediction, image_id: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
     content = {"boxes": row.boxes, "labels": torch.tensor(row.labels), "scores": torch.tensor(row.scores)}
     results = to_results(image_id, content, ids)
-    for result, runs in zip(results, row.masks or [None] * len(results), strict=True):  # type: ignore[list-item]
+    masks: list[dict[str, Any] | None] = [*row.masks] if row.masks else [None for _ in results]
+    for result, runs in zip(results, masks, strict=True):
         if runs is None:
             yield result | {"area": result["bbox"][2] * result["bbox"][3], "iscrowd": 0}
         else:
@@ -213,7 +218,7 @@ def _per_class(values: Mapping[int, tuple[float, float, int]], source: Any) -> l
 def _truth_and_answer(
     network: nn.Module, source: DenseSource, image: Tensor, target: dict[str, Any], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    names, shown, size = source.class_names, displayed(image, source.preprocessing), tuple(image.shape[-2:])
+    names, shown, size = source.class_names, displayed(image, source.preprocessing), (image.shape[-2], image.shape[-1])
     crowds = zip(target["labels"].tolist(), target["iscrowd"].tolist(), strict=True)
     words = [names[label] + " (crowd)" * crowd for label, crowd in crowds]
     masks = target["masks"].bool() if "masks" in target else None

@@ -1,10 +1,9 @@
 """Runs of image generation."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -17,9 +16,11 @@ from linvit.analysis.report import figure_image, paragraph
 from linvit.data.generation.digits import DigitImages, GenerationPreprocessing
 from linvit.data.generation.latents import Latents, decoded, open_autoencoder
 from linvit.data.source import Source
-from linvit.files import check_writable, replacing
+from linvit.files import check_output_file, replacing
 from linvit.layers.mechanisms import at
+from linvit.models.dit import DiT
 from linvit.models.registry import create
+from linvit.ranges import Amount, Count, Range
 from linvit.runs.named import NamedSpec
 from linvit.runs.spec import Section, Subject
 from linvit.tasks.diffusion import Diffusion
@@ -45,8 +46,11 @@ PUBLISHED = {("DiT-S/2", "softmax"): "6.06"}
 
 @dataclass(frozen=True)
 class GeneratedImages:
-    """images: uint8 (number, channels, height, width). labels: int64 (number,), places in class_names, equal ones in a
-    row. per_class: how many images each class has."""
+    """Generated images, class by class.
+
+    images: uint8 (images, channels, height, width). labels: int64 (images,), indices into class_names. per_class: the
+    number of images of each class.
+    """
 
     images: Tensor
     labels: Tensor
@@ -57,15 +61,15 @@ class GeneratedImages:
         return len(self.images)
 
     def grid(self) -> Image.Image:
-        """A row for each class; small images are enlarged."""
+        """One row per class; small images are enlarged."""
         factor = -(-SMALLEST // self.images.shape[-1])
         images = self.images.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
         grid = make_grid(images, nrow=self.per_class, padding=2, pad_value=128)
         return Image.fromarray(grid.movedim(0, -1).numpy())
 
     def save(self, path: str | Path) -> None:
-        """Writes a .png grid, or .npz with uint8 (images, height, width, 3) as `arr_0` and int64 `labels`, which ADM's
-        evaluation suite reads; raises ValueError for another ending."""
+        """Writes a .png grid, or an .npz for ADM's evaluation suite: uint8 `arr_0` (images, height, width, 3) and int64
+        `labels`. Raises ValueError for other endings."""
         path = check_image_output(path)
         with replacing(path) as temporary, temporary.open("wb") as file:
             if path.suffix == ".png":
@@ -76,7 +80,7 @@ class GeneratedImages:
 
 
 class DiffusionSpec(NamedSpec):
-    """DiTs, of pixels or of latents."""
+    """Class-conditional image generation with DiTs, on pixels or latents."""
 
     name = "diffusion"
     task = Diffusion
@@ -89,7 +93,7 @@ class DiffusionSpec(NamedSpec):
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         if name == "latents" and run.preprocessing.decoder is None:
-            raise ValueError("`root` is a folder, but this run generates the digits it was trained on: leave it out.")
+            raise ValueError("`root` is a folder, but this run was trained on the built-in digits: leave it out.")
         return super().open_source(run, name, stored, given)
 
     def generate(
@@ -97,40 +101,39 @@ class DiffusionSpec(NamedSpec):
         run: "Run",
         *,
         classes: Sequence[str | int] | None = None,
-        count: int = 8,
-        guidance: float = 1.0,
+        count: Count = 8,
+        guidance: Annotated[float, Range(0)] = 1.0,
         steps: int = 50,
         sampler: str = "ddim",
-        seed: int = 0,
+        seed: Amount = 0,
         autoencoder: str | None = None,
         weights: str | None = None,
         output: str | Path | None = None,
     ) -> GeneratedImages:
-        """`count` images of each class; the same arguments give the same images.
+        """Generates `count` images of each class; the same arguments give the same images.
 
         Args:
-            classes: names or numbers; all by default.
+            classes: names or indices (default: all).
             count: images per class.
-            guidance: scale of classifier-free guidance; 1 is off.
-            steps: of sampling, up to 1,000.
+            guidance: scale of classifier-free guidance (1 = off).
+            steps: sampling steps, 2 to 1,000.
             sampler: "ddim" or "ddpm".
-            seed: of the random numbers.
-            autoencoder: of latents, a folder or a name on the Hugging Face hub; by default that of the data.
-            weights: "raw" or "ema"; by default the moving average where there is one.
-            output: .png or .npz file that is written too.
+            seed: random seed.
+            autoencoder: decodes latents; a folder or a name on the Hugging Face hub (default: the one of the data).
+            weights: "raw" or "ema"; default: the moving average, if there is one.
+            output: a .png or .npz file to write as well.
         """
-        _check(count, guidance, seed)
         path = None if output is None else check_image_output(output)
         network, device = run.placed_network(weights)
         chosen = [_class_number(name, run.class_names) for name in run.class_names if classes is None]
         chosen += [_class_number(str(name), run.class_names) for name in classes or ()]
         labels = torch.tensor(chosen).repeat_interleave(count)
         autoencoder = _known_autoencoder(run.preprocessing, autoencoder)
-        images = []
+        images, clips = [], cast(Diffusion, run.task).clips
         for number, batch in enumerate(labels.split(BATCH)):
-            # the seeds of the batches of one call are apart from those of the next
+            # a seed of its own for each batch, which no neighbouring seed of a call repeats
             batch_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-            sampled = sample(network, batch.to(device), steps, guidance, sampler, batch_seed, run.task.clips)
+            sampled = sample(network, batch.to(device), steps, guidance, sampler, batch_seed, clips)
             if not sampled.isfinite().all():
                 raise ValueError(
                     "The generated images are not finite: lower `guidance`, or use a run that did not diverge."
@@ -142,10 +145,12 @@ class DiffusionSpec(NamedSpec):
         return generated
 
     def subject(self, run: "Run") -> Subject:
-        def inputs(images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        noise_loss = cast(Diffusion, run.task).noise_loss
+
+        def inputs(images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
             times = torch.full((len(images),), ANALYZED_TIME)
             noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
-            return run.task.noise_loss.noised(images, times, noise), times, labels
+            return noise_loss.noised(images, times, noise), times, labels
 
         note = f" at time {ANALYZED_TIME} of {TRAIN_STEPS:,}, with the class of each image"
         return Subject(run.network, inputs, lambda image: _displayed(run.preprocessing, image), None, note)
@@ -159,25 +164,28 @@ class DiffusionSpec(NamedSpec):
             axes.imshow(np.asarray(shown.grid()))
             axes.set_title(f"guidance {guidance:g}")
             axes.set_axis_off()
-        words = "Distances are in the features of a classifier of our own: they compare with no published FID."
-        image = figure_image(figure, "generated images, a row for each class, at guidance 1 and 2")
+        words = (
+            "Fréchet distances use the features of our own small classifier: do not compare them with published FIDs."
+        )
+        image = figure_image(figure, "generated images, one row per class, at guidance 1 and 2")
         return [("Generated images", [paragraph(words), image])]
 
     listing_caption = (
-        "MACs of one pass for one 4×32×32 latent. MALA's Table 8 prints 4.26 G for its network, which is not released:"
-        " no row here is known to be it."
+        "MACs of one pass for one 4×32×32 latent. MALA's Table 8 prints 4.26 G for its network, which is not released;"
+        " none of these rows is known to be that network."
     )
 
     def listing(self) -> Iterator[dict[str, Any]]:
-        """Variants of DiT-S/2 with each mechanism: variant, mechanism, parameters, macs of one pass (of layers),
-        macs_attention (on top), published_macs (billions or None)."""
+        """Variants of DiT-S/2 with each mechanism: variant, mechanism, parameters, macs and macs_attention (layers and
+        attention products of one forward pass), published_macs (billions or None)."""
         for variant, arguments in VARIANTS.items():
             for mechanism in at("images"):
                 with torch.device("meta"):
                     network = create("dit_small_patch2", 1000, mechanism=mechanism, learn_sigma=True, **arguments)
                 number = torch.zeros(1, dtype=torch.long)
-                side = network.input_size
-                cost = count_batch(network, torch.zeros(1, network.channels, side, side), number, number)
+                dit = cast(DiT, network)
+                images = torch.zeros(1, dit.channels, dit.input_size, dit.input_size)
+                cost = count_batch(network, images, number, number)
                 published = {"published_macs": PUBLISHED.get((variant, mechanism))}
                 yield {"variant": variant, "mechanism": mechanism, **asdict(cost), **published}
 
@@ -186,23 +194,10 @@ SPEC = DiffusionSpec()
 
 
 def check_image_output(path: str | Path) -> Path:
-    """The path itself; raises ValueError for an ending other than .png or .npz, OSError where it cannot be written."""
-    path = Path(path)
-    if path.suffix not in SUFFIXES:
+    """The checked path; raises ValueError for endings other than .png and .npz, and as `check_output_file`."""
+    if Path(path).suffix not in SUFFIXES:
         raise ValueError(f"`output` is {path}, expected a .png or .npz file: name one of them.")
-    if path.is_dir():
-        raise ValueError(f"`output` is {path}, which is a folder: name a file.")
-    check_writable(path.parent)
-    return path
-
-
-def _check(count: int, guidance: float, seed: int) -> None:
-    if count < 1:
-        raise ValueError(f"`count` is {count}, expected 1 or more images: set it higher.")
-    if not 0 <= guidance < math.inf:
-        raise ValueError(f"`guidance` is {guidance:g}, expected 0 or more, where 1 is off: change it.")
-    if seed < 0:
-        raise ValueError(f"`seed` is {seed}, expected 0 or more: choose another.")
+    return check_output_file(path)
 
 
 def _class_number(name: str, class_names: Sequence[str]) -> int:
@@ -215,7 +210,7 @@ def _class_number(name: str, class_names: Sequence[str]) -> int:
 
 
 def _known_autoencoder(preprocessing: GenerationPreprocessing, name: str | None) -> str | None:
-    """The autoencoder that is asked for, else that of the data; opened, so that a wrong one ends here."""
+    """The autoencoder to use: the one asked for, else the data's. Opened here, so that a wrong one fails early."""
     if preprocessing.decoder is None:
         if name is not None:
             raise ValueError(f"`autoencoder` is {name!r}, but this run generates pixels, not latents: leave it out.")
@@ -225,7 +220,7 @@ def _known_autoencoder(preprocessing: GenerationPreprocessing, name: str | None)
 
 
 def _pixels(preprocessing: GenerationPreprocessing, images: Tensor, autoencoder: str | None) -> Tensor:
-    """uint8 (batch, channels, height, width)."""
+    """The images as uint8 (batch, channels, height, width)."""
     values = preprocessing.values(images.float())
     if autoencoder:
         values = decoded(values, autoencoder)
@@ -233,7 +228,7 @@ def _pixels(preprocessing: GenerationPreprocessing, images: Tensor, autoencoder:
 
 
 def _displayed(preprocessing: GenerationPreprocessing, image: Tensor) -> Tensor:
-    """(height, width[, 3]) in 0..1; of latents the mean over their channels."""
+    """An image as (height, width[, 3]) in 0..1; for latents, the mean over their channels."""
     values = preprocessing.values(image[None])[0]
     if preprocessing.decoder is not None:
         values = values.mean(0, keepdim=True)

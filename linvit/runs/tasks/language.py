@@ -4,7 +4,7 @@ import codecs
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import torch
 
@@ -13,7 +13,8 @@ from linvit.data.source import Source
 from linvit.data.text.files import Stdlib, TextFolder, TextPreprocessing
 from linvit.data.text.hub import HuggingFaceText
 from linvit.data.text.tokens import Bytes, Tokenizer
-from linvit.models.sequence import generate
+from linvit.models.sequence import Decoder, generate
+from linvit.ranges import Count, Range
 from linvit.runs.decoders import DecoderSpec
 from linvit.runs.spec import Section, check_options
 from linvit.tasks.language import Language
@@ -26,7 +27,7 @@ LENGTH, TEMPERATURE, TOP_P = 300, 0.8, 0.95
 
 
 class LanguageSpec(DecoderSpec):
-    """Decoders of text."""
+    """Language modelling with decoders."""
 
     name = "language"
     task = Language
@@ -43,20 +44,20 @@ class LanguageSpec(DecoderSpec):
         return self.create_source(name, read | stored | given)
 
     def evaluate(self, run: "Run", data: str | Path | None, progress: bool, trainer: Any, **options: Any) -> Any:
-        """As for every task; with `tasks`, those of EleutherAI's lm-evaluation-harness, and then
+        """As for every task; with `tasks`, runs tasks of EleutherAI's lm-evaluation-harness with the options
 
-        include: folder of your own tasks, in place of the harness's. limit: items of each task. batch_size: texts at
-        once. weights: "raw" or "ema".
+        include: folder with your own tasks, used instead of the harness's. limit: items per task. batch_size: texts per
+        batch. weights: "raw" or "ema".
         """
         if options.get("tasks") is None:
             for name in ("include", "limit"):
                 if name in options:
-                    raise ValueError(f"`{name}` is for `tasks`, which is not given: add it, or leave `{name}` out.")
+                    raise ValueError(f"`{name}` needs `tasks`: add tasks, or leave `{name}` out.")
             return super().evaluate(run, data, progress, trainer, **options)
         from linvit.runs.harness import evaluate_tasks
 
         if data is not None:
-            raise ValueError("`tasks` bring data of their own: leave `data` out.")
+            raise ValueError("`tasks` have their own data: leave `data` out.")
         check_options(evaluate_tasks, self.name, options)
         return evaluate_tasks(run, **options)
 
@@ -65,33 +66,31 @@ class LanguageSpec(DecoderSpec):
         run: "Run",
         *,
         prompt: str = "",
-        tokens: int = 256,
+        tokens: Count = 256,
         temperature: float = 1.0,
         top_p: float = 1.0,
-        seed: int = 0,
+        seed: Annotated[int, Range(0, 2**63 - 1)] = 0,
         weights: str | None = None,
     ) -> Iterator[str]:
-        """The prompt and its continuation, piece by piece, until the document ends or so many tokens are generated.
+        """Yields the prompt and its continuation, until the document ends or `tokens` are generated.
 
         Args:
-            prompt: how the text begins; bytes that are not UTF-8, surrogates here, are read as they are by networks of
-                bytes.
-            tokens: how many at most.
-            temperature: logits are divided by it; 0 takes the most likely token.
-            top_p: nucleus sampling: the likeliest tokens up to this total probability are kept.
-            seed: of the random numbers.
-            weights: "raw" or "ema"; by default the moving average where there is one.
+            prompt: the beginning of the text. Networks on bytes also read bytes that are not UTF-8 (surrogates in
+                Python).
+            tokens: the most tokens to generate.
+            temperature: sampling temperature; 0 always takes the most likely token.
+            top_p: nucleus sampling: keep the most likely tokens up to this total probability.
+            seed: random seed.
+            weights: "raw" or "ema"; default: the moving average, if there is one.
         """
-        if tokens < 1:
-            raise ValueError(f"`tokens` is {tokens}, expected 1 or more: set it higher.")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"`seed` is {seed}, expected a whole number from 0 and below 2⁶⁴: choose another.")
         network, device = run.placed_network(weights)
         tokenizer = run.preprocessing.open()
-        start = prompt.encode("utf-8", "surrogateescape")  # what a shell hands over, byte by byte
+        start = prompt.encode("utf-8", "surrogateescape")  # the bytes that the shell passed
         context = torch.tensor([tokenizer.separator, *tokenizer.encode(start)], device=device)
         generator = torch.Generator().manual_seed(seed)
-        continuation = generate(network, context, tokens, temperature, top_p, generator, stop=tokenizer.separator)  # type: ignore[arg-type]
+        continuation = generate(
+            cast(Decoder, network), context, tokens, temperature, top_p, generator, stop=tokenizer.separator
+        )
         return itertools.chain([start.decode("utf-8", "replace")], pieces(tokenizer, continuation))
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
@@ -110,7 +109,7 @@ SPEC = LanguageSpec()
 
 
 def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    """The text of tokens as they come; a character of several tokens comes when it is whole."""
+    """Yields the text of tokens as they arrive; a character made of several tokens is yielded when it is complete."""
     if isinstance(tokenizer, Bytes):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for token in tokens:

@@ -1,15 +1,17 @@
 """Runs of multi-label classification."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from linvit.analysis.report import table
 from linvit.data.images.multilabel import MultiLabelImages
 from linvit.data.source import Source
+from linvit.ranges import Share
 from linvit.runs.classifiers import ClassifierSpec
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MultiLabelSpec(ClassifierSpec):
-    """Networks of timm and ours, with any number of classes for each image."""
+    """Multi-label classification with timm networks: any number of classes per image."""
 
     name = "multilabel"
     task = MultiLabel
@@ -39,19 +41,17 @@ class MultiLabelSpec(ClassifierSpec):
         run: "Run",
         inputs: Sequence[Any],
         *,
-        threshold: float = 0.5,
+        threshold: Share = 0.5,
         weights: str | None = None,
         output: str | Path | None = None,
         progress: bool = False,
     ) -> Predictions[ClassPrediction]:
-        """A ClassPrediction for each image, perhaps without any class.
+        """A ClassPrediction for each image, possibly without classes.
 
         Args:
-            threshold: probability from which a class is named.
+            threshold: lowest probability of the classes to name.
             weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"`threshold` is {threshold}, expected a probability from 0 to 1: change it.")
 
         def probable(logits: Tensor) -> tuple[Tensor, Tensor]:
             probabilities, places = logits.sigmoid().sort(descending=True)
@@ -61,7 +61,8 @@ class MultiLabelSpec(ClassifierSpec):
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         network, device = run.placed_network()
-        metrics = MultiLabel(torch.nn.Identity(), len(run.class_names)).metrics["raw"]
+        kept = MultiLabel(torch.nn.Identity(), len(run.class_names)).metrics["raw"]
+        metrics = cast(Mapping[str, Metric], kept)
         with torch.inference_mode():
             for images, targets in source.val_dataloader():
                 probabilities = network(images.to(device)).float().sigmoid().cpu()

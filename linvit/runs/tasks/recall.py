@@ -1,4 +1,4 @@
-"""Runs that recall pairs or copy symbols."""
+"""Runs on synthetic sequences: associative recall and copying."""
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RecallSpec(DecoderSpec):
-    """Decoders of generated sequences, of which some tokens alone are asked for."""
+    """Decoders trained on generated sequences, measured on some of the tokens only."""
 
     name = "recall"
     task = RecallTask
@@ -23,7 +23,7 @@ class RecallSpec(DecoderSpec):
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         if "root" in given:
-            raise ValueError("`root` is a folder, but the sequences of this run are generated: leave it out.")
+            raise ValueError("`root` is a folder, but the sequences of this run are synthetic: leave it out.")
         return super().open_source(run, name, stored, given)
 
 

@@ -63,8 +63,8 @@ class SegmentationSpec(DenseSpec):
         """A MapPrediction for each image.
 
         Args:
-            output: folder for maps of labels, numbered as in the training data, labels.json, and images under the
-                colours of their classes; each image is written at once and its map is not kept.
+            output: folder for label maps, numbered as in the training data, labels.json, and images overlaid with the
+                colours of their classes; each is written immediately and its map is not kept in memory.
             weights, progress: see Run.predict.
         """
 
@@ -109,7 +109,7 @@ class SegmentationSpec(DenseSpec):
         return [
             ("Intersection over union per class", [shown, table(rows)]),
             ("Confused classes", _confused(confusion, names)),
-            truth_and_answer(run, source, _truth_and_answer, "the answer to the right"),
+            truth_and_answer(run, source, _truth_and_answer, "the prediction on the right"),
         ]
 
 
@@ -118,7 +118,7 @@ SPEC = SegmentationSpec()
 
 @torch.inference_mode()
 def label_map(network: nn.Module, image: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 (height, width), the class of each pixel at its file's size, of one normalized image."""
+    """The class of each pixel of one normalized image at the size of its file, uint8 (height, width)."""
     height, width = image.shape[-2:]
     filled = pad(image, (0, max(0, SMALLEST - width), 0, max(0, SMALLEST - height)))
     logits = network(filled[None]).float()[..., :height, :width]
@@ -155,20 +155,20 @@ def _confused(confusion: Tensor, names: Sequence[str]) -> list[str]:
     rows = [
         {
             "true": names[true],
-            "answered as": names[answered],
+            "predicted": names[answered],
             "pixels": f"{errors[true * len(names) + answered].item():,}",
             "of the class": _percent(errors[true * len(names) + answered] / confusion[true].sum()),
         }
         for true, answered in (divmod(place, len(names)) for place in largest)
     ]
-    shown = figure_image(figures.confusion_matrix(confusion, names), "pixels of each true class by the answered class")
-    return [shown, table(rows) if rows else paragraph("Every pixel is answered right.")]
+    shown = figure_image(figures.confusion_matrix(confusion, names), "pixels of each true class by predicted class")
+    return [shown, table(rows) if rows else paragraph("Every pixel is classified correctly.")]
 
 
 def _truth_and_answer(
     network: nn.Module, source: DenseSource, image: Tensor, labels: Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    size = tuple(labels.shape)
+    size = (labels.shape[0], labels.shape[1])
     answer = label_map(network, image.to(device), size)
     shown = F.resize(displayed(image, source.preprocessing), list(size))
     return draw_map(shown, labels, source.class_names), draw_map(shown, answer, source.class_names)

@@ -5,7 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from linvit.data.speech.hub import HuggingFaceSpeech
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, SpeechPreprocessing
 from linvit.layers.conformer import SUBSAMPLED
 from linvit.layers.mechanisms import at
-from linvit.models.conformer import StreamCache
+from linvit.models.conformer import Conformer, StreamCache
 from linvit.models.registry import create
 from linvit.runs.images import find_inputs
 from linvit.runs.named import NamedSpec
@@ -26,7 +26,7 @@ from linvit.runs.predictions import Predictions, Transcript, check_output
 from linvit.runs.progress import tracked
 from linvit.runs.settings import check_names, parameters
 from linvit.runs.spec import Section, check_options
-from linvit.tasks.speech import Speech, known_beam
+from linvit.tasks.speech import Recognizer, Speech, known_beam
 from linvit.tasks.transcription import BLANK, spelled, word_edits
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ WORST, CORRECT = 20, 5  # utterances of a report
 DECODING = ("beam", "language_model", "lm_weight", "word_bonus")
 PIECES = {"conformer_nano": 11, "conformer_small": 1024}
 PUBLISHED = {("conformer_small", mechanism): "10.3" for mechanism in ("softmax", "linear", "mala")}
-"""Millions, of all three rows of MALA's Table 7 and of Conformer (S)."""
+"""Millions of parameters, the same in all three rows of MALA's Table 7 and in Conformer (S)."""
 
 
 class SpeechSpec(NamedSpec):
@@ -87,14 +87,14 @@ class SpeechSpec(NamedSpec):
         output: str | Path | None = None,
         progress: bool = False,
     ) -> Predictions[Transcript]:
-        """A Transcript of each sound file, or float array of samples at the network's rate, each by itself.
+        """A Transcript for each audio file, or float array of samples at the network's rate; each is decoded alone.
 
-        Files of another sampling rate are resampled, their channels averaged.
+        Files with another sampling rate are resampled; channels are averaged.
 
         Args:
-            beam: width of the beam of CTC decoding, by default the recipe's; 1 is greedy.
-            language_model: n-gram language model of words, .arpa or in KenLM's binary form; needs a beam.
-            lm_weight: weight of its score (0.5).
+            beam: beam width of CTC decoding (default: the recipe's; 1 = greedy).
+            language_model: word n-gram model, .arpa or KenLM binary; needs a beam.
+            lm_weight: weight of the language-model score (0.5).
             word_bonus: score added for each word (0); needs a beam.
             weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
@@ -124,8 +124,9 @@ class SpeechSpec(NamedSpec):
         return stream(run, inputs, seconds, **options)
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
-        decoding = f"beam width {run.task.beam}" if run.task.beam > 1 else "greedy decoding"
-        return decoding, f"data: {source.preprocessing.corpus}", f"evaluated on {source.root}"
+        beam, data = cast(Speech, run.task).beam, cast(LibriSpeech, source)
+        decoding = f"beam width {beam}" if beam > 1 else "greedy decoding"
+        return decoding, f"data: {data.preprocessing.corpus}", f"evaluated on {data.root}"
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         utterances = _utterances(run, source)
@@ -144,7 +145,7 @@ class SpeechSpec(NamedSpec):
     )
 
     def listing(self) -> Iterator[dict[str, Any]]:
-        """Conformers with each mechanism: name, mechanism, pieces, ctc and transducer (parameters of encoder and head),
+        """Conformers with each mechanism: name, mechanism, pieces, ctc and transducer (parameters with that head),
         published (millions or None)."""
         for name, pieces in PIECES.items():
             for mechanism in at("sequences"):
@@ -161,22 +162,23 @@ SPEC = SpeechSpec()
 
 
 class Transcriber:
-    """Transcribes samples as they come; at the end the text is that of the whole at once, decoded greedily.
+    """Transcribes samples as they arrive, decoding greedily; the final text equals that of the whole utterance.
 
     Args:
-        run: of a causal network with CTC.
-        weights: "raw" or "ema"; by default the moving average where there is one.
+        run: a run of a causal network with a CTC head.
+        weights: "raw" or "ema"; default: the moving average, if there is one.
 
     Raises:
-        ValueError: for a network that is not causal, or a transducer.
+        ValueError: if the network is not causal, or is a transducer.
     """
 
     def __init__(self, run: "Run", weights: str | None = None) -> None:
-        self.network, self.device = run.placed_network(weights)
+        network, self.device = run.placed_network(weights)
+        self.network = cast(Conformer, network)
         if not self.network.causal or self.network.transduces:
             raise ValueError(
-                f"{run.path} needs whole utterances: only a model trained with causal=true and head=ctc transcribes a"
-                " stream."
+                f"{run.path} needs whole utterances: to transcribe a stream, train with model.causal=true and"
+                " model.head=ctc."
             )
         self.preprocessing, self.class_names = run.preprocessing, run.class_names
         self.memory = StreamCache()
@@ -190,7 +192,7 @@ class Transcriber:
         return spelled(self.pieces, self.class_names)
 
     def add(self, samples: Tensor | np.ndarray, last: bool = False) -> str:
-        """The text so far, with these samples, floats (samples,) at the network's rate; `last` where no more come."""
+        """Reads float samples (samples,) at the network's rate, returns the text so far; `last` with the final ones."""
         self._waiting = torch.cat((self._waiting, torch.as_tensor(samples, dtype=torch.float32)))
         hop, window = round(HOP * self.preprocessing.rate), window_samples(self.preprocessing.rate)
         frames = max(0, 1 + (len(self._waiting) - window) // hop)
@@ -209,12 +211,12 @@ class Transcriber:
 
 
 def stream(run: "Run", inputs: Sequence[Any], seconds: float, *, weights: str | None = None) -> Iterator[str]:
-    """What each so many seconds of a sound add to its text.
+    """The text that each piece of an audio file adds, in pieces of this many seconds.
 
-    Raises ValueError for more than one sound, a time that is not above 0, and as Transcriber.
+    Raises ValueError for more than one file and for a time that is not above 0, and as Transcriber.
     """
     if len(inputs) != 1:
-        raise ValueError(f"A stream is one sound, but there are {len(inputs)}: give one file.")
+        raise ValueError(f"`stream` transcribes one file, but {len(inputs)} are given: give one.")
     if not 0 < seconds < math.inf:
         raise ValueError(f"`seconds` is {seconds}, expected a time above 0: change it.")
     transcriber = Transcriber(run, weights)
@@ -237,12 +239,12 @@ def set_decoding(
     lm_weight: float | None = None,
     word_bonus: float | None = None,
 ) -> None:
-    """How texts are decoded from here on; without a beam as the recipe says.
+    """Sets how utterances are decoded from now on; without `beam`, with the recipe's beam width.
 
     Raises ValueError for a beam width below 1 or of a transducer, a language model or bonus without a beam, and a
     weight without a language model; as NGram for the language model.
     """
-    task = run.task
+    task = cast(Speech, run.task)
     recipe_beam = (run.recipe or {}).get("task", {}).get("beam", 1)
     beam = known_beam(recipe_beam if beam is None else beam, task.network)
     if lm_weight is not None and language_model is None:
@@ -260,8 +262,11 @@ def set_decoding(
 
 @torch.inference_mode()
 def transcribed(run: "Run", network: nn.Module, features: Tensor, lengths: Tensor) -> list[list[int]]:
-    """The pieces of each utterance of a batch, see Speech.decoded."""
-    return network.transduce(features, lengths) if network.transduces else run.task.decoded(*network(features, lengths))
+    """The pieces of each utterance in a batch, see Speech.decoded."""
+    speech = cast(Recognizer, network)
+    if speech.transduces:
+        return speech.transduce(features, lengths)
+    return cast(Speech, run.task).decoded(*network(features, lengths))
 
 
 def _samples(item: Any, name: str, rate: int) -> Tensor:
@@ -277,7 +282,7 @@ def _samples(item: Any, name: str, rate: int) -> Tensor:
 
 
 def _utterances(run: "Run", source: Source) -> list[dict[str, Any]]:
-    """Of each utterance: speaker, file, reference, transcript, and the edits between the two in words."""
+    """One row per utterance: speaker, file, reference, transcript, and the word edits between the two."""
     network, device = run.placed_network()
     rows = []
     for features, targets in source.val_dataloader():
@@ -291,7 +296,7 @@ def _utterances(run: "Run", source: Source) -> list[dict[str, Any]]:
 
 
 def _speaker(path: Path) -> str:
-    """The folder above the chapter's; where the path has none, the nearest: the split of a data set of the hub."""
+    """The folder above the chapter's, or for shorter paths the first folder (of the hub's data sets, the split)."""
     folders = path.parts[:-1]
     return folders[-2:][0] if folders else "–"
 

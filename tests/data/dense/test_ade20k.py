@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linvit.data.dense.ade20k import Ade20k, read_map
+from linvit.data.dense.ade20k import Ade20k, find_pairs, read_map
 from linvit.data.dense.scenes import make_scenes
 
 SIZE = 64
@@ -59,11 +59,25 @@ def test_a_label_out_of_range_is_named_with_file_and_value(tmp_path, reduces, va
         read_map(path, 3, reduces)
 
 
+def test_a_second_file_of_a_name_is_a_problem_and_hidden_ones_are_not(tmp_path):
+    root = tmp_path
+    for kind, ending in (("images", "jpg"), ("annotations", "png")):
+        folder = root / kind / "training"
+        folder.mkdir(parents=True)
+        Image.new("L", (40, 40)).save(folder / f"1.{ending}")
+        (folder / f"._1.{ending}").write_bytes(b"hidden")
+    assert find_pairs(root, "train")[1] == []
+    Image.new("L", (40, 40)).save(root / "images" / "training" / "1.jpeg")
+    pairs, problems = find_pairs(root, "train")
+    assert len(pairs) == 1
+    assert problems == [f"{root / 'images' / 'training' / '1.jpg'} has the name of 1.jpeg: remove one of them."]
+
+
 @pytest.mark.parametrize("mode", ["RGB", "I;16", "1"])
 def test_maps_of_other_modes_are_named(tmp_path, mode):
     path = tmp_path / "map.png"
     Image.new(mode, (4, 4)).save(path)
-    with pytest.raises(ValueError, match=r"map\.png has the mode .* one channel of 8 bits"):
+    with pytest.raises(ValueError, match=r"map\.png has the mode .* one 8-bit channel"):
         read_map(path, 3)
 
 
@@ -151,7 +165,7 @@ def test_a_map_that_cannot_be_used_is_named_and_left_out_up_to_the_limit(tmp_pat
     says = {
         "size": r"1\.png has 30×21 px, but its image 30×20 px",
         "label": r"1\.png has the label 9 at row 0, column 0, expected 1 to 4",
-        "broken": r"1\.png is not a readable map of labels",
+        "broken": r"1\.png is not a readable label map",
     }
     with pytest.raises(ValueError, match=says[damage]):
         list(source(root, num_labels=4).val_dataloader())

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from linvit.data.dense.check import check_dense
@@ -24,3 +26,14 @@ def test_a_data_set_is_counted_without_a_word(tmp_path, capsys):
 def test_a_folder_of_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is not a known data set"):
         check_dense(tmp_path)
+    with pytest.raises(ValueError, match=r"annotation file .*nowhere does not exist"):
+        check_dense(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["pipe.json", "annotations/instances_val.json"])
+def test_annotations_that_are_a_pipe_are_refused(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "val").mkdir()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"{name} cannot be read \(it is a pipe, a socket or a device"):
+        check_dense(tmp_path if "/" in name else tmp_path / name)

@@ -41,15 +41,19 @@ def test_polygons_are_united():
     [
         (None, "has no mask"),
         ([], "has no mask"),
-        ([[1, 2, 3, 4]], "three pairs"),
-        ([[1, 2, 3, 4, 5, 6, 7]], "three pairs"),
-        ([[1, 2, 3, 4, 5, float("nan")]], "three pairs"),
+        ([[1, 2, 3, 4]], "three or more pairs"),
+        ([[1, 2, 3, 4, 5, 6, 7]], "three or more pairs"),
+        ([[1, 2, 3, 4, 5, float("nan")]], "three or more pairs"),
         ({"size": [9, 14], "counts": [126]}, "mask of 9×14 px, but its image has 14×9 px"),
         ({"counts": [126]}, "mask of None px"),
         ({"size": [14, 9], "counts": [100, 25]}, "do not fill its 14×9 px"),
         ({"size": [14, 9], "counts": [-1, 127]}, "do not fill its 14×9 px"),
         ({"size": [14, 9], "counts": "zz!"}, "do not fill its 14×9 px"),
         ({"size": [14, 9]}, "do not fill its 14×9 px"),
+        ({"size": [14, 9], "counts": [True, 125]}, "do not fill its 14×9 px"),
+        ([[0, 0, 1e9, 0, 1e9, 1e9]], "far outside its image of 14×9 px"),
+        ([[0, 0, 10**400, 0, 1, 1]], "far outside its image of 14×9 px"),
+        ([[0, 0, -29, 0, 1, 1]], "far outside its image of 14×9 px"),
     ],
 )
 def test_what_is_no_mask_is_named(segmentation, says):

@@ -1,3 +1,5 @@
+import json
+import os
 import shutil
 
 import numpy as np
@@ -5,6 +7,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 from PIL import Image
+from safetensors.torch import save_file
 
 from linvit.data.generation import Latents
 from linvit.data.generation.latents import _squared, decoded
@@ -120,6 +123,21 @@ def test_damaged_files_are_named(latents, tmp_path):
     shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"safetensors is damaged: delete it and make"):
         Latents(str(folder)).train_set()
+    for moments, labels in (((2, 2, 8, 4, 4), (2,)), ((2, 2, 8, 8, 8), (3,)), (None, (2,))):
+        tensors = {"labels": torch.zeros(labels, dtype=torch.int64)}
+        tensors |= {"moments": torch.zeros(moments, dtype=torch.float16)} if moments else {}
+        save_file(tensors, shard)
+        with pytest.raises(ValueError, match=r"safetensors is damaged: delete it and make"):
+            Latents(str(folder)).train_set()
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(ValueError, match=r"safetensors is damaged: delete it and make"):
+        Latents(str(folder)).train_set()
+    about = json.loads((folder / "latents.json").read_text())
+    for changes in ({"scale": 0}, {"channels": 10**9}, {"size": [8]}, {"class_names": [1]}, {"vae": None}):
+        (folder / "latents.json").write_text(json.dumps(about | changes))
+        with pytest.raises(ValueError, match=r"latents\.json is damaged"):
+            Latents(str(folder))
     (folder / "latents.json").write_text("{")
     with pytest.raises(ValueError, match=r"latents\.json is damaged"):
         Latents(str(folder))

@@ -145,6 +145,64 @@ def test_a_class_unknown_to_training_is_named(root):
         source(root).val_dataloader()
 
 
+def test_a_class_may_be_called_train_or_val(tmp_path):
+    for name in ("bus", "plane", "train"):
+        fill(tmp_path / name, 4)
+    data = source(tmp_path)
+    assert (data.divided, data.class_names) == (False, ["bus", "plane", "train"])
+    assert len(data.files("train")) + len(data.files("val")) == 12
+
+
+@pytest.mark.parametrize(
+    ("present", "missing", "others"), [("train", "val", ("test", "valid")), ("val", "train", ("a",))]
+)
+def test_one_split_beside_other_folders_is_unclear(tmp_path, present, missing, others):
+    for name in (present, *others):
+        fill(tmp_path / name / "ant")
+    says = rf"has {present}/ with class folders in it, but no {missing}/ beside it, only {', '.join(others)}: rename"
+    with pytest.raises(ValueError, match=says):
+        source(tmp_path)
+
+
+def test_train_and_val_decide_whatever_else_is_there(root):
+    fill(root / "test" / "ant")
+    (root / "notes").mkdir()
+    (root / "readme.txt").write_text("hello")
+    assert source(root).class_names == ["ant", "zebra"]
+
+
+def test_one_class_is_refused_unless_the_classes_are_known(tmp_path):
+    fill(tmp_path / "ant")
+    with pytest.raises(ValueError, match="has one class, 'ant', expected two or more: add class folders"):
+        source(tmp_path)
+    assert len(source(tmp_path, class_names=["ant", "bee"], held_out=1.0).files("val")) == 3
+
+
+def test_images_beside_the_classes_and_names_that_differ_in_case_are_warned_of(root, caplog):
+    source(root)
+    assert not caplog.messages
+    fill(root / "train" / "Ant")
+    fill(root / "loose", 2)
+    for path in (root / "loose").iterdir():
+        path.rename(root / "train" / path.name)
+    (root / "loose").rmdir()
+    source(root)
+    assert caplog.messages == [
+        f"2 image files beside the class folders of {root / 'train'} are not used: 0.png, 1.png",
+        f"These classes of {root / 'train'} differ in case alone: Ant, ant",
+    ]
+
+
+def test_hidden_files_and_folders_are_ignored(root):
+    before = source(root).files("train")
+    for name in ("._0.png", ".ipynb_checkpoints/0.png"):
+        path = root / "train" / "ant" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"hidden")
+    fill(root / "train" / ".trash")
+    assert source(root).files("train") == before
+
+
 def test_a_folder_without_classes_is_named(tmp_path):
     (tmp_path / "train").mkdir()
     with pytest.raises(ValueError, match="has no class folders"):

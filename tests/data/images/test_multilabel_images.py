@@ -100,6 +100,9 @@ def test_an_unreadable_image_is_left_out_up_to_the_limit(root, caplog):
         ("file,cat,dog\na.png,1,0\nc.png,1\n", r"line 3 has 2 values, expected 3"),
         ("file,cat\na.png,1\n./a.png,0\n", r"line 3 lists a\.png a second time"),
         ("file,cat\na.png,1\nnone.png,1\n", r"lists 1 images that are not in .* \(none\.png\): add the files"),
+        ("file,cat\n../a.png,1\n", r"line 2 has the file '\.\./a\.png', expected a path relative to the data folder"),
+        ("file,cat\n,1\n", r"line 2 has the file ''"),
+        ("file,,cat\na.png,1,0\n", r"expected 'file', then either"),
         ("file,split,cat\na.png,test,1\n", r"line 2 has the split 'test', expected train or val"),
         ("cat,dog\n1,0\n", r"has the columns cat, dog, expected 'file', then either 'labels' or one for each class"),
         ("file,labels,cat\na.png,cat,1\n", r"expected 'file', then either"),
@@ -119,7 +122,7 @@ def test_a_missing_or_unreadable_table_and_a_wrong_share_are_named(root):
     with pytest.raises(ValueError, match=r"labels\.csv does not exist: set `root`"):
         MultiLabelImages(str(root))
     (root / "labels.csv").write_bytes("file,labels\na.png,Käse\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"is not a CSV table in UTF-8"):
+    with pytest.raises(ValueError, match=r"is not text in UTF-8"):
         MultiLabelImages(str(root))
     with pytest.raises(ValueError, match=r"`held_out` is 20, expected a number from 0 to 1: change"):
         source(root, held_out=20)

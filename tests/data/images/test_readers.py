@@ -1,5 +1,6 @@
 import io
 import json
+import shutil
 import tarfile
 
 import pytest
@@ -73,6 +74,30 @@ def test_a_folder_reads_as_imagefolder_does(root):
     for loader in ("val_dataloader", "train_dataloader"):
         for one, two in zip(read(getattr(ours, loader)()), read(getattr(theirs, loader)()), strict=True):
             assert torch.equal(one, two)
+
+
+def test_hidden_files_and_folders_are_not_read(root, tmp_path):
+    copy = shutil.copytree(root, tmp_path / "copy")
+    image = next(path for path in root.rglob("*.*") if path.is_file())
+    for split in ("train", "val"):
+        for name in (f"{CLASSES[0]}/._x.png", f"{CLASSES[0]}/.ipynb_checkpoints/x.png", ".trash/x.png"):
+            (copy / split / name).parent.mkdir(exist_ok=True)
+            shutil.copy(image, copy / split / name)
+    with_hidden, without = TimmImages(str(copy), **OPTIONS), TimmImages(str(root), **OPTIONS)
+    assert with_hidden.class_names == without.class_names == list(CLASSES)
+    assert torch.equal(read(with_hidden.val_dataloader())[1], read(without.val_dataloader())[1])
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [("train/self", "."), (f"train/{CLASSES[0]}/up", "../.."), (f"val/{CLASSES[1]}/x", "../../train")],
+)
+def test_links_that_lead_round_in_circles_are_named(root, tmp_path, link, target):
+    copy = shutil.copytree(root, tmp_path / "copy")
+    (copy / link).symlink_to(target)
+    (copy / "train" / CLASSES[1] / "back").symlink_to("../../val")
+    with pytest.raises(ValueError, match="is a link to a folder that contains it: remove the link"):
+        TimmImages(str(copy), **OPTIONS)
 
 
 def test_a_tar_file_reads_as_its_folder_does(root, tars):
@@ -154,7 +179,7 @@ def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, caplog):
     monkeypatch.setattr("linvit.data.images.readers.share", lambda: (0, 2))
     with pytest.raises(ValueError, match="validate in one process"):
         streamed(shards).val_dataloader()
-    with pytest.raises(ValueError, match=r"knows no classes: set `num_labels`"):
+    with pytest.raises(ValueError, match=r"knows no class names: set `num_labels`"):
         streamed(shards, num_labels=None)
 
 

@@ -5,6 +5,7 @@ import pytest
 import soundfile
 import torch
 
+from linvit.data.speech import audio
 from linvit.data.speech.audio import (
     FLOOR,
     CorruptAudioError,
@@ -113,8 +114,34 @@ def test_a_header_that_cannot_be_true_is_named(tmp_path):
     held = bytearray((tmp_path / "a.wav").read_bytes())
     held[24:28] = (2**31 - 1).to_bytes(4, "little")
     (tmp_path / "a.wav").write_bytes(held)
-    with pytest.raises(CorruptAudioError, match="2,147,483,647 samples per second: it is damaged"):
+    with pytest.raises(CorruptAudioError, match="claims 2,147,483,647 samples per second"):
         read_audio(tmp_path / "a.wav", RATE)
+
+
+def test_a_file_is_read_as_far_as_it_may_be_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(audio, "BLOCK", 1000)
+    path = tmp_path / "a.wav"
+    soundfile.write(path, sine(440), RATE)
+    assert np.abs(read_audio(path, RATE).numpy() - sine(440)).max() < 1e-4
+    monkeypatch.setattr(audio, "MOST_SAMPLES", RATE - 1)
+    with pytest.raises(CorruptAudioError, match=r"cannot be read as sound \(it is longer than 0\.0 hours\)"):
+        read_audio(path, RATE)
+    soundfile.write(path, sine(440)[: RATE // 2], RATE // 8)
+    with pytest.raises(CorruptAudioError, match="it is longer than"):  # four times as many after resampling
+        read_audio(path, RATE)
+
+
+@pytest.mark.parametrize("rate", [1, 999])
+def test_sound_of_a_rate_that_would_grow_without_end_is_refused(rate, tmp_path):
+    soundfile.write(tmp_path / "a.wav", sine(440), rate)
+    with pytest.raises(CorruptAudioError, match=f"its header claims {rate} samples per second"):
+        read_audio(tmp_path / "a.wav", RATE)
+
+
+def test_a_name_that_is_not_utf_8_is_read(tmp_path):
+    soundfile.write(tmp_path / "a.wav", sine(440), RATE)
+    path = (tmp_path / "a.wav").rename(tmp_path / "\udcff.wav")
+    assert len(read_audio(path, RATE)) == len(read_audio(str(path), RATE)) == RATE
 
 
 def test_masks_are_bands_and_stretches_within_their_bounds():

@@ -1,4 +1,5 @@
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_what_no_token_stands_for_is_left_out():
     [
         (TEXTS, "phones", 9, "`units` is 'phones', expected one of words, characters, subwords"),
         (TEXTS, "subwords", 5, "`num_tokens` is 5, but the texts have 8 characters"),
-        ([""], "words", 9, "hold no words"),
+        ([""], "words", 9, "have no words"),
     ],
 )
 def test_wrong_tokens_end_in_a_sentence(texts, units, number, message):
@@ -145,7 +146,20 @@ def test_transcripts_are_read_however_they_are_spaced_and_in_utf8_alone(speech, 
     listed.write_text("\ufeff" + text.replace(" ", "\t", 1), encoding="utf-8")
     assert find_utterances(tmp_path) == expected
     listed.write_bytes(text.encode() + b"7-3-0000 CAF\xc9")
-    with pytest.raises(ValueError, match=r"must be UTF-8, but \S+7-3\.trans\.txt is not"):
+    with pytest.raises(ValueError, match=r"7-3\.trans\.txt is not text in UTF-8"):
+        find_utterances(tmp_path)
+
+
+def test_two_sound_files_of_one_name_and_hidden_transcripts(speech, tmp_path):
+    shutil.copytree(speech / "val", tmp_path / "val")
+    folder = tmp_path / "val" / "7" / "3"
+    expected = find_utterances(tmp_path)
+    for name in ("._7-3.trans.txt", "._7-3-0000.flac"):
+        (folder / name).write_bytes(b"hidden")
+    assert find_utterances(tmp_path) == expected
+    sound = next(folder.glob("7-3-0000.*"))
+    twin = shutil.copy(sound, sound.with_suffix(".wav" if sound.suffix == ".flac" else ".flac"))
+    with pytest.raises(ValueError, match=rf"has the name of {min(sound.name, Path(twin).name)}: remove one of them"):
         find_utterances(tmp_path)
 
 

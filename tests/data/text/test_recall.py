@@ -41,7 +41,7 @@ def test_sequences_are_drawn_from_seed_and_part():
     [
         (lambda: Recall(pairs=9, keys=8), "`pairs` is 9, but there are 8 `keys`"),
         (lambda: Copy(symbols=0), "`symbols` is 0"),
-        (lambda: Recall(length=-5), "`length` is -5, expected a whole number of 1 or more"),
+        (lambda: Recall(length=-5), "`length` is -5, expected a whole number from 1 to 100,000,000"),
         (lambda: Copy(val_length=0), "`val_length` is 0, expected a whole number of 1 or more"),
     ],
 )

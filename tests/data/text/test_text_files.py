@@ -62,7 +62,7 @@ def test_all_files_can_be_held_out_to_measure_on(folder):
     [
         ({"held_out": 0.0}, "has 40 files that end in .txt, but none of them is held out: set `held_out`"),
         ({"suffixes": [".rst"]}, "has no file that ends in .rst: choose another folder, or set `suffixes`"),
-        ({"context": 1}, "`context` is 1, expected a whole number of 2 or more"),
+        ({"context": 1}, "`context` is 1, expected a whole number from 2 to 1,048,576"),
         ({"batch_size": 0}, "`batch_size` is 0, expected a whole number of 1 or more"),
     ],
 )

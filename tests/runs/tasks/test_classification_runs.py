@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 from tiny_run import write_recipe
 
+from linvit.analysis.answers import Answers
 from linvit.runs import load_run, train
-from linvit.runs.tasks.classification import answers_of
+from linvit.runs.tasks.classification import _per_class, answers_of
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +31,12 @@ def photos(tmp_path):
 
 def test_report_is_one_file_with_every_section(run, tmp_path):
     page = run.report(tmp_path / "report.html").read_text()
-    for heading in ("Measures", "Training", "Accuracy per class", "Most confused classes", "Calibration"):
+    per_class = ("Accuracy per class", "Precision, recall and F1 per class")
+    for heading in ("Measures", "Training", *per_class, "Most confused classes", "Calibration"):
         assert f"<h2>{heading}</h2>" in page
     assert "Expected calibration error" in page
     assert '<meta name="viewport"' in page
-    assert len(re.findall("<img ", page)) == 4
+    assert len(re.findall("<img ", page)) == 5
     assert not re.findall(r"(?:src|href)=\"(?!data:)", page), "nothing is read from elsewhere"
     assert "10 classes, 32×32 px" in page
     assert "judg" not in page
@@ -108,10 +110,11 @@ def test_predictions_are_saved_whole_and_unreadable_files_named(run, photos, tmp
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"topk": 0}, "`topk` is 0, expected 1 or more"),
+        ({"topk": 0}, "`topk` is 0, expected a whole number of 1 or more"),
+        ({"topk": "x"}, "`topk` is .x., expected a whole number"),
         ({"threshold": 0.5}, "`threshold` is not an option of predict for the task classification, which takes `topk`"),
         ({"beam": 3}, "`beam` is not an option of predict"),
-        ({"output": "predictions.txt"}, "`output` is predictions.txt, which has an unknown ending"),
+        ({"output": "predictions.txt"}, "`output` is predictions.txt, expected a .csv or .json file"),
         ({"weights": "best"}, "`weights` is 'best', but the checkpoint holds raw and ema"),
     ],
 )
@@ -121,17 +124,19 @@ def test_options_that_the_task_lacks_are_refused(run, photos, options, sentence)
 
 
 def test_a_classifier_neither_generates_nor_transcribes(run):
-    with pytest.raises(ValueError, match="classification generates nothing: use `predict`"):
+    with pytest.raises(ValueError, match="classification cannot generate: use `predict`"):
         run.generate(prompt="The")
-    with pytest.raises(ValueError, match="classification transcribes nothing"):
+    with pytest.raises(ValueError, match="a run of the task classification: use `predict` instead"):
         run.transcriber()
+    with pytest.raises(ValueError, match=r"Only speech recognition streams.*: use `predict` instead"):
+        run.stream(["a.wav"], 1.0)
 
 
 def test_a_size_that_is_asked_for_is_the_one_evaluated_at(run):
     assert run.source().preprocessing == run.preprocessing
     assert run.source(size=48).preprocessing.size == (48, 48)
     assert run.source(size=48).preprocessing.mean == run.preprocessing.mean
-    with pytest.raises(ValueError, match="`channels` is 1, but the network takes 3"):
+    with pytest.raises(ValueError, match="`channels` is 1, but the network expects 3"):
         run.source(channels=1)
 
 
@@ -195,3 +200,19 @@ def test_a_changed_folder_is_named(undivided, tmp_path, caplog):
         assert "have changed since the run was trained" in caplog.text
     finally:
         (data / "dark" / "more.png").unlink()
+
+
+def test_precision_recall_and_f1_of_each_class_by_hand():
+    answers = Answers(
+        torch.arange(6), torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 1, 1, 0]), torch.ones(6), list("abcd")
+    )
+    page = "".join(_per_class(answers))
+    rows = [re.findall(r">([^<>]+)</td>", row) for row in page.split("<tr>")[2:6]]
+    assert rows == [
+        ["c", "1", "–", "0.00 %", "0.00 %"],
+        ["a", "3", "66.67 %", "66.67 %", "66.67 %"],
+        ["b", "2", "66.67 %", "100.00 %", "80.00 %"],
+        ["d", "0", "–", "–", "–"],
+    ]
+    assert "(macro) 48.89 %" in page
+    assert "<svg" in page or "<img" in page

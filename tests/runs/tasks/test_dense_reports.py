@@ -28,7 +28,7 @@ def test_page_of_a_detector_that_is_always_right(scenes, tmp_path):
     headings, page = page_of(knows_objects(scenes), tmp_path)
     per_class = [f"Average precision of {shape} per class" for shape in ("boxes", "masks")]
     assert headings == ["Measures", "Training", *per_class, "Images"]
-    assert page.count("truth and answer") == 3
+    assert page.count("ground truth and prediction") == 3
     rows = re.findall(r"<tr><td>\d</td><td>([\d.]+) %</td><td>([\d.]+) %</td><td>(\d+)</td></tr>", page)
     assert len(rows) > 8
     assert {row[:2] for row in rows} == {("100.00", "100.00")}
@@ -42,8 +42,8 @@ def test_page_of_a_segmentor_that_is_always_right(scenes, tmp_path):
     expected = ["Intersection over union per class", "Confused classes", "Images"]
     assert headings == ["Measures", "Training", *expected]
     assert "<td>canvas</td><td>100.0 %</td><td>100.0 %</td>" in page
-    assert "Every pixel is answered right." in page
-    assert page.count("truth and answer") == 3
+    assert "Every pixel is classified correctly." in page
+    assert page.count("ground truth and prediction") == 3
 
 
 def test_average_precision_of_classes_is_that_of_all():

@@ -162,8 +162,8 @@ def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys
     for arguments, reason in (
         ([detector, image, "--weights", "ema"], "--weights is 'ema', but the checkpoint holds raw"),
         ([detector, image, "--output", tmp_path / "x.csv"], "--output is"),
-        ([detector, image, "--output", photos], "holds the images"),
-        ([detector, image, "--threshold", "2"], "--threshold is 2.0, expected a score from 0 to 1"),
+        ([detector, image, "--output", photos], "contains the input images"),
+        ([detector, image, "--threshold", "2"], "--threshold is 2.0, expected a number from 0 to 1"),
         (
             [detector, image, "--topk", "3"],
             "--topk is not an option of predict for the task detection, which takes --threshold, --weights, --output",
@@ -249,3 +249,10 @@ def test_released_detector_knows_the_categories_of_coco(tmp_path):
     assert len(named) == 80
     assert (named[1], named[13], named[90]) == ("person", "stop sign", "toothbrush")
     assert (run.preprocessing.long_side, run.preprocessing.short_side) == (1333, 800)
+
+
+def test_an_image_that_does_not_fit_into_memory_is_left_out(segmentor, photos, monkeypatch):
+    monkeypatch.setattr(dense, "memory", lambda: 2000 * dense.PIXEL_BYTES)
+    predictions = load_run(segmentor).predict(photos)
+    assert [Path(row.file).name for row in predictions] == ["A.png", "thin [1].png"]
+    assert any("51×130 px" in sentence and "make the image smaller" in sentence for sentence in predictions.unreadable)

@@ -91,7 +91,7 @@ def test_another_folder_and_its_report(run, tmp_path):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["predict", "RUN", "image.png"], "language predicts nothing"),
+        (["predict", "RUN", "image.png"], "language cannot predict: use `generate`"),
         (["generate", "RUN", "--tokens", "0"], "--tokens is 0"),
         (["generate", "RUN", "--temperature", "-1"], "temperature is -1.0"),
         (["generate", "RUN", "--temperature", "nan"], "temperature is nan"),
@@ -100,7 +100,7 @@ def test_another_folder_and_its_report(run, tmp_path):
         (["generate", "RUN", "--output", "image.png"], "--output is not an option of generate for the task language"),
         (["generate", "RUN", "--guidance", "2"], "--guidance is not an option of generate for the task language"),
         (["eval", "RUN", "data=nowhere"], "nowhere does not exist"),
-        (["eval", "RUN", "--limit", "3"], "--limit is for --tasks, which is not given"),
+        (["eval", "RUN", "--limit", "3"], "--limit needs --tasks"),
         (["eval", "RUN", "--beam", "3"], "Unknown setting of the data 'beam'"),
         (["eval", "RUN", "--tasks", "piqa", "data=stdlib"], "leave data out"),
     ],
@@ -116,7 +116,7 @@ def test_wrong_use_ends_in_a_sentence(run, command, message, capsys):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"tokens": 0}, "`tokens` is 0, expected 1 or more"),
+        ({"tokens": 0}, "`tokens` is 0, expected a whole number of 1 or more"),
         ({"seed": -1}, "`seed` is -1, expected a whole number from 0"),
         ({"seed": 2**64}, "expected a whole number from 0"),
         (

@@ -1,0 +1,42 @@
+"""The arguments that several analyses take: each check raises TypeError or ValueError, in one sentence."""
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from linvit.arguments import check_floating, form, kind
+
+Inputs = Tensor | tuple[Tensor, ...]
+
+
+def check_matrix(name: str, matrix: object, axes: int = 2) -> None:
+    """A dense floating-point tensor of this many axes or more."""
+    shape, dtype, _ = form(name, matrix)
+    check_floating(name, dtype)
+    if len(shape) < axes or 0 in shape[-axes:]:
+        raise ValueError(f"`{name}` has shape {tuple(shape)}, expected {axes} or more axes, none of length 0")
+
+
+def as_tuple(inputs: Inputs) -> tuple[Tensor, ...]:
+    """The inputs of a network as a tuple of tensors that have a batch."""
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    for index, x in enumerate(given):
+        name = f"inputs[{index}]" if isinstance(inputs, tuple) else "inputs"
+        if not form(name, x).shape:
+            raise ValueError(f"`{name}` has no axes, expected a batch")
+    return given
+
+
+def check_batches(batches: object) -> None:
+    """Something that gives inputs, batch by batch."""
+    if isinstance(batches, Tensor | str | dict) or not isinstance(batches, Iterable):
+        raise TypeError(f"`batches` is {kind(batches)}, expected an iterable of inputs: put one batch into a list")
+
+
+def check_layers(layers: object, known: Sequence[str]) -> None:
+    """A list of known names of layers."""
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        raise TypeError(f"`layers` is {kind(layers)}, expected a list of names of layers")
+    for name in layers:
+        if not isinstance(name, str) or name not in known:
+            raise ValueError(f"`layers` has {name!r}, expected names among {', '.join(known)}: choose among them")

@@ -1,0 +1,70 @@
+"""What a caller gave for a tensor or a network, and the sentence where it is neither."""
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+attributes = attrgetter("__class__", "shape", "dtype", "device", "layout")
+"""All that `form` looks at but nested tensors, which have no shape, as a key: in a third of the time."""
+
+
+class Form(NamedTuple):
+    """Shape, dtype and device of a dense tensor: all that decides whether tensors fit together."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+def form(name: str, x: object) -> Form:
+    """The form of the argument `name`.
+
+    Raises:
+        TypeError: if it is not a tensor.
+        ValueError: if it is a sparse, nested or other tensor that is not dense.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"`{name}` is {kind(x)}, expected a tensor")
+    if x.layout != torch.strided or x.is_nested:
+        layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+        raise ValueError(f"`{name}` is a {layout} tensor, expected a dense one: convert it")
+    return Form(x.shape, x.dtype, x.device)
+
+
+def check_network(name: str, network: object) -> None:
+    """Raise TypeError unless the argument is a module."""
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"`{name}` is {kind(network)}, expected an nn.Module, such as timm.create_model gives")
+
+
+def check_floating(name: str, dtype: torch.dtype) -> None:
+    """Raise ValueError unless the operator computes with this dtype."""
+    if dtype not in FLOATS:
+        raise ValueError(f"`{name}` is {dtype}, expected float16, bfloat16, float32 or float64: cast it")
+
+
+def check_device(name: str, x: Form, query: Form) -> None:
+    """Raise ValueError unless the tensor is where the queries are."""
+    if x.device != query.device:
+        raise ValueError(f"`{name}` is on {x.device} and `query` on {query.device}, expected one device: move one")
+
+
+def kind(value: object) -> str:
+    """The type of a value that is not what it should be, for a sentence."""
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def is_traced() -> bool:
+    """Whether a compiler, an exporter or torch.jit reads the code: sizes may then be symbols."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+
+
+def broadcasts(shape: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether a tensor of this shape expands to these sizes."""
+    pairs = zip(reversed(shape), reversed(sizes), strict=False)
+    return len(shape) <= len(sizes) and all(given in (1, size) for given, size in pairs)

@@ -1,0 +1,73 @@
+"""Files of a data set on disk: only regular files are opened, hidden ones are ignored, text is UTF-8."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+
+def check_regular(path: str | Path) -> None:
+    """Raises OSError, whose text says why, for anything but a regular file or a link to one.
+
+    Opening a named pipe waits until somebody writes to it, and a device may have no end.
+    """
+    if os.path.isfile(path):
+        return
+    if os.path.isdir(path):
+        raise IsADirectoryError("it is a folder")
+    if os.path.exists(path):
+        raise OSError("it is a pipe, a socket or a device, not a regular file")
+    raise FileNotFoundError("there is no such file")
+
+
+def is_hidden(path: Path, root: Path) -> bool:
+    """Whether a file, or a folder between it and root, has a name that begins with a dot."""
+    return any(name.startswith(".") for name in path.relative_to(root).parts)
+
+
+def files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
+    """The paths with one of these endings (".jpg", in either case) at any depth, sorted; hidden ones are left out."""
+    endings = {suffix.lower() for suffix in suffixes}
+    paths: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        visible = [*folders, *(name for name in names if not name.startswith("."))]
+        paths += [Path(place, name) for name in visible if os.path.splitext(name)[1].lower() in endings]
+    return sorted(paths)
+
+
+def stays_inside(name: str) -> bool:
+    """Whether a file name that stands in a table or in annotations leads to a place below their folder."""
+    parts = (PurePosixPath(name), PureWindowsPath(name))
+    return bool(name) and "\0" not in name and not any(path.anchor or ".." in path.parts for path in parts)
+
+
+def read_text(path: Path) -> str:
+    r"""The text of a file in UTF-8, without its byte order mark; lines end in "\n".
+
+    Raises ValueError, naming the file, where it cannot be read or is not UTF-8.
+    """
+    try:
+        check_regular(path)
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: save it again as UTF-8.") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror or error}): replace the file.") from error
+    if "\0" in text:  # as in UTF-16 without a byte order mark
+        raise ValueError(f"{path} has NUL characters, so it is not text in UTF-8: save it again as UTF-8.")
+    return text
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file in UTF-8; raises ValueError, naming the file, where it cannot be read."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be read as JSON: use another copy.") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not complete JSON ({error}), probably cut short: use another copy.") from None
+    except ValueError:  # Python's limit for whole numbers
+        raise ValueError(f"{path} has a number of over 4,300 digits: correct it.") from None

@@ -1,0 +1,34 @@
+"""Items of a data set that cannot be used: a sentence each, of which the first five are shown."""
+
+import logging
+from collections.abc import Sequence
+
+SHOWN = 5
+
+logger = logging.getLogger(__name__)
+
+
+def shown(sentences: Sequence[str]) -> str:
+    """The first five sentences, a line each, and how many more there are."""
+    more = len(sentences) - SHOWN
+    return "\n  ".join([*sentences[:SHOWN], *([f"and {more:,} more."] if more > 0 else [])])
+
+
+def refusal(sentences: Sequence[str], limit: int, argument: str) -> ValueError:
+    """The error for more unusable items than `argument` allows."""
+    first, *others = shown(sentences).split("\n", 1)
+    more = f" More than `{argument}`={limit}." if limit or others else ""
+    return ValueError("\n".join([first + more, *others]))
+
+
+def none_usable(sentences: Sequence[str], item: str = "sample") -> ValueError:
+    """The error for data of which nothing can be used, however many may be left out."""
+    return ValueError(f"None of the {len(sentences):,} {item}s can be used:\n  {shown(sentences)}")
+
+
+def allow(sentences: Sequence[str], limit: int, argument: str) -> None:
+    """Warns of the items that are left out; raises ValueError if they are more than limit, the value of `argument`."""
+    if len(sentences) > limit:
+        raise refusal(sentences, limit, argument)
+    if sentences:
+        logger.warning("Left out (%d of at most %d): %s", len(sentences), limit, shown(sentences))

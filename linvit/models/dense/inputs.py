@@ -1,0 +1,83 @@
+"""What images and targets a detector takes: each wrong one is a TypeError or ValueError of one sentence."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from linvit.layers.inputs import check_floats, check_whole_numbers, has_values
+
+Target = Mapping[str, Tensor]
+
+
+class CheckedInputs:
+    """A detector that checks images and targets before it reads them; goes before torchvision's class.
+
+    num_classes: classes without a background. has_masks: whether targets need masks.
+    """
+
+    num_classes: int
+    has_masks: bool
+
+    def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
+        """Losses in training, detections in evaluation.
+
+        Args:
+            images: each (3, height, width), floating point and normalized.
+            targets: in training one dict per image: boxes (n, 4), left, top, right and bottom in pixels; labels int64
+                (n,), 0 … num_classes - 1; for a network with masks also masks (n, height, width), bool or uint8.
+                iscrowd (n,) marks crowds, which are not learned.
+
+        Raises:
+            TypeError, ValueError: for images or targets of another kind, shape or range.
+        """
+        network = cast(nn.Module, self)
+        if not torch.compiler.is_compiling():
+            check_images(images)
+            if network.training:
+                check_targets(targets, images, self.num_classes, self.has_masks)
+        return super().forward(images, targets)  # type: ignore[misc]
+
+
+def check_images(images: Sequence[Tensor]) -> None:
+    """Raises unless there is an image, and each is a floating-point tensor (3, height, width)."""
+    if not isinstance(images, list | tuple | Tensor):
+        raise TypeError(f"`images` is of type {type(images).__name__}, expected a list of tensors: convert it")
+    if len(images) == 0:
+        raise ValueError("`images` is empty: give at least one image.")
+    for number, image in enumerate(images):
+        check_floats(f"images[{number}]", image, (3, "height", "width"), "convert the image to RGB")
+
+
+def check_targets(targets: Any, images: Sequence[Tensor], num_classes: int, masks: bool) -> None:
+    """Raises unless there is a fitting target for each image."""
+    if not isinstance(targets, list | tuple):
+        raise TypeError(
+            f"`targets` is of type {type(targets).__name__}, expected a list of dicts in training mode: give them, or"
+            " call `eval()`"
+        )
+    if len(targets) != len(images):
+        raise ValueError(f"There are {len(targets)} targets for {len(images)} images: give one for each image.")
+    needed = ("boxes", "labels", "masks") if masks else ("boxes", "labels")
+    for number, (target, image) in enumerate(zip(targets, images, strict=True)):
+        missing = [key for key in needed if not isinstance(target, Mapping) or key not in target]
+        if missing:
+            raise ValueError(f"`targets[{number}]` has no {' and no '.join(missing)}: add what is missing.")
+        _check_objects(f"targets[{number}]", target, image, num_classes)
+
+
+def _check_objects(name: str, target: Target, image: Tensor, num_classes: int) -> None:
+    boxes = target["boxes"]
+    check_floats(f"{name}['boxes']", boxes, ("objects", 4), "give left, top, right and bottom of each box")
+    count = len(boxes)
+    check_whole_numbers(f"{name}['labels']", target["labels"], (count,), 0, num_classes - 1)
+    if has_values(boxes) and not (boxes.isfinite().all() and (boxes[:, 2:] > boxes[:, :2]).all()):
+        raise ValueError(f"`{name}['boxes']` has a box without area or with NaN: leave it out, or correct its corners.")
+    height, width = image.shape[-2:]
+    for key, shape in (("masks", (count, height, width)), ("iscrowd", (count,))):
+        if key in target and (not isinstance(target[key], Tensor) or tuple(target[key].shape) != shape):
+            got = tuple(getattr(target[key], "shape", ())) or type(target[key]).__name__
+            raise ValueError(
+                f"`{name}['{key}']` is {got}, expected a tensor {shape}: one per box, as large as the image."
+            )

@@ -1,0 +1,156 @@
+"""Lightning's callbacks, loggers and other objects that a recipe names by class: checked as text, imported, created.
+
+A recipe may come from a stranger. Unless it is trusted, classes come from packages that linvit needs anyway and write
+inside the run's folder only. Strings never become functions.
+"""
+
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.pytorch import accelerators, callbacks, loggers, plugins, profilers, strategies
+
+from linvit.files import reason_of
+from linvit.ranges import arguments, check, declared, shown
+from linvit.runs.settings import check_names, group, nearest
+
+PACKAGES = ("lightning", "linvit", "timm", "torch", "torchmetrics")
+KINDS: Mapping[str, tuple[type, ...]] = {
+    "accelerator": (accelerators.Accelerator,),
+    "callbacks": (callbacks.Callback,),
+    "logger": (loggers.Logger,),
+    "plugins": (plugins.Precision, plugins.LayerSync, ClusterEnvironment),
+    "profiler": (profilers.Profiler,),
+    "strategy": (strategies.Strategy,),
+}
+EVERY = tuple(kind for kinds in KINDS.values() for kind in kinds)
+HOMES = (callbacks, loggers, plugins, profilers, strategies)
+LOCAL_LOGGERS = (loggers.CSVLogger, loggers.TensorBoardLogger)
+TRUSTED = "give `trust_recipe=True` if you trust this recipe"
+INSIDE = re.compile(r"(.*_)?(dir|path|dirpath|folder)")
+
+
+@dataclass(frozen=True)
+class Component:
+    """A class and its arguments, checked; arguments may be components in turn."""
+
+    key: str
+    kind: type
+    arguments: dict[str, Any]
+
+    def create(self, folder: Path) -> Any:
+        """The object; directories in its arguments are below folder. ValueError where its class refuses them."""
+        given = dict(self.arguments)
+        if "save_dir" in arguments(self.kind):
+            given.setdefault("save_dir", "")
+        for name, value in given.items():
+            if isinstance(value, Component):
+                given[name] = value.create(folder)
+            elif INSIDE.fullmatch(name) and isinstance(value, str):
+                given[name] = str(folder / value)
+        try:
+            return self.kind(**given)
+        except Exception as error:  # what it raises depends on the class
+            raise ValueError(f"{self.key}: {self.kind.__name__} refuses its arguments ({reason_of(error)}).") from error
+
+
+def components(trainer: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
+    """The values of a recipe's group trainer that name classes: a Component or a list of them for each such key.
+
+    Raises ValueError, one sentence, before anything of a package outside PACKAGES is imported.
+    """
+    chosen: dict[str, Any] = {}
+    for key, kinds in KINDS.items():
+        given, path = trainer.get(key), f"trainer.{key}"
+        if isinstance(given, list):
+            chosen[key] = [_component(path, item, kinds, trusted) for item in given]
+        elif isinstance(given, dict) or (isinstance(given, str) and key in ("callbacks", "logger", "plugins")):
+            chosen[key] = _component(path, given, kinds, trusted)
+    return chosen
+
+
+def created(value: Any, folder: Path) -> Any:
+    """Components, and lists of them, as objects."""
+    if isinstance(value, list):
+        return [item.create(folder) for item in value]
+    return value.create(folder) if isinstance(value, Component) else value
+
+
+def _component(key: str, given: str | dict[str, Any], kinds: tuple[type, ...], trusted: bool) -> Component:
+    named = {"class_path": given} if isinstance(given, str) else given
+    check_names(f"key in {key}", named, ("class_path", "init_args"))
+    settings = named.get("init_args")
+    if settings is not None and not isinstance(settings, dict):
+        raise ValueError(f"{key}.init_args is {shown(settings)}, expected a mapping: change it.")
+    kind = _class(key, named.get("class_path"), kinds, trusted)
+    settings = settings or {}
+    known = arguments(kind)
+    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind).parameters.values()):
+        check_names(f"argument of {kind.__name__}", settings, known)
+    with group(f"{key}.init_args", kind):
+        check(declared(kind), {name: value for name, value in settings.items() if not isinstance(value, dict)})
+    missing = [name for name, p in known.items() if p.default is p.empty and name not in (*settings, "save_dir")]
+    if missing:
+        raise ValueError(f"{key}: {kind.__name__} needs {missing[0]}: add it to its init_args.")
+    if not trusted:
+        _check_places(key, settings)
+    nested = {name: value for name, value in settings.items() if isinstance(value, dict) and "class_path" in value}
+    return Component(
+        key,
+        kind,
+        settings | {name: _component(f"{key}.{name}", value, EVERY, trusted) for name, value in nested.items()},
+    )
+
+
+def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
+    expected = " or ".join(kind.__name__ for kind in kinds)
+    if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", path):
+        raise ValueError(f"{key} names the class {shown(path)}, expected the path of a {expected}: correct it.")
+    module, _, name = path.rpartition(".")
+    if not module:
+        home = next((home for home in HOMES if path in home.__all__), None)
+        if home is None:
+            names = [name for home in HOMES for name in home.__all__ if issubclass(getattr(home, name), kinds)]
+            raise ValueError(f"{key} names {path}, which Lightning does not have.{nearest(path, names)}")
+        module = home.__name__
+    if not trusted and (module.partition(".")[0] not in PACKAGES or re.search(r"(^|\.)_", path)):
+        raise ValueError(f"{key} names {path}, code from outside of {', '.join(PACKAGES)}: {TRUSTED}.")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing a module runs it
+        raise ValueError(f"{key} names {path}, which cannot be imported ({reason_of(error)}): correct it.") from error
+    if not (isinstance(kind, type) and issubclass(kind, kinds)) or inspect.isabstract(kind) or kind in EVERY:
+        raise ValueError(f"{key} names {path}, which is not a {expected} that can be created: choose another class.")
+    if not trusted and issubclass(kind, loggers.Logger) and not issubclass(kind, LOCAL_LOGGERS):
+        raise ValueError(f"{key} names {path}, which may send measures to a server: {TRUSTED}.")
+    return kind
+
+
+def _check_places(key: str, value: Any) -> None:
+    """Raises ValueError for text, at any depth, that names a place outside of the run's folder."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_places(f"{key}.{name}", item)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            _check_places(key, item)
+    elif isinstance(value, str) and _is_elsewhere(value):
+        raise ValueError(
+            f"{key} is {shown(value)}, a place outside of the run's folder: choose one inside, or {TRUSTED}."
+        )
+
+
+def _is_elsewhere(text: str) -> bool:
+    kinds = (PurePosixPath(text), PureWindowsPath(text))
+    return (
+        any(path.is_absolute() or path.drive or path.root or ".." in path.parts for path in kinds)
+        or text.startswith(("~", "$"))
+        or "://" in text
+        or os.fspath(text).startswith("file:")
+    )

@@ -1,0 +1,65 @@
+"""The folder of a training: held by one training at a time, and taken away again where none took place."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from linvit.files import check_writable, remove_leftovers
+
+LOCK = ".lock"
+PATIENCE = 6.0  # seconds; processes that read data outlive a killed training by about five, and hold its lock
+
+
+@contextlib.contextmanager
+def held(folder: Path, resume: bool) -> Iterator[None]:
+    """Makes the folder and holds its lock; a training that fails before its first checkpoint leaves no files.
+
+    Raises ValueError where another training holds it, and, unless it is resumed, where it is not empty; OSError where
+    it cannot be written.
+    """
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    if not resume:
+        _check_empty(folder)
+    check_writable(folder)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=PATIENCE)
+    except Timeout as error:
+        raise ValueError(
+            f"Another training is running in {folder}: wait for it to end, or choose another `folder`."
+        ) from error
+    before = set(folder.iterdir())
+    try:
+        if not resume:
+            _check_empty(folder)  # another training may have run while this one waited
+        remove_leftovers(folder, folder / "checkpoints")
+        yield
+    except BaseException:
+        if not (folder / "checkpoints").exists():
+            _remove(set(folder.iterdir()) - before)
+        raise
+    finally:
+        lock.release()
+        if not any(path.name != LOCK for path in folder.iterdir()):
+            (folder / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # something else was put there meanwhile
+                for path in missing:
+                    path.rmdir()
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
+        raise ValueError(
+            f"The run's folder {folder} is not empty: continue with `resume=True`, or choose another `folder`."
+        )
+
+
+def _remove(paths: set[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,318 @@
+"""The metadata of a checkpoint, checked as strictly as a recipe before anything is built from it."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from huggingface_hub import constants as hub
+from torch import Tensor, nn
+from torch.nn.modules import module as registration
+
+from linvit.files import read_checkpoint, reason_of
+from linvit.ranges import Amount, Count, OneOf, Range, check, declared
+from linvit.runs.recipe import SETTINGS
+from linvit.runs.settings import as_tuple, check_names, group, parameters
+from linvit.runs.spec import TaskSpec
+from linvit.runs.tasks import TASKS
+
+FORMAT = 1
+NETWORKS = ("network.", "ema.module.")
+DEEPEST, LARGEST = 16, 2**53  # levels of nesting, and any number
+MOST_VALUES = 4_000_000
+NOT_STORED = ("pretrained", "checkpoint_path")  # keys that load pretrained weights
+SIDES = Annotated[int, Range(1, 2**14)]
+ABOUT = {"format": Annotated[int, OneOf((FORMAT,))], "recipe": dict, "preprocessing": dict, "num_classes": Count}
+GROUPS = {"task": dict, "model": dict, "data": dict}
+PREPROCESSING: dict[str, Any] = {
+    "size": tuple[SIDES, SIDES],
+    "std": tuple[Annotated[float, Range(above=0)], ...],
+    "long_side": SIDES,
+    "short_side": SIDES,
+    "channels": Annotated[int, Range(1, 1024)],
+    "rate": Annotated[int, Range(1000, 2**20)],
+    "mels": Annotated[int, Range(1, 2**12)],
+    "context": Annotated[int, Range(1, 2**24)],
+}
+PROGRESS = {
+    "epoch": Amount,
+    "global_step": Amount,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list[dict[str, Any]],
+    "lr_schedulers": list[dict[str, Any]],
+    "pytorch-lightning_version": str,
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The checked content of a checkpoint, from which a `Run` is made.
+
+    facts: the result of `TaskSpec.stored`. weights: the argument of `Task.load_state_dict`.
+    """
+
+    path: Path
+    spec: TaskSpec
+    recipe: dict[str, Any]
+    class_names: list[str]
+    num_classes: int
+    preprocessing: Any
+    facts: dict[str, Any]
+    weights: dict[str, Tensor]
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The group `model` of the recipe, without the keys that load pretrained weights."""
+        return {key: value for key, value in self.recipe["model"].items() if key not in NOT_STORED}
+
+
+def read_stored(path: str | Path) -> Stored:
+    """The checked content of a run's checkpoint.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it was not written by `linvit train`, or an entry is missing or has a wrong value.
+    """
+    return _stored(Path(path), read_checkpoint(path))
+
+
+def read_resumable(path: str | Path) -> dict[str, Any]:
+    """The checked content of a checkpoint that a training continues from; raises as `read_stored`."""
+    content = read_checkpoint(path)
+    stored = _stored(Path(path), content)
+    with _refused(stored.path):
+        _check_needed(content, PROGRESS)
+        check(PROGRESS, content)
+        shapes = {(), *(tuple(weight.shape) for weight in stored.weights.values())}
+        for state in content["optimizer_states"]:
+            _check_needed(state, ("state", "param_groups"))
+            check({"state": dict, "param_groups": list[dict[str, Any]]}, state)
+            check_plain(state["param_groups"])
+            for held in _tensors(state["state"]):
+                if tuple(held.shape) not in shapes:
+                    raise ValueError(f"the optimizer's state {tuple(held.shape)} has the shape of no parameter")
+    return content
+
+
+def check_plain(value: Any) -> None:
+    """Raises ValueError for values that no recipe has: other types, deep nesting, NaN and infinity."""
+    waiting: list[tuple[Any, int]] = [(value, 0)]
+    for count in itertools.count():
+        if not waiting:
+            return
+        item, depth = waiting.pop()
+        if depth > DEEPEST or count > MOST_VALUES:
+            raise ValueError("the stored values are nested too deep, or too many")
+        if isinstance(item, Mapping):
+            if not all(isinstance(key, str) for key in item):
+                raise ValueError("a stored name is not text")
+            waiting += [(inner, depth + 1) for inner in item.values()]
+        elif isinstance(item, list | tuple):
+            waiting += [(inner, depth + 1) for inner in item]
+        elif isinstance(item, int | float):
+            if not abs(item) <= LARGEST:
+                raise ValueError(f"a stored number is {'not finite' if isinstance(item, float) else 'too large'}")
+        elif not isinstance(item, str | None):
+            raise ValueError(f"a stored value is a {type(item).__name__}")
+
+
+def checked_weights(weights: Any) -> dict[str, Tensor]:
+    """Returns the weights; raises ValueError unless all are dense tensors, and those of networks finite."""
+    for name, tensor in weights.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ValueError(f"the entry {str(name)[:60]!r} of the weights is a {type(tensor).__name__}, not a tensor")
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+            raise ValueError(f"the weights {name!r} are no dense tensor")
+        if name.startswith(NETWORKS) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ValueError(f"the weights {name!r} are not finite, so the training diverged")
+    if not any(name.startswith(NETWORKS[0]) for name in weights):
+        raise ValueError("it holds no weights of a network")
+    return dict(weights)
+
+
+def check_preprocessing(spec: TaskSpec, values: Mapping[str, Any]) -> None:
+    """Raises ValueError for unknown fields of a task's preprocessing and for values out of range.
+
+    Ranges are declared by the task's folder source and in PREPROCESSING.
+    """
+    names = [field.name for field in fields(spec.preprocessing)]
+    check_names("setting of the preprocessing", values, names)
+    same = declared(spec.sources[spec.folder_source])
+    for annotations in ({name: same[name] for name in names if name in same}, declared(spec.preprocessing)):
+        check(annotations, values)
+    check(PREPROCESSING, values)
+
+
+def build_network(build: Callable[[], nn.Module], stored: Stored) -> nn.Module:
+    """Builds the stored model, first on the meta device: a checkpoint cannot ask for more than its own size.
+
+    Nothing is downloaded. Raises ValueError if the model cannot be built, or is too large for the stored weights.
+    """
+    size = stored.path.stat().st_size
+    tensors = sum(name.startswith(NETWORKS[0]) for name in stored.weights)
+    limits = 4 * tensors + 256, max(size, 2**24)
+    name = str(stored.model.get("name") or stored.model.get("backbone"))
+    with _refused(stored.path), _offline():
+        _check_numbers(stored.model, size, tensors)
+        try:
+            # some networks read numbers while they are built, which "meta" does not have: they are limited below
+            with contextlib.suppress(RuntimeError, TypeError), _limited(*limits), torch.device("meta"):
+                build()
+            with _limited(*limits):
+                return build()
+        except ValueError:
+            raise
+        except Exception as error:  # what a wrong argument raises depends on the network
+            raise ValueError(f"its model {name!r} cannot be built ({reason_of(error)})") from error
+
+
+class _TooLargeError(ValueError):
+    """A network with more parameters than its checkpoint has weights."""
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        reason = " ".join(str(error).split()).removesuffix(": change it.").rstrip(".")
+        raise ValueError(f"The checkpoint {path} cannot be used ({reason}): give another one.") from error
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Makes the Hugging Face hub client use only files that were downloaded before."""
+    before, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        hub.HF_HUB_OFFLINE = before
+
+
+def _stored(path: Path, content: Mapping[str, Any]) -> Stored:
+    if "linvit" not in content:
+        raise ValueError(
+            f"The checkpoint {path} does not say which model it belongs to, as those of `linvit train` do: load it with"
+            " `model` and `checkpoint`."
+        )
+    with _refused(path):
+        _check_needed(content, ("state_dict",))
+        check({"linvit": dict, "state_dict": dict}, content)
+        weights = checked_weights(content["state_dict"])
+        check_plain(content["linvit"])
+        return _checked(path, content["linvit"], weights)
+
+
+def _checked(path: Path, about: Mapping[str, Any], weights: dict[str, Tensor]) -> Stored:
+    needed = (*ABOUT, "class_names")
+    _check_needed(about, needed)
+    check(ABOUT | {"class_names": list[str]}, about)
+    recipe = about["recipe"]
+    spec = _check_recipe(recipe)
+    facts = {name: value for name, value in about.items() if name not in needed}
+    check_names("entry", facts, spec.stored_facts)
+    check(spec.stored_facts, facts)
+    names, count = about["class_names"], about["num_classes"]
+    if len(names) != (count if spec.names_classes else 0):
+        raise ValueError(f"it has {count} classes, but {len(names)} names of classes")
+    if len(facts.get("category_ids", names)) != len(names):
+        raise ValueError(f"it has {len(names)} classes, but {len(facts['category_ids'])} ids of categories")
+    preprocessing = _preprocessing(spec, about["preprocessing"])
+    return Stored(path, spec, recipe, names, count, preprocessing, facts, weights)
+
+
+def _check_recipe(recipe: Mapping[str, Any]) -> TaskSpec:
+    """Returns the task of a stored recipe; raises ValueError for values that a recipe must not have."""
+    _check_needed(recipe, GROUPS)
+    check(GROUPS, recipe)
+    task, data = ({key: value for key, value in recipe[name].items() if key != "name"} for name in ("task", "data"))
+    check_names("task", [recipe["task"].get("name")], TASKS)
+    spec = TASKS[recipe["task"]["name"]]
+    check_names("data", [recipe["data"].get("name")], spec.sources)
+    source = spec.sources[recipe["data"]["name"]]
+    with group("task", None):
+        check_names("setting of the task", task, parameters(spec.task))
+        _check_needed(task, ("ema_decay", *spec.kept))
+        check(spec.task, task)
+    with group("data", None):
+        check_names("setting of the data", data, parameters(source))
+        check(source, data)
+    for name, kind in SETTINGS.items():
+        settings = recipe.get(name) or {}
+        with group(name, None):
+            check({"settings": dict}, {"settings": settings})
+            check(kind, settings)
+    return spec
+
+
+def _preprocessing(spec: TaskSpec, values: Mapping[str, Any]) -> Any:
+    with group("preprocessing", None):
+        check_preprocessing(spec, values)
+        arguments = signature(spec.preprocessing).parameters.values()
+        _check_needed(values, [p.name for p in arguments if p.default is Parameter.empty])
+    preprocessing = spec.preprocessing(**{key: as_tuple(value) for key, value in values.items()})
+    lengths = {len(values[name]) for name in ("mean", "std") if name in values}
+    lengths |= {values[name] for name in ("channels", "mels") if name in values}
+    if len(lengths) > 1:
+        raise ValueError("the lengths of its preprocessing's mean and std do not fit its channels")
+    return preprocessing
+
+
+def _check_needed(values: Mapping[str, Any], names: Any) -> None:
+    for name in names:
+        if name not in values:
+            raise ValueError(f"the entry {name!r} is missing")
+
+
+def _check_numbers(model: Any, size: int, tensors: int, key: str = "") -> None:
+    """Raises ValueError if a width exceeds the bytes of the checkpoint, or a depth the number of its tensors."""
+    if isinstance(model, Mapping):
+        for name, value in model.items():
+            _check_numbers(value, size, tensors, f"{key}.{name}")
+    elif isinstance(model, list | tuple):
+        for value in model:
+            _check_numbers(value, size, tensors, key)
+    elif isinstance(model, int | float) and abs(model) > (tensors if "depth" in key else size):
+        raise _TooLargeError(f"its model has {key[1:]} {model}, more than its weights allow")
+
+
+@contextlib.contextmanager
+def _limited(tensors: int, numbers: int) -> Iterator[None]:
+    """Stops the construction of a network as soon as it has more tensors, or numbers in them, than these."""
+    held = {"tensors": 0, "numbers": 0, "modules": 0}
+
+    def count(module: nn.Module, name: str, parameter: Any) -> None:
+        if isinstance(parameter, Tensor):
+            held["tensors"] += 1
+            held["numbers"] += parameter.numel()
+        else:
+            held["modules"] += 1
+        if held["tensors"] > tensors or held["numbers"] > numbers or held["modules"] > 32 * tensors:
+            raise _TooLargeError("its model is larger than the weights that it holds")
+
+    hooks = [
+        registration.register_module_parameter_registration_hook(count),
+        registration.register_module_buffer_registration_hook(count),
+        registration.register_module_module_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif not isinstance(value, int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"the optimizer's state holds {str(value)[:60]!r}")

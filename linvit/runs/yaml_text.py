@@ -1,0 +1,164 @@
+"""YAML as recipes hold it: read within limits, in UTF-8, with keys that are text and stand once."""
+
+import copy
+import os
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from linvit.ranges import shown
+
+LARGEST = 2**20  # bytes
+DEEPEST, MOST_VALUES = 20, 10_000
+STANDARD = "tag:yaml.org,2002:"
+TEXT, MERGE = f"{STANDARD}str", f"{STANDARD}merge"
+HASH = "\ue000"  # stands for # in an override, where it begins no comment
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The `key: value` pairs of a recipe; raises ValueError, one sentence, where the file holds something else."""
+    if not path.is_file():
+        raise ValueError(f"There is no recipe at {path}: give the path of a .yaml file.")
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"The recipe {path} is larger than {LARGEST // 2**10:,} KiB: give a smaller file.")
+    try:
+        values = load_yaml(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The recipe {path} is not UTF-8 text: save it as UTF-8.") from error
+    except ValueError as error:
+        raise ValueError(f"The recipe {path} is not valid YAML ({error}): correct it.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"The recipe {path} holds no `key: value` pairs: `linvit recipes` lists examples.")
+    return values
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a YAML text; raises ValueError, saying where, for broken YAML and for what a recipe cannot hold."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{where}{' '.join(str(error.problem or error.context).split())}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    except ValueError as error:  # of an integer of thousands of digits
+        raise ValueError("a number has too many digits") from error
+
+
+def load_value(text: str) -> Any:
+    """The value of an override, in which # begins no comment."""
+    return _with_hashes(load_yaml(text.replace("#", HASH)))
+
+
+def _with_hashes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_with_hashes(key): _with_hashes(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_hashes(item) for item in value]
+    return value.replace(HASH, "#") if isinstance(value, str) else value
+
+
+def plain(value: Any, key: str = "", depth: int = 0) -> Any:
+    """A value made of what YAML holds: null, true, false, numbers, text, lists and mappings with text as keys.
+
+    Tuples become lists, paths text, numbers of other libraries Python's own.
+
+    Raises ValueError, naming the key, for everything else, and for values nested more than DEEPEST levels deep.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"{key.partition('.')[0]} is nested more than {DEEPEST} levels deep: write it flatter.")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str):
+                where = f" below {key}" if key else ""
+                raise ValueError(f"The recipe has the key {shown(name)}{where}, expected text: put it in quotes.")
+        return {name: plain(item, f"{key}.{name}" if key else name, depth + 1) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [plain(item, key, depth + 1) for item in value]
+    raise ValueError(
+        f"{key or 'The recipe'} is {shown(value)}, a {type(value).__name__}, expected a number, text, a list or a"
+        " mapping: change it."
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML within limits: 1e-3 is a number as in Python, dates and 12:30 are text, aliases cannot multiply."""
+
+    yaml_implicit_resolvers = copy.deepcopy(yaml.SafeLoader.yaml_implicit_resolvers)
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        if self._depth > DEEPEST:
+            raise self._error(f"values are nested more than {DEEPEST} levels deep", event)
+        if getattr(event, "tag", None) not in (None, "!", TEXT):
+            raise self._error(f"the tag {event.tag.replace(STANDARD, '!!')} is not read, leave it out", event)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(event, yaml.AliasEvent) and node not in self._sizes:
+            raise self._error(f"*{event.anchor} stands inside of what it names", event)
+        if isinstance(node, yaml.Node):
+            self._sizes[node] = 1 + sum(self._sizes[child] for child in _children(node))
+            if self._sizes[node] > MOST_VALUES:
+                raise self._error(f"there are more than {MOST_VALUES:,} values", event)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._error("a key is a list or a mapping, expected text", key)
+            if key.tag != MERGE:
+                if key.tag != TEXT:
+                    raise self._error(f"the key {key.value} is not text, put it in quotes", key)
+                if key.value in seen:
+                    raise self._error(f"the key {key.value} stands twice", key)
+                seen.add(key.value)
+        values: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return values
+
+    @staticmethod
+    def _error(problem: str, at: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:
+        return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [child for pair in node.value for child in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+for _first, _rules in _Loader.yaml_implicit_resolvers.items():
+    _Loader.yaml_implicit_resolvers[_first] = [
+        (tag, pattern)
+        for tag, pattern in _rules
+        if tag.removeprefix(STANDARD) not in ("timestamp", "int", "float", "value")
+    ]
+_Loader.add_implicit_resolver(
+    f"{STANDARD}int", re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o?[0-7]+)$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    f"{STANDARD}float",
+    re.compile(
+        r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
+    ),
+    list("-+0123456789."),
+)

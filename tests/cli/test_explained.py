@@ -1,0 +1,113 @@
+"""Every class of error that a mistake can raise ends in one sentence; the rest is a bug and says so."""
+
+import argparse
+
+import pytest
+import torch
+import yaml
+
+from linvit_cli import failures
+from linvit_cli.failures import BUG, STOPPED, WRONG_USE, explain, spelled
+
+
+def options(command="eval", takes_overrides=False, overrides=(), **flags):
+    return argparse.Namespace(
+        command=command, takes_overrides=takes_overrides, overrides=overrides, flags=flags, debug=False
+    )
+
+
+def raised(function, *arguments):
+    with pytest.raises(Exception) as error:  # noqa: PT011
+        function(*arguments)
+    return error.value
+
+
+class MisconfigurationException(Exception):  # noqa: N818 - Lightning's name
+    pass
+
+
+MISTAKES = [
+    ValueError("`topk` is 0: set it higher"),
+    TypeError("`size` is a str, expected a number: change it"),
+    OSError("disk full"),
+    FileNotFoundError(2, "No such file", "x"),
+    FloatingPointError("loss is NaN"),
+    MemoryError(),
+    RecursionError("maximum recursion depth exceeded"),
+    OverflowError("int too large to convert to float"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    ImportError("This needs espeak-ng: install it."),
+    ModuleNotFoundError("No module named 'jiwer'", name="jiwer"),
+    MisconfigurationException("no\nsuch device"),
+    RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed."),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nsecond line"),
+    raised(torch.empty, 10**15),
+    raised(torch.empty, 2**40, 2**40),
+    raised(yaml.safe_load, "a: [1"),
+]
+
+
+@pytest.mark.parametrize("error", MISTAKES, ids=lambda error: type(error).__name__)
+def test_a_mistake_is_one_sentence(error, capsys):
+    assert explain(error, options(topk="--topk")) == WRONG_USE
+    said = capsys.readouterr().err
+    assert said.startswith("linvit: ")
+    assert len(said.splitlines()) == 1
+    assert len(said) > len("linvit: \n")
+
+
+@pytest.mark.parametrize("error", [AttributeError("x"), KeyError("x"), TypeError("unhashable"), RuntimeError("shape")])
+def test_a_bug_keeps_its_traceback_after_one_sentence(error, capsys):
+    def fails():
+        raise error
+
+    assert explain(raised(fails), options()) == BUG
+    first, *traceback = capsys.readouterr().err.splitlines()
+    assert first.startswith("linvit: This is a bug in linvit. Please report it")
+    assert traceback[0].startswith("Traceback")
+    assert type(error).__name__ in traceback[-1]
+
+
+def test_a_stopped_run_is_no_mistake(capsys):
+    stopped = type("RunStoppedError", (Exception,), {})("Stopped after 3 epochs: continue with `resume=True`.")
+    assert explain(stopped, options("train")) == STOPPED
+    assert capsys.readouterr().err == "Stopped after 3 epochs: continue with --resume.\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("lightning.pytorch", "train"),
+        ("rich", "train"),
+        ("sklearn.metrics", "train"),
+        ("matplotlib", "report"),
+        ("faster_coco_eval", "dense"),
+        ("jiwer", "speech"),
+        ("diffusers", "generation"),
+        ("webdataset", "readers"),
+        ("lm_eval", "language"),
+    ],
+)
+def test_the_extra_that_brings_a_package_is_named(module, extra, capsys):
+    explain(ModuleNotFoundError(f"No module named {module!r}", name=module), options())
+    said = capsys.readouterr().err
+    assert f"`pip install 'linvit[{extra}]'`" in said
+    assert f"`pip install '.[{extra}]'`" in said
+    assert "," not in said.partition("[")[2].partition("]")[0]
+
+
+def test_a_package_of_nobody_is_named_alone(capsys, monkeypatch):
+    explain(ModuleNotFoundError("No module named 'nowhere'", name="nowhere"), options())
+    assert "`pip install nowhere`" in capsys.readouterr().err
+    monkeypatch.setattr(failures, "_requirements", lambda: ())
+    explain(ModuleNotFoundError("No module named 'rich'", name="rich"), options())
+    assert "`pip install rich`" in capsys.readouterr().err
+
+
+def test_names_are_spelled_as_the_command_does():
+    sentence = "`size`, `topk=3` and `output` do not fit: `what`"
+    assert spelled(sentence, options(topk="--topk")) == "`size`, --topk 3 and `output` do not fit: `what`"
+    with_data = options(takes_overrides=True, topk="--topk", output="--output")
+    assert spelled(sentence, with_data) == "data.size, --topk 3 and --output do not fit: `what`"
+    of_digits = options(takes_overrides=True, overrides=["data.name=digits"])
+    assert spelled("`size` and `crop_pct`", of_digits) == "data.size and `crop_pct`"

@@ -1,0 +1,215 @@
+"""Checkpoints whose metadata was changed: each works or ends in one sentence, quickly and in little memory."""
+
+import copy
+import math
+import random
+import resource
+import shutil
+import time
+
+import pytest
+import torch
+from tiny_diffusion import write_diffusion_recipe
+from tiny_run import content, write_recipe
+
+from linvit.runs import load_run
+from linvit.runs.stored import read_resumable
+from linvit.runs.training import train_folder
+
+ODD = (None, True, -1, 0, 2, 0.5, math.nan, math.inf, -0.5, 10**6, 10**12, 2**80, "", "x", "hf-hub:timm/none", [], {})
+ODD += ([[[]]], {"name": "x"}, {1: 2}, torch.zeros(2), b"x", (1, "a"), {"pretrained": True, "name": "resnet18"})
+MEMORY = 512 << 10  # KiB that a refusal may add to the process
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    recipe = write_recipe(tmp_path_factory.mktemp("stored"), data={"size": 32}, trainer={"max_epochs": 1})
+    return train_folder(recipe)
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory):
+    return train_folder(write_diffusion_recipe(tmp_path_factory.mktemp("dit"), trainer={"max_epochs": 1}))
+
+
+def paths(value, path=()):
+    """Every place of nested mappings and lists."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield (*path, key)
+        yield from paths(item, (*path, key))
+
+
+def mutated(about, rng):
+    """A copy of the metadata with one or two places deleted, replaced, enlarged, negated, nested, swapped or added."""
+    about = copy.deepcopy(about)
+    for _ in range(rng.choice((1, 1, 2))):
+        places = list(paths(about))
+        path = rng.choice([place for place in places if "trainer" not in place] or [("recipe",)])
+        holder = about
+        for key in path[:-1]:
+            holder = holder[key]
+        value, key = holder[path[-1]], path[-1]
+        kind = rng.choice(("delete", "replace", "replace", "replace", "enlarge", "nest", "swap", "add"))
+        if kind == "delete":
+            del holder[key]
+        elif kind == "replace":
+            holder[key] = rng.choice(ODD)
+        elif kind == "enlarge" and isinstance(value, int | float):
+            holder[key] = rng.choice((-value, value * 10**6, value * 10**9, value + 1))
+        elif kind == "enlarge":
+            holder[key] = [value] * 3 if not isinstance(value, list) else value * 3
+        elif kind == "nest":
+            for _ in range(rng.choice((1, 3, 200))):
+                value = [value]
+            holder[key] = value
+        elif kind == "swap":
+            other = rng.choice(places)
+            target = about
+            for step in other[:-1]:
+                target = target[step] if isinstance(target, dict | list) else {}
+            if isinstance(target, dict) and other[-1] in target:
+                holder[key] = copy.deepcopy(target[other[-1]])
+        elif isinstance(holder, dict):
+            holder[rng.choice(("extra", 7, "depth", "depths", "embed_dims"))] = rng.choice((*ODD, [10**6] * 4))
+    return about
+
+
+def refused_or_evaluated(path, evaluates):
+    """The sentence of a refusal, or None; whatever else is raised ends the test."""
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        run = load_run(path)
+        if evaluates:
+            run.evaluate(trainer={"accelerator": "cpu", "limit_val_batches": 1})
+        return None
+    except (ValueError, OSError) as error:
+        said = str(error)
+    assert "\n" not in said
+    assert len(said) < 1000
+    assert time.monotonic() - started < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY
+    return said
+
+
+def check_mutations(folder, path, count, seed, evaluates=True):
+    rng = random.Random(seed)
+    whole = content(folder)
+    said = []
+    for _ in range(count):
+        torch.save(whole | {"linvit": mutated(whole["linvit"], rng)}, path)
+        said.append(refused_or_evaluated(path, evaluates))
+    assert sum(sentence is not None for sentence in said) > count // 4
+
+
+def test_changed_metadata_ends_in_a_sentence(run, tmp_path):
+    check_mutations(run, tmp_path / "changed.ckpt", 40, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_much_changed_metadata_ends_in_a_sentence(run, tmp_path, seed):
+    check_mutations(run, tmp_path / "changed.ckpt", 75, seed)
+
+
+@pytest.mark.slow
+def test_changed_metadata_of_a_generator_ends_in_a_sentence(generator, tmp_path):
+    check_mutations(generator, tmp_path / "changed.ckpt", 75, 4, evaluates=False)
+
+
+def replaced(whole, *path, value):
+    whole = copy.deepcopy({key: item for key, item in whole.items() if key != "state_dict"}) | {
+        "state_dict": whole["state_dict"]
+    }
+    holder = whole
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("recipe", "task", "ema_decay"), 2, "task.ema_decay is 2, expected a number"),
+        (("recipe", "task", "name"), "diffusion", "Unknown data 'digits'"),
+        (("recipe", "task"), {"name": "classification"}, "the entry 'ema_decay' is missing"),
+        (("recipe", "model"), {"name": "ravlt_nano", "depths": [10**6] * 4}, "its model has depths 1000000"),
+        (("recipe", "model"), {"name": "vit_tiny_patch16_224", "embed_dim": 30000}, "larger than the weights"),
+        (("recipe", "model"), {"name": "mobilenetv3_small_050"}, "do not fit the model"),
+        (("recipe", "model"), {"name": "hf-hub:none/of-these"}, "would be read from a hub"),
+        (("recipe", "model"), {"name": "vit_large_patch16_224"}, "larger than the weights"),
+        (("class_names",), ["a"], "it has 10 classes, but 1 names"),
+        (("class_names",), list(range(10)), "`class_names` is"),
+        (("preprocessing", "std"), [0.0], "preprocessing.std is"),
+        (("preprocessing", "mean"), [0.5], "lengths"),
+        (("preprocessing", "size"), [10**9, 10**9], "preprocessing.size is"),
+        (("preprocessing", "crop_pct"), math.nan, "not finite"),
+        (("num_classes",), 10**9, "1000000000 classes"),
+        (("format",), 2, "`format` is 2"),
+        (("recipe", "data", "extra"), 1, "Unknown setting of the data 'extra'"),
+    ],
+)
+def test_what_is_wrong_is_said(run, tmp_path, place, value, said):
+    torch.save(replaced(content(run), "linvit", *place, value=value), tmp_path / "changed.ckpt")
+    with pytest.raises(ValueError, match=r"changed\.ckpt") as refusal:
+        load_run(tmp_path / "changed.ckpt")
+    assert said in str(refusal.value)
+
+
+def test_pretrained_weights_that_a_checkpoint_asks_for_are_not_fetched(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *_, **__: pytest.fail("it was fetched"))
+    model = {"name": "ravlt_nano", "drop_path_rate": 0.2, "pretrained": True}
+    torch.save(replaced(content(run), "linvit", "recipe", "model", value=model), tmp_path / "changed.ckpt")
+    assert load_run(tmp_path / "changed.ckpt").name == "ravlt_nano"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(run, tmp_path, value):
+    whole = content(run)
+    name = next(key for key in whole["state_dict"] if key.startswith("ema.module."))
+    whole["state_dict"][name].view(-1)[0] = value
+    torch.save(whole, tmp_path / "diverged.ckpt")
+    with pytest.raises(ValueError, match=f"the weights '{name}' are not finite"):
+        load_run(tmp_path / "diverged.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("epoch",), -1, "`epoch` is -1"),
+        (("global_step",), "x", "`global_step` is 'x'"),
+        (("optimizer_states",), {}, "`optimizer_states` is"),
+        (("optimizer_states", 0, "param_groups", 0, "weight_decay"), math.nan, "not finite"),
+        (("optimizer_states", 0, "state", 0, "exp_avg"), torch.zeros(7, 7, 7), "the shape of no parameter"),
+        (("loops",), None, "`loops` is null"),
+    ],
+)
+def test_a_training_does_not_continue_from_a_changed_checkpoint(run, tmp_path, place, value, said):
+    torch.save(replaced(content(run), *place, value=value), tmp_path / "changed.ckpt")
+    with pytest.raises(ValueError, match="cannot be used") as refusal:
+        read_resumable(tmp_path / "changed.ckpt")
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("held", [b"epoch,loss\n1,abc\n", b"\xff\x00,,\n,,,,1\n", b"epoch\n1,2,3\n"])
+def test_damaged_training_curves_are_one_sentence(run, tmp_path, held):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "metrics.csv").write_bytes(held)
+    with pytest.raises(ValueError, match=r"metrics\.csv are damaged .*: remove the file"):
+        load_run(tmp_path / "run").metrics  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"crop_pct": -1}, "`crop_pct` is -1"),
+        ({"size": 10**9}, "`size` is"),
+        ({"mean": [0.5]}, "`mean` is .*, expected 3 numbers"),
+        ({"std": [0.0, 0.5, 0.5]}, "`std` is"),
+        ({"sise": 3}, "Did you mean 'size'"),
+    ],
+)
+def test_a_preprocessing_that_cannot_be_is_refused(run, settings, said):
+    with pytest.raises(ValueError, match=said):
+        load_run(run).prepare(**settings)
