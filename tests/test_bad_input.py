@@ -212,7 +212,7 @@ def test_a_folder_that_is_in_use(refused, run):
 def test_nothing_to_measure_on_or_with(refused, run, tmp_path):
     torch.save(timm.create_model("ravlt_nano", num_classes=10).state_dict(), tmp_path / "nano.pth")
     given = ["--model", "ravlt_nano", "--checkpoint", tmp_path / "nano.pth"]
-    assert "give a folder or a name such as digits as data." in refused("eval", *given)
+    assert "set data to a folder, or to a name such as digits." in refused("eval", *given)
     assert "Nothing to load" in refused("eval")
     assert "Give either a run or --model with --checkpoint, not both" in refused("eval", run, *given)
     assert "--model needs --checkpoint" in refused("eval", "--model", "ravlt_nano")

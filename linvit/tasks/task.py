@@ -136,8 +136,6 @@ class Task(lightning.LightningModule, Checked):
             self.ema.update(self.network, step=self.global_step + 1)
 
     def on_train_epoch_end(self) -> None:
-        if not self.train_loss.update_called:
-            raise ValueError("No training sample of this epoch could be read: see the files that were left out.")
         self.log("train/loss", self.train_loss.compute())
         self.log("lr", max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
 
@@ -161,14 +159,11 @@ class Task(lightning.LightningModule, Checked):
         return {name: metric.compute() for name, metric in self.kept(kind).items()}
 
     def on_validation_epoch_end(self) -> None:
-        count = self.count.compute()
-        if not count:
-            raise ValueError("No validation sample could be read: see the files that were left out.")
         for kind in self.metrics:
             self.log_measures(kind, self.measured(kind))
             for metric in self.kept(kind).values():
                 metric.reset()
-        self.log(f"val/{self.counted}", count)
+        self.log(f"val/{self.counted}", self.count.compute())
         self.count.reset()
 
     def log_measures(self, kind: str, measured: dict[str, Any]) -> None:

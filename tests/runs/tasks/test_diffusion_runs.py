@@ -82,7 +82,7 @@ def test_generate_writes_a_row_for_each_class_and_the_same_ones_again(run, tmp_p
     for name in ("one.png", "two.png"):
         assert main([*asked, "--output", str(tmp_path / name)]) == 0
     assert main([*asked, "--seed", "1", "--output", str(tmp_path / "other.png")]) == 0
-    assert "holds 8 images" in capsys.readouterr().out
+    assert "contains 8 images" in capsys.readouterr().out
     one, two, other = (np.asarray(Image.open(tmp_path / f"{name}.png")) for name in ("one", "two", "other"))
     assert one.shape == (2 * 50 + 2, 4 * 50 + 2, 3)
     assert (one == two).all()
@@ -159,7 +159,7 @@ def test_what_cannot_be_generated_is_one_sentence(run, asked, sentence, capsys, 
             "task.class_dropout is 1.5, expected a number from 0 up to, but not including, 1",
         ),
         ({"model": {"mlp_ratio": "four"}}, "model.mlp_ratio is 'four', expected a number above 0"),
-        ({"data": {"size": 0}}, "data.size is 0, expected a whole number of 1 or more"),
+        ({"data": {"size": 0}}, "data.size is 0, expected a whole number from 1 to 16,384"),
         ({"data": {"size": 16}}, r"expected \(batch, 1, 8, 8\)"),
     ],
 )

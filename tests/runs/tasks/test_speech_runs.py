@@ -342,7 +342,7 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
         (["--stream", "1", "--beam", "2"], "--beam is not an option of stream for the task speech, which takes"),
         (["--stream", "1", "--topk", "2"], "--topk is not an option of stream"),
         (["--stream", "1", "--output", "a.csv"], "--output is not an option of stream"),
-        (["another.wav", "--stream", "1"], "--stream transcribes one file, but 2 are given"),
+        (["another.wav", "--stream", "1"], "`stream` transcribes one file, but 2 are given"),
     ],
 )
 def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys):
