@@ -3,11 +3,25 @@
 from collections.abc import Iterator
 
 import pytest
-from fuzz_cases import KINDS, tiny_checkpoint
+from fuzz_calls import command_lines, python_calls
+from fuzz_files import annotations, checkpoints, image_files
 from fuzz_play import trouble
+from fuzz_recipes import class_paths, recipe_files, recipe_values
+from fuzz_run import tiny_checkpoint
 from hypothesis import HealthCheck, Phase, given, settings
 
 QUICK = 10  # one in so many of the cases
+KINDS = {
+    "recipe values": (recipe_values(), 500),
+    "recipe files": (recipe_files(), 150),
+    "class paths": (class_paths(), 100),
+    "command lines": (command_lines(), 400),
+    "checkpoints": (checkpoints(), 300),
+    "image files": (image_files(), 200),
+    "annotations": (annotations(), 150),
+    "Python calls": (python_calls(), 200),
+}
+"""Class of mistakes → its cases, and how many of the 2,000 are of it."""
 
 
 def failures(kind: str, count: int, folders: Iterator) -> list[str]:

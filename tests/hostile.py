@@ -33,9 +33,9 @@ def write_hostile_images(folder: Path, random: Random) -> list[Path]:
         "noise.png": random.randbytes(300),
         "truncated.png": _encoded(_pixels(random), "PNG")[:-30],
         "truncated.jpg": _encoded(_pixels(random), "JPEG")[:-200],
-        "claims_a_billion_pixels.png": _png_header(40_000, 40_000),
-        "claims_a_long_row.png": _png_header(65_000, 1),
-        "claims_no_pixels.png": _png_header(0, 0),
+        "claims_a_billion_pixels.png": png_header(40_000, 40_000),
+        "claims_a_long_row.png": png_header(65_000, 1),
+        "claims_no_pixels.png": png_header(0, 0),
         "broken_exif.jpg": _encoded(_pixels(random), "JPEG", exif=b"Exif\0\0II*\0" + random.randbytes(40)),
         "rotated.jpg": rotated(Image.new("RGB", (48, 32))),
         "long.png": _encoded(Image.new("RGB", (6500, 1)), "PNG"),
@@ -206,7 +206,7 @@ def _animated(random: Random) -> bytes:
     return _encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:])
 
 
-def _png_header(width: int, height: int) -> bytes:
+def png_header(width: int, height: int) -> bytes:
     """A PNG file that claims this size and ends after a few bytes of pixels."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
