@@ -97,7 +97,7 @@ def confusion_matrix(confusion: Tensor, class_names: Sequence[str], item: str = 
     figure, axes = subplots((side + 0.8, side))
     axes.grid(visible=False)
     image = axes.imshow(rows.numpy(), cmap="Blues", vmin=0, vmax=100)
-    figure.colorbar(image, label=f"of the true class's {item}, %", shrink=0.8)
+    figure.colorbar(image, label=f"{item} of the true class, %", shrink=0.8)
     for row, column in (rows >= 0.5).nonzero().tolist() if len(names) <= WRITTEN else []:
         tone = "white" if rows[row, column] > 50 else "black"
         axes.text(column, row, f"{rows[row, column]:.0f}", ha="center", va="center", fontsize=SMALL, color=tone)

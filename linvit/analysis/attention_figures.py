@@ -187,7 +187,7 @@ def readout_figure(measured: Sequence[Measured]) -> Figure:
         axes.set_ylabel("mean score × N")
     top[0].legend(frameon=False, fontsize=SMALL, ncols=2)
     _against_magnitude(bottom, [(select(measured, readout=name), colour_of(name), 1.0, name) for name in READOUTS])
-    bottom[0].legend(frameon=False, fontsize=SMALL)
+    _legend(figure, bottom[0].get_lines())
     return figure
 
 

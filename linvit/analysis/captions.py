@@ -16,7 +16,7 @@ means, bars one standard deviation over images and heads. The entropy is that of
 entries is not a distribution; 1 means that all tokens count alike. Where a mechanism rotates queries and keys only in
 the numerator, rows need not sum to one, and the rotation alone can make entries negative: hollow dots are without
 it."""
-READOUTS = """Queries and keys of {layer}, without rotation, under four mechanisms: softmax, plain linear attention,
+READOUTS = """Queries and keys of {layer}, without rotation, under four mechanisms: softmax, vanilla linear attention,
 MALA as released (similarity times 1/(N·√width)) and MALA as in the paper (without that factor). The upper four panels
 show each query's scores from the largest to the smallest after κ(q) (for softmax, q) is multiplied by a; mean over 64
 queries per image and all heads. These relations are exact: linear attention does not depend on a; MALA's scores are
