@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -25,6 +26,7 @@ WORDS: Mapping[Any, tuple[str, str]] = {
     float: ("a number", "numbers"),
     bool: ("true or false", "true or false"),
     str: ("text", "texts"),
+    Path: ("a path", "paths"),
     dict: ("a mapping", "mappings"),
     Callable: ("a function", "functions"),
     NoneType: ("null", "null"),
@@ -50,7 +52,7 @@ class Range:
             and (self.below is None or value < self.below)
         )
 
-    def words(self, noun: str, got: Any = None) -> str:
+    def words(self, noun: str) -> str:
         if self.above is not None:
             end = f" and up to {self.most:,}" if self.most is not None else ""
             end = f" and below {self.below:,}" if self.below is not None else end
@@ -82,7 +84,7 @@ class Filled:
     def holds(self, value: Any) -> bool:
         return bool(os.fspath(value).strip())
 
-    def words(self, noun: str, got: Any = None) -> str:
+    def words(self, noun: str) -> str:
         return f"{noun} that is not empty"
 
 
@@ -96,7 +98,7 @@ class Like:
     def holds(self, value: Any) -> bool:
         return bool(re.fullmatch(self.pattern, os.fspath(value)))
 
-    def words(self, noun: str, got: Any = None) -> str:
+    def words(self, noun: str) -> str:
         return self.described
 
 
@@ -173,7 +175,7 @@ def allows(annotation: Any, value: Any) -> bool:
         return value is None
     if annotation is bool:
         return isinstance(value, bool)
-    if annotation is str:
+    if annotation in (str, Path):
         return isinstance(value, str | os.PathLike)
     if Callable in (annotation, origin):
         return callable(value)
@@ -192,7 +194,8 @@ def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
     if origin is Annotated:
         kind, rule = inner
         because = f", because {rule.because}" if isinstance(rule, Range) and rule.because and not many else ""
-        return f"{rule.words(expected(kind, many), got)}{because}"
+        noun = expected(kind, many)
+        return f"{rule.words(noun, got) if isinstance(rule, OneOf) else rule.words(noun)}{because}"
     if origin is Literal:
         return OneOf(inner).words("", got)
     if origin in (Union, UnionType):

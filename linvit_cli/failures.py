@@ -45,12 +45,10 @@ def explain_output(error: OSError) -> int:
 
 def _mistake(error: Exception, sentence: str) -> str | None:
     """What the user can mend, in a sentence; None for what only we can."""
+    if isinstance(error, ImportError) and not error.name:  # a sentence, ours or Lightning's, on what is not installed
+        return " ".join(sentence.split()) or None
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
-        return _missing(error.name or str(error))
-    if type(error) is ImportError and error.name is None:  # a sentence of ours on what is not installed
-        return sentence
-    if type(error).__name__ == "MisconfigurationException":
-        return f"Lightning's trainer refuses this: {' '.join(sentence.split())}"
+        return _missing(error.name or "")
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         return (
             f"A process that reads data was killed ({sentence.splitlines()[0].rstrip(' .')}), often because"

@@ -7,7 +7,6 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 
@@ -17,7 +16,7 @@ from linvit.runs.bundled import find_recipe
 from linvit.runs.components import components, created
 from linvit.runs.settings import as_tuple, group, nearest, parameters
 from linvit.runs.tasks import SOURCES, TASKS
-from linvit.runs.trainer import RANGES, check_machine
+from linvit.runs.trainer import RANGES, check_machine, lightning_refusals
 from linvit.runs.yaml_text import DEEPEST, load_value, plain, read_yaml
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
@@ -236,11 +235,8 @@ class Recipe:
             "plugins": [*listed["plugins"], *plugins],
             "logger": [*ours, *listed["logger"]] or False,
         }
-        try:
+        with lightning_refusals(ImportError, ValueError, TypeError):
             return Trainer(**given)
-        except (MisconfigurationException, ImportError, ValueError, TypeError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"Lightning's trainer refuses the recipe's group trainer: {reason}") from error
 
 
 def _defaults(kind: type, names: Iterable[str]) -> dict[str, Any]:

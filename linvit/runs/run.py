@@ -20,6 +20,7 @@ from linvit.data.source import Source
 from linvit.files import read_checkpoint, user_path
 from linvit.models.by_name import check_model
 from linvit.models.dense.frameworks import SEGMENTORS
+from linvit.ranges import check
 from linvit.released import load_released
 from linvit.runs.evaluate import Measures
 from linvit.runs.settings import as_tuple, parameters
@@ -29,6 +30,7 @@ from linvit.runs.tasks import TASKS
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.task import Task
 
+ARGUMENTS = {"path": Path | None, "model": str | None, "checkpoint": Path | None, "framework": str | None}
 WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
 
 
@@ -227,6 +229,7 @@ def load_run(
 
     Raises ValueError for a missing, damaged or foreign checkpoint, and for arguments that exclude each other.
     """
+    check(ARGUMENTS, {"path": path, "model": model, "checkpoint": checkpoint, "framework": framework})
     if path is None and model is None:
         raise ValueError("Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.")
     if path is not None and model is not None:

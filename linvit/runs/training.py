@@ -18,18 +18,21 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from linvit import environment
 from linvit.data.source import Source
 from linvit.files import replacing
+from linvit.ranges import check
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.run import Run, load_run
 from linvit.runs.run_folder import held
 from linvit.runs.settings import group
 from linvit.runs.stored import FORMAT, read_resumable
+from linvit.runs.trainer import lightning_refusals
 from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
 RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
 logger = logging.getLogger(__name__)
+ARGUMENTS = {"recipe": Path, "overrides": dict[str, Any] | Sequence[str], "folder": Path | None}
 SAME = ("seed", "model", "task", "distillation", "data")
 FREE = {"root", "num_workers", "checkpoint", "compile"}
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -75,6 +78,7 @@ def train_folder(
     callbacks: Sequence[Callback] = (),
 ) -> Path:
     """Like `train`, but returns only the run's folder. callbacks: Lightning callbacks to add."""
+    check(ARGUMENTS, {"recipe": recipe, "overrides": overrides, "folder": folder})
     values = read_recipe(recipe, overrides)
     if folder is not None:
         values["folder"] = str(folder)
@@ -166,6 +170,7 @@ def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path |
             group("task", type(task)),
             group("optimizer", Optimizer),
             group("schedule", Schedule),
+            lightning_refusals(),
         ):
             trainer.fit(task, source, ckpt_path=start)
     except RunStoppedError:
