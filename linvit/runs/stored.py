@@ -25,7 +25,6 @@ FORMAT = 1
 NETWORKS = ("network.", "ema.module.")
 DEEPEST, LARGEST = 16, 2**53  # levels of nesting, and any number
 MOST_VALUES = 4_000_000
-NOT_STORED = ("pretrained", "checkpoint_path")  # keys that load pretrained weights
 SIDES = Annotated[int, Range(1, 2**14)]
 ABOUT = {"format": Annotated[int, OneOf((FORMAT,))], "recipe": dict, "preprocessing": dict, "num_classes": Count}
 GROUPS = {"task": dict, "model": dict, "data": dict}
@@ -68,8 +67,8 @@ class Stored:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The group `model` of the recipe, without the keys that load pretrained weights."""
-        return {key: value for key, value in self.recipe["model"].items() if key not in NOT_STORED}
+        """The group `model` of the recipe, without the file of weights that training started from."""
+        return {key: value for key, value in self.recipe["model"].items() if key != "checkpoint_path"}
 
 
 def read_stored(path: str | Path) -> Stored:

@@ -40,6 +40,7 @@ class Training:
     overrides: tuple[str, ...]
     folder: Path
     values: Mapping[str, Any]
+    trusted: bool = False
 
     def result(self) -> dict[str, Any] | None:
         """The result of the complete training, see `complete`; None if it is not complete.
@@ -200,9 +201,15 @@ def complete(training: Training, stop: Any) -> dict[str, Any]:
         temporary.write_text(json.dumps(training.values, indent=1))
     reason = None
     started = time.monotonic()
-    callbacks = [StopsBetweenEpochs(stop)]
     try:
-        train_folder(training.recipe, training.overrides, folder=training.folder, resume=True, callbacks=callbacks)
+        train_folder(
+            training.recipe,
+            training.overrides,
+            folder=training.folder,
+            resume=True,
+            trust_recipe=training.trusted,
+            callbacks=[StopsBetweenEpochs(stop)],
+        )
     except FloatingPointError as error:
         reason = str(error).split(",")[0]
     seconds = round(time.monotonic() - started, 3)
