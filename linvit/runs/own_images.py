@@ -15,6 +15,7 @@ from linvit.analysis.cost import Cost, count_cost
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.image import SMALLEST
 from linvit.data.images.survey import Survey, survey
+from linvit.data.source import fitting_workers
 from linvit.environment import memory
 from linvit.files import check_writable, read_checkpoint, replacing
 from linvit.models.by_name import check_model, create_classifier
@@ -89,10 +90,6 @@ def _look(root: Path) -> Survey:
     except ValueError as error:
         raise ValueError(respelled(str(error), {"root": "`data`"})) from error
     count = sum(images.counts.values())
-    if len(images.counts) < 2:
-        raise ValueError(
-            f"{root} has one class, {next(iter(images.counts))!r}, expected two or more: add class folders."
-        )
     if count < FEWEST_IMAGES:
         raise ValueError(f"{root} has {count} images to train on, expected {FEWEST_IMAGES} or more: add images.")
     if images.unreadable:
@@ -148,11 +145,6 @@ def _batch_size(cost: Cost, count: int) -> int:
     return 1 << int(math.log2(max(2, most)))
 
 
-def _workers(count: int) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 0 if count < FEW_IMAGES else min(MOST_WORKERS, cores)
-
-
 def _precision() -> str:
     if not torch.cuda.is_available():
         return "32-true"
@@ -189,7 +181,7 @@ def _text(
         **{key: _yaml(value) for key, value in inputs.items()},
         "batch_size": batch_size,
         "max_corrupt": math.ceil(unreadable * count),
-        "num_workers": _workers(count),
+        "num_workers": 0 if count < FEW_IMAGES else fitting_workers(MOST_WORKERS),
         "precision": _precision(),
         **(FINE_TUNING if tuned else FROM_SCRATCH),
     }
