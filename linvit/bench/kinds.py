@@ -12,7 +12,7 @@ from linvit.bench import decoding, inference, machine, memory, operators, precis
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Options, Report
 from linvit.environment import commit
-from linvit.files import replacing, write_json
+from linvit.files import write_json, write_text
 
 KINDS: dict[str, Any] = {
     "op": operators,
@@ -73,12 +73,12 @@ def fill(report: Report, options: Options, progress: Progress) -> None:
 
 def save(report: Report, folder: Path) -> None:
     """Writes bench.json and the figures as .svg, each whole or not at all."""
+    from linvit.analysis.figures import svg  # matplotlib, which measuring does not need
     from linvit.bench.figures import accuracies, figures
 
     write_json(folder / "bench.json", report.as_dict(), indent=1)
     for name, figure in figures(report, accuracies(report)):
-        with replacing(folder / name) as temporary:
-            figure.savefig(temporary, format="svg")
+        write_text(folder / name, svg(figure))
 
 
 @contextmanager
