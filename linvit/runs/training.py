@@ -156,8 +156,9 @@ class Summary(Callback):
 def _counts(trainer: Trainer, source: Source) -> Iterator[str]:
     """The samples of each split, where a stream does not hide their number, and the classes."""
     for loaders, word in ((trainer.train_dataloader, "to train on"), (trainer.val_dataloaders, "held out")):
-        with contextlib.suppress(TypeError):
-            yield f"{len(loaders.dataset):,} {source.item}s {word}"  # type: ignore[union-attr]
+        if loaders is not None:
+            with contextlib.suppress(TypeError):
+                yield f"{len(loaders.dataset):,} {source.item}s {word}"
     if source.num_classes:
         yield f"{source.num_classes:,} classes"
 
