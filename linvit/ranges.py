@@ -90,7 +90,7 @@ class Filled:
 
 @dataclass(frozen=True)
 class Like:
-    """Text that a regular expression matches as a whole. described: such text, in words."""
+    """Text that a regular expression matches completely. described: the expected text, in words."""
 
     pattern: str
     described: str
@@ -118,7 +118,7 @@ class Checked:
 
 
 def arguments(kind: type) -> dict[str, inspect.Parameter]:
-    """The keyword arguments of a class, with those of its bases where it passes **kwargs on and does not set them."""
+    """The keyword arguments of a class, including those that it passes on to its bases as **kwargs."""
     by_name: dict[str, inspect.Parameter] = {}
     taken: set[str] = set()
     bases = [base for base in kind.__mro__[:-1] if "__init__" in vars(base)]
@@ -139,7 +139,7 @@ def declared(kind: type) -> dict[str, Any]:
 
 
 def some_of(names: Iterable[Any], got: Any) -> str:
-    """The names, or of more than a dozen the three nearest to what was given, and how many there are."""
+    """The names; of more than a dozen, only the three nearest to the given one, and their number."""
     known = list(map(str, names))
     if len(known) <= LISTED:
         return ", ".join(known)
@@ -189,7 +189,7 @@ def allows(annotation: Any, value: Any) -> bool:
 
 
 def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
-    """The allowed values in words: "a number above 0, or null"; of many names those nearest to `got`."""
+    """The allowed values in words, such as "a number above 0, or null"; of many names only those nearest to `got`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         kind, rule = inner
@@ -219,7 +219,7 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
 
 
 def _set_for(kind: type, names: Sequence[str]) -> set[str]:
-    """Those arguments of its base, `names` in their order, that a class sets itself in super().__init__(…)."""
+    """The arguments of its base, `names` in order, that a class sets itself in super().__init__(…)."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))  # type: ignore[misc]
     except (OSError, TypeError):  # a class without a source
@@ -237,7 +237,7 @@ def _is_list(value: Any) -> bool:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer too large for a float
         return False
 
 

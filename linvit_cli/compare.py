@@ -30,7 +30,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     output = command.add_argument_group("output")
     text = "where the runs, the table and the figure go"
     output.add_argument("--folder", metavar="FOLDER", type=Path, required=True, help=text)
-    text = "measures that get a column beside the score (default: none)"
+    text = "further measures, each in its own column (default: none)"
     output.add_argument("--also", metavar="MEASURE", nargs="+", default=(), help=text)
 
 

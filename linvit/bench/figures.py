@@ -27,7 +27,7 @@ def accuracies(report: Report) -> dict[str, tuple[float, str]]:
 
 
 def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iterator[tuple[str, Figure]]:
-    """File name and figure of everything that the report has the numbers for."""
+    """File name and figure of everything that the report has numbers for."""
     if any(len(line) > 1 for line in curves(report.rows).values()):
         yield "growth.svg", growth(report)
     if report.kind == "model":
@@ -42,7 +42,7 @@ def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iter
 
 
 def growth(report: Report) -> Figure:
-    """Time, and memory where it was measured, over tokens or pixels, all axes logarithmic."""
+    """Time, and memory if it was measured, over tokens or pixels, all axes logarithmic."""
     rows, exponents = report.rows, report.findings.get("growth", {})
     lines = {name: line for name, line in curves(rows).items() if len(line) > 1}
     names = list(dict.fromkeys(line[0].name for line in lines.values()))
@@ -118,7 +118,7 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
 
 
 def _apart(heights: Mapping[str, float], share: float = 0.03) -> dict[str, float]:
-    """The heights in their order, neighbours at least this share of the whole range from each other, for words."""
+    """The heights in their order, neighbours at least this share of the range apart, to leave room for text."""
     least = share * (max(heights.values()) - min(heights.values()))
     moved: dict[str, float] = {}
     for name in sorted(heights, key=lambda name: heights[name]):
@@ -127,7 +127,7 @@ def _apart(heights: Mapping[str, float], share: float = 0.03) -> dict[str, float
 
 
 def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Loss over steps, and each variant's distance from the plain curve beside the noise of its dtype."""
+    """Loss over steps, and each variant's distance from the plain curve next to the noise of its dtype."""
     figure, (left, right) = subplots((11, 4), 1, 2)
     plain = variants["plain"]["losses"] if "plain" in variants else next(iter(variants.values()))["losses"]
     noises: dict[float, str] = {}

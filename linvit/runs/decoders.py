@@ -109,7 +109,9 @@ def _forms(network: Decoder, source: Source, device: torch.device) -> list[str]:
         differences = distances(deepcopy(network).to(dtype), tokens)
         arithmetic = {"arithmetic": str(dtype).removeprefix("torch.")}
         rows.append(arithmetic | {name: f"{value:.0e}" for name, value in differences.items()})
-    words = "Largest difference of a logit from the whole row at once, over the largest logit; one document."
+    words = (
+        "Largest difference of a logit from a single pass over the row, relative to the largest logit; one document."
+    )
     return [table(rows), paragraph(words)]
 
 

@@ -18,7 +18,7 @@ from rich.progress import track
 from linvit.tasks.task import Task
 
 LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
-NOTES = (  # warnings on what linvit does on purpose, or what its users cannot change
+NOTES = (  # warnings about things that linvit does on purpose or users cannot change
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     r"The number of training batches \(\d+\) is smaller than the logging interval",
     r"Found \d+ module\(s\) in eval mode",
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 def quiet_lightning() -> Iterator[None]:
     """Drops what Lightning logs about devices and tips, and the warnings of NOTES.
 
-    Also the traceback of TensorBoard's writer on a full disk: the next thing that is written there reports it.
+    Also drops the traceback of TensorBoard's writer on a full disk: the next write reports the error.
     """
     before = {name: logging.getLogger(name).level for name in LOGGERS}
     hook = threading.excepthook

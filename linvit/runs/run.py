@@ -42,7 +42,7 @@ class Run:
     weights without one. name: the network's name in tables and reports. stored: further facts about the data from the
     checkpoint, such as the category ids of a detector.
 
-    What can be done with it depends on the task, see the files of `linvit.runs.tasks`.
+    Its methods depend on the task, see the files in `linvit.runs.tasks`.
     """
 
     spec: TaskSpec
@@ -96,7 +96,7 @@ class Run:
         networks = self.task.networks()
         if weights is not None and weights not in networks:
             raise ValueError(
-                f"`weights` is {weights!r}, but the checkpoint holds {' and '.join(networks)}: choose one."
+                f"`weights` is {weights!r}, but the checkpoint contains {' and '.join(networks)}: choose one."
             )
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         network = self.network if weights is None else networks[weights]
@@ -150,7 +150,7 @@ class Run:
         Args:
             inputs: a path, or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech
                 recognition, paths or arrays of samples.
-            options: weights ("raw" or "ema", by default the moving average where there is one), output (a file or
+            options: weights ("raw" or "ema", by default the moving average if there is one), output (a file or
                 folder to save them to), progress (show a progress bar), and those of the task, see `predict` in its
                 file in `linvit.runs.tasks`.
 
@@ -236,7 +236,7 @@ def load_run(
         raise ValueError("Give either a run or `model` with `checkpoint`, not both.")
     if untrained and (path is not None or checkpoint is not None or framework is not None):
         raise ValueError(
-            "`untrained=True` gives `model` random weights: leave it out, or leave out the run, `checkpoint` and"
+            "`untrained=True` creates `model` with random weights: leave it out, or leave out the run, `checkpoint` and"
             " `framework`."
         )
     if framework is not None and model is None:

@@ -105,15 +105,16 @@ RANGES: dict[str, Any] = {
 @contextmanager
 def lightning_refusals(*kinds: type[Exception]) -> Iterator[None]:
     """Raises Lightning's MisconfigurationException, and exceptions of these kinds, as ValueError with one sentence."""
+    refusals: tuple[type[Exception], ...] = (MisconfigurationException, *kinds)
     try:
         yield
-    except (MisconfigurationException, *kinds) as error:
+    except refusals as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"Lightning's trainer refuses the recipe's group trainer: {reason}") from error
 
 
 def check_machine(trainer: Mapping[str, Any]) -> None:
-    """Raises ValueError for an accelerator, devices or machines that there are not: Lightning would wait for them.
+    """Raises ValueError for an accelerator, devices or nodes that do not exist: Lightning would wait for them.
 
     trainer: the group of a recipe.
     """

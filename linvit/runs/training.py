@@ -53,11 +53,11 @@ def train(
         recipe: a YAML file, or the name of a bundled recipe, such as demo/ravlt_nano_digits.
         overrides: values that replace those of the recipe: {"trainer.max_epochs": 3}, or ["trainer.max_epochs=3"].
         folder: the run's folder, instead of the recipe's; by default runs/NAME.
-        resume: continues from the folder's last checkpoint, bit for bit on a CPU; without a checkpoint it starts from
-            the beginning, and a complete run is left as it is.
-        progress: shows a bar on a terminal, else a line per epoch.
-        trust_recipe: lets the recipe name classes of any package, whose code then runs, and files outside of the
-            folder; without it, classes are Lightning's, torch's, timm's, torchmetrics' or linvit's.
+        resume: continues from the folder's last checkpoint, bit for bit on a CPU; without a checkpoint training starts
+            from the beginning, and a complete run stays as it is.
+        progress: shows a bar on a terminal, otherwise a line per epoch.
+        trust_recipe: lets the recipe name classes of any package, whose code then runs, and files outside the folder;
+            without it, only classes of Lightning, torch, timm, torchmetrics and linvit are allowed.
 
     Raises ValueError, one sentence, for a mistake in recipe, data, model or folder, and for a folder in which another
     training runs; FloatingPointError for a loss that is no longer finite; OSError for a folder that cannot be written;
@@ -127,7 +127,7 @@ def _describe(folder: Path, recipe: Recipe, devices: int, processes: int) -> Non
 
 @dataclass(eq=False)
 class Summary(Callback):
-    """Logs, before the first step, what is trained on what, for how long and on which device."""
+    """Logs network, data, length and device before the first step."""
 
     recipe: Recipe
     source: Source
@@ -154,7 +154,7 @@ class Summary(Callback):
 
 
 def _counts(trainer: Trainer, source: Source) -> Iterator[str]:
-    """The samples of each split, where a stream does not hide their number, and the classes."""
+    """The numbers of samples in each split, unless a stream hides them, and of classes."""
     for loaders, word in ((trainer.train_dataloader, "to train on"), (trainer.val_dataloaders, "held out")):
         if loaders is not None:
             with contextlib.suppress(TypeError):
@@ -178,7 +178,7 @@ def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path |
         raise RunStoppedError(f"Stopped and saved {last} at step {trainer.global_step}: {again} to continue.") from None
     except SystemExit:  # what Lightning makes of a second Ctrl-C
         raise RunStoppedError(
-            f"Stopped at once, without saving: {again} to continue from {last}, where that exists."
+            f"Stopped at once, without saving: {again} to continue from {last} if it exists."
         ) from None
     except RuntimeError as error:
         if not _is_lost_process(error):
@@ -191,8 +191,8 @@ def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path |
         if error.errno not in UNWRITABLE:
             raise
         raise OSError(
-            f"The run's folder {last.parents[1]} could not be written ({error}); its checkpoints are whole: make room"
-            f" or allow writing there, then {again}."
+            f"The run's folder {last.parents[1]} could not be written ({error}); its checkpoints are complete: make"
+            f" room or allow writing there, then {again}."
         ) from error
 
 
@@ -208,7 +208,7 @@ def _is_lost_process(error: RuntimeError) -> bool:
 
 
 def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: Path) -> None:
-    """Raises ValueError where network, task, data or seed changed; trainer, optimizer and schedule may change."""
+    """Raises ValueError if network, task, data or seed changed; trainer, optimizer and schedule may change."""
     about = checkpoint.get("linvit")
     if about is None:
         raise ValueError(f"{folder} was not written by `linvit train`: choose another `folder`.")

@@ -69,7 +69,7 @@ def _varied(over: str | None) -> tuple[str | None, list[Any]]:
 
 
 def _check_settings(recipes: Sequence[str | Path], settings: Sequence[str]) -> None:
-    """Raises ValueError where two runs would share a folder, or all runs the same seed."""
+    """Raises ValueError if two runs would share a folder, or all runs the same seed."""
     names = [Path(recipe).name.removesuffix(".yaml") for recipe in recipes]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:

@@ -167,7 +167,7 @@ def compared(
 
 
 def _over_seeds(runs: Sequence[Mapping[str, Any]], name: str, measure: Measure) -> tuple[float, ...]:
-    """The measure of every run, NaN for one that diverged; raises ValueError where a complete run lacks it."""
+    """The measure of every run, NaN for one that diverged; raises ValueError if a complete run lacks it."""
     for run in runs:
         if run["reason"] is None and name not in run["measures"]:
             known = ", ".join(run["measures"])

@@ -29,10 +29,10 @@ class Speech(Task):
 
     Args:
         network: Takes features (batch, frames, mels), the frames of each utterance and the pieces of its text, gives
-            logits (batch, frames, pieces), or (batch, frames, text + 1, pieces) where it `transduces`, piece 0 the
+            logits (batch, frames, pieces), or (batch, frames, text + 1, pieces) if it `transduces`, piece 0 the
             blank, and how many frames of these each utterance has.
         beam: Width of the beam of decoding; 1 is greedy, all that a transducer knows.
-        kwargs: Those of Task.
+        kwargs: Further arguments of Task.
 
     `decoding` holds the further arguments of prefix_beam, such as names and language_model, which no recipe sets.
 

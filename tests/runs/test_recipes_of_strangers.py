@@ -169,7 +169,7 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "\n".join(
     [
         (BOMB, "there are more than 10,000 values"),
         (f"model:\n  name: x\n  {BOMB.replace(chr(10), chr(10) + '  ')}", "there are more than 10,000 values"),
-        ("a: &x [*x]", "*x stands inside of what it names"),
+        ("a: &x [*x]", "*x refers to the value that contains it"),
         ("a: " + "[" * 100_000, "nested more than 20 levels deep"),
         ("- " * 100_000, "nested more than 20 levels deep"),
         ("seed: 1\nseed: 2", "line 2, column 1: the key seed stands twice"),

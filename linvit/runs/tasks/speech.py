@@ -60,7 +60,7 @@ class SpeechSpec(NamedSpec):
                 setattr(folder, key, settings.get(key, getattr(folder, key)))
             if len(inside := folder.subset_names()) > 1:
                 logger.warning(
-                    "%s holds the subsets %s, which are evaluated together: name one to evaluate it alone.",
+                    "%s contains the subsets %s, which are evaluated together: name one to evaluate it alone.",
                     folder.root,
                     ", ".join(inside),
                 )
@@ -162,7 +162,7 @@ SPEC = SpeechSpec()
 
 
 class Transcriber:
-    """Transcribes samples as they arrive, decoding greedily; the final text equals that of the whole utterance.
+    """Transcribes samples as they arrive, decoding greedily; the final text equals that of the complete utterance.
 
     Args:
         run: a run of a causal network with a CTC head.
@@ -177,7 +177,7 @@ class Transcriber:
         self.network = cast(Conformer, network)
         if not self.network.causal or self.network.transduces:
             raise ValueError(
-                f"{run.path} needs whole utterances: to transcribe a stream, train with model.causal=true and"
+                f"{run.path} needs complete utterances: to transcribe a stream, train with model.causal=true and"
                 " model.head=ctc."
             )
         self.preprocessing, self.class_names = run.preprocessing, run.class_names

@@ -354,4 +354,4 @@ def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsy
 def test_a_network_that_needs_the_whole_says_so(run, tmp_path, capsys):
     sound = say(tmp_path / "a.wav", "LOW")
     assert main(["predict", str(run), str(sound), "--stream", "1"]) == 2
-    assert "needs whole utterances: to transcribe a stream, train with model.causal=true" in capsys.readouterr().err
+    assert "needs complete utterances: to transcribe a stream, train with model.causal=true" in capsys.readouterr().err
