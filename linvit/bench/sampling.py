@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row, Timed
 from linvit.models.dit import DiT
 from linvit.models.registry import create
-from linvit.ranges import Count
+from linvit.ranges import Range
 
 CLASSES = 10
 
@@ -26,7 +26,7 @@ class Options(rows.Options):
 
     names: Sequence[str] = ("softmax", "mala")
     network: str = "dit_nano_patch2"
-    sides: Sequence[Count] = (16, 32, 64, 128, 256)
+    sides: Sequence[Annotated[int, Range(1, 4096)]] = (16, 32, 64, 128, 256)
 
     def __post_init__(self) -> None:
         for name in self.names:

@@ -82,7 +82,7 @@ def test_generate_writes_a_row_for_each_class_and_the_same_ones_again(run, tmp_p
     for name in ("one.png", "two.png"):
         assert main([*asked, "--output", str(tmp_path / name)]) == 0
     assert main([*asked, "--seed", "1", "--output", str(tmp_path / "other.png")]) == 0
-    assert "holds 8 images" in capsys.readouterr().out
+    assert "contains 8 images" in capsys.readouterr().out
     one, two, other = (np.asarray(Image.open(tmp_path / f"{name}.png")) for name in ("one", "two", "other"))
     assert one.shape == (2 * 50 + 2, 4 * 50 + 2, 3)
     assert (one == two).all()
@@ -121,7 +121,7 @@ def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (["generate", "RUN"], "say where they go with --output"),
+        (["generate", "RUN"], "choose a file with --output"),
         (["generate", "RUN", "--output", "a.jpg"], "--output is a.jpg, expected a .png or .npz file"),
         (["generate", "RUN", "--output", "a.png", "--classes", "ten"], "'ten' is unknown: name one of 0, 1"),
         (["generate", "RUN", "--output", "a.png", "--steps", "1"], "expected from 2 to 1000"),
