@@ -114,7 +114,7 @@ def test_predictions_are_saved_whole_and_unreadable_files_named(run, photos, tmp
         ({"topk": "x"}, "`topk` is .x., expected a whole number"),
         (
             {"threshold": 0.5},
-            "`threshold` is not an option of predict for the task classification, which accepts `topk`",
+            "`threshold` is not an option of predict for the task classification, which accepts",
         ),
         ({"beam": 3}, "`beam` is not an option of predict"),
         ({"output": "predictions.txt"}, "`output` is predictions.txt, expected a .csv or .json file"),
