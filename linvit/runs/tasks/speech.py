@@ -216,7 +216,7 @@ def stream(run: "Run", inputs: Sequence[Any], seconds: float, *, weights: str | 
     Raises ValueError for more than one file and for a time that is not above 0, and as Transcriber.
     """
     if len(inputs) != 1:
-        raise ValueError(f"`stream` transcribes one file, but {len(inputs)} are given: give one.")
+        raise ValueError(f"One file can be streamed at a time, but {len(inputs)} are given: give one.")
     if not 0 < seconds < math.inf:
         raise ValueError(f"`seconds` is {seconds}, expected a time above 0: change it.")
     transcriber = Transcriber(run, weights)

@@ -159,7 +159,7 @@ def test_what_cannot_be_generated_is_one_sentence(run, asked, sentence, capsys, 
             "task.class_dropout is 1.5, expected a number from 0 up to, but not including, 1",
         ),
         ({"model": {"mlp_ratio": "four"}}, "model.mlp_ratio is 'four', expected a number above 0"),
-        ({"data": {"size": 0}}, "data.size is 0, expected a whole number of 1 or more"),
+        ({"data": {"size": 0}}, "data.size is 0, expected a whole number from 1 to 16,384"),
         ({"data": {"size": 16}}, r"expected \(batch, 1, 8, 8\)"),
     ],
 )

@@ -112,7 +112,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path
     ("command", "message"),
     [
         (["predict", "RUN", "nowhere.wav"], "There is no sound file or folder at nowhere.wav"),
-        (["predict", "RUN", "EMPTY"], "has no sound files in it"),
+        (["predict", "RUN", "EMPTY"], "contains no sound files"),
         (["predict", "RUN", "x.wav", "--topk", "3"], "--topk is not an option of predict for the task speech"),
         (["predict", "RUN", "SOUND", "--beam", "0"], "--beam is 0"),
         (["predict", "RUN", "SOUND", "--lm", "a.arpa"], "--lm needs a beam"),
@@ -120,7 +120,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path
         (["predict", "RUN", "SOUND", "--word-bonus", "1"], "--word-bonus needs a beam"),
         (["eval", "RUN", "--beam", "2", "--lm-weight", "2"], "--lm-weight is the weight of --lm, which is not given"),
         (["eval", "RUN", "--beam", "0"], "--beam is 0"),
-        (["predict", "RUN", "SOUND", "--output", "a.txt"], "unknown ending"),
+        (["predict", "RUN", "SOUND", "--output", "a.txt"], "expected a .csv or .json file"),
         (["predict", "RUN", "SOUND", "--output", "FILE/a.csv"], "cannot be written"),
         (["generate", "RUN"], "speech cannot generate: use `predict`"),
         (["eval", "RUN", "data=nowhere"], "The speech folder nowhere does not exist"),
@@ -342,7 +342,7 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
         (["--stream", "1", "--beam", "2"], "--beam is not an option of stream for the task speech, which accepts"),
         (["--stream", "1", "--topk", "2"], "--topk is not an option of stream"),
         (["--stream", "1", "--output", "a.csv"], "--output is not an option of stream"),
-        (["another.wav", "--stream", "1"], "--stream transcribes one file, but 2 are given"),
+        (["another.wav", "--stream", "1"], "One file can be streamed at a time, but 2 are given"),
     ],
 )
 def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys):
