@@ -103,7 +103,7 @@ def remove_leftovers(*folders: Path) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of an error's message, else the error's type."""
+    """The first line of an error's message; the error's type if there is no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
 
 
@@ -112,7 +112,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated, is not a checkpoint, or holds objects that only running code could make.
+        ValueError: if it is truncated, is not a checkpoint, or contains objects that only running code could make.
     """
     path = user_path(path)
     if not path.is_file():
@@ -123,13 +123,13 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         refused = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(
             f"The checkpoint {path} is refused because it is damaged or reading it could execute code"
-            f"{f' ({refused[1]})' if refused else ''}: save its state dict alone, which holds only tensors."
+            f"{f' ({refused[1]})' if refused else ''}: save only its state dict, which contains just tensors."
         ) from error
     except Exception as error:  # what a damaged file raises depends on where it is cut
         raise ValueError(f"Checkpoint {path} cannot be read, it is probably truncated: use another copy.") from error
     if not isinstance(checkpoint, dict):
         raise ValueError(
-            f"{path} holds a {type(checkpoint).__name__}, expected a dictionary of tensors: give a checkpoint."
+            f"{path} contains a {type(checkpoint).__name__}, expected a dictionary of tensors: give a checkpoint."
         )
     return checkpoint
 
@@ -155,6 +155,6 @@ def _finite(value: Any) -> Any:
 
 
 def _load_pickle(path: Path) -> Any:
-    # The authors' training script saves its arguments beside the weights.
+    # the authors' training script saves its arguments next to the weights
     with torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(path, map_location="cpu", weights_only=True)

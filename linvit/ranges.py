@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -25,6 +26,7 @@ WORDS: Mapping[Any, tuple[str, str]] = {
     float: ("a number", "numbers"),
     bool: ("true or false", "true or false"),
     str: ("text", "texts"),
+    Path: ("a path", "paths"),
     dict: ("a mapping", "mappings"),
     Callable: ("a function", "functions"),
     NoneType: ("null", "null"),
@@ -50,7 +52,7 @@ class Range:
             and (self.below is None or value < self.below)
         )
 
-    def words(self, noun: str, got: Any = None) -> str:
+    def words(self, noun: str) -> str:
         if self.above is not None:
             end = f" and up to {self.most:,}" if self.most is not None else ""
             end = f" and below {self.below:,}" if self.below is not None else end
@@ -82,13 +84,13 @@ class Filled:
     def holds(self, value: Any) -> bool:
         return bool(os.fspath(value).strip())
 
-    def words(self, noun: str, got: Any = None) -> str:
+    def words(self, noun: str) -> str:
         return f"{noun} that is not empty"
 
 
 @dataclass(frozen=True)
 class Like:
-    """Text that a regular expression matches as a whole. described: such text, in words."""
+    """Text that a regular expression matches completely. described: the expected text, in words."""
 
     pattern: str
     described: str
@@ -96,7 +98,7 @@ class Like:
     def holds(self, value: Any) -> bool:
         return bool(re.fullmatch(self.pattern, os.fspath(value)))
 
-    def words(self, noun: str, got: Any = None) -> str:
+    def words(self, noun: str) -> str:
         return self.described
 
 
@@ -116,7 +118,7 @@ class Checked:
 
 
 def arguments(kind: type) -> dict[str, inspect.Parameter]:
-    """The keyword arguments of a class, with those of its bases where it passes **kwargs on and does not set them."""
+    """The keyword arguments of a class, including those that it passes on to its bases as **kwargs."""
     by_name: dict[str, inspect.Parameter] = {}
     taken: set[str] = set()
     bases = [base for base in kind.__mro__[:-1] if "__init__" in vars(base)]
@@ -137,7 +139,7 @@ def declared(kind: type) -> dict[str, Any]:
 
 
 def some_of(names: Iterable[Any], got: Any) -> str:
-    """The names, or of more than a dozen the three nearest to what was given, and how many there are."""
+    """The names; of more than a dozen, only the three nearest to the given one, and their number."""
     known = list(map(str, names))
     if len(known) <= LISTED:
         return ", ".join(known)
@@ -173,7 +175,7 @@ def allows(annotation: Any, value: Any) -> bool:
         return value is None
     if annotation is bool:
         return isinstance(value, bool)
-    if annotation is str:
+    if annotation in (str, Path):
         return isinstance(value, str | os.PathLike)
     if Callable in (annotation, origin):
         return callable(value)
@@ -187,12 +189,13 @@ def allows(annotation: Any, value: Any) -> bool:
 
 
 def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
-    """The allowed values in words: "a number above 0, or null"; of many names those nearest to `got`."""
+    """The allowed values in words, such as "a number above 0, or null"; of many names only those nearest to `got`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         kind, rule = inner
         because = f", because {rule.because}" if isinstance(rule, Range) and rule.because and not many else ""
-        return f"{rule.words(expected(kind, many), got)}{because}"
+        noun = expected(kind, many)
+        return f"{rule.words(noun, got) if isinstance(rule, OneOf) else rule.words(noun)}{because}"
     if origin is Literal:
         return OneOf(inner).words("", got)
     if origin in (Union, UnionType):
@@ -216,7 +219,7 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
 
 
 def _set_for(kind: type, names: Sequence[str]) -> set[str]:
-    """Those arguments of its base, `names` in their order, that a class sets itself in super().__init__(…)."""
+    """The arguments of its base, `names` in order, that a class sets itself in super().__init__(…)."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))  # type: ignore[misc]
     except (OSError, TypeError):  # a class without a source
@@ -234,7 +237,7 @@ def _is_list(value: Any) -> bool:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer too large for a float
         return False
 
 

@@ -1,6 +1,6 @@
 """The command line: arguments and printing, one file for each command; the work is done by runs, studies and bench.
 
-What a user can get wrong ends in one sentence on stderr and exit code 2; `--debug` shows where it came from.
+A user's mistake ends in one sentence on stderr and exit code 2; `--debug` shows the traceback.
 Heavy imports wait until a command needs them.
 """
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not open_streams():
         return say("linvit: Standard output is closed, so that results would be lost: open it.", WRONG_USE)
     if "matplotlib" not in sys.modules:
-        os.environ["MPLBACKEND"] = "agg"  # files only; that of a notebook may not be installed here
+        os.environ["MPLBACKEND"] = "agg"  # files only; a notebook's backend may not be installed here
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
     except SystemExit as ended:
@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of a command, with what `train` passes on in `rest` and `data.key=value` in `overrides`.
+    """The options of a command; `rest` has the arguments that `train` passes on, `overrides` each `data.key=value`.
 
-    Raises SystemExit, after a sentence on stderr, for what does not fit.
+    Raises SystemExit, after a sentence on stderr, for arguments that do not fit.
     """
     parser = _parser()
     takes_overrides = bool(arguments) and hasattr(COMMANDS.get(arguments[0]), "TAKES_OVERRIDES")
@@ -90,13 +90,13 @@ def _parser() -> Parser:
 
 
 def _leaves(command: Parser) -> list[Parser]:
-    """The parsers of a command's actions; the command itself where it has none."""
+    """The parsers of a command's actions; the command itself if it has none."""
     parsers = [action.choices for action in command._actions if isinstance(action, argparse._SubParsersAction)]
     return [leaf for choices in parsers for leaf in choices.values()] or [command]
 
 
 def _flags(command: Parser) -> dict[str, str]:
-    """How the arguments of a command are written."""
+    """The flag of each option of a command, such as --topk, by its name in Python."""
     return {action.dest: action.option_strings[-1] for action in command._actions if action.option_strings}
 
 
@@ -107,7 +107,7 @@ class _Printable(logging.Formatter):
 
 @contextmanager
 def _messages_on_stderr() -> Iterator[None]:
-    """Shows what the library logs as plain lines."""
+    """Shows the library's log messages as plain lines."""
     logger = logging.getLogger("linvit")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable("%(message)s"))

@@ -1,4 +1,4 @@
-"""`python -m linvit_cli`, where the linvit command is not installed."""
+"""`python -m linvit_cli`, the same as the command `linvit`."""
 
 import sys
 

@@ -31,7 +31,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         dest="kind", required=True, metavar="KIND", prog="linvit bench", help=argparse.SUPPRESS
     )
     for name, (add, text, shown) in KINDS.items():
-        # an argument that is not given keeps the default of the kind's Options, which stand in linvit.bench
+        # the defaults are in each kind's Options, in linvit.bench
         kind = kinds.add_parser(name, description=text, epilog=examples(*shown), argument_default=argparse.SUPPRESS)
         kind.usage = f"linvit bench {name} [NAME ...] [options]"
         add(kind)
@@ -39,7 +39,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, shows what was measured (interrupted: so far), and returns the exit code; a wrong variant gives 1."""
+    """Measures, shows the results (after Ctrl-C, those so far) and returns the exit code, 1 for a wrong variant."""
     from linvit.bench import kinds, machine
     from linvit.bench.checks import WrongResultError
     from linvit.bench.page import check_page
@@ -49,7 +49,9 @@ def run(options: argparse.Namespace) -> int:
         check_writable(options.output)
     if options.write is not None:
         if options.output is None:
-            raise ValueError("--write needs --output, whose name is that of the place in the page: give both.")
+            raise ValueError(
+                "--write needs --output, because the folder's name marks the place in the page: give both."
+            )
         check_page(options.write, options.output)
     set_allocator(options)
     chosen = kinds.options_of(options.kind, vars(options))
@@ -61,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     except WrongResultError as error:
         return say(f"linvit: {error}.", WRONG)
     except KeyboardInterrupt:
-        status = say("Stopped: the following was measured before.", STOPPED)
+        status = say("Stopped: these are the results so far.", STOPPED)
     finally:
         shown.clear()
     finish(report, options)
@@ -69,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def finish(report: "Report", options: argparse.Namespace) -> None:
-    """Shows the table, with --json a last line, and writes the files of --output."""
+    """Shows the table, with --json one more line, and writes the files of --output."""
     from rich import box
 
     from linvit.bench import kinds, page
@@ -87,9 +89,9 @@ def finish(report: "Report", options: argparse.Namespace) -> None:
 
 
 class Shown:
-    """One line per group on stderr; on a terminal a last line that says what is done at the moment.
+    """One line per group on stderr; on a terminal also a last line with the current step.
 
-    It is written by no thread of its own, whose time would count as that of the calls.
+    It has no thread of its own, whose time would be counted as the calls' time.
     """
 
     def __init__(self) -> None:
@@ -109,7 +111,7 @@ class Shown:
         self.say(f"{self.name}: round {self.round} of {self.rounds}")
 
     def clear(self) -> None:
-        """Takes the last line away."""
+        """Removes the last line."""
         self.say("")
 
 
@@ -117,9 +119,11 @@ def _add_output(kind: argparse.ArgumentParser) -> None:
     output = kind.add_argument_group("output")
     text = "folder for bench.json and the figures (default: none)"
     output.add_argument("--output", type=Path, metavar="FOLDER", help=text)
-    text = "put table and figures into a Markdown file, between the marks with the name of the --output folder"
+    text = "put table and figures into a Markdown file, between the marks named after the --output folder"
     output.add_argument("--write", type=Path, metavar="FILE", help=f"{text} (default: none)")
-    output.add_argument("--json", action="store_true", help="print everything as one JSON object in a last line")
+    output.add_argument(
+        "--json", action="store_true", help="also print everything as one JSON object, on the last line"
+    )
     add_keep_memory(kind.add_argument_group("other"))
     kind.set_defaults(keep_memory=False, json=False, output=None, write=None)
 
@@ -130,7 +134,7 @@ def _add_measuring(kind: argparse.ArgumentParser, rounds: int, memory: bool = Tr
     group.add_argument("--device", choices=("cpu", "cuda"), help=text)
     text = "threads of torch: one is timed in CPU time, more in wall time (default: 1)"
     group.add_argument("--threads", metavar="N", type=whole, help=text)
-    text = f"how often each variant is timed, in turn (default: {rounds})"
+    text = f"rounds; in each, every variant is timed once (default: {rounds})"
     group.add_argument("--rounds", metavar="N", type=whole, help=text)
     text = "time budget per size; at least three rounds are always made (default: none)"
     group.add_argument("--seconds", metavar="S", type=number, help=text)
@@ -201,7 +205,7 @@ def _add_decoding(kind: argparse.ArgumentParser) -> None:
     what.add_argument("names", metavar="MECHANISM", nargs="*", help=text)
     text = "decoder of `linvit models --task language` (default: sequence_nano)"
     what.add_argument("--network", metavar="NAME", help=text)
-    text = "numbers of tokens that were read before (default: 1024 8192 65536)"
+    text = "numbers of tokens already in the cache (default: 1024 8192 65536)"
     what.add_argument("--contexts", nargs="+", type=whole, metavar="N", help=text)
     _add_measuring(kind, rounds=7, memory=False)
 

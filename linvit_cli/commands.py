@@ -1,4 +1,4 @@
-"""The commands in the order of work; each module has HELP, EXAMPLES, add_arguments(parser) and run(options)."""
+"""The commands, in their usual order; each module has HELP, EXAMPLES, add_arguments(parser) and run(options)."""
 
 from types import ModuleType
 

@@ -25,10 +25,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "settings for every run, such as trainer.max_epochs=5 (default: those of the recipes)"
     compared.add_argument("--set", metavar="KEY=V", nargs="+", default=(), help=text)
     compared.add_argument("--workers", metavar="N", type=whole, default=1, help="parallel runs, one thread each")
+    text = "let the recipes run code of any package and write outside their runs' folders"
+    compared.add_argument("--trust-recipe", action="store_true", help=text)
     output = command.add_argument_group("output")
     text = "where the runs, the table and the figure go"
     output.add_argument("--folder", metavar="FOLDER", type=Path, required=True, help=text)
-    text = "measures that get a column beside the score (default: none)"
+    text = "further measures, each in its own column (default: none)"
     output.add_argument("--also", metavar="MEASURE", nargs="+", default=(), help=text)
 
 
@@ -37,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     from linvit.studies.table import STEM, about_line
 
     chosen = (options.seeds, options.workers, options.over, options.set, options.also)
-    comparison = compare(options.recipes, options.folder, *chosen, show)
+    comparison = compare(options.recipes, options.folder, *chosen, show, options.trust_recipe)
     show_rows([comparison.cells(row) for row in comparison.rows])
     show(about_line(comparison.about).strip("*"))
     show(f"The table is in {options.folder / STEM}.md.")

@@ -55,7 +55,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "height and width of the images in pixels"
     latents.add_argument("--size", metavar="PX", type=whole, default=256, help=text)
 
-    text = "Let espeak-ng speak digits, in the layout of LibriSpeech."
+    text = "Write digits spoken by espeak-ng, in the layout of LibriSpeech."
     speech = add("make-speech", _make_speech, text, "linvit data make-speech data/speech")
     speech.add_argument("folder", metavar="FOLDER", help="new or empty folder; gets train/ and val/")
     _add_numbers(speech, "utterances", train=900, val=120)

@@ -40,8 +40,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from linvit.files import check_output_file
+
     if options.tasks and options.report is not None:
         raise ValueError("--tasks bring their own data and have no report: leave --report out.")
+    if options.report:
+        check_output_file(options.report)
     evaluated = load(options, options.path)
     settings = data_settings(options.overrides)
     choices = chosen(options, "beam", "language_model", "lm_weight", "word_bonus", "tasks", "include", "limit")

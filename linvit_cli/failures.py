@@ -16,11 +16,11 @@ LISTED = 8
 MISTAKES = (ValueError, OSError, FloatingPointError, OverflowError)
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|Storage size calculation overflowed")
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "jsonargparse", "jsonargparse": "jsonargparse"}
-"""Names under which packages are installed, where that is not the name that is imported."""
+"""The name in the package index of packages that are imported under another name."""
 
 
 def explain(error: Exception, options: argparse.Namespace) -> int:
-    """The exit code, after one sentence on what a user can mend; a bug of ours keeps its traceback."""
+    """Prints one sentence for a user's mistake, a traceback for a bug of ours, and returns the exit code."""
     sentence = spelled(str(error), options)
     if type(error).__name__ == "RunStoppedError":
         return say(sentence, STOPPED)
@@ -33,7 +33,7 @@ def explain(error: Exception, options: argparse.Namespace) -> int:
 
 
 def explain_output(error: OSError) -> int:
-    """The exit code where standard output cannot be written; a reader that has read enough is no mistake."""
+    """The exit code if standard output cannot be written; a closed pipe, as of `head`, is no mistake."""
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE
     return say(
@@ -44,13 +44,11 @@ def explain_output(error: OSError) -> int:
 
 
 def _mistake(error: Exception, sentence: str) -> str | None:
-    """What the user can mend, in a sentence; None for what only we can."""
+    """The user's mistake in a sentence; None for a bug of ours."""
+    if isinstance(error, ImportError) and not error.name:  # a sentence, ours or Lightning's, on what is not installed
+        return " ".join(sentence.split()) or None
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
-        return _missing(error.name or str(error))
-    if type(error) is ImportError and error.name is None:  # a sentence of ours on what is not installed
-        return sentence
-    if type(error).__name__ == "MisconfigurationException":
-        return f"Lightning's trainer refuses this: {' '.join(sentence.split())}"
+        return _missing(error.name or "")
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         return (
             f"A process that reads data was killed ({sentence.splitlines()[0].rstrip(' .')}), often because"
@@ -70,7 +68,7 @@ def _mistake(error: Exception, sentence: str) -> str | None:
 
 
 def _missing(module: str) -> str:
-    """Which extra of linvit brings a module that is not installed, the smallest one."""
+    """A sentence with the smallest extra of linvit that installs a missing module."""
     package = module.partition(".")[0]
     wanted = DISTRIBUTIONS.get(package, package).replace("_", "-").lower()
     extras: dict[str, list[str]] = {}
@@ -97,7 +95,7 @@ def _requirements() -> Sequence[str]:
 
 
 def spelled(sentence: str, options: argparse.Namespace) -> str:
-    """The sentence with the command's own options, and the keys of overrides that it takes, for Python's arguments."""
+    """The sentence with Python's arguments respelled as the options and override keys of the command."""
     if "`" not in sentence:
         return sentence
     spellings: dict[str, str] = {}
@@ -111,7 +109,7 @@ def spelled(sentence: str, options: argparse.Namespace) -> str:
 
 
 def _data_keys(overrides: Sequence[str]) -> set[str]:
-    """The settings of the source that the overrides name, else those of all sources."""
+    """The settings of the source that the overrides name, by default of all sources."""
     from linvit.runs.settings import parameters
     from linvit.runs.tasks import SOURCES
 
@@ -127,7 +125,7 @@ def _first_line(text: str) -> str:
 
 def say(sentence: str, code: int) -> int:
     """Prints a sentence and at most LISTED lines below it on stderr; returns the exit code."""
-    first, *listed = sentence.strip().splitlines() or [""]  # a list of what does not fit may follow the sentence
+    first, *listed = sentence.strip().splitlines() or [""]  # the sentence may be followed by a list
     lines = [first, *listed[:LISTED]]
     if len(listed) > LISTED:
         lines.append(f"  … and {len(listed) - LISTED} more")
@@ -136,13 +134,13 @@ def say(sentence: str, code: int) -> int:
 
 
 def say_unreadable(sentences: Sequence[str]) -> int:
-    """Names the files that were left out; the exit code says whether there were any."""
+    """Prints a line for each file that was left out, and returns the exit code."""
     for sentence in sentences:
         say(f"linvit: {sentence}", SOME_FAILED)
     return SOME_FAILED if sentences else 0
 
 
 def end_of_output(code: int) -> int:
-    """The exit code, that of a failure where what was printed did not arrive."""
+    """The exit code; that of a failure if the output could not be written."""
     error = output_error()
     return code if error is None else explain_output(error)

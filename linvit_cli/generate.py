@@ -24,8 +24,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     network.add_argument("--seed", metavar="N", type=whole, help="seed of the random numbers (default: 0)")
     text = command.add_argument_group("language")
     text.add_argument("--prompt", metavar="TEXT", help="text to continue (default: none, the start of a document)")
-    text.add_argument("--tokens", metavar="N", type=whole, help="largest number of tokens (default: 256)")
-    about = "softmax temperature; 0 takes the most likely token (default: 1)"
+    text.add_argument("--tokens", metavar="N", type=whole, help="maximum number of tokens (default: 256)")
+    about = "softmax temperature; 0 always chooses the most likely token (default: 1)"
     text.add_argument("--temperature", metavar="T", type=number, help=about)
     about = "nucleus sampling: keep the most likely tokens up to this total probability (default: 1, off)"
     text.add_argument("--top-p", metavar="P", type=number, help=about)
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
     loaded = load_run(options.path)
     if options.output is None and "output" in inspect.signature(loaded.spec.generate).parameters:
-        raise ValueError("This run generates images: say where they go with --output FILE.png or FILE.npz.")
+        raise ValueError("This run generates images: choose a file with --output FILE.png or FILE.npz.")
     names = ("prompt", "tokens", "temperature", "top_p", "classes", "count", "guidance", "steps", "sampler")
     generated = loaded.generate(
         **chosen(options, *names, "autoencoder", "seed", "weights", "output"),

@@ -1,4 +1,4 @@
-"""Modules of linvit that need only the standard library, loaded without `import linvit`, which takes seconds."""
+"""Loads modules that need only the standard library without `import linvit`, which takes seconds."""
 
 import sys
 from importlib import import_module
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def light_module(name: str) -> ModuleType:
-    """The module of that name, such as linvit.models.listed; the packages above it are not run."""
+    """The module of that name, such as linvit.models.listed; its parent packages are not imported."""
     if "linvit" in sys.modules:
         return import_module(name)
     package = find_spec("linvit")

@@ -19,7 +19,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "networks of a task: classification, detection, segmentation, language, speech … (default: classification)"
     listed.add_argument("--task", metavar="NAME", help=text)
     listed.add_argument("--family", metavar="NAME", help="one family, such as ravlt or swin_tiny (default: all)")
-    text = "instead the networks of these recipes, or folders of them, against their bases (default: none)"
+    text = "compare the networks of these recipes, or folders of recipes, with those of their bases (default: none)"
     listed.add_argument("--recipes", metavar="RECIPE", nargs="+", help=text)
     output = command.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def readable(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The rows as people read them, with a heading and unit for each key."""
+    """The rows with a heading and unit for each key, formatted for people."""
     return [
         {heading: "–" if row[key] is None else cell(row[key]) for key, (heading, cell) in COLUMNS.items() if key in row}
         for row in rows

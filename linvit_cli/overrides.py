@@ -1,4 +1,4 @@
-"""`data.key=value` on the command line, in the same words as in a recipe."""
+"""`data.key=value` on the command line, spelled as in a recipe."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ OVERRIDE = re.compile(r"(?:--)?(data(?:\.[\w.]+)?=.*)", re.DOTALL)
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments without `data.key=value`, and these; after -- everything is an argument."""
+    """The arguments without `data.key=value`, and those overrides; everything after -- is an argument."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     rest, overrides = [], []
     for argument in arguments[:end]:

@@ -15,7 +15,7 @@ NARROWEST = 60
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows the default of every option that argparse knows; for the others the help text says it."""
+    """Shows the defaults that argparse knows; for other options the help text contains the default."""
 
     def __init__(self, prog: str) -> None:
         columns = shutil.get_terminal_size().columns - 2
@@ -41,7 +41,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Once(argparse._StoreAction):
-    """An option that keeps its value, and refuses a second one, which would silently replace the first."""
+    """An option that refuses to be given twice: argparse would silently keep the last value."""
 
     def __call__(
         self,
@@ -58,7 +58,7 @@ class Once(argparse._StoreAction):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence with the nearest word that it knows."""
+    """A parser whose errors are one sentence, with the nearest known word."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": HelpFormatter, "allow_abbrev": False, "add_help": False, **options})
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         self._intermixing = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Lets options stand between paths too."""
+        """Allows options between paths."""
         if self._intermixing or self._subparsers is not None:
             return super().parse_known_args(args, namespace)
         self._intermixing = True
@@ -97,18 +97,18 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(names)}.{nearest(value, names)}")
 
     def refuse(self, rest: Sequence[str]) -> NoReturn:
-        """Ends with a sentence on the first argument that nothing takes."""
+        """Exits with a sentence on the first unknown argument."""
         first = rest[0]
         if "=" in first and not first.startswith("-"):
-            self.error(f"{self.prog} takes no {first.partition('=')[0]}=value: leave it out")
+            self.error(f"{self.prog} does not accept {first.partition('=')[0]}=value: leave it out")
         if not first.startswith("-"):
-            self.error(f"{self.prog} has no use for the argument {first!r}: leave it out")
+            self.error(f"{self.prog} does not accept the argument {first!r}: leave it out")
         options = [name for action in self._actions for name in action.option_strings]
         self.error(f"{self.prog} has no option {first.partition('=')[0]}.{nearest(first.partition('=')[0], options)}")
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """` Did you mean …?`, or nothing where no known name is near."""
+    """` Did you mean …?`, or nothing if no known name is near."""
     hint: str = light_module("linvit.runs.settings").nearest(name, known)
     return hint
 
@@ -118,7 +118,7 @@ def add_help(group: argparse._ActionsContainer) -> None:
 
 
 def listing(about: Mapping[str, str]) -> str:
-    """Names with what they are, one line each."""
+    """Names with their descriptions, one per line."""
     widest = max(map(len, about))
     return "\n".join(f"  {name:{widest}}  {text}" for name, text in about.items())
 
@@ -129,7 +129,7 @@ def examples(*commands: str) -> str:
 
 
 def whole(text: str) -> int:
-    """A whole number of an option; its range is checked by what takes it."""
+    """The integer value of an option; its range is checked later, in linvit."""
     try:
         return int(text)
     except ValueError:
@@ -137,7 +137,7 @@ def whole(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A number of an option."""
+    """The numeric value of an option."""
     try:
         return float(text)
     except ValueError:

@@ -36,12 +36,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_network(network)
     add_weights(network)
     images = command.add_argument_group("images")
-    text = "classification: most likely classes shown per image (default: 5)"
+    text = "classification: number of classes shown per image, most likely first (default: 5)"
     images.add_argument("--topk", metavar="K", type=whole, help=text)
-    text = "detection and several labels: least score that counts (default: 0.5)"
+    text = "detection and multi-label classification: lowest score shown (default: 0.5)"
     images.add_argument("--threshold", metavar="SCORE", type=number, help=text)
     speech = add_decoding(command)
-    text = "transcribe a file piece by piece, each this long (default: off)"
+    text = "transcribe a file as a stream, in pieces of this length (default: off)"
     speech.add_argument("--stream", metavar="SECONDS", dest="seconds", type=number, help=text)
     output = command.add_argument_group("output")
     text = "a .csv or .json file, for detectors and segmentors a folder (default: a table on the terminal)"

@@ -17,9 +17,9 @@ FACTS = ("published", "ours", "cost", "command")
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit recipes [WORD ...] [options]"
-    text = "show only recipes with all these words in name or header, in more detail (default: all recipes)"
+    text = "show only the recipes whose name or header contains all these words, in more detail (default: all recipes)"
     command.add_argument("words", metavar="WORD", nargs="*", help=text)
-    command.add_argument("--json", action="store_true", help="print one JSON list with all that the headers say")
+    command.add_argument("--json", action="store_true", help="print everything in the headers as one JSON list")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,12 +37,12 @@ def _lines(rows: Sequence[Mapping[str, str]], in_detail: bool) -> Iterator[str]:
             if row[fact]:
                 yield _filled(row[fact], first, width, " \\" if fact == "command" else "") + "\n"
     count = "1 recipe" if len(rows) == 1 else f"{len(rows)} recipes"
-    more = "" if in_detail else " `linvit recipes WORD …` shows results, cost and command of those with these words."
+    more = "" if in_detail else " `linvit recipes WORD …` shows results, cost and command of the matching recipes."
     yield "\n" + textwrap.fill(f"{count}. Train one with `linvit train NAME`.{more}", width)
 
 
 def _filled(text: str, first: str, width: int, end: str) -> str:
-    """The text after its heading; every line but the last has the end, a command's backslash for example."""
+    """The text after its heading; `end` closes every line but the last, such as the backslash of a command."""
     lines = textwrap.wrap(
         text,
         width - len(end),

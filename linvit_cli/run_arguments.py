@@ -33,7 +33,7 @@ def add_decoding(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_weights(group: argparse._ArgumentGroup) -> None:
-    text = "trained weights or their moving average (default: ema where the run has it, else raw)"
+    text = "raw weights or their moving average (default: ema if the run has it, otherwise raw)"
     group.add_argument("--weights", choices=("raw", "ema"), help=text)
 
 
@@ -43,7 +43,7 @@ def add_keep_memory(group: argparse._ArgumentGroup) -> None:
 
 
 def set_allocator(options: argparse.Namespace) -> None:
-    """Does what --keep-memory asks for; a ValueError where the C library cannot."""
+    """Applies --keep-memory; raises ValueError if the C library does not support it."""
     from linvit.allocator import keep_memory
 
     if options.keep_memory and not keep_memory():
@@ -51,7 +51,7 @@ def set_allocator(options: argparse.Namespace) -> None:
 
 
 def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Those of the options that were given."""
+    """The options that were given, by name."""
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 

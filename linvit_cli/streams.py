@@ -1,4 +1,4 @@
-"""Standard input, output and error, whatever state they are in: closed, full, a broken pipe, or not UTF-8."""
+"""Safe standard streams, even if they are closed, full, broken pipes, or not UTF-8."""
 
 import io
 import os
@@ -25,13 +25,13 @@ def show(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Prints lines on standard error; where that is not possible, nobody can be told."""
+    """Prints lines on standard error, if that is possible."""
     with suppress(OSError):
         print(printable(text), file=sys.stderr, flush=True)
 
 
 class _Written(io.FileIO):
-    """An open file that keeps its first error, and drops what comes after it: Python flushes once more at its end."""
+    """An open file that keeps its first error and ignores later writes: Python flushes again when it exits."""
 
     error: OSError | None = None
 
@@ -48,7 +48,7 @@ class _Written(io.FileIO):
 def open_streams() -> bool:
     """Makes the three streams safe to use, and returns whether standard output was open.
 
-    A file that is opened while one of them is closed would take its number and be written into by mistake. Characters
+    A file opened while one of them is closed would get its number and receive its output. Characters
     that the encoding lacks, and bytes of file names that are not UTF-8, are printed escaped.
     """
     was_open = sys.stdout is not None
@@ -77,7 +77,7 @@ def _stream(stream: TextIO | None, number: int) -> TextIO:
 
 
 def output_error() -> OSError | None:
-    """Why what was printed did not reach standard output."""
+    """The error that kept output from being written; None if there was none."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -89,7 +89,7 @@ def output_error() -> OSError | None:
 
 @contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """A polite kill stops a command as Ctrl-C does, with everything saved."""
+    """SIGTERM stops a command as Ctrl-C does, with everything saved."""
     process = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Tables and text on the terminal: what users name is shown as it is, never read as markup or as escape sequences."""
+"""Tables and text on the terminal; names given by users are never read as markup or escape sequences."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def show_rows(
 ) -> None:
     """Prints rows as a table; the first `left` columns are words, the others numbers.
 
-    Where there is no terminal, columns have their full width. On a terminal that is too narrow headings and words are
-    wrapped, and then the last columns left out, with a line that says so; numbers are never cut.
+    Without a terminal, columns have their full width. On a narrow terminal, headings and words are wrapped, then the
+    last columns are left out, with a line that says so; numbers are never cut.
     """
     from rich.box import HEAVY_HEAD
     from rich.console import Console
@@ -57,7 +57,7 @@ def show_rows(
     console.print(table)
     if len(shown) < len(headings):
         hidden = ", ".join(headings[len(shown) :])
-        show(f"Not shown for want of room: {hidden}. Widen the terminal, or pipe the output to a file.")
+        show(f"Not shown, because the terminal is too narrow: {hidden}. Widen it, or pipe the output to a file.")
 
 
 def _least_width(heading: str, cells: Sequence[str], words: bool) -> int:

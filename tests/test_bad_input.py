@@ -34,6 +34,18 @@ def refused(capsys):
     return command
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_the_evaluation(refused, run, tmp_path, monkeypatch):
+    monkeypatch.setattr("linvit.runs.run.Run.evaluate", lambda *_, **__: pytest.fail("evaluated"))
+    assert f"{tmp_path} is a folder, not a file" in refused("eval", run, "--report", tmp_path)
+
+
+@pytest.mark.parametrize("key", ["limit_train_batches", "limit_val_batches", "overfit_batches"])
+def test_a_share_of_less_than_a_batch(refused, tmp_path, key):
+    said = refused("train", write_recipe(tmp_path), f"trainer.{key}=0.0001")
+    assert "Lightning's trainer refuses the recipe's group trainer" in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_unknown_model(refused, tmp_path):
     said = refused("train", write_recipe(tmp_path), "model.name=ravlt_nanno")
     assert "Unknown model 'ravlt_nanno': did you mean 'ravlt_nano'?" in said

@@ -72,7 +72,7 @@ def test_no_checkpoint(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         read_checkpoint(tmp_path)
     torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(ValueError, match="holds a list, expected a dictionary"):
+    with pytest.raises(ValueError, match="contains a list, expected a dictionary"):
         read_checkpoint(tmp_path / "list.pth")
 
 

@@ -201,7 +201,7 @@ def test_arguments_are_checked_before_the_constructor_however_they_are_given():
         ("optimizer.lr=null", "optimizer.lr is null, expected a number above 0"),
         ("optimizer.weight_decay=.nan", "optimizer.weight_decay is nan, expected a number of 0 or more"),
         ("optimizer.name=adamv", "optimizer.name is 'adamv', expected one of adam"),
-        ("optimizer.options={foo: 1}", "optimizer.options has foo, but adamw takes amsgrad, betas, capturable,"),
+        ("optimizer.options={foo: 1}", "optimizer.options has foo, but adamw accepts amsgrad, betas, capturable,"),
         ("optimizer.options={betas: [2, 3]}", "refuses the optimizer.options"),
         ("schedule.name=linear", "schedule.name is 'linear', expected one of cosine, steps, poly"),
         ("schedule.min_lr=5", "schedule.min_lr is 5, above the peak learning rate of 0.002"),

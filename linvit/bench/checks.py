@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
-"""Largest relative L2 error of a result; float32 is what `linvit.fuse` promises, and about ten times what is seen.
+"""Largest relative L2 error of a result; float32 is what `linvit.fuse` promises, and about ten times the usual error.
 
 In bfloat16 the released order of RALA loses 2e-2 (docs/results.md), a whole network with random weights 6e-3 to 5e-2:
 no speed is refused for the rounding of its dtype, and none is shown for a wrong result, whose error is about 1.
@@ -25,11 +25,11 @@ def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 class WrongResultError(ArithmeticError):
-    """A variant does not compute what it should, so that its speed means nothing."""
+    """A variant computes a wrong result, so its speed means nothing."""
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
-    """L2 norm of the difference over that of expected; infinite for another shape or where a value is not finite."""
+    """L2 norm of the difference over that of expected; infinite for another shape or if a value is not finite."""
     if got.shape != expected.shape or not got.isfinite().all():
         return float("inf")
     expected = expected.detach().double()
@@ -46,7 +46,7 @@ def check(name: str, got: Sequence[Tensor], expected: Sequence[Tensor], toleranc
     error = max(relative_error(result, other) for result, other in zip(got, expected, strict=True))
     if error > tolerance:
         raise WrongResultError(
-            f"{name} gives a wrong result: its relative error is {error:.1e}, expected at most {tolerance:.0e}; "
-            "no speed is shown, leave the variant out or mend it"
+            f"{name} computes a wrong result: its relative error is {error:.1e}, expected at most {tolerance:.0e}; "
+            "no speed is shown, leave the variant out or fix it"
         )
     return error

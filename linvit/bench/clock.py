@@ -1,4 +1,4 @@
-"""Timing of calls in turn (A, B, C, A, B, C, …) after a warm-up, so that a slower machine slows all of them alike."""
+"""Timing of calls in turn (A, B, C, A, B, C, …) after a warm-up, so that a slowdown affects all of them alike."""
 
 import gc
 import math
@@ -11,19 +11,19 @@ from typing import Protocol
 import torch
 
 Call = Callable[[], object]
-TensorsCall = Callable[[], Sequence[torch.Tensor]]  # whose results can be checked
+TensorsCall = Callable[[], Sequence[torch.Tensor]]  # of which results can be checked
 LEAST_SECONDS = 0.02  # a shorter call is repeated within its turn
 MOST_REPEATS = 500
-SLOW_SECONDS = 1.0  # a call that takes longer is warm after one
+SLOW_SECONDS = 1.0  # one call warms up a longer one
 LEAST_ROUNDS = 3
 
 
 class Clock(Protocol):
-    """What measures a call."""
+    """Measures the time of a call."""
 
     @property
     def name(self) -> str:
-        """Which time it is: cpu, wall or gpu."""
+        """The kind of time: cpu, wall or gpu."""
 
     def prepared(self, call: Call) -> Call:
         """The call in the form that is timed."""
@@ -51,7 +51,7 @@ class HostClock:
 
 @dataclass(frozen=True)
 class CudaClock:
-    """Time on the GPU between two events, the calls replayed from a CUDA graph where `graphs`."""
+    """Time on the GPU between two events, with `graphs` the calls are replayed from a CUDA graph."""
 
     graphs: bool = True
     name: str = "gpu"
@@ -67,7 +67,7 @@ class CudaClock:
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            kept = call()  # a graph writes where its outputs were: they have to live as long
+            kept = call()  # a graph overwrites its outputs: they have to live as long as it
 
         def replay() -> object:
             graph.replay()
@@ -124,7 +124,7 @@ def interleave(
     after_round: Callable[[], object] = lambda: None,
     most_seconds: float = math.inf,
 ) -> None:
-    """Times every call once per round, into timings, which keep the whole rounds of an interrupted measurement.
+    """Times every call once per round, into timings, which keep the complete rounds if they are interrupted.
 
     Rounds end early, but not before LEAST_ROUNDS, once most_seconds of wall time have passed.
     """

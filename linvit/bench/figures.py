@@ -1,6 +1,5 @@
 """Figures of what was measured: accuracy over latency, time and memory over tokens or pixels, loss curves."""
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,11 +7,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from linvit.analysis.figures import COLOURS, plain_ticks, subplots
+from linvit.analysis.figures import colours_of, plain_ticks, subplots
 from linvit.bench import inference
 from linvit.bench.page import CLOCKS
 from linvit.bench.rows import Report, Row, curves, measured
-from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.published import PUBLISHED
 
 LINES = ("-", "--", ":", "-.")
@@ -29,7 +27,7 @@ def accuracies(report: Report) -> dict[str, tuple[float, str]]:
 
 
 def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iterator[tuple[str, Figure]]:
-    """File name and figure of everything that the report has the numbers for."""
+    """File name and figure of everything that the report has numbers for."""
     if any(len(line) > 1 for line in curves(report.rows).values()):
         yield "growth.svg", growth(report)
     if report.kind == "model":
@@ -44,11 +42,11 @@ def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iter
 
 
 def growth(report: Report) -> Figure:
-    """Time, and memory where it was measured, over tokens or pixels, all axes logarithmic."""
+    """Time, and memory if it was measured, over tokens or pixels, all axes logarithmic."""
     rows, exponents = report.rows, report.findings.get("growth", {})
     lines = {name: line for name, line in curves(rows).items() if len(line) > 1}
     names = list(dict.fromkeys(line[0].name for line in lines.values()))
-    colours = _colours(names)
+    colours = colours_of(names)
     variants = list(dict.fromkeys((line[0].variant, line[0].dtype, line[0].batch) for line in lines.values()))
     with_memory = any(row.peak_mib for line in lines.values() for row in line)
     size = 6.2 * (1 + with_memory), 4.6 + 0.13 * len(lines)
@@ -81,13 +79,6 @@ def growth(report: Report) -> Figure:
     return figure
 
 
-def _colours(names: Sequence[str]) -> dict[str, str]:
-    """Mechanisms have the colour that they have in every figure; networks take turns."""
-    taken = {name: MECHANISMS[name].colour for name in names if name in MECHANISMS}
-    free = itertools.cycle([colour for colour in COLOURS if colour not in taken.values()] or COLOURS)
-    return {name: taken.get(name) or next(free) for name in names}
-
-
 def _short(extent: int) -> str:
     return f"{extent / 1e6:.2g}M" if extent >= 100_000 else f"{extent:,}"
 
@@ -98,7 +89,7 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
     names = list(dict.fromkeys(row.name for row in rows))
     variants = list(dict.fromkeys((row.variant, row.dtype) for row in rows))
     heights = _apart({name: accuracies[name][0] for name in names})
-    colours = _colours(names)
+    colours = colours_of(names)
     for name in names:
         points = [row for row in rows if row.name == name]
         top1 = accuracies[name][0]
@@ -127,7 +118,7 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
 
 
 def _apart(heights: Mapping[str, float], share: float = 0.03) -> dict[str, float]:
-    """The heights in their order, neighbours at least this share of the whole range from each other, for words."""
+    """The heights in their order, neighbours at least this share of the range apart, to leave room for text."""
     least = share * (max(heights.values()) - min(heights.values()))
     moved: dict[str, float] = {}
     for name in sorted(heights, key=lambda name: heights[name]):
@@ -136,12 +127,13 @@ def _apart(heights: Mapping[str, float], share: float = 0.03) -> dict[str, float
 
 
 def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Loss over steps, and each variant's distance from the plain curve beside the noise of its dtype."""
+    """Loss over steps, and each variant's distance from the plain curve next to the noise of its dtype."""
     figure, (left, right) = subplots((11, 4), 1, 2)
     plain = variants["plain"]["losses"] if "plain" in variants else next(iter(variants.values()))["losses"]
     noises: dict[float, str] = {}
+    colours = colours_of(list(variants))
     for index, (variant, curve) in enumerate(variants.items()):
-        style = {"color": COLOURS[index % len(COLOURS)], "label": variant, "linestyle": LINES[index % len(LINES)]}
+        style = {"color": colours[variant], "label": variant, "linestyle": LINES[index % len(LINES)]}
         steps = range(1, 1 + len(curve["losses"]))
         left.plot(steps, curve["losses"], **style)
         off = [abs(loss - other) for loss, other in zip(curve["losses"], plain, strict=True)]

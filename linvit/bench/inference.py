@@ -57,13 +57,13 @@ class Options(rows.Options):
             parts_of(variant)
 
     def least_bytes(self) -> int:
-        """Images and the first maps of a network."""
+        """The bytes of the images and of a network's first maps, a lower bound."""
         pixels = max((math.prod(size) for size in self.sizes), default=0)
         return BYTES_PER_PIXEL * pixels * max(self.batches, default=0)
 
 
 def cases(options: Options, size: tuple[int, int], batch: int) -> list[Case]:
-    """All networks and variants at one size and batch; `reference` only where a released order exists."""
+    """All networks and variants at one size and batch; `reference` only if a released order exists."""
     listed = [(name, variant) for name in options.names for variant in options.variants]
     listed += [(name, variant) for name in options.peers for variant in options.peer_variants]
     return [
@@ -104,7 +104,7 @@ def _checked(group: list[Case], options: Options, report: Report, progress: Prog
     try:
         network = randomised(create(first.name, first.size, first.framework)).to(first.device)
         expected = network(x)
-    except Exception as error:  # what networks of others raise for a size that they cannot take has no common class
+    except Exception as error:  # networks of others raise errors of many classes for sizes that they do not support
         if is_ours(first.name) and not isinstance(error, ValueError):
             raise
         report.rows += [row_of(case, None, skipped=reason_of(error)) for case in group]
@@ -137,7 +137,7 @@ def _rivals(case: Case, options: Options) -> dict[str, str]:
 
 
 def findings(measured: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """growth, memory_growth: exponents of pixels; crossover: from how many on a network without softmax is faster."""
+    """growth, memory_growth: exponents of pixels; crossover: pixels from which a network without softmax is faster."""
     lines = {name: line for name, line in rows.curves(measured).items() if len(line) > 1}
     meets = {
         f"{name} against {other}": rows.crossover(lines[name], lines[other])
@@ -162,7 +162,7 @@ def _rival(row: Row, other: Row) -> bool:
 
 
 def published(names: Sequence[str]) -> dict[str, tuple[float, str]]:
-    """ImageNet-1k top-1 of the peers as their papers print it, and where; a size in pixels where it is not 224."""
+    """ImageNet-1k top-1 of the peers and its source in their papers; sizes other than 224 px are named."""
     return {name: PUBLISHED[name] for name in names if name in PUBLISHED and timm.is_model(name)}
 
 

@@ -12,7 +12,7 @@ from linvit.bench import decoding, inference, machine, memory, operators, precis
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Options, Report
 from linvit.environment import commit
-from linvit.files import replacing, write_json
+from linvit.files import write_json, write_text
 
 KINDS: dict[str, Any] = {
     "op": operators,
@@ -26,9 +26,9 @@ KINDS: dict[str, Any] = {
 
 
 def options_of(kind: str, given: Mapping[str, Any]) -> Options:
-    """The Options of a kind with those of the given values that are fields of it.
+    """The Options of a kind, from the given values that are fields of it.
 
-    Raises ValueError for values that it cannot have.
+    Raises ValueError for values that are not allowed.
     """
     names = {field.name for field in fields(KINDS[kind].Options)}
     options: Options = KINDS[kind].Options(**{name: value for name, value in given.items() if name in names})
@@ -36,9 +36,9 @@ def options_of(kind: str, given: Mapping[str, Any]) -> Options:
 
 
 def new_report(kind: str, options: Options, keeps_memory: bool = False) -> Report:
-    """An empty report that knows the machine.
+    """An empty report with a description of the machine.
 
-    Raises ValueError for a device that is not there, and for sizes that cannot fit its memory.
+    Raises ValueError for a missing device, and for sizes that do not fit into its memory.
     """
     if options.device != "cpu" and not torch.cuda.is_available():
         raise ValueError(
@@ -54,10 +54,10 @@ def measure(kind: str, progress: Progress | None = None, **options: Any) -> Repo
 
     Args:
         kind: a name in KINDS.
-        progress: gets what is measured at the moment.
+        progress: is told the current step.
         options: fields of the kind's Options.
 
-    Raises ValueError for options that are not known, WrongResultError where something computes a wrong result.
+    Raises ValueError for options that are not known, WrongResultError if something computes a wrong result.
     """
     chosen = KINDS[kind].Options(**options)
     report = new_report(kind, chosen)
@@ -66,24 +66,24 @@ def measure(kind: str, progress: Progress | None = None, **options: Any) -> Repo
 
 
 def fill(report: Report, options: Options, progress: Progress) -> None:
-    """Measures into a report, which holds what was measured so far when this is interrupted. Raises as `measure`."""
+    """Fills a report with measurements; if interrupted, it contains those so far. Raises as `measure`."""
     with _threads(options.threads):
         KINDS[report.kind].measure(options, report, progress)
 
 
 def save(report: Report, folder: Path) -> None:
     """Writes bench.json and the figures as .svg, each whole or not at all."""
+    from linvit.analysis.figures import svg  # matplotlib, which measuring does not need
     from linvit.bench.figures import accuracies, figures
 
     write_json(folder / "bench.json", report.as_dict(), indent=1)
     for name, figure in figures(report, accuracies(report)):
-        with replacing(folder / name) as temporary:
-            figure.savefig(temporary, format="svg")
+        write_text(folder / name, svg(figure))
 
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """So many threads in torch, and as many as before afterwards."""
+    """Sets torch's number of threads, and restores it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -21,7 +21,7 @@ MEBIBYTE = 2**20
 
 
 def check_fits(needed: int, device: str) -> None:
-    """Raises ValueError where a benchmark takes more bytes than the machine, or its GPU, has."""
+    """Raises ValueError if a benchmark needs more bytes than the machine, or its GPU, has."""
     available = _available(device)
     if available is not None and needed > available:
         raise ValueError(
@@ -31,7 +31,7 @@ def check_fits(needed: int, device: str) -> None:
 
 
 def _available(device: str) -> int | None:
-    """Bytes; None where the system does not say."""
+    """Bytes; None if the system does not say."""
     if device != "cpu":
         total: int = torch.cuda.get_device_properties(0).total_memory
         return total
@@ -47,7 +47,7 @@ def in_new_process(
     """The result of a module's function in a new process, forked from one that has imported torch and this package.
 
     Raises:
-        MemoryError: if the process is killed, as systems do that run out of memory.
+        MemoryError: if the process is killed, as happens when memory runs out.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch", "timm", "linvit", function.__module__])
@@ -59,9 +59,9 @@ def in_new_process(
 
 
 def peak_of(build: Callable[..., Callable[[], object]], *arguments: object, threads: int = 1) -> float | None:
-    """Peak in MiB of the call that build(*arguments) returns, above what inputs and weights take.
+    """Peak in MiB of the call that build(*arguments) returns, above inputs and weights.
 
-    The call is made once before, so that what is compiled, or allocated once, does not count. None where the system
+    The call runs once before, so that compilation and one-time allocations do not count. None if the system
     does not let a process reset its peak (Linux does), or kills the process.
     """
     try:
@@ -78,7 +78,7 @@ def _peak_here(build: Callable[..., Callable[[], object]], arguments: tuple[obje
 
 
 def peak_above(call: Callable[[], object]) -> float | None:
-    """Peak in MiB of one call in this process, above what is in use before; see peak_of."""
+    """Peak in MiB of one call in this process, above the memory in use before it; see peak_of."""
     gc.collect()
     if not sys.platform.startswith("linux"):
         return None
@@ -105,7 +105,7 @@ def peak(
 
 
 def peak_above_on_gpu(call: Callable[[], object]) -> float:
-    """Peak in MiB of one call, above what is allocated before."""
+    """Peak in MiB of one call, above the memory allocated before it."""
     call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

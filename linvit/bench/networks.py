@@ -92,7 +92,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def create(name: str, size: tuple[int, int], framework: str | None = None, **options: Any) -> nn.Module:
-    """A network for images of this size, without published weights; those of a fixed size are given it.
+    """A network for images of this size, without published weights; networks of a fixed size are created for it.
 
     With a framework, a segmentor on it, for as many classes as ADE20K has.
     """
@@ -108,7 +108,7 @@ def create(name: str, size: tuple[int, int], framework: str | None = None, **opt
 
 
 def randomised(network: nn.Module, seed: int = 1) -> nn.Module:
-    """The network in eval mode, every parameter and statistic random, so that whatever is left out shows in the output.
+    """The network in eval mode, every parameter and statistic random, so that any missing part changes the output.
 
     Fresh networks hide mistakes: norms of weight 1, and layer scales of 1e-6 that leave blocks without effect.
     """
@@ -141,10 +141,10 @@ def images(case: Case) -> Tensor:
 
 
 def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
-    """A function without arguments that gives (logits,); the network given is left as it is.
+    """A function without arguments that returns (logits,); the given network is not changed.
 
     Raises:
-        ValueError, ImportError: where the variant cannot be made; the message says why.
+        ValueError, ImportError: if the variant cannot be made; the message says why.
     """
     parts = parts_of(case.variant)
     network = deepcopy(network)
@@ -169,7 +169,7 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
 
 
 def build_call(case: Case) -> Call:
-    """The variant of a fresh network, for a process of its own."""
+    """The variant of a fresh network, for a separate process."""
     with torch.inference_mode():
         network = randomised(create(case.name, case.size, case.framework)).to(case.device)
         return torch.inference_mode()(variant_call(network, images(case), case))

@@ -34,8 +34,8 @@ FITTED_FROM = 784  # fewer tokens cost more in calls than in arithmetic
 class Case:
     """One call: operator, variant, dtype and shape; `layout` is how (batch, heads, tokens, width) lies in memory.
 
-    heads: heads outermost; tokens: (batch, tokens, heads, width), as a linear layer leaves it; map: (batch, heads,
-    width, tokens), as a convolution does; own: each variant what the network around it hands over.
+    heads: heads outermost; tokens: (batch, tokens, heads, width), as after a linear layer; map: (batch, heads,
+    width, tokens), as after a convolution; own: for each variant the layout that its network provides.
     """
 
     operator: str
@@ -83,18 +83,18 @@ class Options(rows.Options):
         check_known("layout", [self.layout], LAYOUTS)
 
     def least_bytes(self) -> int:
-        """Inputs and output in float64, which results are checked against."""
+        """Inputs and output in float64, against which results are checked."""
         return 4 * 8 * self.batch * self.heads * max(self.tokens, default=0) * self.width
 
 
 def grid(tokens: int) -> tuple[int, int]:
-    """The most square (height, width) of so many tokens."""
+    """The (height, width) nearest to a square with this many tokens."""
     height = max(side for side in range(1, math.isqrt(tokens) + 1) if tokens % side == 0)
     return height, tokens // height
 
 
 def operands(case: Case) -> tuple[list[Tensor], Tensor | None]:
-    """Query, key and value from the seed, and the gradient of the output where one is asked for."""
+    """Query, key and value from the seed, and the gradient of the output if one is asked for."""
     generator = torch.Generator().manual_seed(case.seed)
     shape = (case.batch, case.heads, case.tokens, case.width)
 
@@ -110,7 +110,7 @@ def operands(case: Case) -> tuple[list[Tensor], Tensor | None]:
 
 
 def build_call(case: Case) -> TensorsCall:
-    """A function without arguments that gives (output,), with backward also the gradients of query, key and value."""
+    """A function without arguments that returns (output,), with backward also the gradients of query, key and value."""
     return _call(_function(case, DTYPES[case.dtype]), *operands(case))
 
 
@@ -139,7 +139,7 @@ def _function(case: Case, dtype: torch.dtype) -> Callable[..., Tensor]:
         rotary = rotary_2d(grid(case.tokens), case.width, dtype=dtype, device=torch.device(case.device))
     if case.variant == "reference":
         if case.operator not in REFERENCES:
-            raise ValueError("its released order is not written")
+            raise ValueError("its released order is not implemented")
         tables = None if rotary is None else Tables(*(table.to(dtype) for table in wide_tables(rotary)))
         return partial(REFERENCES[case.operator], tables=tables)
     backend = case.variant if case.variant in ("cpp", "triton") else "torch"
@@ -151,7 +151,7 @@ def _function(case: Case, dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 def exact(case: Case) -> tuple[Tensor, ...]:
-    """The same in float64 on the same (rounded) inputs: the released order where it is written, else the operator."""
+    """The same in float64 on the same (rounded) inputs, in the released order if we have it."""
     inputs, gradient = operands(case)
     if case.variant != "sdpa":
         case = replace(case, variant="reference" if case.operator in REFERENCES else "plain")
@@ -160,7 +160,7 @@ def exact(case: Case) -> tuple[Tensor, ...]:
 
 
 def cases(options: Options, tokens: int) -> list[Case]:
-    """All calls at one number of tokens; softmax attention stands once a dtype."""
+    """All calls at one number of tokens; softmax attention appears once per dtype."""
     named = [(name, variant) for name in options.operators for variant in options.variants if variant != "sdpa"]
     if "sdpa" in options.variants:
         named.append((SOFTMAX, "sdpa"))

@@ -86,7 +86,7 @@ def cells(report: Report) -> list[dict[str, str]]:
 
 
 def words(report: Report) -> int:
-    """How many of the first columns hold words."""
+    """How many of the first columns contain words."""
     return sum(heading in WORDS for heading in COLUMNS[report.kind])
 
 
@@ -99,17 +99,17 @@ def to_markdown(report: Report) -> str:
 
 
 def marks(name: str) -> tuple[str, str]:
-    """The lines of a page between which the results in a folder of that name stand."""
+    """The lines of a page that enclose the results of the folder with that name."""
     return f"<!-- bench {name}:begin -->", f"<!-- bench {name}:end -->"
 
 
 def check_page(page: Path, folder: Path) -> None:
-    """Raises ValueError where the page has no place for the results that the folder is named after."""
+    """Raises ValueError if the page has no place for the results that the folder is named after."""
     check_marks(page, *marks(folder.name))
 
 
 def write_page(report: Report, page: Path, folder: Path) -> None:
-    """Puts the results and figures of a folder between the marks of its name; figures are copied beside the page."""
+    """Puts the results and figures of a folder between the marks of its name; figures are copied next to the page."""
     sections = [to_markdown(report)]
     for figure in sorted(folder.glob("*.svg")):
         name = f"bench_{folder.name}_{figure.name}"
@@ -120,7 +120,7 @@ def write_page(report: Report, page: Path, folder: Path) -> None:
 
 
 def sentences(report: Report) -> Iterator[str]:
-    """What is missing and why, what the table's columns are, growth, crossovers, and whether loss curves agree."""
+    """Sentences on skipped rows, the table's columns, growth, crossovers, and whether loss curves agree."""
     for row in report.rows:
         if row.skipped is not None:
             extent = f" at {row.tokens:,} tokens" if row.tokens is not None else ""

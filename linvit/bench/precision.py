@@ -1,7 +1,7 @@
 """`linvit bench precision`: the error of RALA and MALA in half precision, as we arrange them and as they were released.
 
-Nothing is timed. Errors are relative L2 errors against float64 on unrounded inputs, infinite where the result is not
-finite. A row's own error is ours; beside it stand those of
+Nothing is timed. Errors are relative L2 errors against float64 on unrounded inputs, infinite if the result is not
+finite. A row's own error is ours; next to it are those of
 released: the released arrangement, all in the row's dtype;
 float32 math: rounded inputs, float32 from there on, output in float32;
 returned in dtype: the same, its output rounded to the dtype, the least that an operator in that dtype can reach.

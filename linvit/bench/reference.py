@@ -1,4 +1,4 @@
-"""The order of operations of the released code: what every speed of ours is compared with.
+"""The order of operations of the released code: the baseline of all our speeds.
 
 Written from the formulas: feature map, weights times N on the keys, mean, rotation as x·cos + turned(x)·sin, two
 products, read-out, each step a tensor of its own in the dtype of the inputs.
@@ -22,7 +22,7 @@ EPS = 1e-6
 
 
 class Tables(NamedTuple):
-    """Cosines and sines of the angles, each (tokens, width): every angle stands twice, as released."""
+    """Cosines and sines of the angles, each (tokens, width): each angle appears twice, as released."""
 
     cos: Tensor
     sin: Tensor
@@ -125,13 +125,13 @@ def reference_model(model: nn.Module) -> nn.Module:
     Parameters and outputs are the same.
 
     Raises:
-        ValueError: where the model has no attention of ours, or one whose released order is not written here.
+        ValueError: if the model has no attention of ours, or one whose released order is not implemented.
     """
     model = deepcopy(model)
     operators = [module for module in model.modules() if isinstance(module, Operator)]
     if not operators:
         raise ValueError(
-            f"{type(model).__name__} has none of our attentions, so it has no released order: "
+            f"{type(model).__name__} has no attention of ours, so it has no released order: "
             "expected one of `linvit models`, leave the variant `reference` out"
         )
     for module in model.modules():
@@ -141,7 +141,7 @@ def reference_model(model: nn.Module) -> nn.Module:
     for operator in operators:
         if operator.mechanism not in REFERENCES or operator.options != MECHANISMS[operator.mechanism].axes:
             raise ValueError(
-                f"the released order of {operator.mechanism!r} with {dict(operator.options or {})} is not written, "
+                f"the released order of {operator.mechanism!r} with {dict(operator.options or {})} is not implemented, "
                 f"expected {', '.join(REFERENCES)} with its own axes: leave the variant `reference` out"
             )
         cast(nn.Module, operator).__class__ = ReferenceOperator

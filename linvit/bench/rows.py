@@ -78,7 +78,7 @@ class Row:
 
 @dataclass
 class Report:
-    """Rows in the order in which they were measured, findings beside them; filled while the measuring goes on."""
+    """Rows in the order of measurement, and findings; filled during the measurement."""
 
     kind: str
     machine: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Report:
 
 
 class Timed(NamedTuple):
-    """A row, the call that is timed for it, the label of the row of ratio 1, and those of its rivals by name."""
+    """A row, the call timed for it, the label of the row with ratio 1, and the labels of its rivals by name."""
 
     row: Row
     call: Call
@@ -113,7 +113,7 @@ def fill(timed: Timed, label: str, timings: Mapping[str, Timing], clock: str) ->
 
 
 def time_all(calls: Mapping[str, Timed], options: Options, progress: Progress, graphs: bool = True) -> None:
-    """Times calls in turn, by label, into their rows; where this is interrupted, the whole rounds so far."""
+    """Times calls in turn, by label, into their rows; if interrupted, the complete rounds so far."""
     progress.say("timing")
     timings: dict[str, Timing] = {}
     clock = clock_for(options.device, options.threads, graphs)
@@ -161,7 +161,7 @@ def exponent(rows: Sequence[Row], least_extent: int = 0, quantity: str = "median
 def crossover(ours: Sequence[Row], other: Sequence[Row]) -> float | None:
     """The extent from which on the first is the faster of two curves, on straight lines between the logarithms.
 
-    0 where it is faster at every common extent, None where it is slower at the last one, or nothing is common.
+    0 if it is faster at every common extent, None if it is slower at the last one, or nothing is common.
     """
     times = {row.extent: row.median_ms for row in other if row.median_ms}
     gaps = [

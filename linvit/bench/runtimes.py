@@ -1,4 +1,4 @@
-"""Exported networks in other runtimes, where these are installed."""
+"""Exported networks in other runtimes, if they are installed."""
 
 import warnings
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ def _exported(network: nn.Module, x: Tensor) -> Iterator[Path]:
     """The network as an ONNX file for images of this shape.
 
     Raises:
-        ImportError: where a package for exporting is missing.
-        ValueError: where the network cannot be exported; the message says why.
+        ImportError: if a package for exporting is missing.
+        ValueError: if the network cannot be exported; the message says why.
     """
     _need("onnx", "onnxscript")
     if x.dtype != torch.float32:
@@ -43,7 +43,7 @@ def _need(*packages: str) -> None:
 
 
 def onnxruntime_call(network: nn.Module, x: Tensor, threads: int) -> TensorsCall:
-    """The exported network through ONNX Runtime on the CPU; see _exported for what is raised."""
+    """The exported network through ONNX Runtime on the CPU; raises as _exported."""
     _need("onnxruntime")
     import onnxruntime
 
@@ -56,7 +56,7 @@ def onnxruntime_call(network: nn.Module, x: Tensor, threads: int) -> TensorsCall
 
 
 def openvino_call(network: nn.Module, x: Tensor, threads: int) -> TensorsCall:
-    """The exported network through OpenVINO on the CPU; see _exported for what is raised."""
+    """The exported network through OpenVINO on the CPU; raises as _exported."""
     _need("openvino")
     import openvino
 

@@ -1,4 +1,4 @@
-"""`linvit bench train`: a training step (forward, loss, backward, AdamW) in every arrangement, and what it changes."""
+"""`linvit bench train`: a training step (forward, loss, backward, AdamW) per variant, and its effect on the loss."""
 
 import itertools
 import math
@@ -34,23 +34,23 @@ from linvit.kernels import cpu
 from linvit.ranges import Amount, Count, Range
 
 PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fused_adamw", "cpp")
-"""What a variant adds to the plain eager float32 step: see linvit.bench.networks; bf16 is autocast here.
+"""Changes to the plain eager float32 step, see linvit.bench.networks; bf16 is autocast here.
 
 fused_adamw: the optimizer's step in one pass, `optimizer.options.fused=true` in a recipe.
 """
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-1}
 """Largest relative L2 error of loss and gradients in the first step, against the plain step in the same weights.
 
-Gradients pass a network twice, and batch norms over few images amplify rounding: ten times what is seen.
+Gradients pass a network twice, and batch norms over few images amplify rounding: ten times the usual error.
 """
 TIMED_RATE, CURVE_RATE, DECAY = 1e-6, 3e-4, 0.05
-BATCHES = 4  # that the loss curve goes round, so that there is something to learn
-NOISE_FACTOR = 3.0  # a curve agrees if it is no further off than so many times the curve of the dtype's noise
+BATCHES = 4  # that the loss curve repeats, so that there is something to learn
+NOISE_FACTOR = 3.0  # a curve agrees if it deviates by at most this many times the curve of the dtype's noise
 
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """Options of `linvit bench train`; there are no loss curves where curve_steps is 0."""
+    """Options of `linvit bench train`; there are no loss curves if curve_steps is 0."""
 
     names: Sequence[str] = ("ravlt_tiny", "mavit_tiny", "care_s0")
     variants: Sequence[str] = ("plain", "reference", "channels_last", "bf16", "checkpointing")
@@ -67,7 +67,7 @@ class Options(rows.Options):
             parts_of(variant, PARTS)
 
     def least_bytes(self) -> int:
-        """Images and the first maps of a network, and gradients of these."""
+        """The bytes of the images, of a network's first maps and of their gradients, a lower bound."""
         of_curves = self.curve_batch * math.prod(self.curve_size) if self.curve_steps else 0
         return 2 * BYTES_PER_PIXEL * max(self.batch * math.prod(self.size), of_curves)
 
@@ -103,7 +103,7 @@ class Step:
             x = x.to(memory_format=torch.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
         kernel = nullcontext() if "cpp" in parts else cpu.aside()
-        with kernel:  # around the backward pass too, where checkpointing runs the forward pass again
+        with kernel:  # around the backward pass too, if checkpointing runs the forward pass again
             with torch.autocast(self.case.device, torch.bfloat16, enabled="bf16" in parts):
                 logits = self.forward(x)
             loss = F.cross_entropy(logits.float(), target)
@@ -117,7 +117,7 @@ class Step:
 
 
 def network_for(name: str, size: tuple[int, int], seed: int) -> nn.Module:
-    """A network in train mode without drop paths, which would let no two curves agree."""
+    """A network in train mode without stochastic depth, with which no two curves agree."""
     torch.manual_seed(seed)
     return (create(name, size, drop_path_rate=0.0) if is_ours(name) else create(name, size)).train()
 
@@ -187,7 +187,7 @@ def _results(step: Step, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
 
 
 def build_step(case: Case) -> Call:
-    """One step of a fresh network, for a process of its own."""
+    """One step of a fresh network, for a separate process."""
     step = Step(case, network_for(case.name, case.size, case.seed).to(case.device))
     batch = data(case.batch, case.size, case.seed, case.device)
     return lambda: step(*batch)
@@ -223,7 +223,7 @@ def loss_curves(name: str, options: Options, progress: Progress) -> dict[str, di
 
 
 def _losses(case: Case, steps: int, noise: float = 0.0) -> list[float]:
-    """Losses of so many steps from the default initialization; noise is a relative change of the weights a step."""
+    """Losses of this many steps from the default initialization; noise: relative change of the weights per step."""
     step = Step(case, network_for(case.name, case.size, case.seed).to(case.device), CURVE_RATE)
     batches = [data(case.batch, case.size, case.seed + number, case.device) for number in range(BATCHES)]
     generator = torch.Generator().manual_seed(case.seed)

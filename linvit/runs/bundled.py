@@ -9,7 +9,7 @@ PUBLISHED, COST, RUN = "# published: ", "# cost: ", "# run:  "
 
 
 def bundled_folder() -> Path:
-    """The folder of the recipes: inside an installed package, beside it in a checkout."""
+    """The folder of the recipes: inside an installed package, next to it in a checkout."""
     installed = PACKAGE / "recipes"
     return installed if installed.is_dir() else PACKAGE.parent / "recipes"
 
@@ -22,9 +22,9 @@ def bundled_files() -> dict[str, Path]:
 
 
 def find_recipe(recipe: str | Path) -> Path:
-    """The file of a recipe: a path, else the name of a bundled one.
+    """The file of a recipe, given by its path or by the name of a bundled one.
 
-    Raises ValueError, offering the nearest name, where it is neither.
+    Raises ValueError, offering the nearest name, if it is neither.
     """
     path = Path(recipe)
     if path.is_file():
@@ -44,7 +44,7 @@ def find_recipe(recipe: str | Path) -> Path:
 
 
 def files_below(path: str | Path) -> list[Path]:
-    """The YAML files of a folder, at any depth, or of a bundled one by name; else the file that `find_recipe` finds."""
+    """The YAML files below a folder or a bundled folder of that name; otherwise the file that `find_recipe` finds."""
     path = Path(path)
     if path.is_dir():
         return sorted(path.rglob("*.yaml"))
@@ -53,7 +53,7 @@ def files_below(path: str | Path) -> list[Path]:
 
 
 def shown_name(file: Path) -> str:
-    """The name of a bundled recipe, if the file was found by name; else its path as given."""
+    """The name of a bundled recipe if the file was found by name, otherwise its path as given."""
     if file.is_absolute() and file.is_relative_to(bundled_folder()):
         return file.relative_to(bundled_folder()).with_suffix("").as_posix()
     return str(file)
@@ -64,7 +64,7 @@ def recipes(*words: str) -> list[dict[str, str]]:
 
     Keys: name, about (what it reproduces), published, ours, cost, command.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     rows = [{"name": name, **header(file)} for name, file in bundled_files().items()]
     wanted = [word.casefold() for word in words]
@@ -82,7 +82,7 @@ def recipes(*words: str) -> list[dict[str, str]]:
 
 
 def header(file: Path) -> dict[str, str]:
-    """The header of a recipe: about, published, ours, cost and command, each "" where it is missing."""
+    """The header of a recipe: about, published, ours, cost and command, each "" if it is missing."""
     lines = file.read_text(encoding="utf-8").splitlines()
     lines = lines[: next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))]
     title = next((number for number, line in enumerate(lines) if line.startswith((PUBLISHED, COST, RUN))), len(lines))

@@ -45,7 +45,7 @@ class Component:
     arguments: dict[str, Any]
 
     def create(self, folder: Path) -> Any:
-        """The object; directories in its arguments are below folder. ValueError where its class refuses them."""
+        """The object; directories in its arguments are below folder. ValueError if its class refuses them."""
         given = dict(self.arguments)
         if "save_dir" in arguments(self.kind):
             given.setdefault("save_dir", "")
@@ -63,7 +63,7 @@ class Component:
 def components(trainer: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
     """The values of a recipe's group trainer that name classes: a Component or a list of them for each such key.
 
-    Raises ValueError, one sentence, before anything of a package outside PACKAGES is imported.
+    Raises ValueError, one sentence, before any package outside PACKAGES is imported.
     """
     chosen: dict[str, Any] = {}
     for key, kinds in KINDS.items():
@@ -120,7 +120,7 @@ def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
             raise ValueError(f"{key} names {path}, which Lightning does not have.{nearest(path, names)}")
         module = home.__name__
     if not trusted and (module.partition(".")[0] not in PACKAGES or re.search(r"(^|\.)_", path)):
-        raise ValueError(f"{key} names {path}, code from outside of {', '.join(PACKAGES)}: {TRUSTED}.")
+        raise ValueError(f"{key} names {path}, code outside {', '.join(PACKAGES)}: {TRUSTED}.")
     try:
         kind = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing a module runs it
@@ -133,7 +133,7 @@ def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
 
 
 def _check_places(key: str, value: Any) -> None:
-    """Raises ValueError for text, at any depth, that names a place outside of the run's folder."""
+    """Raises ValueError for text, at any depth, that names a place outside the run's folder."""
     if isinstance(value, dict):
         for name, item in value.items():
             _check_places(f"{key}.{name}", item)
@@ -141,9 +141,7 @@ def _check_places(key: str, value: Any) -> None:
         for item in value:
             _check_places(key, item)
     elif isinstance(value, str) and _is_elsewhere(value):
-        raise ValueError(
-            f"{key} is {shown(value)}, a place outside of the run's folder: choose one inside, or {TRUSTED}."
-        )
+        raise ValueError(f"{key} is {shown(value)}, a place outside the run's folder: choose one inside, or {TRUSTED}.")
 
 
 def _is_elsewhere(text: str) -> bool:

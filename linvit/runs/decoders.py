@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from linvit.analysis.figures import subplots
+from linvit.analysis.figures import WIDTH, subplots
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.source import Source
 from linvit.data.text.recall import RecallPreprocessing
@@ -96,7 +96,7 @@ def position_figure(bits: Tensor, counts: Tensor) -> Figure:
             weights = counts[group].double()
             middle.append(float((positions[group] * weights).sum() / weights.sum()))
             mean.append(float((bits[group] * weights).sum() / weights.sum()))
-    figure, axes = subplots((8, 3.4))
+    figure, axes = subplots((WIDTH, 3))
     axes.plot(middle, mean, marker="o", color="#0072B2")
     axes.set(xlabel="position in the row", ylabel="bits per token", xscale="log")
     return figure
@@ -109,7 +109,9 @@ def _forms(network: Decoder, source: Source, device: torch.device) -> list[str]:
         differences = distances(deepcopy(network).to(dtype), tokens)
         arithmetic = {"arithmetic": str(dtype).removeprefix("torch.")}
         rows.append(arithmetic | {name: f"{value:.0e}" for name, value in differences.items()})
-    words = "Largest difference of a logit from the whole row at once, over the largest logit; one document."
+    words = (
+        "Largest difference of a logit from a single pass over the row, relative to the largest logit; one document."
+    )
     return [table(rows), paragraph(words)]
 
 

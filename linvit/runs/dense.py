@@ -34,7 +34,7 @@ from linvit.runs.spec import Section, Subject, TaskSpec
 if TYPE_CHECKING:
     from linvit.runs.run import Run
 
-AT_ONCE = 1 << 26  # elements of masks or logits at the size of the file that are held in memory together
+AT_ONCE = 1 << 26  # elements of masks or logits at the size of the file, kept in memory at the same time
 SHOWN = 8  # images of a report
 PIXEL_BYTES = 64  # measured: 9.9 GiB for a segmentor on an image of 13,000 × 13,000 px
 OVERLAYS = "overlays"
@@ -84,11 +84,11 @@ class DenseSpec(TaskSpec):
         return Subject(backbone, lambda images, labels: images, shown, transform, ", its backbone")
 
     def json_writer(self, run: "Run", path: Path) -> contextlib.AbstractContextManager[Callable[[Any], None]]:
-        """A context that gives a function writing one prediction at a time into a JSON file."""
+        """A context manager that yields a function writing one prediction at a time to a JSON file."""
         raise ValueError("Label maps cannot be saved as .json: call `save` with a folder.")
 
     def save_one_by_one(self, run: "Run", folder: Path) -> contextlib.AbstractContextManager[Saver]:
-        """A context that gives a function writing one prediction at a time into a folder."""
+        """A context manager that yields a function writing one prediction at a time to a folder."""
         raise NotImplementedError
 
     def predict_each(
@@ -185,7 +185,7 @@ class DensePredictions(Predictions[Any]):
 
 
 def at_once(size: tuple[int, int]) -> int:
-    """How many masks of this size are held in memory together."""
+    """How many masks of this size are kept in memory at the same time."""
     return max(1, AT_ONCE // (size[0] * size[1]))
 
 
@@ -233,7 +233,7 @@ def displayed(image: Tensor, preprocessing: DensePreprocessing) -> Tensor:
 
 
 def _fitting(image: Image.Image, name: str) -> Image.Image:
-    """The image itself; raises CorruptImageError where its masks or map would not fit into memory."""
+    """The image itself; raises CorruptImageError if its masks or map would not fit into memory."""
     needed, there = PIXEL_BYTES * image.width * image.height, memory()
     if needed > there:
         raise CorruptImageError(

@@ -17,7 +17,7 @@ class Measures(Mapping[str, float]):
     """Measures by name, shares in 0..1, and the number of samples.
 
     These are the measures of `run.network`, the moving average if there is one; `by_weights` has those of "raw" and
-    "ema". `declared` gives heading and unit of each.
+    "ema". `declared` contains the heading and unit of each.
     """
 
     def __init__(self, by_weights: dict[str, dict[str, float]], declared: Mapping[str, Measure]) -> None:

@@ -61,7 +61,7 @@ class Harness(TemplateLM):
 
     @torch.inference_mode()
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
-        """(log-likelihood, whether greedy decoding gives it) of the continuation of each (_, context, continuation)."""
+        """(log-likelihood, whether it is the greedy decoding) of each continuation in (_, context, continuation)."""
         answers: dict[int, tuple[float, bool]] = {}
         for places in self._batches([len(context) + len(rest) for _, context, rest in requests]):
             rows = [[*requests[place][1], *requests[place][2]] for place in places]
@@ -144,7 +144,7 @@ def evaluate_tasks(
     batch_size: int = 16,
     weights: str | None = None,
 ) -> HarnessMeasures:
-    """Evaluates tasks of the harness; a tag or group gives the measures of its tasks.
+    """Evaluates tasks of the harness; a tag or group stands for all of its tasks.
 
     include: a folder with your own tasks, used instead of the harness's. limit: items per task.
 
@@ -159,8 +159,8 @@ def evaluate_tasks(
     unknown = [name for name in tasks if name not in manager.all_tasks]
     if unknown:
         raise ValueError(
-            f"The harness has no task {unknown[0]!r}: `lm-eval ls tasks` lists its tasks, and `include` takes a folder"
-            " with your own."
+            f"The harness has no task {unknown[0]!r}: `lm-eval ls tasks` lists its tasks, and `include` accepts a"
+            " folder with your own."
         )
     measured = simple_evaluate(model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
     return HarnessMeasures(measured["results"])

@@ -14,6 +14,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2.functional import center_crop
 
 from linvit.analysis.scores import evenly
+from linvit.data.disk import files_below
 from linvit.data.images.image import SMALLEST, CorruptImageError, converted, open_image
 from linvit.data.source import Source
 from linvit.files import user_path
@@ -26,8 +27,8 @@ Transform = Callable[[Image.Image], Tensor]
 def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tuple[list[tuple[str, Any]], list[str]]:
     """The (name, path or object in memory) of each input, and a sentence for each path without any.
 
-    Folders are searched recursively, in sorted order, for files with these suffixes. kind: the word for them in
-    messages, "image" or "sound".
+    Folders are searched recursively, in sorted order, for files with these suffixes; hidden ones are ignored. kind: the
+    word for them in messages, "image" or "sound".
 
     Raises ValueError if nothing is found.
     """
@@ -38,7 +39,7 @@ def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tu
             items.append((f"{kind} {number}", item))
             continue
         path = user_path(item)
-        files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix.lower() in suffixes)
+        files = [path] if path.is_file() else files_below(path, suffixes)
         items += [(str(file), file) for file in files]
         if path.is_dir() and not files:
             endings = ", ".join(suffixes[:3]) + " …" * (len(suffixes) > 3)

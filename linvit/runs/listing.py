@@ -27,15 +27,15 @@ def store_networks() -> None:
 
 
 def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
-    """The classifiers that recipes train, against those of their bases.
+    """The classifiers that recipes train, compared with those of their bases.
 
     paths: files, folders (searched at any depth), or the names of bundled ones.
 
     Keys: recipe, those of Cost (at the recipe's size), published (the words of the recipe's header, None without), base
-    (path of the recipe below, None where that names no network), more_parameters, more_macs (what the recipe's network
+    (path of the recipe below, None if that names no network), more_parameters, more_macs (what the recipe's network
     has over its base's).
 
-    Raises ValueError where no recipe names a classifier.
+    Raises ValueError if no recipe names a classifier.
     """
     costs: dict[Path, Cost] = {}
 
@@ -65,7 +65,7 @@ def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
 def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
     """The recipes that name a classifier among the given files and below the given folders, or bundled ones by name.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     files = [file for path in paths for file in files_below(path)]
     recipes = [file for file in files if _names_classifier(file)]

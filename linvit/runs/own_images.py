@@ -15,6 +15,7 @@ from linvit.analysis.cost import Cost, count_cost
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.image import SMALLEST
 from linvit.data.images.survey import Survey, survey
+from linvit.data.source import fitting_workers
 from linvit.environment import memory
 from linvit.files import check_writable, read_checkpoint, replacing
 from linvit.models.by_name import check_model, create_classifier
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NewRecipe:
-    """A recipe that was written: its file, what was found about the images, and the size and batch chosen for them."""
+    """A new recipe: its file, a survey of the images, and the size and batch chosen for them."""
 
     path: Path
     images: Survey
@@ -46,7 +47,7 @@ class NewRecipe:
         counts = self.images.counts
         return (
             f"{len(counts)} classes, {sum(counts.values()):,} images to train on, {self.images.held_out:,} held out;"
-            f" {self.size}×{self.size} px, {self.batch_size} images in a batch"
+            f" {self.size}×{self.size} px, {self.batch_size} images per batch"
         )
 
 
@@ -56,11 +57,11 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     Args:
         path: the new .yaml file.
         model: a classifier that timm knows, ours included.
-        data: a folder of class folders, of which a share is held out, or one with train/ and val/.
+        data: a folder of class folders, some of whose images are then held out, or one with train/ and val/.
         init: weights to fine-tune: a run's folder, a checkpoint, or a .pth or .safetensors file of this model.
 
     Raises ValueError for a file that exists, an unknown model, a folder that cannot be used and weights that do not
-    fit; FileNotFoundError where there are no such weights; OSError where the file cannot be written.
+    fit; FileNotFoundError if there are no such weights; OSError if the file cannot be written.
     """
     path, root = Path(path), Path(os.path.abspath(Path(data).expanduser()))
     if path.exists():
@@ -83,16 +84,12 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
 
 
 def _look(root: Path) -> Survey:
-    """The images of a folder; raises ValueError where a network cannot be trained on them."""
+    """The images of a folder; raises ValueError if a network cannot be trained on them."""
     try:
         images = survey(ImageFolder(str(root)))
     except ValueError as error:
         raise ValueError(respelled(str(error), {"root": "`data`"})) from error
     count = sum(images.counts.values())
-    if len(images.counts) < 2:
-        raise ValueError(
-            f"{root} has one class, {next(iter(images.counts))!r}, expected two or more: add class folders."
-        )
     if count < FEWEST_IMAGES:
         raise ValueError(f"{root} has {count} images to train on, expected {FEWEST_IMAGES} or more: add images.")
     if images.unreadable:
@@ -106,14 +103,14 @@ def _look(root: Path) -> Survey:
 
 
 def _start(model: str, init: str | Path, num_classes: int) -> dict[str, Any]:
-    """How images were prepared for the weights to start from, where that is known; ValueError if they do not fit."""
+    """The preprocessing of the weights to start from, if known; raises ValueError if they do not fit."""
     initialize(create_classifier({"name": model}, num_classes, 3), init)
     about: dict[str, Any] = read_checkpoint(weights_file(init)).get("linvit", {})
     return dict(about.get("preprocessing", {}))
 
 
 def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
-    """Size and preparation of the images: as for the weights to start from, else as the images suggest."""
+    """Size and preparation of the images: as for the weights to start from, otherwise as the images suggest."""
     default_size = config["input_size"][-1]
     if start is not None:
         size = start.get("size", (default_size, default_size))[0]
@@ -138,7 +135,7 @@ def _cost(model: str, num_classes: int, size: int) -> Cost:
 def _batch_size(cost: Cost, count: int) -> int:
     """The largest power of two whose estimated memory is at most half of the machine's.
 
-    Estimate: 0.1 GiB for each billion multiply-accumulates of an image, and four numbers for each parameter (weight,
+    Estimate: 0.1 GiB per billion multiply-accumulates per image, and four numbers per parameter (weight,
     gradient, two moments). At most LARGEST_BATCH, and a quarter of the images, so that an epoch has four steps.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -146,11 +143,6 @@ def _batch_size(cost: Cost, count: int) -> int:
     room = memory(device) / 2 - 16 * cost.parameters
     most = min(LARGEST_BATCH[device], count // STEPS_PER_EPOCH, room / (0.1 * GIB * giga))
     return 1 << int(math.log2(max(2, most)))
-
-
-def _workers(count: int) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 0 if count < FEW_IMAGES else min(MOST_WORKERS, cores)
 
 
 def _precision() -> str:
@@ -189,7 +181,7 @@ def _text(
         **{key: _yaml(value) for key, value in inputs.items()},
         "batch_size": batch_size,
         "max_corrupt": math.ceil(unreadable * count),
-        "num_workers": _workers(count),
+        "num_workers": 0 if count < FEW_IMAGES else fitting_workers(MOST_WORKERS),
         "precision": _precision(),
         **(FINE_TUNING if tuned else FROM_SCRATCH),
     }
@@ -222,22 +214,22 @@ seed: 0
 model: {{name: {model}}}
 {init}: a run's folder, a checkpoint or a file of weights
 task: {{name: classification, label_smoothing: 0.1, channels_last: true}}
-optimizer: {{name: adamw, lr: {lr}, weight_decay: 0.05}}  # a lower lr where the loss jumps
+optimizer: {{name: adamw, lr: {lr}, weight_decay: 0.05}}  # a lower lr if the loss jumps
 schedule: {{warmup_epochs: {warmup}, min_lr: {min_lr}}}
 data:
   name: imagefolder
   root: {root}
-  held_out: 0.2  # share of each class to evaluate on, where the folder has no train/ and val/ ...
+  held_out: 0.2  # share of each class to evaluate on, unless the folder has train/ and val/ ...
   split: 0  # ... and the seed that chooses it
   size: {size}  # px: larger is slower and often more accurate
   crop_pct: {crop_pct}
   interpolation: {interpolation}
   mean: {mean}  # of red, green and blue, {whose}
   std: {std}
-  batch_size: {batch_size}  # halve it where memory runs out
+  batch_size: {batch_size}  # halve it if memory runs out
   auto_augment: rand-m9-mstd0.5-inc1  # null for none
   crop_scale: {crop}  # share of the image that a random crop shows
-  horizontal_flip: 0.5  # 0 where left and right matter, as in digits or text
+  horizontal_flip: 0.5  # 0 if left and right differ, as in digits or text
   random_erasing: {erasing}
   max_corrupt: {max_corrupt}  # unreadable images that are left out; the run stops at one more
   num_workers: {num_workers}  # processes that read images

@@ -4,19 +4,21 @@ import contextlib
 import logging
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, TypeVar, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 
 from linvit.tasks.task import Task
 
 LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
-NOTES = (  # warnings on what linvit does on purpose, or what its users cannot change
+NOTES = (  # warnings about things that linvit does on purpose or users cannot change
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     r"The number of training batches \(\d+\) is smaller than the logging interval",
     r"Found \d+ module\(s\) in eval mode",
@@ -28,14 +30,17 @@ NOTES = (  # warnings on what linvit does on purpose, or what its users cannot c
     r"Total length of `\w+` across ranks is zero",
     r"Grad strides do not match",
 )
+INTERVAL = 10.0  # seconds between log lines
 Item = TypeVar("Item")
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Drops what Lightning logs about devices and tips, and the warnings of NOTES.
 
-    Also the traceback of TensorBoard's writer on a full disk: the next thing that is written there reports it.
+    Also drops the traceback of TensorBoard's writer on a full disk: the next write reports the error.
     """
     before = {name: logging.getLogger(name).level for name in LOGGERS}
     hook = threading.excepthook
@@ -85,7 +90,21 @@ def say(line: str) -> None:
 
 
 def tracked(items: Iterable[Item], description: str, total: int | None = None, progress: bool = True) -> Iterable[Item]:
-    """The items, with a bar on stderr if progress is wanted and stderr is a terminal."""
-    if not progress or not sys.stderr.isatty():
+    """The items, if progress is wanted with a bar on stderr, or with log lines if stderr is not a terminal."""
+    if not progress:
         return items
-    return track(items, description, total, console=Console(stderr=True), transient=True)
+    if not sys.stderr.isatty():
+        return _logged(items, description, total)
+    return track(items, escape(description), total, console=Console(stderr=True), transient=True)
+
+
+def _logged(items: Iterable[Item], description: str, total: int | None) -> Iterator[Item]:
+    """The items; logs every INTERVAL seconds how many are done."""
+    total = len(items) if total is None and isinstance(items, Sized) else total
+    of_total = "" if total is None else f" of {total:,}"
+    last = time.monotonic()
+    for done, item in enumerate(items):
+        if time.monotonic() - last >= INTERVAL:
+            last = time.monotonic()
+            logger.info("%s: %s%s done", description, f"{done:,}", of_total)
+        yield item

@@ -1,4 +1,4 @@
-"""A recipe: YAML values, optionally on a `base` file and under overrides, checked against what the code accepts."""
+"""A recipe: YAML values, optionally with a `base` file and overrides, checked against the code's arguments."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,6 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 
@@ -17,7 +16,7 @@ from linvit.runs.bundled import find_recipe
 from linvit.runs.components import components, created
 from linvit.runs.settings import as_tuple, group, nearest, parameters
 from linvit.runs.tasks import SOURCES, TASKS
-from linvit.runs.trainer import RANGES, check_machine
+from linvit.runs.trainer import RANGES, check_machine, lightning_refusals
 from linvit.runs.yaml_text import DEEPEST, load_value, plain, read_yaml
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
@@ -37,7 +36,7 @@ Overrides = Mapping[str, Any] | Sequence[str]
 
 
 def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
-    """The values of a recipe, over those of its `base` file and below the overrides.
+    """The values of a recipe, merged over those of its `base` file and under the overrides.
 
     path: a file, or the name of a bundled recipe. overrides: `key.key=value` strings, or a mapping from dotted keys to
     values. A base may have a base in turn, each path relative to the file that names it.
@@ -56,7 +55,7 @@ def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
 
 
 def base_of(path: str | Path) -> Path | None:
-    """The file that a recipe builds on, None where it names none."""
+    """The file that a recipe builds on, None if it names none."""
     return _base(Path(path), read_yaml(Path(path)))
 
 
@@ -70,7 +69,7 @@ def _base(path: Path, values: Mapping[str, Any]) -> Path | None:
 
 
 def _layers(path: Path) -> list[dict[str, Any]]:
-    """The values of a recipe as its file holds them, then those of its base, and so on."""
+    """The values in a recipe's file, then those in its base, and so on."""
     layers: list[dict[str, Any]] = []
     seen: list[Path] = []
     below: Path | None = path
@@ -97,7 +96,7 @@ def _pairs(overrides: Overrides) -> Iterable[tuple[str, Any]]:
 
 
 def parsed_override(override: str) -> tuple[str, Any]:
-    """`trainer.max_epochs=3` → ("trainer.max_epochs", 3); raises ValueError for what is not key=value."""
+    """`trainer.max_epochs=3` → ("trainer.max_epochs", 3); raises ValueError for any other form."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"The override {override!r} has no value: write key=value, trainer.max_epochs=3 for example.")
@@ -122,7 +121,7 @@ class Recipe:
 
     trust: allows classes from any package and files anywhere, see `linvit.runs.components`.
 
-    Raises ValueError, one sentence, for an unknown key (offering the nearest), a value that its key does not take, and
+    Raises ValueError, one sentence, for an unknown key (offering the nearest), a value that its key does not allow, and
     code that is not trusted.
     """
 
@@ -222,7 +221,7 @@ class Recipe:
         logger: Logger | bool | None = None,
         **more: Any,
     ) -> Trainer:
-        """Lightning's trainer with the recipe's arguments, in which `more` wins; the others come beside the recipe's.
+        """Lightning's trainer with the recipe's arguments, overridden by `more`, and with these further objects.
 
         Raises ValueError for a combination that Lightning refuses.
         """
@@ -236,11 +235,8 @@ class Recipe:
             "plugins": [*listed["plugins"], *plugins],
             "logger": [*ours, *listed["logger"]] or False,
         }
-        try:
+        with lightning_refusals(ImportError, ValueError, TypeError):
             return Trainer(**given)
-        except (MisconfigurationException, ImportError, ValueError, TypeError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"Lightning's trainer refuses the recipe's group trainer: {reason}") from error
 
 
 def _defaults(kind: type, names: Iterable[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from linvit.data.source import Source
 from linvit.files import read_checkpoint, user_path
 from linvit.models.by_name import check_model
 from linvit.models.dense.frameworks import SEGMENTORS
+from linvit.ranges import check
 from linvit.released import load_released
 from linvit.runs.evaluate import Measures
 from linvit.runs.settings import as_tuple, parameters
@@ -29,6 +30,7 @@ from linvit.runs.tasks import TASKS
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.task import Task
 
+ARGUMENTS = {"path": Path | None, "model": str | None, "checkpoint": Path | None, "framework": str | None}
 WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
 
 
@@ -40,7 +42,7 @@ class Run:
     weights without one. name: the network's name in tables and reports. stored: further facts about the data from the
     checkpoint, such as the category ids of a detector.
 
-    What can be done with it depends on the task, see the files of `linvit.runs.tasks`.
+    Its methods depend on the task, see the files in `linvit.runs.tasks`.
     """
 
     spec: TaskSpec
@@ -94,7 +96,7 @@ class Run:
         networks = self.task.networks()
         if weights is not None and weights not in networks:
             raise ValueError(
-                f"`weights` is {weights!r}, but the checkpoint holds {' and '.join(networks)}: choose one."
+                f"`weights` is {weights!r}, but the checkpoint contains {' and '.join(networks)}: choose one."
             )
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         network = self.network if weights is None else networks[weights]
@@ -148,7 +150,7 @@ class Run:
         Args:
             inputs: a path, or a sequence of paths, PIL images or arrays (uint8, height × width × 3); for speech
                 recognition, paths or arrays of samples.
-            options: weights ("raw" or "ema", by default the moving average where there is one), output (a file or
+            options: weights ("raw" or "ema", by default the moving average if there is one), output (a file or
                 folder to save them to), progress (show a progress bar), and those of the task, see `predict` in its
                 file in `linvit.runs.tasks`.
 
@@ -227,13 +229,14 @@ def load_run(
 
     Raises ValueError for a missing, damaged or foreign checkpoint, and for arguments that exclude each other.
     """
+    check(ARGUMENTS, {"path": path, "model": model, "checkpoint": checkpoint, "framework": framework})
     if path is None and model is None:
         raise ValueError("Nothing to load: give a run's folder or a checkpoint, or both `model` and `checkpoint`.")
     if path is not None and model is not None:
         raise ValueError("Give either a run or `model` with `checkpoint`, not both.")
     if untrained and (path is not None or checkpoint is not None or framework is not None):
         raise ValueError(
-            "`untrained=True` gives `model` random weights: leave it out, or leave out the run, `checkpoint` and"
+            "`untrained=True` creates `model` with random weights: leave it out, or leave out the run, `checkpoint` and"
             " `framework`."
         )
     if framework is not None and model is None:

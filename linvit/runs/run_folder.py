@@ -1,4 +1,4 @@
-"""The folder of a training: held by one training at a time, and taken away again where none took place."""
+"""The folder of a training: locked by one training at a time, and removed if the training fails early."""
 
 import contextlib
 import shutil
@@ -10,15 +10,15 @@ from filelock import FileLock, Timeout
 from linvit.files import check_writable, remove_leftovers
 
 LOCK = ".lock"
-PATIENCE = 6.0  # seconds; processes that read data outlive a killed training by about five, and hold its lock
+PATIENCE = 6.0  # seconds; data-loading processes keep the lock for about five seconds after a training was killed
 
 
 @contextlib.contextmanager
 def held(folder: Path, resume: bool) -> Iterator[None]:
-    """Makes the folder and holds its lock; a training that fails before its first checkpoint leaves no files.
+    """Creates the folder and locks it; a training that fails before its first checkpoint leaves no files.
 
-    Raises ValueError where another training holds it, and, unless it is resumed, where it is not empty; OSError where
-    it cannot be written.
+    Raises ValueError if another training has the lock, or, unless resumed, if the folder is not empty; OSError if it
+    cannot be written.
     """
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     if not resume:
@@ -45,7 +45,7 @@ def held(folder: Path, resume: bool) -> Iterator[None]:
         lock.release()
         if not any(path.name != LOCK for path in folder.iterdir()):
             (folder / LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # something else was put there meanwhile
+            with contextlib.suppress(OSError):  # another process has put a file there
                 for path in missing:
                     path.rmdir()
 

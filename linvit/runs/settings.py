@@ -8,7 +8,7 @@ from typing import Any
 
 
 def parameters(kind: type) -> set[str]:
-    """The names of a class's keyword arguments, with those of its bases where it passes **kwargs on."""
+    """The names of a class's keyword arguments, with those of its bases that it passes on as **kwargs."""
     from linvit.ranges import declared  # here, so that the command line can load this module without torch
 
     return set(declared(kind))

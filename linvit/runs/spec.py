@@ -1,4 +1,4 @@
-"""What a task adds to a run: one subclass for each task, in a file of `linvit.runs.tasks`."""
+"""The interface between tasks and runs: each task has a subclass, in a file of `linvit.runs.tasks`."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ class TaskSpec:
 
     @property
     def instead(self) -> str:
-        """What to use in place of transcribing: `predict`, where the task predicts."""
+        """The advice for tasks that do not transcribe: `predict`, if the task has it."""
         predicts = type(self).predict is not TaskSpec.predict
         return "use `predict` instead" if predicts else self.instead_of_predict
 
@@ -149,12 +149,12 @@ class TaskSpec:
     listing_caption: ClassVar[str] = ""
 
     def listing(self) -> Iterator[dict[str, Any]]:
-        """Rows of `linvit models`: the networks that the task can train; `family` is a key where it has some."""
+        """Rows of `linvit models`: the task's networks; with the key `family` if there are families."""
         return iter(())
 
 
 def check_options(function: Callable[..., Any], task: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError for options that a function of a task does not have, and values that it does not allow.
+    """Raises ValueError for options that a task's function does not have, and for values that it does not allow.
 
     Options are keyword-only; their annotations say which values they may have.
     """
@@ -164,7 +164,7 @@ def check_options(function: Callable[..., Any], task: str, options: Mapping[str,
     if unknown is not None and not any(p.kind is p.VAR_KEYWORD for p in declared):
         listed = ", ".join(f"`{name}`" for name in known if name != "progress")
         raise ValueError(
-            f"`{unknown}` is not an option of {function.__name__} for the task {task}, which takes {listed}: leave it"
+            f"`{unknown}` is not an option of {function.__name__} for the task {task}, which accepts {listed}: leave it"
             " out."
         )
     check(known, options)

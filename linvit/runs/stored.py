@@ -25,7 +25,6 @@ FORMAT = 1
 NETWORKS = ("network.", "ema.module.")
 DEEPEST, LARGEST = 16, 2**53  # levels of nesting, and any number
 MOST_VALUES = 4_000_000
-NOT_STORED = ("pretrained", "checkpoint_path")  # keys that load pretrained weights
 SIDES = Annotated[int, Range(1, 2**14)]
 ABOUT = {"format": Annotated[int, OneOf((FORMAT,))], "recipe": dict, "preprocessing": dict, "num_classes": Count}
 GROUPS = {"task": dict, "model": dict, "data": dict}
@@ -68,8 +67,8 @@ class Stored:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The group `model` of the recipe, without the keys that load pretrained weights."""
-        return {key: value for key, value in self.recipe["model"].items() if key not in NOT_STORED}
+        """The group `model` of the recipe, without the file of weights that training started from."""
+        return {key: value for key, value in self.recipe["model"].items() if key != "checkpoint_path"}
 
 
 def read_stored(path: str | Path) -> Stored:
@@ -96,7 +95,7 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
             check_plain(state["param_groups"])
             for held in _tensors(state["state"]):
                 if tuple(held.shape) not in shapes:
-                    raise ValueError(f"the optimizer's state {tuple(held.shape)} has the shape of no parameter")
+                    raise ValueError(f"the optimizer's state {tuple(held.shape)} has a shape that no parameter has")
     return content
 
 
@@ -108,7 +107,7 @@ def check_plain(value: Any) -> None:
             return
         item, depth = waiting.pop()
         if depth > DEEPEST or count > MOST_VALUES:
-            raise ValueError("the stored values are nested too deep, or too many")
+            raise ValueError("the stored values are too many or nested too deeply")
         if isinstance(item, Mapping):
             if not all(isinstance(key, str) for key in item):
                 raise ValueError("a stored name is not text")
@@ -128,11 +127,11 @@ def checked_weights(weights: Any) -> dict[str, Tensor]:
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ValueError(f"the entry {str(name)[:60]!r} of the weights is a {type(tensor).__name__}, not a tensor")
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-            raise ValueError(f"the weights {name!r} are no dense tensor")
+            raise ValueError(f"the weights {name!r} are not a dense tensor")
         if name.startswith(NETWORKS) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise ValueError(f"the weights {name!r} are not finite, so the training diverged")
     if not any(name.startswith(NETWORKS[0]) for name in weights):
-        raise ValueError("it holds no weights of a network")
+        raise ValueError("it contains no weights of a network")
     return dict(weights)
 
 
@@ -161,7 +160,7 @@ def build_network(build: Callable[[], nn.Module], stored: Stored) -> nn.Module:
     with _refused(stored.path), _offline():
         _check_numbers(stored.model, size, tensors)
         try:
-            # some networks read numbers while they are built, which "meta" does not have: they are limited below
+            # some networks read values while they are built, which "meta" tensors do not have: they are limited below
             with contextlib.suppress(RuntimeError, TypeError), _limited(*limits), torch.device("meta"):
                 build()
             with _limited(*limits):
@@ -220,9 +219,9 @@ def _checked(path: Path, about: Mapping[str, Any], weights: dict[str, Tensor]) -
     check(spec.stored_facts, facts)
     names, count = about["class_names"], about["num_classes"]
     if len(names) != (count if spec.names_classes else 0):
-        raise ValueError(f"it has {count} classes, but {len(names)} names of classes")
+        raise ValueError(f"it has {count} classes, but {len(names)} class names")
     if len(facts.get("category_ids", names)) != len(names):
-        raise ValueError(f"it has {len(names)} classes, but {len(facts['category_ids'])} ids of categories")
+        raise ValueError(f"it has {len(names)} classes, but {len(facts['category_ids'])} category ids")
     preprocessing = _preprocessing(spec, about["preprocessing"])
     return Stored(path, spec, recipe, names, count, preprocessing, facts, weights)
 
@@ -284,7 +283,7 @@ def _check_numbers(model: Any, size: int, tensors: int, key: str = "") -> None:
 
 @contextlib.contextmanager
 def _limited(tensors: int, numbers: int) -> Iterator[None]:
-    """Stops the construction of a network as soon as it has more tensors, or numbers in them, than these."""
+    """Stops the construction of a network with more tensors, or more numbers in them, than this."""
     held = {"tensors": 0, "numbers": 0, "modules": 0}
 
     def count(module: nn.Module, name: str, parameter: Any) -> None:
@@ -294,7 +293,7 @@ def _limited(tensors: int, numbers: int) -> Iterator[None]:
         else:
             held["modules"] += 1
         if held["tensors"] > tensors or held["numbers"] > numbers or held["modules"] > 32 * tensors:
-            raise _TooLargeError("its model is larger than the weights that it holds")
+            raise _TooLargeError("its model is larger than the weights in it")
 
     hooks = [
         registration.register_module_parameter_registration_hook(count),
@@ -315,4 +314,4 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         for inner in value.values():
             yield from _tensors(inner)
     elif not isinstance(value, int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"the optimizer's state holds {str(value)[:60]!r}")
+        raise ValueError(f"the optimizer's state contains {str(value)[:60]!r}")

@@ -1,7 +1,8 @@
-"""Which values Lightning's trainer takes in a run, and whether this machine has what they ask for."""
+"""The values that Lightning's trainer accepts in a run, and whether this machine has what they ask for."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from lightning.fabric.plugins.environments.lsf import LSFEnvironment
 from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import StrategyRegistry
 
@@ -28,7 +30,7 @@ class Class:
     def holds(self, value: Any) -> bool:
         return True
 
-    def words(self, noun: str, got: Any = None) -> str:
+    def words(self, noun: str) -> str:
         return "the path of a class (class_path, init_args)"
 
 
@@ -39,7 +41,7 @@ class Time:
     def holds(self, value: Mapping[str, Any]) -> bool:
         return bool(value) and set(value) <= set(TIMES) and all(allows(LENGTH, length) for length in value.values())
 
-    def words(self, noun: str, got: Any = None) -> str:
+    def words(self, noun: str) -> str:
         return f"a mapping with {', '.join(TIMES)}"
 
 
@@ -100,8 +102,19 @@ RANGES: dict[str, Any] = {
 }
 
 
+@contextmanager
+def lightning_refusals(*kinds: type[Exception]) -> Iterator[None]:
+    """Raises Lightning's MisconfigurationException, and exceptions of these kinds, as ValueError with one sentence."""
+    refusals: tuple[type[Exception], ...] = (MisconfigurationException, *kinds)
+    try:
+        yield
+    except refusals as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"Lightning's trainer refuses the recipe's group trainer: {reason}") from error
+
+
 def check_machine(trainer: Mapping[str, Any]) -> None:
-    """Raises ValueError for an accelerator, devices or machines that there are not: Lightning would wait for them.
+    """Raises ValueError for an accelerator, devices or nodes that do not exist: Lightning would wait for them.
 
     trainer: the group of a recipe.
     """

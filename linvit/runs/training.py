@@ -18,18 +18,21 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from linvit import environment
 from linvit.data.source import Source
 from linvit.files import replacing
+from linvit.ranges import check
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.run import Run, load_run
 from linvit.runs.run_folder import held
 from linvit.runs.settings import group
 from linvit.runs.stored import FORMAT, read_resumable
+from linvit.runs.trainer import lightning_refusals
 from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
 RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
 logger = logging.getLogger(__name__)
+ARGUMENTS = {"recipe": Path, "overrides": dict[str, Any] | Sequence[str], "folder": Path | None}
 SAME = ("seed", "model", "task", "distillation", "data")
 FREE = {"root", "num_workers", "checkpoint", "compile"}
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -50,11 +53,11 @@ def train(
         recipe: a YAML file, or the name of a bundled recipe, such as demo/ravlt_nano_digits.
         overrides: values that replace those of the recipe: {"trainer.max_epochs": 3}, or ["trainer.max_epochs=3"].
         folder: the run's folder, instead of the recipe's; by default runs/NAME.
-        resume: continues from the folder's last checkpoint, bit for bit on a CPU; without a checkpoint it starts from
-            the beginning, and a complete run is left as it is.
-        progress: shows a bar on a terminal, else a line per epoch.
-        trust_recipe: lets the recipe name classes of any package, whose code then runs, and files outside of the
-            folder; without it, classes are Lightning's, torch's, timm's, torchmetrics' or linvit's.
+        resume: continues from the folder's last checkpoint, bit for bit on a CPU; without a checkpoint training starts
+            from the beginning, and a complete run stays as it is.
+        progress: shows a bar on a terminal, otherwise a line per epoch.
+        trust_recipe: lets the recipe name classes of any package, whose code then runs, and files outside the folder;
+            without it, only classes of Lightning, torch, timm, torchmetrics and linvit are allowed.
 
     Raises ValueError, one sentence, for a mistake in recipe, data, model or folder, and for a folder in which another
     training runs; FloatingPointError for a loss that is no longer finite; OSError for a folder that cannot be written;
@@ -75,6 +78,7 @@ def train_folder(
     callbacks: Sequence[Callback] = (),
 ) -> Path:
     """Like `train`, but returns only the run's folder. callbacks: Lightning callbacks to add."""
+    check(ARGUMENTS, {"recipe": recipe, "overrides": overrides, "folder": folder})
     values = read_recipe(recipe, overrides)
     if folder is not None:
         values["folder"] = str(folder)
@@ -123,7 +127,7 @@ def _describe(folder: Path, recipe: Recipe, devices: int, processes: int) -> Non
 
 @dataclass(eq=False)
 class Summary(Callback):
-    """Logs, before the first step, what is trained on what, for how long and on which device."""
+    """Logs network, data, length and device before the first step."""
 
     recipe: Recipe
     source: Source
@@ -167,13 +171,14 @@ def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path |
             group("task", type(task)),
             group("optimizer", Optimizer),
             group("schedule", Schedule),
+            lightning_refusals(),
         ):
             trainer.fit(task, source, ckpt_path=start)
     except RunStoppedError:
         raise RunStoppedError(f"Stopped and saved {last} at step {trainer.global_step}: {again} to continue.") from None
     except SystemExit:  # what Lightning makes of a second Ctrl-C
         raise RunStoppedError(
-            f"Stopped at once, without saving: {again} to continue from {last}, where that exists."
+            f"Stopped at once, without saving: {again} to continue from {last} if it exists."
         ) from None
     except RuntimeError as error:
         if not _is_lost_process(error):
@@ -186,8 +191,8 @@ def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path |
         if error.errno not in UNWRITABLE:
             raise
         raise OSError(
-            f"The run's folder {last.parents[1]} could not be written ({error}); its checkpoints are whole: make room"
-            f" or allow writing there, then {again}."
+            f"The run's folder {last.parents[1]} could not be written ({error}); its checkpoints are complete: make"
+            f" room or allow writing there, then {again}."
         ) from error
 
 
@@ -203,7 +208,7 @@ def _is_lost_process(error: RuntimeError) -> bool:
 
 
 def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: Path) -> None:
-    """Raises ValueError where network, task, data or seed changed; trainer, optimizer and schedule may change."""
+    """Raises ValueError if network, task, data or seed changed; trainer, optimizer and schedule may change."""
     about = checkpoint.get("linvit")
     if about is None:
         raise ValueError(f"{folder} was not written by `linvit train`: choose another `folder`.")

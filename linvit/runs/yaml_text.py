@@ -1,4 +1,4 @@
-"""YAML as recipes hold it: read within limits, in UTF-8, with keys that are text and stand once."""
+"""The YAML of recipes: UTF-8, limited in size and depth, with unique text keys."""
 
 import copy
 import os
@@ -16,11 +16,11 @@ LARGEST = 2**20  # bytes
 DEEPEST, MOST_VALUES = 20, 10_000
 STANDARD = "tag:yaml.org,2002:"
 TEXT, MERGE = f"{STANDARD}str", f"{STANDARD}merge"
-HASH = "\ue000"  # stands for # in an override, where it begins no comment
+HASH = "\ue000"  # replaces # in an override, where # does not begin a comment
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The `key: value` pairs of a recipe; raises ValueError, one sentence, where the file holds something else."""
+    """The `key: value` pairs of a recipe; raises ValueError, one sentence, for any other file."""
     if not path.is_file():
         raise ValueError(f"There is no recipe at {path}: give the path of a .yaml file.")
     if path.stat().st_size > LARGEST:
@@ -32,12 +32,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"The recipe {path} is not valid YAML ({error}): correct it.") from error
     if not isinstance(values, dict):
-        raise ValueError(f"The recipe {path} holds no `key: value` pairs: `linvit recipes` lists examples.")
+        raise ValueError(f"The recipe {path} contains no `key: value` pairs: `linvit recipes` lists examples.")
     return values
 
 
 def load_yaml(text: str) -> Any:
-    """The value of a YAML text; raises ValueError, saying where, for broken YAML and for what a recipe cannot hold."""
+    """The value of a YAML text; raises ValueError, with line and column, for YAML that is broken or not allowed."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -64,7 +64,7 @@ def _with_hashes(value: Any) -> Any:
 
 
 def plain(value: Any, key: str = "", depth: int = 0) -> Any:
-    """A value made of what YAML holds: null, true, false, numbers, text, lists and mappings with text as keys.
+    """The value in YAML's own types: null, true, false, numbers, text, lists and mappings with text as keys.
 
     Tuples become lists, paths text, numbers of other libraries Python's own.
 
@@ -109,12 +109,12 @@ class _Loader(yaml.SafeLoader):
         if self._depth > DEEPEST:
             raise self._error(f"values are nested more than {DEEPEST} levels deep", event)
         if getattr(event, "tag", None) not in (None, "!", TEXT):
-            raise self._error(f"the tag {event.tag.replace(STANDARD, '!!')} is not read, leave it out", event)
+            raise self._error(f"the tag {event.tag.replace(STANDARD, '!!')} is not supported, leave it out", event)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent) and node not in self._sizes:
-            raise self._error(f"*{event.anchor} stands inside of what it names", event)
+            raise self._error(f"*{event.anchor} refers to the value that contains it", event)
         if isinstance(node, yaml.Node):
             self._sizes[node] = 1 + sum(self._sizes[child] for child in _children(node))
             if self._sizes[node] > MOST_VALUES:
@@ -130,7 +130,7 @@ class _Loader(yaml.SafeLoader):
                 if key.tag != TEXT:
                     raise self._error(f"the key {key.value} is not text, put it in quotes", key)
                 if key.value in seen:
-                    raise self._error(f"the key {key.value} stands twice", key)
+                    raise self._error(f"the key {key.value} is given twice", key)
                 seen.add(key.value)
         values: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return values

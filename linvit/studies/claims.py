@@ -1,7 +1,7 @@
 """The papers' claims, each as comparisons that small networks can make, and the rules that decide them.
 
-The statements are in our words. Published numbers are ImageNet-1k top-1 accuracies of DeiT-T where we know them; those
-of MALA's tables are second-hand.
+The statements are in our words. Published numbers are ImageNet-1k top-1 accuracies of DeiT-T, as far as we know
+them; those of MALA's tables are second-hand.
 """
 
 import math
@@ -78,7 +78,7 @@ def verdicts(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) ->
     Args:
         claims: the claims. All their comparisons are one family of tests, corrected by Holm's procedure (rule "higher")
             and Bonferroni's (rule "equal").
-        numbers: quantity → variant → one number per seed, seeds in the same order; NaN where a run diverged.
+        numbers: quantity → variant → one number per seed, seeds in the same order; NaN if a run diverged.
         alpha: family-wise error rate.
 
     A comparison without numbers is "not measured", and its claim undecided.

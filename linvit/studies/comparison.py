@@ -18,6 +18,7 @@ def compare(
     overrides: Sequence[str] = (),
     also: Sequence[str] = (),
     progress: Say | None = None,
+    trust_recipe: bool = False,
 ) -> Comparison:
     """Trains every recipe with every seed and compares them with the first one. Complete runs are kept.
 
@@ -30,6 +31,7 @@ def compare(
         overrides: `key.key=value` for every run.
         also: further measures of the task, each in its own column.
         progress: called with a line whenever a run is complete; `print`, for example.
+        trust_recipe: lets the recipes run code of any package and write anywhere, see `linvit.train`.
 
     Raises:
         ValueError: before anything is trained, for recipes of different tasks or with the same name, overrides of
@@ -44,7 +46,9 @@ def compare(
     _check_settings(recipes, [*overrides, *([key] if key else [])])
     paths = [find_recipe(recipe) for recipe in recipes]
     cells = [
-        Cell(path, (*overrides, *([f"{key}={value}"] if key else [])), value) for value in values for path in paths
+        Cell(path, (*overrides, *([f"{key}={value}"] if key else [])), value, trusted=trust_recipe)
+        for value in values
+        for path in paths
     ]
     plans = [Plan.of(cell) for cell in cells]
     comparison = train_plans(plans, Path(folder), seeds, workers, [cells[0].name], also, key, progress=progress)
@@ -65,7 +69,7 @@ def _varied(over: str | None) -> tuple[str | None, list[Any]]:
 
 
 def _check_settings(recipes: Sequence[str | Path], settings: Sequence[str]) -> None:
-    """Raises ValueError where two runs would share a folder, or all runs the same seed."""
+    """Raises ValueError if two runs would share a folder, or all runs the same seed."""
     names = [Path(recipe).name.removesuffix(".yaml") for recipe in recipes]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:

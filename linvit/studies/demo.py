@@ -29,7 +29,7 @@ rank are nearly the same for all tokens."""
 def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progress: Say | None = None) -> Comparison:
     """Trains the recipes of a folder and writes a report on each network and a page that compares them.
 
-    What is complete is kept, and unfinished runs resume.
+    Complete runs are kept, and unfinished ones resume.
 
     Args:
         recipes: a folder of recipes *_nano_digits.yaml with the same data; None for the bundled ones.
@@ -37,7 +37,7 @@ def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progr
         workers: how many networks are trained at once, one thread each.
         progress: called with a line whenever a step is complete; `print`, for example.
 
-    Raises ValueError where there are no recipes, and otherwise as `compare`.
+    Raises ValueError if there are no recipes, and otherwise as `compare`.
     """
     folder = Path(folder)
     recipes = bundled_folder() / "demo" if recipes is None else recipes

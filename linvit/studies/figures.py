@@ -78,7 +78,7 @@ def _draw_group(panel: Axes, rows: Sequence["Row"]) -> None:
 
 
 def _limits(rows: Sequence["Row"]) -> tuple[float, float]:
-    """Around every interval, but never beyond what a share can be."""
+    """Around every interval, but never beyond the range of a share."""
     ends = [end for row in rows for end in (*row.measures, row.mean.low, row.mean.high) if math.isfinite(end)]
     return max(0.0, min([*ends, 100.0]) - 1), min(100.0, max([*ends, 0.0]) + 1)
 

@@ -59,7 +59,7 @@ ABOUT = """Means over layers, heads and {images} held-out images, ± half of the
 rank can exceed the head width of {width}. *rank*: number of singular values above 1 % of the largest; *effective*: exp
 of the entropy of the singular values. *state*: the sum of keys times values; *operator output*: before the local term
 and the gate; *features*: after both, without the class token. Entropy and negative scores are those of the whole score
-matrix, with rotation where the mechanism has it. The figures show seed 0: a row for each network, in it a dot for each
+matrix, with rotation if the mechanism has it. The figures show seed 0: a row for each network, in it a dot for each
 layer, the first on top; bars are one standard deviation over images and heads."""
 
 Numbers = dict[str, dict[str, list[float]]]
@@ -70,7 +70,7 @@ class Inside:
     """Measurements of one network.
 
     ranks: by condition {"matrix": name}; the matrix "output" is a layer's features after its last step, with local term
-    and gate where it has them. scores: of the score matrix as the network computes it, rotation included.
+    and gate if it has them. scores: of the score matrix as the network computes it, rotation included.
     """
 
     ranks: list[Measured]
@@ -127,7 +127,7 @@ def of_run(run: Path) -> Inside:
 
 
 def by_quantity(networks: Mapping[str, Sequence[Inside | None]]) -> Numbers:
-    """quantity → network → one number per seed, NaN where the run diverged and so was not measured."""
+    """quantity → network → one number per seed, NaN if the run diverged and so was not measured."""
     means = {name: [summarize(inside) if inside else {} for inside in seeds] for name, seeds in networks.items()}
     return {
         quantity: {name: [seed.get(quantity, math.nan) for seed in seeds] for name, seeds in means.items()}
@@ -136,7 +136,7 @@ def by_quantity(networks: Mapping[str, Sequence[Inside | None]]) -> Numbers:
 
 
 def section(numbers: Numbers, first: Mapping[str, Inside]) -> str:
-    """Heading, table and figures of the trained networks, as Markdown; "" where every run with seed 0 diverged."""
+    """Heading, table and figures of the trained networks, as Markdown; "" if every run with seed 0 diverged."""
     if not first:
         return ""
     names = list(numbers["entropy"])

@@ -54,7 +54,7 @@ class Study:
     first: Mapping[str, Inside]
 
     def to_markdown(self) -> str:
-        """The whole section, with headings of third level and the figures that `save` writes; the claims come first."""
+        """The complete section, claims first, with third-level headings and the figures that `save` writes."""
         comparison, about = self.comparison, self.comparison.about
         counts = Counter(verdict.outcome for verdict in self.verdicts)
         total = ", ".join(f"{counts[outcome]} {words}" for outcome, words in COUNTED.items())
@@ -136,7 +136,7 @@ def _joined(text: str) -> str:
 def read_variants(recipes: Path) -> list[Plan]:
     """Every recipe of the folder except base.yaml, the baselines first.
 
-    Raises ValueError where a baseline is missing, or where two recipes differ in more than the model.
+    Raises ValueError if a baseline is missing, or if two recipes differ in more than the model.
     """
     paths = sorted(path for path in recipes.glob("*.yaml") if path.stem != "base")
     missing = [name for name in BASELINES if name not in {path.stem for path in paths}]

@@ -20,7 +20,7 @@ from linvit.studies.table import Comparison, Row
 from linvit.tasks.measures import Measure
 from linvit.tasks.task import Task
 
-LOADED = ("pretrained", "checkpoint_path")  # weights cannot be loaded on the meta device
+LOADED = "checkpoint_path"  # a file of weights, which cannot be loaded on the meta device
 IRRELEVANT = ("name", "compile", "ema_decay")  # to a task's measures; timm's average does not work on the meta device
 
 Say = Callable[[str], None]
@@ -32,12 +32,16 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """A recipe with overrides, at one value of the varied setting (None if no setting is varied)."""
+    """A recipe with overrides, at one value of the varied setting (None if no setting is varied).
+
+    trusted: whether the recipe may run code of any package, see `linvit.train`.
+    """
 
     recipe: Path
     overrides: tuple[str, ...] = ()
     value: Any = None
     group: str = ""
+    trusted: bool = False
 
     @property
     def name(self) -> str:
@@ -49,7 +53,7 @@ class Cell:
         at = "" if self.value is None else f"at {self.value} "
         folder = folder / self.name / ("" if self.value is None else folder_name(self.value)) / f"seed{seed}"
         values = read_recipe(self.recipe, settings) | {"folder": ""}
-        return Training(f"{self.name} {at}seed {seed}", self.recipe, settings, folder, values)
+        return Training(f"{self.name} {at}seed {seed}", self.recipe, settings, folder, values, self.trusted)
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,10 @@ class Plan:
 
     @classmethod
     def of(cls, cell: Cell) -> "Plan":
-        recipe = Recipe(read_recipe(cell.recipe, cell.overrides))
+        recipe = Recipe(read_recipe(cell.recipe, cell.overrides), trust=cell.trusted)
         values, source = recipe.resolved(), recipe.source()
         settings = {key: value for key, value in values["task"].items() if key not in IRRELEVANT}
-        model = {key: value for key, value in values["model"].items() if key not in LOADED}
+        model = {key: value for key, value in values["model"].items() if key != LOADED}
         facts = source.num_classes, getattr(source.preprocessing, "channels", 3)  # reads data: not on the meta device
         with torch.device("meta"):
             task = recipe.spec.build(model, *facts, **settings)
@@ -163,7 +167,7 @@ def compared(
 
 
 def _over_seeds(runs: Sequence[Mapping[str, Any]], name: str, measure: Measure) -> tuple[float, ...]:
-    """The measure of every run, NaN for one that diverged; raises ValueError where a complete run lacks it."""
+    """The measure of every run, NaN for one that diverged; raises ValueError if a complete run lacks it."""
     for run in runs:
         if run["reason"] is None and name not in run["measures"]:
             known = ", ".join(run["measures"])

@@ -1,6 +1,6 @@
 """Many short trainings, a few at a time, each in a worker process with one thread.
 
-A training is complete when its folder holds result.json. Complete trainings are not repeated, unfinished ones resume
+A training is complete when its folder contains result.json. Complete trainings are not repeated, unfinished ones resume
 from their last checkpoint, and divergence (a loss that is not finite) is a result.
 """
 
@@ -40,16 +40,17 @@ class Training:
     overrides: tuple[str, ...]
     folder: Path
     values: Mapping[str, Any]
+    trusted: bool = False
 
     def result(self) -> dict[str, Any] | None:
         """The result of the complete training, see `complete`; None if it is not complete.
 
-        Raises ValueError where the folder holds a run with other values.
+        Raises ValueError if the folder contains a run with other values.
         """
         settings = self.folder / SETTINGS
         if settings.is_file() and json.loads(settings.read_text()) != self.values:
             raise ValueError(
-                f"{self.folder} holds a run with other settings than those of {self.recipe}: delete that folder to"
+                f"{self.folder} contains a run with other settings than {self.recipe}: delete that folder to"
                 " train again, or choose another `folder`."
             )
         result = self.folder / RESULT
@@ -108,9 +109,9 @@ def run_all(
         outcome: measures → their words in that line.
 
     Raises:
-        ValueError: where a folder holds another run.
+        ValueError: if a folder contains another run.
         RunStoppedError: after Ctrl-C; the message says how to resume.
-        ConnectionError: where a worker was killed.
+        ConnectionError: if a worker was killed.
     """
     results = [training.result() for training in trainings]
     waiting = [index for index, result in enumerate(results) if result is None]
@@ -152,7 +153,7 @@ def _result_of(future: "Future[dict[str, Any]]", training: Training) -> dict[str
 
 @contextmanager
 def _workers(count: int) -> Iterator[tuple[list[ProcessPoolExecutor], Any]]:
-    """Executors with one process each, so that a killed process can be told by its training, and the event to stop."""
+    """Executors with one process each, so that a killed process identifies its training, and the event to stop."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     others = multiprocessing.active_children()
@@ -200,9 +201,15 @@ def complete(training: Training, stop: Any) -> dict[str, Any]:
         temporary.write_text(json.dumps(training.values, indent=1))
     reason = None
     started = time.monotonic()
-    callbacks = [StopsBetweenEpochs(stop)]
     try:
-        train_folder(training.recipe, training.overrides, folder=training.folder, resume=True, callbacks=callbacks)
+        train_folder(
+            training.recipe,
+            training.overrides,
+            folder=training.folder,
+            resume=True,
+            trust_recipe=training.trusted,
+            callbacks=[StopsBetweenEpochs(stop)],
+        )
     except FloatingPointError as error:
         reason = str(error).split(",")[0]
     seconds = round(time.monotonic() - started, 3)
@@ -215,7 +222,7 @@ def complete(training: Training, stop: Any) -> dict[str, Any]:
 
 
 def last_measures(folder: Path) -> dict[str, float]:
-    """The measures of a run after its last epoch; those of the moving average where only it was measured."""
+    """The measures of a run after its last epoch; those of the moving average if nothing else was measured."""
     with (folder / "metrics.csv").open(newline="") as file:
         row = {name: float(value) for name, value in list(csv.DictReader(file))[-1].items() if value}
     for name in UNMEASURED:

@@ -41,14 +41,14 @@ def estimate(values: Sequence[float], level: float = 0.95) -> Estimate:
 def paired(ours: Sequence[float], others: Sequence[float], level: float = 0.95) -> Estimate:
     """Estimate of the difference ours − others, seed by seed; p is that of the paired t-test.
 
-    Seeds where either value is not finite are left out.
+    Seeds with a value that is not finite are left out.
     """
     pairs = zip(ours, others, strict=True)
     return estimate([our - other for our, other in pairs if math.isfinite(our - other)], level)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for multiple tests (Holm, Scand. J. Statist. 6, 1979): reject where the result is ≤ α."""
+    """p-values corrected for multiple tests (Holm, Scand. J. Statist. 6, 1979): reject if the result is ≤ α."""
     adjusted = [1.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(np.argsort(p_values, kind="stable")):
@@ -60,8 +60,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
     """Confidence levels for the differences, such that an interval excludes zero if and only if Holm's test rejects.
 
-    The k-th smallest of m p-values gets the level 1 − α / (m − k + 1); from the first that is not rejected on, all get
-    the same level.
+    The k-th smallest of m p-values gets the level 1 − α / (m − k + 1); the first that is not rejected and all
+    after it get the same level.
     """
     levels = [0.0] * len(p_values)
     stopped: float | None = None

@@ -24,7 +24,7 @@ STEM = "compared"
 class Row:
     """A recipe over all seeds, at one value of the varied setting (None if no setting is varied). Shares are in %.
 
-    measures: the score of each seed, NaN where the run diverged. mean: over the other seeds. differences: baseline →
+    measures: the score of each seed, NaN if the run diverged. mean: over the other seeds. differences: baseline →
     difference at the same value, paired by seed. corrected: baseline → p-value, corrected by Holm's procedure over all
     rows. also: further measures. macs, macs_attention: for one image, in image classification. seconds: mean per run.
     """
@@ -160,7 +160,7 @@ def about_line(about: Mapping[str, Any]) -> str:
 
 
 def _difference(row: Row, baseline: str, digits: int) -> tuple[str, str]:
-    """Δ with its interval, and p; dashes where there is no difference."""
+    """Δ with its interval, and p; dashes if there is no difference."""
     difference = row.differences.get(baseline)
     if difference is None or not difference.count:
         return "–", "–"

@@ -22,13 +22,13 @@ def average_precision(
     """Average precision of detections on some images, in 0..1, averaged over classes, by faster-coco-eval.
 
     ap is the mean over IoU 0.5, 0.55, … 0.95, ap50 and ap75 those at one, ap_small, ap_medium and ap_large those of
-    objects of up to 32², 96² and more pixels, left out where there are none.
+    objects of up to 32², 96² and more pixels, left out if there are none.
 
     Args:
         ground_truth: Content of a COCO file.
         results: Entries of a COCO results file.
         image_ids: The evaluated images.
-        kind: "bbox" or "segm", whichever overlap counts.
+        kind: "bbox" or "segm", the overlap that counts.
     """
     evaluation = _evaluation(ground_truth, results, image_ids, kind)
     if evaluation is None:

@@ -57,7 +57,7 @@ class RunFolder(Checkpoint):
     """Writes folder/checkpoints/last.ckpt and best.ckpt, and folder/metrics.csv with one row per epoch.
 
     The rows are part of the checkpoint, so the curve of a resumed run has neither gaps nor duplicates. `about` is
-    stored in every checkpoint under "linvit": what loading the run needs. The task's score chooses the best checkpoint;
+    stored in every checkpoint under "linvit", for loading the run. The task's score chooses the best checkpoint;
     of equal ones, the earlier is kept. `say` gets a line per epoch. `draw` gets rows and task and plots them, at most
     twice a minute, after the last epoch and when the run stops.
     """
@@ -154,7 +154,7 @@ class RunFolder(Checkpoint):
 class StopSafely(Callback):
     """On Ctrl-C or SIGTERM, finishes the batch (or validation), saves a checkpoint and raises RunStoppedError.
 
-    A second Ctrl-C stops at once; the last saved checkpoint is whole either way.
+    A second Ctrl-C stops at once; the last saved checkpoint is complete either way.
     """
 
     def __init__(self, path: Path) -> None:

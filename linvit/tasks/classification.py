@@ -25,7 +25,7 @@ class Classification(Task):
         mixup: Alpha of mixup; 0 for none.
         cutmix: Alpha of CutMix; 0 for none.
         mix_probability: Share of the batches that are mixed.
-        mix_switch: Share of CutMix among the mixed batches, where both are on.
+        mix_switch: Share of CutMix among the mixed batches, if both are on.
         distillation: Settings of the teacher; None for none.
         kwargs: Further arguments of Task.
     """

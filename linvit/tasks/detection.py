@@ -17,10 +17,10 @@ class Detection(Task):
     Args:
         network: In training, maps images and targets to a dictionary of losses; in evaluation, maps images to a
             dictionary of boxes, labels, scores and, if it has them, masks for each image.
-        kwargs: Those of Task.
+        kwargs: Further arguments of Task.
 
-    The source provides the `ground_truth`, and `results`, which gives the detections of a batch its ids of images and
-    categories.
+    The source provides the `ground_truth`, and `results`, which adds the ids of images and categories to the detections
+    of a batch.
     """
 
     score = "box_ap"

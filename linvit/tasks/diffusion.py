@@ -30,7 +30,7 @@ class Diffusion(Task):
         sampler: ddim or ddpm.
         steps: Sampling steps while validating.
         clips: Whether sampling clips its estimate of the image to −1 … 1: true for pixels, false for latents.
-        kwargs: Those of Task.
+        kwargs: Further arguments of Task.
 
     loss is the error of the noise on the held-out images, each at its own fixed time and noise. Of generated images,
     fid is the distance to the training images in the features of a classifier of our own, generated_accuracy the share

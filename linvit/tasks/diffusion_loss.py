@@ -72,7 +72,7 @@ def _at(table: Tensor, times: Tensor) -> Tensor:
 
 def _discrete_log_likelihood(images: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """Log-likelihood of 8-bit values in −1 … 1 under a normal distribution; the outer bins extend to infinity."""
-    normal = torch.distributions.Normal(mean, log_std.exp(), validate_args=False)  # Task.learn names what is not finite
+    normal = torch.distributions.Normal(mean, log_std.exp(), validate_args=False)  # Task.learn reports NaN and infinity
     below = torch.where(images < -0.999, torch.zeros_like(images), normal.cdf(images - 1 / 255))
     above = torch.where(images > 0.999, torch.ones_like(images), normal.cdf(images + 1 / 255))
     return (above - below).clamp(min=1e-12).log()

@@ -17,18 +17,18 @@ FAMILIES = {f"linvit.models.{name}" for name in ("ravlt", "mavit", "care")}
 
 
 def initialize(network: nn.Module, source: str | Path, same_classes: bool = False) -> str:
-    """Copies weights from source into network, except layers for other classes; returns a line on what was copied.
+    """Copies weights from source into network, except layers for other classes; returns a line that describes it.
 
     Args:
-        network: Any network; its image size may differ from that of training. A detector or segmentor takes the weights
-            of a whole one, or those of its backbone alone, for example a classifier's.
-        source: A run's folder (its best checkpoint), a checkpoint of a run (the moving average where it has one), or a
+        network: Any network; its image size may differ from that of training. A detector or segmentor accepts
+            complete weights, or those of its backbone alone, such as a classifier's.
+        source: A run's folder (its best checkpoint), a checkpoint of a run (the moving average if it has one), or a
             .pth or .safetensors file of weights, the authors' included.
         same_classes: Refuse a classifier with other classes instead of leaving it out.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it cannot be read, or does not fit beside the classifier; the network stays as it was.
+        ValueError: If it cannot be read, or does not fit apart from the classifier; the network stays as it was.
     """
     path = weights_file(source)
     content = read_checkpoint(path)
@@ -43,14 +43,14 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
         fit = sum(key in weights and weights[key].shape == value.shape for key, value in target.items())
         raise ValueError(
             f"The weights in {path} do not fit this {type(network).__name__}: only {fit} of its {len(target)} tensors"
-            f" are there with the same shape, and {faults[0]} is not, for example: give the weights of the same model."
+            f" are there with the same shape, and {faults[0]} is not: give weights of the same model."
         )
     network.load_state_dict({**target, **copied})
     return f"Starting from {path}{_beside(network, target, weights, left_out)}."
 
 
 def weights_file(source: str | Path) -> Path:
-    """The weight file: a run's best checkpoint, else its last one, or the file itself."""
+    """The weight file: a run's best checkpoint, otherwise its last one, or the file itself."""
     path = user_path(source)
     if not path.is_dir():
         return path
@@ -75,11 +75,11 @@ def _weights(network: nn.Module, content: dict[str, Any], path: Path) -> dict[st
 def _tensors(weights: Any, path: Path) -> dict[str, Tensor]:
     """Returns the weights; raises ValueError unless there are some, all of them finite tensors."""
     if not isinstance(weights, Mapping) or not weights:
-        raise ValueError(f"{path} holds no weights to start from: give a run or a file of weights.")
+        raise ValueError(f"{path} contains no weights to start from: give a run or a weight file.")
     for key, value in weights.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise ValueError(
-                f"{path} holds {str(key)[:60]!r}, a {type(value).__name__}, among its weights: give a file of tensors."
+                f"{path} contains {str(key)[:60]!r}, a {type(value).__name__}, not a tensor: give a file of weights."
             )
         if key.startswith("train_loss."):
             continue
@@ -102,14 +102,14 @@ def _check_same_family(network: nn.Module, content: Mapping[str, Any], path: Pat
     family = timm.model_entrypoint(name).__module__ if timm.is_model(name) else None
     families = {type(module).__module__ for module in network.modules()} & FAMILIES
     if family in FAMILIES and families and family not in families:
-        this = families.pop().rpartition(".")[2]
+        this = f"of the family {families.pop().rpartition('.')[2]}"
     elif recorded.get("mechanism") and mechanism and recorded["mechanism"] != mechanism:
-        name, this = f"{name} with {recorded['mechanism']} attention", f"{mechanism} attention"
+        name, this = f"{name} with {recorded['mechanism']} attention", f"with {mechanism} attention"
     else:
         return
     raise ValueError(
-        f"The weights in {path} are of {name}, but this network is of {this}, and would read them as something else:"
-        " give the weights of the same model."
+        f"The weights in {path} belong to {name}, but this is a network {this}, which interprets them differently:"
+        " give weights of the same model."
     )
 
 
@@ -124,7 +124,7 @@ def _left_out(network: nn.Module, target: Mapping[str, Tensor], weights: Mapping
         return [key for key in shared if weights[key].shape != target[key].shape]
     heads = [key for key in target if not key.startswith(str(network.backbone_prefix))]
     given = [key for key in heads if key in weights]
-    # layers of classes differ in their outputs, and in nothing else
+    # class layers differ only in the number of outputs
     return [key for key in given if _outputs_alone_differ(target[key], weights[key])] if given else heads
 
 
@@ -141,9 +141,9 @@ def _beside(
     if left_out[0] not in weights:
         return ": its backbone; neck and heads keep their initial weights"
     if _is_dense(network):
-        return f" without the layers of other classes, {left_out[0]} for example"
+        return f" without the layers for other classes, such as {left_out[0]}"
     before, after = len(weights[left_out[0]]), len(target[left_out[0]])
-    return f" without its classifier, which has {before} classes and not {after}"
+    return f" without its classifier, which has {before} classes instead of {after}"
 
 
 def _classifier_keys(network: nn.Module) -> list[str]:

@@ -21,11 +21,11 @@ class Language(Task):
     """Trains a decoder to predict the next token.
 
     Args:
-        network: Takes tokens (batch, tokens) and the numbers of their documents, gives logits of the next ones.
-        kwargs: Those of Task.
+        network: Maps tokens (batch, tokens) and the numbers of their documents to logits of the next tokens.
+        kwargs: Further arguments of Task.
 
-    bits_per_byte is the code length of all held-out text, the ends of its documents included, over its bytes;
-    perplexity is that of a token; next_accuracy the share of tokens that were the most probable one.
+    bits_per_byte is the code length of all held-out text, document ends included, divided by its bytes;
+    perplexity is per token; next_accuracy is the share of tokens that the network ranked first.
     """
 
     measures: Mapping[str, Measure] = {

@@ -1,4 +1,4 @@
-"""What a number about a network is called, in which unit, and which way is better: declared once, on its task."""
+"""The measures of a task: heading, unit and direction of each, declared in one place."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Measure:
 
     @property
     def factor(self) -> int:
-        """What values are multiplied by where they are shown."""
+        """The factor by which shown values are multiplied."""
         return 100 if self.unit == "share" else 1
 
     @property
@@ -36,7 +36,7 @@ class Measure:
         return f"{self.heading}, %" if self.unit == "share" else self.heading
 
     def cell(self, value: float) -> str:
-        """A value as it stands in tables and lines."""
+        """A value as shown in tables and lines."""
         if self.unit == "count":
             return f"{value:,.0f}"
         return f"{100 * value:.2f} %" if self.unit == "share" else f"{value:.4f}"
@@ -47,12 +47,12 @@ LOSS = {"loss": Measure("loss", "number", lower_is_better=True, panel="loss")}
 
 
 def counted(name: str) -> dict[str, Measure]:
-    """The measure that says how many samples there were."""
+    """The measure that counts the samples."""
     return {name: Measure(name, "count")}
 
 
 def column(name: str) -> str:
-    """The column of metrics.csv that holds a measure: its name, but val_loss for the loss."""
+    """The column of a measure in metrics.csv: its name, but val_loss for the loss."""
     return "val_loss" if name == "loss" else name
 
 

@@ -1,4 +1,4 @@
-"""Multi-label classification: a yes or no for each class of an image, measured by mean average precision."""
+"""Multi-label classification: a yes or no for each class and image, measured by mean average precision."""
 
 import warnings
 from collections.abc import Mapping

@@ -12,8 +12,8 @@ class NGram:
         path: .arpa (may be .gz) or KenLM's binary form. Its words are spelled as those of the transcripts.
 
     Raises:
-        ValueError: for a file that is missing or no language model.
-        ImportError: where kenlm is not installed.
+        ValueError: for a file that is missing or not a language model.
+        ImportError: if kenlm is not installed.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -46,7 +46,7 @@ SCHEDULERS: Mapping[str, Callable[..., Scheduler]] = {
 
 @dataclass
 class Optimizer(Checked):
-    """Settings of an optimizer of timm; raises ValueError for an unknown name and for options that it does not take.
+    """Settings of an optimizer of timm; raises ValueError for an unknown name and for options that it does not accept.
 
     Args:
         name: Name of an optimizer in timm.optim.list_optimizers().
@@ -81,20 +81,20 @@ class Optimizer(Checked):
         try:
             kind = cast(type, get_optimizer_class(self.name, bind_defaults=False))
             known = sorted(set(arguments(kind)) - SET_HERE)
-        except Exception as error:  # of a package or a GPU that is missing
+        except Exception as error:  # a package or a GPU is missing
             raise ValueError(
                 f"The optimizer {self.name} cannot be used here ({reason_of(error)}): choose another one."
             ) from error
         unknown = [name for name in self.options if name not in known]
         if unknown:
             raise ValueError(
-                f"`options` has {unknown[0]}, but {self.name} takes {some_of(known, unknown[0])}: change it."
+                f"`options` has {unknown[0]}, but {self.name} accepts {some_of(known, unknown[0])}: change it."
             )
         try:
             create_optimizer_v2(
                 [nn.Parameter(torch.zeros(2, 2))], self.name, self.lr, self.weight_decay, **self.options
             )
-        except Exception as error:  # the kind depends on the optimizer
+        except Exception as error:  # its type depends on the optimizer
             raise ValueError(
                 f"The optimizer {self.name} refuses the `options` {self.options} ({reason_of(error)}): correct them."
             ) from error
@@ -141,22 +141,22 @@ class Schedule(Checked):
     power: Annotated[float, Range(above=0)] = 0.9
 
     def check_peak(self, optimizer: Optimizer) -> None:
-        """Raises ValueError where min_lr is above the peak; not checked where the peak depends on the batch."""
+        """Raises ValueError if min_lr is above the peak; not checked if the peak depends on the batch."""
         if optimizer.lr_batch is None and self.name != "steps" and self.min_lr > optimizer.lr:
             raise ValueError(
                 f"`min_lr` is {self.min_lr:g}, above the peak learning rate of {optimizer.lr:g}: set it lower."
             )
 
     def build(self, optimizer: torch.optim.Optimizer, steps: int, steps_per_epoch: float) -> Scheduler:
-        """timm's scheduler, by steps, for a run of so many steps."""
+        """timm's scheduler, updated every step, for a run of this many steps."""
         warmup = round(self.warmup_epochs * steps_per_epoch) if self.warmup_steps is None else self.warmup_steps
         steps -= round(self.cooldown_epochs * steps_per_epoch)
-        # timm warns where t_initial is 1, which changes nothing then
+        # timm warns about t_initial=1, and 2 changes nothing then
         curve: dict[str, Any] = {
             "t_initial": max(2, steps - warmup if self.warmup_first else steps),
             "lr_min": self.min_lr,
         }
-        # timm goes down one step before the one that is named
+        # timm lowers the rate one step early
         falls = [round(epoch * steps_per_epoch) + 1 for epoch in sorted(self.decay_epochs)]
         arguments: dict[str, dict[str, Any]] = {
             "cosine": curve,

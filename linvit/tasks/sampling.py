@@ -69,7 +69,7 @@ def sample(
         labels: int64 (batch,).
         steps: number of sampling steps, from 2 to 1,000.
         guidance: scale g of classifier-free guidance, unconditional + g·(conditional − unconditional); 1 is off.
-        sampler: "ddim" (arXiv 2010.02502, no noise on the way) or "ddpm", with learned variance where there is one.
+        sampler: "ddim" (arXiv 2010.02502, no noise on the way) or "ddpm", with learned variance if there is one.
         seed: seed of all noise, which is sampled on the CPU.
         clips: whether each step's estimate of the image is clipped to −1 … 1, as it should be for pixels, not latents.
 

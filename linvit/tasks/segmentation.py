@@ -24,10 +24,10 @@ class Segmentation(Task):
         num_classes: Number of classes of the data.
         aux_weight: Weight of the auxiliary head's loss.
         class_weights: Weight of each class's pixels in the loss; null for 1.
-        kwargs: Those of Task.
+        kwargs: Further arguments of Task.
 
-    miou is the mean over the classes that occur in truth or answer of intersection over union of all pixels of all
-    images together, pixel_accuracy the share of right pixels, class_accuracy its mean over classes.
+    miou is the intersection over union over all pixels of all images, averaged over the classes that occur in truth or
+    prediction; pixel_accuracy is the share of correct pixels, class_accuracy its mean over classes.
     """
 
     measures: Mapping[str, Measure] = {
@@ -93,9 +93,9 @@ def pixel_loss(logits: Tensor, maps: Tensor, class_weights: Tensor | None = None
 
 
 def overlaps(confusion: Tensor) -> dict[str, Tensor]:
-    """miou, pixel_accuracy and class_accuracy in 0..1 of counts (true class, answered class).
+    """miou, pixel_accuracy and class_accuracy in 0..1 of counts (true class, predicted class).
 
-    Classes that occur nowhere are left out of miou, those that the truth lacks of class_accuracy.
+    Classes that occur nowhere are left out of miou, classes without true pixels out of class_accuracy.
     """
     overlap, accuracy, true = overlaps_by_class(confusion)
     return {
@@ -108,7 +108,7 @@ def overlaps(confusion: Tensor) -> dict[str, Tensor]:
 def overlaps_by_class(confusion: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(classes,) intersection over union and accuracy in 0..1, NaN without pixels, and number of true pixels.
 
-    confusion: counts (true class, answered class).
+    confusion: counts (true class, predicted class).
     """
     counts = confusion.double()
     right, true, answered = counts.diag(), counts.sum(1), counts.sum(0)

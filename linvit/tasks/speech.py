@@ -28,16 +28,16 @@ class Speech(Task):
     """Trains a network to transcribe speech.
 
     Args:
-        network: Takes features (batch, frames, mels), the frames of each utterance and the pieces of its text, gives
-            logits (batch, frames, pieces), or (batch, frames, text + 1, pieces) where it `transduces`, piece 0 the
-            blank, and how many frames of these each utterance has.
-        beam: Width of the beam of decoding; 1 is greedy, all that a transducer knows.
-        kwargs: Those of Task.
+        network: Maps features (batch, frames, mels), the number of frames of each utterance and the tokens of its text
+            to logits (batch, frames, tokens), or (batch, frames, text + 1, tokens) if it `transduces`, and the number
+            of these frames of each utterance; token 0 is the blank.
+        beam: Beam width of decoding; 1 is greedy, the only choice for a transducer.
+        kwargs: Further arguments of Task.
 
-    `decoding` holds the further arguments of prefix_beam, such as names and language_model, which no recipe sets.
+    `decoding` contains the further arguments of prefix_beam, such as names and language_model; recipes do not set them.
 
-    wer is the edits of all utterances over all their words; loss the mean over utterances of their loss a piece. An
-    utterance with more pieces than frames has no path and counts as loss 0.
+    wer is the number of word edits over all utterances divided by their number of words; loss is the loss per token,
+    averaged over utterances. An utterance with more tokens than frames has no alignment and counts as loss 0.
     """
 
     measures: Mapping[str, Measure] = {
@@ -58,7 +58,7 @@ class Speech(Task):
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         features, targets = batch
         logits, lengths = self.network(features, targets["lengths"], targets["tokens"])
-        return self.learn(loss_per_piece(logits, lengths, targets).mean(), len(features))
+        return self.learn(loss_per_token(logits, lengths, targets).mean(), len(features))
 
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
         features, targets = batch
@@ -67,16 +67,16 @@ class Speech(Task):
         for kind, network in self.networks().items():
             logits, lengths = network(features, targets["lengths"], targets["tokens"])
             sums = cast(Mapping[str, Metric], self.metrics[kind])
-            sums["loss"].update(loss_per_piece(logits, lengths, targets).double().sum())
+            sums["loss"].update(loss_per_token(logits, lengths, targets).double().sum())
             speech = cast(Recognizer, network)
             transduced = speech.transduce(features, targets["lengths"]) if speech.transduces else None
-            for pieces, text in zip(transduced or self.decoded(logits, lengths), targets["texts"], strict=True):
-                edits, words = word_edits(text, spelled(pieces, names))
+            for tokens, text in zip(transduced or self.decoded(logits, lengths), targets["texts"], strict=True):
+                edits, words = word_edits(text, spelled(tokens, names))
                 sums["edits"].update(edits)
                 sums["words"].update(words)
 
     def decoded(self, logits: Tensor, lengths: Tensor) -> list[list[int]]:
-        """The decoded pieces of each utterance, greedily or with a beam."""
+        """The decoded tokens of each utterance, greedily or with a beam."""
         if self.beam == 1:
             return greedy(logits, lengths)
         rows = zip(logits, lengths.tolist(), strict=True)
@@ -96,8 +96,8 @@ def known_beam(beam: int, network: nn.Module) -> int:
     return beam
 
 
-def loss_per_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
-    """The loss per piece of each utterance, (batch,): CTC's, or for logits in four dimensions a transducer's."""
+def loss_per_token(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
+    """The loss per token of each utterance, (batch,): CTC's, or for logits in four dimensions a transducer's."""
     counts: Tensor = targets["counts"]
     if logits.dim() == 4:
         loss = transducer_loss(logits, lengths, targets["tokens"], counts)
@@ -107,14 +107,14 @@ def loss_per_piece(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
     return losses / counts.clamp_min(1)
 
 
-def transducer_loss(logits: Tensor, lengths: Tensor, pieces: Tensor, counts: Tensor) -> Tensor:
-    """Negative log-likelihood of each text, summed over all alignments of its pieces with the frames, (batch,).
+def transducer_loss(logits: Tensor, lengths: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
+    """Negative log-likelihood of each text, summed over all alignments of its tokens with the frames, (batch,).
 
     Args:
-        logits: (batch, frames, text + 1, pieces).
+        logits: (batch, frames, text + 1, tokens).
         lengths: int64 (batch,), frames of each utterance, at least one.
-        pieces: int64 (batch, text), padded with anything.
-        counts: int64 (batch,), pieces of each text.
+        tokens: int64 (batch, text), padded with anything.
+        counts: int64 (batch,), tokens of each text.
 
     One step per frame; within a frame a cumulative logsumexp over places. In plain torch, memory is several times that
     of the logits.
@@ -123,7 +123,7 @@ def transducer_loss(logits: Tensor, lengths: Tensor, pieces: Tensor, counts: Ten
     """
     scores = logits.float().log_softmax(-1)
     blank = scores[..., BLANK].double()
-    wanted = pieces[:, None, :, None].expand(-1, scores.shape[1], -1, -1)
+    wanted = tokens[:, None, :, None].expand(-1, scores.shape[1], -1, -1)
     emitted = nn.functional.pad(scores[:, :, :-1].gather(-1, wanted).squeeze(-1).double().cumsum(-1), (1, 0))
     alpha = emitted[:, 0]
     ends = []

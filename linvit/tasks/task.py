@@ -37,8 +37,8 @@ class Task(lightning.LightningModule, Checked):
 
     A subclass calls `learn` on its training loss and passes its torchmetrics to `keep`, from which `measured` computes
     the measures; they are logged as val/NAME, with the prefix ema_ for the moving average. The class attribute
-    `measures` declares them, `score` names the one that checkpoints are compared by, `headline` those on the line of an
-    epoch, and `counted` what is counted in a validation (`count`).
+    `measures` declares them, `score` names the one that checkpoints are compared by, `headline` those in the line
+    printed after each epoch, and `counted` names the samples of a validation (`count`).
     """
 
     measures: Measured
@@ -77,12 +77,12 @@ class Task(lightning.LightningModule, Checked):
         self.count = exact_sum()
 
     def networks(self) -> dict[str, nn.Module]:
-        """The networks to measure: raw, and ema where the recipe keeps a moving average."""
+        """The networks to measure: raw, and ema if the recipe keeps a moving average."""
         return {"raw": self.network, "ema": self.ema.module} if self.ema else {"raw": self.network}
 
     @property
     def monitor(self) -> str:
-        """The measure that chooses the best checkpoint: that of the moving average where there is one."""
+        """The measure that chooses the best checkpoint: that of the moving average if there is one."""
         return AVERAGED + self.score if self.ema else self.score
 
     def start_from(self, source: str | Path) -> str:
@@ -119,7 +119,7 @@ class Task(lightning.LightningModule, Checked):
         random.seed(seed)
 
     def learn(self, loss: Tensor, num_images: int) -> Tensor:
-        """Logs the loss and returns it; raises FloatingPointError where it is not finite."""
+        """Logs the loss and returns it; raises FloatingPointError if it is not finite."""
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"The loss became {loss.item()} at step {self.global_step}, so training stopped; the checkpoints before"

@@ -13,17 +13,17 @@ LanguageModel = Callable[[tuple[str, ...], str], float]
 
 
 def greedy(logits: Tensor, lengths: Tensor) -> list[list[int]]:
-    """Greedy decoding: the most probable piece of each frame, with repetitions merged and blanks removed.
+    """Greedy decoding: the most probable token of each frame, with repetitions merged and blanks removed.
 
     Args:
-        logits: (batch, frames, pieces).
+        logits: (batch, frames, tokens).
         lengths: int64 (batch,), frames of each utterance.
     """
-    pieces = []
+    tokens = []
     for row, length in zip(logits.argmax(-1).cpu(), lengths.tolist(), strict=True):
         joined = torch.unique_consecutive(row[:length])
-        pieces.append(joined[joined != BLANK].tolist())
-    return pieces
+        tokens.append(joined[joined != BLANK].tolist())
+    return tokens
 
 
 def prefix_beam(
@@ -34,12 +34,12 @@ def prefix_beam(
     weight: float = 0.5,
     bonus: float = 0.0,
 ) -> list[int]:
-    """Prefix beam search: the most probable pieces of one utterance, summed over all alignments with its frames.
+    """Prefix beam search: the most probable tokens of one utterance, summed over all alignments with its frames.
 
     Args:
-        logits: (frames, pieces).
+        logits: (frames, tokens).
         beam: width of the beam: prefixes kept after each frame.
-        names: of the pieces, for a language model.
+        names: of the tokens, for a language model.
         language_model: natural logarithm of a word's probability after the words so far; asked when a word ends.
         weight: of the language model's score.
         bonus: added for each word.
@@ -54,13 +54,13 @@ def prefix_beam(
         grown: dict[tuple[int, ...], list[float]] = defaultdict(lambda: [-math.inf, -math.inf])
         for prefix, (blank, other) in beams.items():
             total = _added(blank, other)
-            for piece in {BLANK, *likely, *prefix[-1:]}:
-                score = float(frame[piece])
-                if piece == BLANK:
+            for token in {BLANK, *likely, *prefix[-1:]}:
+                score = float(frame[token])
+                if token == BLANK:
                     grown[prefix][0] = _added(grown[prefix][0], total + score)
                     continue
-                longer = (*prefix, piece)
-                if prefix and piece == prefix[-1]:
+                longer = (*prefix, token)
+                if prefix and token == prefix[-1]:
                     grown[prefix][1] = _added(grown[prefix][1], other + score)
                     grown[longer][1] = _added(grown[longer][1], blank + score)
                 else:
@@ -97,9 +97,9 @@ def _added(a: float, b: float) -> float:
     return high if low == -math.inf else high + math.log1p(math.exp(low - high))
 
 
-def spelled(pieces: Sequence[int], names: Sequence[str]) -> str:
-    """The text of pieces; "▁" begins a word."""
-    return "".join(names[piece] for piece in pieces).replace(START, " ").strip()
+def spelled(tokens: Sequence[int], names: Sequence[str]) -> str:
+    """The text of tokens; "▁" begins a word."""
+    return "".join(names[token] for token in tokens).replace(START, " ").strip()
 
 
 def word_edits(reference: str, hypothesis: str) -> tuple[int, int]:

@@ -17,5 +17,5 @@ def test_error_is_relative():
 def test_the_largest_error_counts_and_is_named():
     good, bad = torch.ones(3), torch.full((3,), 1.01)
     assert check("a", [good, good], [good, good], 1e-5) == 0
-    with pytest.raises(WrongResultError, match=r"fast one gives a wrong result: its relative error is 1\.0e-02"):
+    with pytest.raises(WrongResultError, match=r"fast one computes a wrong result: its relative error is 1\.0e-02"):
         check("fast one", [good, bad], [good, good], 1e-5)

@@ -50,7 +50,7 @@ def test_a_filled_cache_has_the_size_of_one_that_was_read_and_steps_leave_it_so(
 def test_a_step_that_differs_from_the_forward_pass_is_refused(monkeypatch):
     monkeypatch.setattr(Decoder, "forward", lambda self, tokens: torch.zeros(*tokens.shape, VOCABULARY))
     monkeypatch.setattr(decoding, "step", lambda *_: pytest.fail("timed"))
-    with pytest.raises(WrongResultError, match="a step of the decoder with softmax gives a wrong result"):
+    with pytest.raises(WrongResultError, match="a step of the decoder with softmax computes a wrong result"):
         measured()
 
 

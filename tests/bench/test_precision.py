@@ -25,7 +25,7 @@ def test_released_arrangements_compute_the_same_in_float64():
 
 def test_another_arrangement_is_refused(monkeypatch):
     monkeypatch.setitem(precision.OPERATORS, "mala", (OPERATORS["mala"][0], OPERATORS["rala"][1]))
-    with pytest.raises(WrongResultError, match="the released mala gives a wrong result"):
+    with pytest.raises(WrongResultError, match="the released mala computes a wrong result"):
         measured(tokens=(49,))
 
 

@@ -30,7 +30,7 @@ def test_mechanisms_are_checked_and_timed_side_by_side():
 
 def test_a_wrong_pass_is_refused(monkeypatch):
     monkeypatch.setattr(DiT, "forward", lambda self, image, time, label: torch.rand_like(image))
-    with pytest.raises(WrongResultError, match="softmax at 8 px gives a wrong result"):
+    with pytest.raises(WrongResultError, match="softmax at 8 px computes a wrong result"):
         measured()
 
 

@@ -36,7 +36,7 @@ def test_a_wrong_variant_shows_no_speed_and_fails(monkeypatch, capsys):
     assert main(OP) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "rala plain float32 at 6 tokens gives a wrong result" in shown.err
+    assert "rala plain float32 at 6 tokens computes a wrong result" in shown.err
 
 
 def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
@@ -89,7 +89,7 @@ def test_an_interrupted_run_shows_what_was_measured(monkeypatch, capsys):
         (["model", "--sizes", "0"], "--sizes is [(0, 0)]"),
         (["train", "--size", "1000000"], "needs at least "),
         (["memory", "--sizes", "1000000"], "needs at least "),
-        (["sampling", "--sides", "10000000"], "from 1 to 4,096"),
+        (["sampling", "--sides", "10000000"], "expected a list of whole numbers from 1 to 4,096"),
         (["decoding", "--contexts", "100000000000"], "needs at least "),
         (["op", "--output", "/dev/null"], "The folder /dev/null cannot be written"),
         (["op", "--write", "x.md"], "--write needs --output"),
@@ -159,7 +159,7 @@ def test_a_peer_that_fails_is_left_out_with_a_note(monkeypatch, capsys):
     assert main([*command, "--rounds", "1", "--json"]) == 0
     shown = capsys.readouterr().out
     assert "resnet10t fused float32: no such size" in shown
-    assert "resnet10t plain float32: resnet10t plain at 32 × 32, batch 1 gives a wrong result" in shown
+    assert "resnet10t plain float32: resnet10t plain at 32 × 32, batch 1 computes a wrong result" in shown
     ours, *others = json.loads(shown.splitlines()[-1])["rows"]
     assert ours["median_ms"] > 0
     assert [row["median_ms"] for row in others] == [None, None]

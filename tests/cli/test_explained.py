@@ -22,10 +22,6 @@ def raised(function, *arguments):
     return error.value
 
 
-class MisconfigurationException(Exception):  # noqa: N818 - Lightning's name
-    pass
-
-
 MISTAKES = [
     ValueError("`topk` is 0: set it higher"),
     TypeError("`size` is a str, expected a number: change it"),
@@ -38,7 +34,7 @@ MISTAKES = [
     UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
     ImportError("This needs espeak-ng: install it."),
     ModuleNotFoundError("No module named 'jiwer'", name="jiwer"),
-    MisconfigurationException("no\nsuch device"),
+    ModuleNotFoundError("TensorBoard is not installed:\ninstall it."),
     RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed."),
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nsecond line"),
     raised(torch.empty, 10**15),

@@ -22,7 +22,7 @@ def test_no_digit_is_cut_on_a_narrow_terminal(columns, task, monkeypatch, capsys
     assert max(len(line) for line in shown.splitlines() if line[:1] in "│┃┏└├┡") <= columns
     rows = readable(list_networks(task))
     number = next(heading for heading in rows[0] if heading.startswith(("parameters", "with CTC")))
-    table, _, hidden = shown.partition("Not shown for want of room")
+    table, _, hidden = shown.partition("Not shown, because the terminal is too narrow")
     assert all(row[number] in table for row in rows) == (number not in hidden)
     if columns in (40, 200):
         assert bool(hidden) == (columns == 40)

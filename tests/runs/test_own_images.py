@@ -25,7 +25,7 @@ def photos(tmp_path):
 
 def test_the_recipe_trains_and_is_fine_tuned(photos, tmp_path):
     written = new_recipe(tmp_path / "mine.yaml", "ravlt_nano", photos)
-    assert written.describe() == "2 classes, 16 images to train on, 4 held out; 32×32 px, 4 images in a batch"
+    assert written.describe() == "2 classes, 16 images to train on, 4 held out; 32×32 px, 4 images per batch"
     run = train(written.path, SHORT, folder=tmp_path / "run")
     assert run.evaluate()["images"] == 4
     tuned = new_recipe(tmp_path / "tuned.yaml", "ravlt_nano", photos, init=run.folder)

@@ -74,7 +74,7 @@ def test_fine_tuning_at_another_size_and_for_other_classes(runs, imagenet, tmp_p
     other = write_imagenet(tmp_path / "two", val=(1, 1), names=("cat", "dog"))
     start = shrunk("ravlt", other, tmp_path / "other", f"init={runs / 'ravlt'}", "trainer.max_steps=1")
     assert main(["train", *start]) == 0
-    assert "without its classifier, which has 3 classes and not 2." in capsys.readouterr().out
+    assert "without its classifier, which has 3 classes instead of 2." in capsys.readouterr().out
 
 
 def test_a_run_on_names_is_measured_on_folders_of_class_indices(runs, tmp_path, capsys):

@@ -107,7 +107,7 @@ def test_any_class_path_is_a_class_of_lightning_or_one_sentence(path, key):
 @pytest.mark.parametrize("key", ["dirpath", "filename"])
 def test_nothing_is_written_outside_of_the_folder(key, place):
     profiler = {"class_path": "lightning.pytorch.profilers.SimpleProfiler", "init_args": {key: place}}
-    assert "outside of the run's folder" in refusal({"trainer": {"profiler": profiler}})
+    assert "outside the run's folder" in refusal({"trainer": {"profiler": profiler}})
 
 
 def test_lightnings_own_objects_write_into_the_folder(tmp_path):
@@ -169,21 +169,21 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "\n".join(
     [
         (BOMB, "there are more than 10,000 values"),
         (f"model:\n  name: x\n  {BOMB.replace(chr(10), chr(10) + '  ')}", "there are more than 10,000 values"),
-        ("a: &x [*x]", "*x stands inside of what it names"),
+        ("a: &x [*x]", "*x refers to the value that contains it"),
         ("a: " + "[" * 100_000, "nested more than 20 levels deep"),
         ("- " * 100_000, "nested more than 20 levels deep"),
-        ("seed: 1\nseed: 2", "line 2, column 1: the key seed stands twice"),
+        ("seed: 1\nseed: 2", "line 2, column 1: the key seed is given twice"),
         ("model: {1: x}", "the key 1 is not text, put it in quotes"),
         ("model: {on: x}", "the key on is not text"),
         ("model: {null: x}", "the key null is not text"),
         ("? [a, b]\n: 1", "a key is a list or a mapping"),
         ("a:\n\tb: 1", "line 2, column 1: found character"),
-        ("a: !!python/object:os.system x", "the tag !!python/object:os.system is not read"),
-        ("a: !!binary aGk=", "the tag !!binary is not read"),
+        ("a: !!python/object:os.system x", "the tag !!python/object:os.system is not supported"),
+        ("a: !!binary aGk=", "the tag !!binary is not supported"),
         ("a: " + "9" * 5000, "a number has too many digits"),
         ("a: *b", "undefined alias"),
-        ("3", "holds no `key: value` pairs"),
-        ("", "holds no `key: value` pairs"),
+        ("3", "contains no `key: value` pairs"),
+        ("", "contains no `key: value` pairs"),
         ("base: 3", "The `base` of the recipe"),
         ("a: \x00", "special characters are not allowed"),
     ],

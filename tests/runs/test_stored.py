@@ -139,7 +139,7 @@ def replaced(whole, *path, value):
         (("recipe", "model"), {"name": "mobilenetv3_small_050"}, "do not fit the model"),
         (("recipe", "model"), {"name": "hf-hub:none/of-these"}, "would be read from a hub"),
         (("recipe", "model"), {"name": "vit_large_patch16_224"}, "larger than the weights"),
-        (("class_names",), ["a"], "it has 10 classes, but 1 names"),
+        (("class_names",), ["a"], "it has 10 classes, but 1 class names"),
         (("class_names",), list(range(10)), "`class_names` is"),
         (("preprocessing", "std"), [0.0], "preprocessing.std is"),
         (("preprocessing", "mean"), [0.5], "lengths"),
@@ -161,7 +161,8 @@ def test_pretrained_weights_that_a_checkpoint_asks_for_are_not_fetched(run, tmp_
     monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *_, **__: pytest.fail("it was fetched"))
     model = {"name": "ravlt_nano", "drop_path_rate": 0.2, "pretrained": True}
     torch.save(replaced(content(run), "linvit", "recipe", "model", value=model), tmp_path / "changed.ckpt")
-    assert load_run(tmp_path / "changed.ckpt").name == "ravlt_nano"
+    with pytest.raises(ValueError, match="weights are never downloaded here"):
+        load_run(tmp_path / "changed.ckpt")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -181,7 +182,7 @@ def test_weights_that_are_not_finite_are_refused(run, tmp_path, value):
         (("global_step",), "x", "`global_step` is 'x'"),
         (("optimizer_states",), {}, "`optimizer_states` is"),
         (("optimizer_states", 0, "param_groups", 0, "weight_decay"), math.nan, "not finite"),
-        (("optimizer_states", 0, "state", 0, "exp_avg"), torch.zeros(7, 7, 7), "the shape of no parameter"),
+        (("optimizer_states", 0, "state", 0, "exp_avg"), torch.zeros(7, 7, 7), "a shape that no parameter has"),
         (("loops",), None, "`loops` is null"),
     ],
 )

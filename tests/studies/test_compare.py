@@ -113,7 +113,7 @@ def test_recipes_of_two_tasks_are_refused(tmp_path):
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text("model: {name: sequence_nano}\ntask: {name: recall}\ndata: {name: recall}\n")
     second.write_text("model: {name: ravlt_nano}\ndata: {name: digits}\n")
-    with pytest.raises(ValueError, match="different tasks \(classification, recall\)"):
+    with pytest.raises(ValueError, match=r"different tasks \(classification, recall\)"):
         compare([first, second], tmp_path / "out")
 
 
@@ -127,8 +127,19 @@ def test_a_measure_that_the_task_does_not_have_is_refused_before_anything_is_tra
 @pytest.fixture
 def untrained(monkeypatch):
     """Every run ends at once, with many measures."""
-    result = {"reason": None, "seconds": 1.0, "measures": dict.fromkeys(("mask_ap", "box_ap", "fid", "loss"), 0.5)}
+    result = {
+        "reason": None,
+        "seconds": 1.0,
+        "measures": dict.fromkeys(("mask_ap", "box_ap", "fid", "loss", "top1"), 0.5),
+    }
     monkeypatch.setattr("linvit.studies.plan.run_all", lambda trainings, *_: [result] * len(trainings))
+
+
+def test_recipes_that_run_code_of_others_need_trust(tmp_path, untrained):
+    recipe = write_recipe(tmp_path, trainer={"callbacks": [{"class_path": "tiny_run.Dies", "init_args": {"step": 1}}]})
+    with pytest.raises(ValueError, match=r"give `trust_recipe=True`"):
+        compare([recipe], tmp_path / "out", seeds=1)
+    assert compare([recipe], tmp_path / "out", seeds=1, trust_recipe=True).rows
 
 
 @pytest.mark.parametrize(("framework", "score"), [("mask_rcnn", "mask_ap"), ("retinanet", "box_ap")])

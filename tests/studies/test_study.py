@@ -75,7 +75,7 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
 
     write_recipes(recipes, lr=2e-3)
     assert main(arguments) == 2
-    assert "holds a run with other settings" in capsys.readouterr().err
+    assert "contains a run with other settings" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # a process that imports Lightning

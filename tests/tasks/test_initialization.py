@@ -36,7 +36,7 @@ def test_a_safetensors_file_and_a_model_of_timms(tmp_path):
     trained, start = (timm.create_model("test_resnet", num_classes=classes) for classes in (5, 3))
     save_file(trained.state_dict(), tmp_path / "weights.safetensors")
     said = initialize(start, tmp_path / "weights.safetensors")
-    assert said.endswith("without its classifier, which has 5 classes and not 3.")
+    assert said.endswith("without its classifier, which has 5 classes instead of 3.")
     assert same(start, trained, but="fc.")
     assert not same(start, trained, but="conv1.")
 
@@ -59,7 +59,7 @@ def test_both_classifiers_of_care_are_left_out(tmp_path):
     trained, start = network("care_nano"), network("care_nano", 4)
     torch.save(trained.state_dict(), tmp_path / "care.pth")
     before = {key: value.clone() for key, value in start.state_dict().items()}
-    assert "10 classes and not 4" in initialize(start, tmp_path / "care.pth")
+    assert "10 classes instead of 4" in initialize(start, tmp_path / "care.pth")
     changed = {key for key, value in start.state_dict().items() if not torch.equal(value, before[key])}
     assert not {key for key in changed if ".fc." in key}
     assert any(key.startswith("stages.3") for key in changed)
@@ -81,7 +81,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_other_classes_can_be_refused(trained, tmp_path):
     torch.save(trained.state_dict(), tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match=r"head\.fc\.weight is not, for example"):
+    with pytest.raises(ValueError, match=r"head\.fc\.weight is not: give weights"):
         initialize(network(classes=3), tmp_path / "weights.pth", same_classes=True)
 
 
@@ -101,25 +101,25 @@ def test_a_run_with_its_last_checkpoint_alone(trained, tmp_path):
 
 def test_a_family_whose_weights_have_the_same_shapes_is_refused(tmp_path):
     run = record(tmp_path / "run", network("mavit_nano"), name="mavit_nano")
-    with pytest.raises(ValueError, match="are of mavit_nano, but this network is of ravlt"):
+    with pytest.raises(ValueError, match="belong to mavit_nano, but this is a network of the family ravlt"):
         initialize(network(), run)
     initialize(network("mavit_nano"), run)
 
 
 def test_another_mechanism_is_refused(tmp_path):
     rala, mala = (create("sequence_nano", 5, mechanism=name, width=16, depth=1, heads=2) for name in ("rala", "mala"))
-    with pytest.raises(ValueError, match="of sequence_nano with rala attention, but this network is of mala attention"):
+    with pytest.raises(ValueError, match="sequence_nano with rala attention, but this is a network with mala"):
         initialize(mala, record(tmp_path / "run", rala, name="sequence_nano", mechanism="rala"))
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({}, "holds no weights"),
-        ({"linvit": {}}, "holds no weights"),
-        ({"linvit": None, "state_dict": {}}, "holds no weights"),
+        ({}, "contains no weights"),
+        ({"linvit": {}}, "contains no weights"),
+        ({"linvit": None, "state_dict": {}}, "contains no weights"),
         ({"linvit": {}, "state_dict": {"other.weight": torch.zeros(1)}}, "only 0 of its"),
-        ({"a": 1}, "holds 'a', a int"),
+        ({"a": 1}, "contains 'a', a int"),
         ({"stem.weight": torch.full((3,), torch.nan)}, "are not finite"),
     ],
 )

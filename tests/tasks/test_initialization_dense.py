@@ -70,7 +70,7 @@ def test_layers_of_other_classes_keep_their_initial_weights(build, tmp_path):
     trained, network = build(8, seed=5), build()
     torch.save(trained.state_dict(), tmp_path / "weights.pth")
     before = copied(network)
-    assert "without the layers of other classes" in initialize(network, tmp_path / "weights.pth")
+    assert "without the layers for other classes" in initialize(network, tmp_path / "weights.pth")
     ours, theirs = network.state_dict(), trained.state_dict()
     initial = {key for key in ours if ours[key].shape != theirs[key].shape}
     expected = {"classifier"} if build is segmentor else {"classifier", "boxes", "logits"}

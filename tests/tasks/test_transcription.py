@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from linvit.tasks.speech import loss_per_piece, transducer_loss
+from linvit.tasks.speech import loss_per_token, transducer_loss
 from linvit.tasks.transcription import greedy, prefix_beam, spelled, word_edits
 
 NAMES = ["<blank>", "▁A", "▁B"]
@@ -84,7 +84,7 @@ def test_word_edits(said, written, edits):
 def test_the_loss_is_that_of_every_path():
     logits = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
     targets = {"tokens": torch.tensor([[1, 2], [2, 0]]), "counts": torch.tensor([2, 1])}
-    losses = loss_per_piece(logits, torch.tensor([4, 3]), targets)
+    losses = loss_per_token(logits, torch.tensor([4, 3]), targets)
     first, second = by_every_path(logits[0]), by_every_path(logits[1, :3])
     expected = [-math.log(first[1, 2]) / 2, -math.log(second[(2,)])]
     assert losses.tolist() == pytest.approx(expected, rel=1e-5)

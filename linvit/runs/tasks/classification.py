@@ -180,7 +180,7 @@ def _per_class(answers: Answers) -> Sequence[str]:
     names = answers.class_names
     confusion = multiclass_confusion_matrix(answers.predictions, answers.targets, len(names))
     right, images, answered = confusion.diag(), confusion.sum(1), confusion.sum(0)
-    f1 = 2 * right / (images + answered)  # NaN where a class has no image and is no answer
+    f1 = 2 * right / (images + answered)  # NaN if a class has no image and is never predicted
     rows = [
         {
             "class": names[place],

@@ -44,7 +44,7 @@ SHAPES = {"box": "boxes", "mask": "masks"}
 
 
 class DetectionSpec(DenseSpec):
-    """Object detection, with masks where the framework predicts them."""
+    """Object detection, with masks if the framework predicts them."""
 
     name = "detection"
     task = Detection

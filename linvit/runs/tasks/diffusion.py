@@ -119,7 +119,7 @@ class DiffusionSpec(NamedSpec):
             steps: sampling steps, 2 to 1,000.
             sampler: "ddim" or "ddpm".
             seed: random seed.
-            autoencoder: decodes latents; a folder or a name on the Hugging Face hub (default: the one of the data).
+            autoencoder: decodes latents; a folder or a name on the Hugging Face hub (default: that of the data).
             weights: "raw" or "ema"; default: the moving average, if there is one.
             output: a .png or .npz file to write as well.
         """
@@ -172,7 +172,7 @@ class DiffusionSpec(NamedSpec):
 
     listing_caption = (
         "MACs of one pass for one 4×32×32 latent. MALA's Table 8 prints 4.26 G for its network, which is not released;"
-        " none of these rows is known to be that network."
+        " we do not know whether one of these rows is that network."
     )
 
     def listing(self) -> Iterator[dict[str, Any]]:
@@ -210,7 +210,7 @@ def _class_number(name: str, class_names: Sequence[str]) -> int:
 
 
 def _known_autoencoder(preprocessing: GenerationPreprocessing, name: str | None) -> str | None:
-    """The autoencoder to use: the one asked for, else the data's. Opened here, so that a wrong one fails early."""
+    """The given autoencoder, by default that of the data. Opened here, so that a wrong one fails early."""
     if preprocessing.decoder is None:
         if name is not None:
             raise ValueError(f"`autoencoder` is {name!r}, but this run generates pixels, not latents: leave it out.")

@@ -137,7 +137,7 @@ def label_map(network: nn.Module, image: Tensor, size: tuple[int, int]) -> Tenso
 
 @torch.inference_mode()
 def _confusion(run: "Run", source: Source) -> Tensor:
-    """Counts of pixels (true class, answered class)."""
+    """Counts of pixels (true class, predicted class)."""
     network, device = run.placed_network()
     count = source.num_classes
     confusion = torch.zeros(count, count, dtype=torch.int64)

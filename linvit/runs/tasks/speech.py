@@ -60,7 +60,7 @@ class SpeechSpec(NamedSpec):
                 setattr(folder, key, settings.get(key, getattr(folder, key)))
             if len(inside := folder.subset_names()) > 1:
                 logger.warning(
-                    "%s holds the subsets %s, which are evaluated together: name one to evaluate it alone.",
+                    "%s contains the subsets %s, which are evaluated together: name one to evaluate it alone.",
                     folder.root,
                     ", ".join(inside),
                 )
@@ -109,8 +109,8 @@ class SpeechSpec(NamedSpec):
             except CorruptAudioError as error:
                 unreadable.append(str(error))
                 continue
-            (pieces,) = transcribed(run, network, features[None].to(device), torch.tensor([len(features)]).to(device))
-            rows.append(Transcript(name, spelled(pieces, run.class_names)))
+            (tokens,) = transcribed(run, network, features[None].to(device), torch.tensor([len(features)]).to(device))
+            rows.append(Transcript(name, spelled(tokens, run.class_names)))
         transcripts = Predictions(rows, unreadable)
         if path:
             transcripts.save(path)
@@ -140,7 +140,7 @@ class SpeechSpec(NamedSpec):
         ]
 
     listing_caption = (
-        "CTC: encoder and one projection to the pieces. Transducer: with predictor and joint network of 320 channels,"
+        "CTC: encoder and one projection to the tokens. Transducer: with predictor and joint network of 320 channels,"
         " as published (millions of parameters)."
     )
 
@@ -162,7 +162,7 @@ SPEC = SpeechSpec()
 
 
 class Transcriber:
-    """Transcribes samples as they arrive, decoding greedily; the final text equals that of the whole utterance.
+    """Transcribes samples as they arrive, decoding greedily; the final text equals that of the complete utterance.
 
     Args:
         run: a run of a causal network with a CTC head.
@@ -177,19 +177,19 @@ class Transcriber:
         self.network = cast(Conformer, network)
         if not self.network.causal or self.network.transduces:
             raise ValueError(
-                f"{run.path} needs whole utterances: to transcribe a stream, train with model.causal=true and"
+                f"{run.path} needs complete utterances: to transcribe a stream, train with model.causal=true and"
                 " model.head=ctc."
             )
         self.preprocessing, self.class_names = run.preprocessing, run.class_names
         self.memory = StreamCache()
-        self.pieces: list[int] = []
+        self.tokens: list[int] = []
         self._waiting = torch.zeros(0)
         self._last = BLANK
 
     @property
     def text(self) -> str:
         """The text so far."""
-        return spelled(self.pieces, self.class_names)
+        return spelled(self.tokens, self.class_names)
 
     def add(self, samples: Tensor | np.ndarray, last: bool = False) -> str:
         """Reads float samples (samples,) at the network's rate, returns the text so far; `last` with the final ones."""
@@ -204,19 +204,19 @@ class Transcriber:
 
     @torch.inference_mode()
     def _read(self, features: Tensor) -> None:
-        for piece in self.network.read(features[None].to(self.device), self.memory)[0].argmax(-1).tolist():
-            if piece not in (BLANK, self._last):
-                self.pieces.append(piece)
-            self._last = piece
+        for token in self.network.read(features[None].to(self.device), self.memory)[0].argmax(-1).tolist():
+            if token not in (BLANK, self._last):
+                self.tokens.append(token)
+            self._last = token
 
 
 def stream(run: "Run", inputs: Sequence[Any], seconds: float, *, weights: str | None = None) -> Iterator[str]:
-    """The text that each piece of an audio file adds, in pieces of this many seconds.
+    """The text that each piece of an audio file adds; a piece is this many seconds long.
 
     Raises ValueError for more than one file and for a time that is not above 0, and as Transcriber.
     """
     if len(inputs) != 1:
-        raise ValueError(f"`stream` transcribes one file, but {len(inputs)} are given: give one.")
+        raise ValueError(f"One file can be streamed at a time, but {len(inputs)} are given: give one.")
     if not 0 < seconds < math.inf:
         raise ValueError(f"`seconds` is {seconds}, expected a time above 0: change it.")
     transcriber = Transcriber(run, weights)
@@ -262,7 +262,7 @@ def set_decoding(
 
 @torch.inference_mode()
 def transcribed(run: "Run", network: nn.Module, features: Tensor, lengths: Tensor) -> list[list[int]]:
-    """The pieces of each utterance in a batch, see Speech.decoded."""
+    """The tokens of each utterance in a batch, see Speech.decoded."""
     speech = cast(Recognizer, network)
     if speech.transduces:
         return speech.transduce(features, lengths)
@@ -287,8 +287,8 @@ def _utterances(run: "Run", source: Source) -> list[dict[str, Any]]:
     rows = []
     for features, targets in source.val_dataloader():
         answers = transcribed(run, network, features.to(device), targets["lengths"].to(device))
-        for pieces, text, path in zip(answers, targets["texts"], targets["paths"], strict=True):
-            transcript = spelled(pieces, run.class_names)
+        for tokens, text, path in zip(answers, targets["texts"], targets["paths"], strict=True):
+            transcript = spelled(tokens, run.class_names)
             edits, words = word_edits(text, transcript)
             row = {"speaker": _speaker(path), "file": path.name, "reference": text, "transcript": transcript}
             rows.append(row | {"edits": edits, "words": words})

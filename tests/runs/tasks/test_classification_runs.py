@@ -112,10 +112,13 @@ def test_predictions_are_saved_whole_and_unreadable_files_named(run, photos, tmp
     [
         ({"topk": 0}, "`topk` is 0, expected a whole number of 1 or more"),
         ({"topk": "x"}, "`topk` is .x., expected a whole number"),
-        ({"threshold": 0.5}, "`threshold` is not an option of predict for the task classification, which takes `topk`"),
+        (
+            {"threshold": 0.5},
+            "`threshold` is not an option of predict for the task classification, which accepts",
+        ),
         ({"beam": 3}, "`beam` is not an option of predict"),
         ({"output": "predictions.txt"}, "`output` is predictions.txt, expected a .csv or .json file"),
-        ({"weights": "best"}, "`weights` is 'best', but the checkpoint holds raw and ema"),
+        ({"weights": "best"}, "`weights` is 'best', but the checkpoint contains raw and ema"),
     ],
 )
 def test_options_that_the_task_lacks_are_refused(run, photos, options, sentence):

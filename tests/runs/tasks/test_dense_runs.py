@@ -160,13 +160,13 @@ def test_overlays_of_an_earlier_call_are_not_looked_at(segmentor, photos):
 def test_wrong_use_is_one_sentence(detector, segmentor, photos, tmp_path, capsys):
     image = str(photos / "A.png")
     for arguments, reason in (
-        ([detector, image, "--weights", "ema"], "--weights is 'ema', but the checkpoint holds raw"),
+        ([detector, image, "--weights", "ema"], "--weights is 'ema', but the checkpoint contains raw"),
         ([detector, image, "--output", tmp_path / "x.csv"], "--output is"),
         ([detector, image, "--output", photos], "contains the input images"),
         ([detector, image, "--threshold", "2"], "--threshold is 2.0, expected a number from 0 to 1"),
         (
             [detector, image, "--topk", "3"],
-            "--topk is not an option of predict for the task detection, which takes --threshold, --weights, --output",
+            "--topk is not an option of predict for the task detection, which accepts --threshold, --weights, --output",
         ),
         ([segmentor, image, "--threshold", "0.3"], "--threshold is not an option of predict for the task segmentation"),
         ([detector, image, "--framework", "upernet"], "--framework needs --model"),

@@ -121,7 +121,7 @@ def test_a_comparison_reads_the_measure_of_the_network_that_generates(run):
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (["generate", "RUN"], "say where they go with --output"),
+        (["generate", "RUN"], "choose a file with --output"),
         (["generate", "RUN", "--output", "a.jpg"], "--output is a.jpg, expected a .png or .npz file"),
         (["generate", "RUN", "--output", "a.png", "--classes", "ten"], "'ten' is unknown: name one of 0, 1"),
         (["generate", "RUN", "--output", "a.png", "--steps", "1"], "expected from 2 to 1000"),

@@ -121,7 +121,7 @@ def test_wrong_use_ends_in_a_sentence(run, command, message, capsys):
         ({"seed": 2**64}, "expected a whole number from 0"),
         (
             {"classes": ["3"]},
-            "`classes` is not an option of generate for the task language, which takes `prompt`",
+            "`classes` is not an option of generate for the task language, which accepts `prompt`",
         ),
     ],
 )

@@ -151,7 +151,7 @@ def test_another_folder_and_its_report(learned, tmp_path):
 
 def test_subsets_that_are_evaluated_together_are_named(learned, caplog):
     assert load_run(learned).evaluate(learned.parent / "speech")["utterances"] == 22
-    assert "holds the subsets train, val, which are evaluated together" in caplog.text
+    assert "contains the subsets train, val, which are evaluated together" in caplog.text
     assert load_run(learned).evaluate(root=str(learned.parent / "speech"), val=["train"])["utterances"] == 16
 
 
@@ -339,10 +339,10 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
     [
         (["--stream", "0"], "is 0.0, expected a time above 0"),
         (["--stream", "inf"], "is inf, expected a time above 0"),
-        (["--stream", "1", "--beam", "2"], "--beam is not an option of stream for the task speech, which takes"),
+        (["--stream", "1", "--beam", "2"], "--beam is not an option of stream for the task speech, which accepts"),
         (["--stream", "1", "--topk", "2"], "--topk is not an option of stream"),
         (["--stream", "1", "--output", "a.csv"], "--output is not an option of stream"),
-        (["another.wav", "--stream", "1"], "`stream` transcribes one file, but 2 are given"),
+        (["another.wav", "--stream", "1"], "One file can be streamed at a time, but 2 are given"),
     ],
 )
 def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys):
@@ -354,4 +354,4 @@ def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsy
 def test_a_network_that_needs_the_whole_says_so(run, tmp_path, capsys):
     sound = say(tmp_path / "a.wav", "LOW")
     assert main(["predict", str(run), str(sound), "--stream", "1"]) == 2
-    assert "needs whole utterances: to transcribe a stream, train with model.causal=true" in capsys.readouterr().err
+    assert "needs complete utterances: to transcribe a stream, train with model.causal=true" in capsys.readouterr().err
