@@ -7,6 +7,7 @@ Integers are numbers too; booleans, NaN and infinity are not.
 """
 
 import ast
+import functools
 import inspect
 import math
 import os
@@ -32,8 +33,19 @@ WORDS: Mapping[Any, tuple[str, str]] = {
 }
 
 
+class Rule:
+    """A condition on values, the second part of an annotation `Annotated[type, rule]`."""
+
+    def holds(self, value: Any) -> bool:
+        raise NotImplementedError
+
+    def words(self, noun: str, got: Any = None) -> str:
+        """The allowed values in words. noun: the type in words. got: the value that is refused."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Range:
+class Range(Rule):
     """Numbers from `least` to `most`, inclusive, or between `above` and `below`, exclusive."""
 
     least: float | None = None
@@ -63,7 +75,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class OneOf:
+class OneOf(Rule):
     """One of these names or numbers."""
 
     values: tuple[Any, ...]
@@ -76,7 +88,7 @@ class OneOf:
 
 
 @dataclass(frozen=True)
-class Filled:
+class Filled(Rule):
     """Text that is not empty."""
 
     def holds(self, value: Any) -> bool:
@@ -87,7 +99,7 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Like:
+class Like(Rule):
     """Text that a regular expression matches as a whole. described: such text, in words."""
 
     pattern: str
@@ -98,6 +110,30 @@ class Like:
 
     def words(self, noun: str, got: Any = None) -> str:
         return self.described
+
+
+@dataclass(frozen=True)
+class Some(Rule):
+    """A list that is not empty."""
+
+    def holds(self, value: Any) -> bool:
+        return len(value) > 0
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return f"{noun}, at least one"
+
+
+@dataclass(frozen=True)
+class IsA(Rule):
+    """An object of this class."""
+
+    kind: type
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, self.kind)
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return f"a {self.kind.__name__}"
 
 
 Amount = Annotated[int, Range(0)]
@@ -131,7 +167,8 @@ def arguments(kind: type) -> dict[str, inspect.Parameter]:
     return by_name
 
 
-def declared(kind: type) -> dict[str, Any]:
+@functools.cache
+def declared(kind: type) -> Mapping[str, Any]:
     """The annotations of a class's keyword arguments."""
     return {name: p.annotation for name, p in arguments(kind).items()}
 
@@ -211,6 +248,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
 
 
+@functools.cache
 def _parameters(kind: type) -> list[inspect.Parameter]:
     return list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
 

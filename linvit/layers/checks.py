@@ -11,13 +11,13 @@ from typing import Annotated, Any, TypedDict, TypeVar
 
 import torch
 
-from linvit.ranges import Range
+from linvit.ranges import Range, Rule
 
 Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
-class IsDevice:
+class IsDevice(Rule):
     """A device of torch; a GPU must exist."""
 
     def holds(self, value: Any) -> bool:
@@ -28,12 +28,12 @@ class IsDevice:
         there = device.type != "cuda" or (device.index or 0) < torch.cuda.device_count()
         return there and not isinstance(value, bool)
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return "a device that exists here, such as cpu or cuda:0"
 
 
 @dataclass(frozen=True)
-class IsFloatingPoint:
+class IsFloatingPoint(Rule):
     """A dtype for weights."""
 
     def holds(self, value: Any) -> bool:
@@ -41,32 +41,8 @@ class IsFloatingPoint:
             isinstance(value, torch.dtype) and value in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         )
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
-
-
-@dataclass(frozen=True)
-class IsA:
-    """An object of this class."""
-
-    kind: type
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, self.kind)
-
-    def words(self, noun: str) -> str:
-        return f"a {self.kind.__name__}"
-
-
-@dataclass(frozen=True)
-class Some:
-    """A list that is not empty."""
-
-    def holds(self, value: Any) -> bool:
-        return len(value) > 0
-
-    def words(self, noun: str) -> str:
-        return f"{noun}, at least one"
 
 
 Width = Annotated[int, Range(1, 65_536)]

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from linvit.layers.attention import MODULATIONS, check_turns
-from linvit.layers.checks import Device, Dtype, Heads, IsA, Prefix, Rate, TensorOptions, Width, known
+from linvit.layers.checks import Device, Dtype, Heads, Prefix, Rate, TensorOptions, Width, known
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.operator import AttentionSteps, Operands, merged
 from linvit.ops import Rotary, rotary_2d
+from linvit.ranges import IsA
 
 
 class CurrentGrid:

@@ -7,8 +7,7 @@ import torch
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from torch import Tensor, nn
 
-from linvit.layers.checks import Some
-from linvit.ranges import Range, check
+from linvit.ranges import Range, Some, check
 
 Index = Annotated[int, Range(-1_000, 999)]
 FEATURES = {"features_only": bool, "out_indices": Index | Annotated[Sequence[Index], Some()] | None, "pretrained": bool}

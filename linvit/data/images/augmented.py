@@ -14,7 +14,7 @@ from torchvision.transforms import Compose
 
 from linvit.data.images.image import Channels, Deviation, Preprocessing, Side
 from linvit.data.source import Source, Workers, listed
-from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
+from linvit.ranges import Amount, Count, OneOf, Range, Rule, Seed, Share
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 AboveZero = Annotated[float, Range(above=0, most=1)]
@@ -27,13 +27,13 @@ POLICIES = (  # as timm.data.auto_augment reads them; it ignores or asserts what
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(Rule):
     """An augmentation policy in timm's notation."""
 
     def holds(self, value: Any) -> bool:
         return any(re.fullmatch(policy, str(value), re.ASCII) for policy in POLICIES)
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return "a policy of timm, such as rand-m9-mstd0.5-inc1, augmix-m5 or 3a"
 
 
