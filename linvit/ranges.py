@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+Entry = TypeVar("Entry")
 SHOWN, LISTED, NEAREST = 60, 12, 3
 WORDS: Mapping[Any, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
@@ -179,6 +180,23 @@ def some_of(names: Iterable[Any], got: Any) -> str:
     if len(known) <= LISTED:
         return ", ".join(known)
     return f"{', '.join(get_close_matches(str(got), known, n=NEAREST, cutoff=0.0))} … ({len(known)} in all)"
+
+
+def nearest(name: Any, names: Iterable[str]) -> str:
+    """A question after the name that is most like a wrong one, as the last sentence of an error; "" if none is."""
+    near = get_close_matches(str(name), list(names), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def known(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
+    """The entry of that name.
+
+    Raises:
+        ValueError: if there is none; the message lists the known names and offers the nearest.
+    """
+    if not isinstance(name, str) or name not in table:
+        raise ValueError(f"`{argument}` is {shown(name)}, expected one of {', '.join(table)}.{nearest(name, table)}")
+    return table[name]
 
 
 def check(kind: type | Mapping[str, Any], values: Mapping[str, Any]) -> None:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.cost import Cost, count_pass
-from linvit.layers.checks import known
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import DETECTORS, FRAMEWORKS
 from linvit.models.dense.retinanet import RetinaNet
-from linvit.ranges import check
+from linvit.ranges import check, known
 
 DETECTION_SIZE = (800, 1280)
 SEGMENTATION_SIZE = (512, 2048)

@@ -1,19 +1,16 @@
-"""What the arguments of layers and networks can be: ranges for their annotations, and names out of a table.
+"""The values that arguments of layers and networks can have, as annotations.
 
-The constructors are checked by `linvit.ranges.Checked`, before any memory is taken: the upper ends are far above every
-published network and keep a slip of the pen from filling the machine.
+The constructors are checked by `linvit.ranges.Checked`, before any memory is taken: the upper limits are far above every
+published network, so that a typing error does not fill the memory.
 """
 
-import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, TypedDict
 
 import torch
 
+from linvit.arguments import FLOATS
 from linvit.ranges import Range, Rule
-
-Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,7 @@ class IsFloatingPoint(Rule):
     """A dtype for weights."""
 
     def holds(self, value: Any) -> bool:
-        return value is None or (
-            isinstance(value, torch.dtype) and value in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-        )
+        return value is None or (isinstance(value, torch.dtype) and value in FLOATS)
 
     def words(self, noun: str, got: Any = None) -> str:
         return "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
@@ -62,23 +57,10 @@ Dtype = Annotated[torch.dtype | None, IsFloatingPoint()]
 
 
 class TensorOptions(TypedDict):
-    """Where and in which dtype a layer makes its parameters."""
+    """Device and dtype of a layer's parameters."""
 
     device: torch.device | str | int | None
     dtype: torch.dtype | None
-
-
-def known(argument: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    """The entry of that name.
-
-    Raises:
-        ValueError: if there is none; the message lists the known names and offers the nearest.
-    """
-    if not isinstance(name, str) or name not in table:
-        near = difflib.get_close_matches(str(name), table, n=1)
-        offer = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"`{argument}` is {name!r}, expected one of {', '.join(table)}: choose a known one{offer}")
-    return table[name]
 
 
 def multiple_of_heads(width: int, heads: int) -> int:

@@ -11,7 +11,7 @@ from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, r
 
 from linvit.layers.checks import Device, Dtype, Heads, Kernel, Prefix, TensorOptions, Width
 from linvit.layers.operator import Operands, merged
-from linvit.layers.token_attention import GatedAttention, TokenAttention, TokenOptions, behind_prefix, convolved
+from linvit.layers.token_attention import GatedAttention, TokenAttention, TokenOptions, after_prefix, convolved
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops.feature_map import focused
 
@@ -132,7 +132,7 @@ class MLLAAttention(TokenAttention):
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary:
         table = rotary_2d(grid, x.shape[-1], endpoint=False, dtype=x.dtype, device=x.device)
-        cos, sin = behind_prefix(table, self.num_prefix)
+        cos, sin = after_prefix(table, self.num_prefix)
         cos, sin = (t.unflatten(-1, (self.heads, -1)).transpose(0, 1) for t in (cos, sin))
         return Rotary(cos, sin)
 

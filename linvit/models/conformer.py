@@ -30,14 +30,13 @@ from linvit.layers.checks import (
     Rate,
     TensorOptions,
     Width,
-    known,
     multiple_of_heads,
 )
 from linvit.layers.conformer import SUBSAMPLED, ConformerBlock, Subsampling, relative_positions, subsampled
 from linvit.layers.inputs import check_filled, check_floats, check_whole_numbers
 from linvit.layers.transducer import Joint, Predictor
 from linvit.ops import Rotary, rotary_1d
-from linvit.ranges import Checked
+from linvit.ranges import Checked, known
 
 SIZES: Mapping[str, dict[str, int]] = {
     "conformer_nano": {"mels": 40, "width": 64, "depth": 3, "heads": 4, "kernel": 15},

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from linvit.layers.checks import Device, Outputs, known
+from linvit.layers.checks import Device, Outputs
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.mask_rcnn import CascadeMaskRCNN, MaskRCNN
 from linvit.models.dense.retinanet import RetinaNet
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
-from linvit.ranges import check
+from linvit.ranges import check, known
 
 DETECTORS: dict[str, Callable[..., nn.Module]] = {
     "retinanet": RetinaNet,
