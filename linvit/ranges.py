@@ -147,7 +147,8 @@ class Checked:
     """The base of classes whose arguments are checked: ValueError, one sentence, for the first that does not fit."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        positional = [p.name for p in _parameters(cls) if p.kind is p.POSITIONAL_OR_KEYWORD]
+        kind: type = cls
+        positional = [p.name for p in _parameters(kind) if p.kind is p.POSITIONAL_OR_KEYWORD]
         check(cls, {**dict(zip(positional, args, strict=False)), **kwargs})
         return super().__new__(cls)
 
@@ -168,10 +169,9 @@ def arguments(kind: type) -> dict[str, inspect.Parameter]:
     return by_name
 
 
-@functools.cache
 def declared(kind: type) -> Mapping[str, Any]:
     """The annotations of a class's keyword arguments."""
-    return {name: p.annotation for name, p in arguments(kind).items()}
+    return _declared(kind)
 
 
 def some_of(names: Iterable[Any], got: Any) -> str:
@@ -264,6 +264,11 @@ def shown(value: Any) -> str:
     """A value as a sentence quotes it: as in YAML, and not longer than a line."""
     text = "null" if value is None else repr(value) if not isinstance(value, Real) else str(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+
+
+@functools.cache
+def _declared(kind: type) -> Mapping[str, Any]:
+    return {name: p.annotation for name, p in arguments(kind).items()}
 
 
 @functools.cache

@@ -23,7 +23,7 @@ def count_dense_cost(framework: str, backbone: str, **kwargs: Any) -> Cost:
 
     Counted as in the papers: 800 × 1280 px and 80 classes for detectors, 512 × 2048 px and 150 classes for segmentors;
     the convolutions and linear layers of backbone, neck and heads, 1000 regions for each box head and 100 for each
-    mask head; of an auxiliary head only the parameters. Norms are left out.
+    mask head; but only the parameters of an auxiliary head. Norms are left out.
 
     Args:
         framework: a name of FRAMEWORKS.
@@ -63,7 +63,7 @@ def _image(size: tuple[int, int]) -> Tensor:
 
 
 class _Maps(nn.Module):
-    """A stand-in for a backbone: maps of its channels and strides."""
+    """Replaces a backbone: returns maps of its channels and strides."""
 
     def __init__(self, channels: tuple[int, ...]):
         super().__init__()

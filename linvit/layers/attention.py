@@ -38,11 +38,11 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
     Raises:
         ValueError: for an unknown key; the message lists the known ones.
     """
+    keys = (*AXES, *AROUND)
     for key in attention or {}:
-        if key not in (*AXES, *AROUND):
-            known_keys = ", ".join((*AXES, *AROUND))
+        if key not in keys:
             raise ValueError(
-                f"`attention` has the key {key!r}, expected some of {known_keys}.{nearest(key, (*AXES, *AROUND))}"
+                f"`attention` has the key {key!r}, expected some of {', '.join(keys)}.{nearest(key, keys)}"
             )
     linear = known_mechanism(mechanism).axes is not None
     return {key: value for key, value in (attention or {}).items() if key in AROUND or linear}

@@ -90,9 +90,9 @@ class CareBlock(Checked, nn.Module):
         last: this is the last block of the network. It returns the hidden map of its second interaction without layer
             scale and skip connection, so stochastic depth drops the features of an image completely, as released.
         split, local_sizes: see TokenMixer.
-        interactions: whether to keep the first and the second interaction. A missing one is not replaced: without the first, the
-            mixed features enter the second unchanged; without the second, memory and features meet only at the end of a
-            stage, and the last block is like the others.
+        interactions: whether to keep the first and the second interaction. A missing one is not replaced: without the
+            first, the mixed features enter the second unchanged; without the second, memory and features meet only at
+            the end of a stage, and the last block is like the others.
         memory: keep the memory; without it all channels are features.
 
     Raises:

@@ -1,7 +1,7 @@
 """The values that arguments of layers and networks can have, as annotations.
 
-The constructors are checked by `linvit.ranges.Checked`, before any memory is taken: the upper limits are far above every
-published network, so that a typing error does not fill the memory.
+The constructors are checked by `linvit.ranges.Checked`, before any memory is allocated: the upper limits are far above
+every published network, so that a typing error does not fill the memory.
 """
 
 from dataclasses import dataclass

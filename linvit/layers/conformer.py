@@ -164,7 +164,7 @@ class ConvModule(Checked, nn.Module):
 
     Args:
         width: channels in and out.
-        kernel: kernel size of the depthwise convolution in frames; an even kernel sees one more frame after than before.
+        kernel: kernel size of the depthwise convolution in frames; an even one sees one frame more after than before.
         causal: no frame sees a later one.
         norm: "batch", a batch norm whose statistics ignore padding, or "layer".
 

@@ -73,8 +73,8 @@ class GlobalSwinBlock(nn.Module):
 class LocalMlp(nn.Module):
     """timm's Mlp with a 3×3 depthwise convolution of its hidden map, before the activation.
 
-    From enhanced linear attention (EfficientViT, first version, 2022). Its code is not public; we infer the place of the
-    convolution from the abstract and the published sizes. A class token bypasses the convolution.
+    From enhanced linear attention (EfficientViT, first version, 2022). Its code is not public; we infer the place of
+    the convolution from the abstract and the published sizes. A class token bypasses the convolution.
 
     Args:
         mlp: the feed-forward whose layers are reused.
@@ -90,7 +90,7 @@ class LocalMlp(nn.Module):
         self.num_prefix, self.last_grid = attention.num_prefix, attention.last_grid
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (batch, prefix + height × width, channels) to the same shape, on the grid of the attention before it."""
+        """Tokens (batch, prefix + height × width, channels) to the same shape, on the grid of the attention."""
         x = self.fc1(x)
         prefix, tokens = x[:, : self.num_prefix], x[:, self.num_prefix :]
         local = self.conv(tokens.mT.unflatten(-1, self.last_grid.size)).flatten(2).mT

@@ -9,7 +9,7 @@ https://arxiv.org/abs/2411.16170
 
 Axes: feature map elu1, weighting uniform, normalizer divide, no rotation.
 
-Where paper and released code differ, we follow the code: the paper calls κ an identity, lists a single ratio for S0, and
+Where paper and released code differ, we follow the code: the paper calls κ an identity, has a single ratio for S0, and
 does not mention that the published accuracies come from distillation with two heads.
 
 | size | widths         | depths    | ratios                           | parameters |

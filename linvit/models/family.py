@@ -69,7 +69,7 @@ def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
 def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of a checkpoint, without the dictionary around them and without `module.` before each key.
 
-    If the checkpoint contains several sets, the first of WRAPPERS is used: averaged weights before raw ones, as in timm.
+    If the checkpoint has several sets, the first of WRAPPERS is used: averaged weights before raw ones, as in timm.
     """
     for name in WRAPPERS:
         if isinstance(checkpoint.get(name), Mapping):

@@ -33,8 +33,8 @@ def swap_attention(
     """Replace the attention of a timm model, in place.
 
     In Swin a stage with another attention sees its whole map at once: no windows, no shift, no relative positions. In
-    PVT keys and values no longer come from a reduced map. What a mechanism adds (convolutions, tables, gates) starts
-    untrained; everything else keeps its weights. Dropout of the scores is dropped, since there is no score matrix.
+    PVT keys and values no longer come from a reduced map. Layers that a mechanism adds (convolutions, tables, gates)
+    start untrained; everything else keeps its weights. Dropout of the scores is removed: there is no score matrix.
     Position tables are made for the model's image size and interpolated for other sizes, which the model must accept
     (timm's `dynamic_img_size`).
 
@@ -50,8 +50,8 @@ def swap_attention(
         The same model, with the attributes `mechanism` and `pattern`, which has an S for every softmax attention.
 
     Raises:
-        ValueError: for an unknown mechanism, option or pattern, a model or attention of another kind, or a width that
-            the mechanism cannot take. The model is then unchanged.
+        ValueError: for an unknown mechanism, option or pattern, a model or attention of another class, or a width that
+            the mechanism does not support. The model is then unchanged.
     """
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
     layer = known("mechanism", mechanism, MECHANISMS).tokens
@@ -89,7 +89,7 @@ def _swap_vit(model: VisionTransformer, mechanism: str, pattern: str | None, opt
     letters = each_letter(pattern, len(model.blocks))
     if "L" in letters and not isinstance(model.patch_drop, nn.Identity):
         raise ValueError(
-            "the model drops patches in training, and the others form no grid: create it with patch_drop_rate=0"
+            "the model drops patches in training, so the others form no grid: create it with patch_drop_rate=0"
         )
     source = CurrentGrid()
     embed = GridPatchEmbed.watching(model.patch_embed, source)

@@ -138,7 +138,7 @@ def test_four_stages_need_four_letters():
         (DEIT, ("performer",), "`mechanism` is 'performer', expected one of softmax, .*rala"),
         (DEIT, ("rala", "LLL"), "`pattern` is 'LLL'"),
         (DEIT, ("rala", None, {"modulation": "sigmoid"}), "`modulation` is 'sigmoid'"),
-        (DEIT, ("softmax", None, {"weighting": "uniform"}), "takes no weighting"),
+        (DEIT, ("softmax", None, {"weighting": "uniform"}), "accepts no weighting"),
         (SWIN_T, ("mala", "LLLL", {"modulation": "sigmoid"}), "`modulation` is 'sigmoid'"),
         (PVT_B0, ("rala", "LLLX"), "`pattern` is 'LLLX'"),
     ],

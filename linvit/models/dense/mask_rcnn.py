@@ -99,7 +99,7 @@ class RegionDetector(Checked, CheckedInputs, ReleasedNames, GeneralizedRCNN):
     """A detector of two or more stages; inputs and detections as in RetinaNet, and bool masks (n, height, width).
 
     Args:
-        backbone: gives four maps.
+        backbone: returns four maps.
         num_classes: number of classes without a background.
         width: channels of neck and heads.
         hidden: channels of the linear layers in the box heads.

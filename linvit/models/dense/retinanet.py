@@ -44,11 +44,11 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
     frozen.
 
     Args:
-        backbone: gives four maps.
+        backbone: returns four maps.
         num_classes: number of classes without a background.
         width: channels of neck and heads.
 
-    In training, images and targets (see CheckedInputs) give a dict of losses; in evaluation, images give a list of
+    In training, images and targets (see CheckedInputs) to a dict of losses; in evaluation, images to a list of
     dicts of boxes (n, 4) in pixels, labels 0 … num_classes - 1 and scores.
     """
 
