@@ -16,9 +16,9 @@ def check_floats(name: str, x: object, shape: Shape, remedy: str) -> None:
 
     shape: a size, or the name of one that can be any. remedy: what to do about another shape.
     """
-    found, dtype, _ = form(name, x)
-    if _misfits(found, shape):
-        raise ValueError(f"`{name}` has shape {tuple(found)}, expected {_words(shape)}: {remedy}")
+    actual, dtype, _ = form(name, x)
+    if _misfits(actual, shape):
+        raise ValueError(f"`{name}` has shape {tuple(actual)}, expected {_words(shape)}: {remedy}")
     check_floating(name, dtype, "convert and normalize it as in training")
 
 
@@ -26,10 +26,10 @@ def check_whole_numbers(name: str, x: object, shape: Shape, least: int, most: in
     """Raises unless x is an integer tensor of that shape with values from `least` to `most`; nothing if traced."""
     if is_traced():
         return
-    found, dtype, _ = form(name, x)
-    if dtype not in (torch.int64, torch.int32) or _misfits(found, shape):
+    actual, dtype, _ = form(name, x)
+    if dtype not in (torch.int64, torch.int32) or _misfits(actual, shape):
         raise ValueError(
-            f"`{name}` is {dtype} of shape {tuple(found)}, expected int64 of shape {_words(shape)}: convert it"
+            f"`{name}` is {dtype} of shape {tuple(actual)}, expected int64 of shape {_words(shape)}: convert it"
         )
     assert isinstance(x, Tensor)
     if not (has_values(x) and x.numel()):
@@ -51,9 +51,9 @@ def has_values(x: Tensor) -> bool:
     return type(x) is Tensor and x.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
 
 
-def _misfits(found: torch.Size, shape: Shape) -> bool:
-    return len(found) != len(shape) or any(
-        isinstance(size, int) and length != size for length, size in zip(found, shape, strict=True)
+def _misfits(actual: torch.Size, shape: Shape) -> bool:
+    return len(actual) != len(shape) or any(
+        isinstance(size, int) and length != size for length, size in zip(actual, shape, strict=True)
     )
 
 
