@@ -262,7 +262,7 @@ def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
 
 def shown(value: Any) -> str:
     """A value as a sentence quotes it: as in YAML, and not longer than a line."""
-    text = "null" if value is None else repr(value) if not isinstance(value, Real) else str(value)
+    text = "null" if value is None else str(value) if isinstance(value, Real) else " ".join(repr(value).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
 
 

@@ -62,11 +62,11 @@ def _image(size: tuple[int, int]) -> Tensor:
     return torch.empty(1, 3, *size, device="meta")
 
 
-class _Maps(nn.Module):
+class _Maps(DenseBackbone):
     """Replaces a backbone: returns maps of its channels and strides."""
 
     def __init__(self, channels: tuple[int, ...]):
-        super().__init__()
+        nn.Module.__init__(self)
         self.channels = channels
         self.norms = nn.ModuleList(nn.Identity() for _ in channels)
 
