@@ -20,10 +20,10 @@ def keep_memory(limit: int = 1 << 30) -> bool:
         limit: in bytes; larger tensors still get new memory each time, and free memory beyond the limit is returned.
 
     Returns:
-        Whether the C library took the setting; False where there is no glibc.
+        Whether the C library accepted the setting; False without glibc.
 
     Raises:
-        ValueError: unless limit is a whole number from 1 to 2³¹ - 1, the most that the C library takes.
+        ValueError: unless limit is a whole number from 1 to 2³¹ - 1, the C library's maximum.
     """
     check({"limit": Annotated[int, Range(1, (1 << 31) - 1)]}, {"limit": limit})
     if platform.libc_ver()[0] != "glibc":

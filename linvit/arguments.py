@@ -1,4 +1,4 @@
-"""What a caller gave for a tensor or a network, and the sentence where it is neither."""
+"""Checks of tensors and networks that a caller passes, with one sentence for each wrong one."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 attributes = attrgetter("__class__", "shape", "dtype", "device", "layout")
-"""All that `form` looks at but nested tensors, which have no shape, as a key: in a third of the time."""
+"""All that `form` reads, as a key, in a third of the time; nested tensors have no shape and raise RuntimeError."""
 
 
 class Form(NamedTuple):
-    """Shape, dtype and device of a dense tensor: all that decides whether tensors fit together."""
+    """Shape, dtype and device of a dense tensor, which decide whether tensors fit together."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -39,28 +39,28 @@ def form(name: str, x: object) -> Form:
 def check_network(name: str, network: object) -> None:
     """Raise TypeError unless the argument is a module."""
     if not isinstance(network, nn.Module):
-        raise TypeError(f"`{name}` is {kind(network)}, expected an nn.Module, such as timm.create_model gives")
+        raise TypeError(f"`{name}` is {kind(network)}, expected an nn.Module, such as timm.create_model returns")
 
 
-def check_floating(name: str, dtype: torch.dtype) -> None:
-    """Raise ValueError unless the operator computes with this dtype."""
+def check_floating(name: str, dtype: torch.dtype, remedy: str = "cast it") -> None:
+    """Raise ValueError unless operator and networks compute with this dtype."""
     if dtype not in FLOATS:
-        raise ValueError(f"`{name}` is {dtype}, expected float16, bfloat16, float32 or float64: cast it")
+        raise ValueError(f"`{name}` is {dtype}, expected float16, bfloat16, float32 or float64: {remedy}")
 
 
 def check_device(name: str, x: Form, query: Form) -> None:
-    """Raise ValueError unless the tensor is where the queries are."""
+    """Raise ValueError unless the tensor is on the device of the queries."""
     if x.device != query.device:
         raise ValueError(f"`{name}` is on {x.device} and `query` on {query.device}, expected one device: move one")
 
 
 def kind(value: object) -> str:
-    """The type of a value that is not what it should be, for a sentence."""
+    """The type of a wrong value, for an error message."""
     return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def is_traced() -> bool:
-    """Whether a compiler, an exporter or torch.jit reads the code: sizes may then be symbols."""
+    """Whether a compiler, an exporter or torch.jit traces the code, so that sizes may be symbols."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 

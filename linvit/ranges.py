@@ -7,6 +7,7 @@ Integers are numbers too; booleans, NaN and infinity are not.
 """
 
 import ast
+import functools
 import inspect
 import math
 import os
@@ -18,8 +19,9 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+Entry = TypeVar("Entry")
 SHOWN, LISTED, NEAREST = 60, 12, 3
 WORDS: Mapping[Any, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
@@ -34,8 +36,19 @@ WORDS: Mapping[Any, tuple[str, str]] = {
 }
 
 
+class Rule:
+    """A condition on values, the second part of an annotation `Annotated[type, rule]`."""
+
+    def holds(self, value: Any) -> bool:
+        raise NotImplementedError
+
+    def words(self, noun: str, got: Any = None) -> str:
+        """The allowed values in words. noun: the type in words. got: the value that is refused."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Range:
+class Range(Rule):
     """Numbers from `least` to `most`, inclusive, or between `above` and `below`, exclusive."""
 
     least: float | None = None
@@ -52,7 +65,7 @@ class Range:
             and (self.below is None or value < self.below)
         )
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         if self.above is not None:
             end = f" and up to {self.most:,}" if self.most is not None else ""
             end = f" and below {self.below:,}" if self.below is not None else end
@@ -65,7 +78,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class OneOf:
+class OneOf(Rule):
     """One of these names or numbers."""
 
     values: tuple[Any, ...]
@@ -78,18 +91,18 @@ class OneOf:
 
 
 @dataclass(frozen=True)
-class Filled:
+class Filled(Rule):
     """Text that is not empty."""
 
     def holds(self, value: Any) -> bool:
         return bool(os.fspath(value).strip())
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return f"{noun} that is not empty"
 
 
 @dataclass(frozen=True)
-class Like:
+class Like(Rule):
     """Text that a regular expression matches completely. described: the expected text, in words."""
 
     pattern: str
@@ -98,8 +111,32 @@ class Like:
     def holds(self, value: Any) -> bool:
         return bool(re.fullmatch(self.pattern, os.fspath(value)))
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return self.described
+
+
+@dataclass(frozen=True)
+class Some(Rule):
+    """A list that is not empty."""
+
+    def holds(self, value: Any) -> bool:
+        return len(value) > 0
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return f"{noun}, at least one"
+
+
+@dataclass(frozen=True)
+class IsA(Rule):
+    """An object of this class."""
+
+    kind: type
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, self.kind)
+
+    def words(self, noun: str, got: Any = None) -> str:
+        return f"a {self.kind.__name__}"
 
 
 Amount = Annotated[int, Range(0)]
@@ -112,7 +149,8 @@ class Checked:
     """The base of classes whose arguments are checked: ValueError, one sentence, for the first that does not fit."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        positional = [p.name for p in _parameters(cls) if p.kind is p.POSITIONAL_OR_KEYWORD]
+        kind: type = cls
+        positional = [p.name for p in _parameters(kind) if p.kind is p.POSITIONAL_OR_KEYWORD]
         check(cls, {**dict(zip(positional, args, strict=False)), **kwargs})
         return super().__new__(cls)
 
@@ -133,9 +171,9 @@ def arguments(kind: type) -> dict[str, inspect.Parameter]:
     return by_name
 
 
-def declared(kind: type) -> dict[str, Any]:
+def declared(kind: type) -> Mapping[str, Any]:
     """The annotations of a class's keyword arguments."""
-    return {name: p.annotation for name, p in arguments(kind).items()}
+    return _declared(kind)
 
 
 def some_of(names: Iterable[Any], got: Any) -> str:
@@ -144,6 +182,23 @@ def some_of(names: Iterable[Any], got: Any) -> str:
     if len(known) <= LISTED:
         return ", ".join(known)
     return f"{', '.join(get_close_matches(str(got), known, n=NEAREST, cutoff=0.0))} … ({len(known)} in all)"
+
+
+def nearest(name: Any, names: Iterable[str]) -> str:
+    """A question after the name that is most like a wrong one, as the last sentence of an error; "" if none is."""
+    near = get_close_matches(str(name), list(names), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def known(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
+    """The entry of that name.
+
+    Raises:
+        ValueError: if there is none; the message lists the known names and offers the nearest.
+    """
+    if not isinstance(name, str) or name not in table:
+        raise ValueError(f"`{argument}` is {shown(name)}, expected one of {', '.join(table)}.{nearest(name, table)}")
+    return table[name]
 
 
 def check(kind: type | Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -195,7 +250,7 @@ def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
         kind, rule = inner
         because = f", because {rule.because}" if isinstance(rule, Range) and rule.because and not many else ""
         noun = expected(kind, many)
-        return f"{rule.words(noun, got) if isinstance(rule, OneOf) else rule.words(noun)}{because}"
+        return f"{rule.words(noun, got)}{because}"
     if origin is Literal:
         return OneOf(inner).words("", got)
     if origin in (Union, UnionType):
@@ -210,10 +265,16 @@ def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
 
 def shown(value: Any) -> str:
     """A value as a sentence quotes it: as in YAML, and not longer than a line."""
-    text = "null" if value is None else repr(value) if not isinstance(value, Real) else str(value)
+    text = "null" if value is None else str(value) if isinstance(value, Real) else " ".join(repr(value).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
 
 
+@functools.cache
+def _declared(kind: type) -> Mapping[str, Any]:
+    return {name: p.annotation for name, p in arguments(kind).items()}
+
+
+@functools.cache
 def _parameters(kind: type) -> list[inspect.Parameter]:
     return list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
 

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from timm.models import create_model
 from torch import nn
 
+from linvit.arguments import kind
 from linvit.files import read_checkpoint, replacing
 from linvit.models.by_name import check_model
 from linvit.models.pretrained import require_fit
@@ -38,10 +39,9 @@ def load_released(model: nn.Module, source: str | Path | Mapping[str, Any]) -> n
     """
     translate: Callable[[Any], dict[str, Any]] | None = getattr(model, "native_state_dict", None)
     if translate is None:
-        name = type(model).__name__
-        raise ValueError(f"load_released: the model is a {name}, expected one that linvit registers: create it by name")
+        raise ValueError(f"`model` is {kind(model)}, expected a network of linvit: create it by name")
     if not isinstance(source, str | PathLike | Mapping):
-        raise TypeError(f"`source` is of type {type(source).__name__}, expected a path or a state dict: change it")
+        raise TypeError(f"`source` is {kind(source)}, expected a path or a state dict: change it")
     weights = translate(source if isinstance(source, Mapping) else read_checkpoint(source))
     require_fit(weights, model, "load_released")
     model.load_state_dict({**model.state_dict(), **weights})

@@ -20,12 +20,12 @@ def faults():
 before = faults()
 assert keep_memory()
 after = faults()
-assert after < before / 4, (before, after)  # the heap grows once, or twice where something lies in its way
+assert after < before / 4, (before, after)  # the heap grows once, or twice if something is in its way
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
-def test_large_tensors_are_not_mapped_anew():
+def test_large_tensors_reuse_freed_memory():
     subprocess.run([sys.executable, "-c", FAULTS], check=True)
 
 

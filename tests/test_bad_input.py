@@ -99,9 +99,7 @@ def test_missing_and_broken_recipe(refused, tmp_path):
 
 def test_no_model(refused, tmp_path):
     (tmp_path / "empty.yaml").write_text("data: {name: digits}\n")
-    assert "No model is named: set model.name" in refused(
-        "train", tmp_path / "empty.yaml", f"folder={tmp_path / 'run'}"
-    )
+    assert "model.name is missing: set it to" in refused("train", tmp_path / "empty.yaml", f"folder={tmp_path / 'run'}")
 
 
 def folder_recipe(tmp_path):

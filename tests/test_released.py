@@ -115,7 +115,7 @@ def test_checkpoint_of_another_model(released, released_name, name):
 
 
 def test_a_model_of_someone_else(released):
-    with pytest.raises(ValueError, match="the model is a Linear, expected one that linvit registers"):
+    with pytest.raises(ValueError, match="`model` is of type Linear, expected a network of linvit"):
         linvit.load_released(torch.nn.Linear(2, 2), released["RAVLT_T"])
 
 
@@ -128,7 +128,7 @@ def test_rotary_angles_are_compared(ravlt, released):
     state = dict(released["RAVLT_T"])
     key = "layers.2.RoPE.angle"
     state[key] = state[key] * 1.0001
-    with pytest.raises(ValueError, match=r"layers\.2\.RoPE\.angle holds other angles"):
+    with pytest.raises(ValueError, match=r"layers\.2\.RoPE\.angle has other angles"):
         linvit.load_released(ravlt, state)
     state[key] = state[key][:16]
     with pytest.raises(ValueError, match=r"shape \(16,\), expected \(32,\).*head widths"):

@@ -12,7 +12,7 @@ from linvit.analysis.figures import COLOURS, SMALL, WIDTH, literal, style, subpl
 
 SHOWN = 20  # classes at either end
 LONGEST = 24  # characters of a class name
-CONFUSED, WRITTEN = 30, 16  # classes of a confusion matrix at most, and those whose numbers are written
+CONFUSED, WRITTEN = 30, 16  # most classes of a confusion matrix, and most with written numbers
 
 
 def class_accuracies(answers: Answers) -> Figure:
@@ -52,7 +52,7 @@ def class_shares(shares: Tensor, class_names: Sequence[str], measure: str) -> Fi
 
 
 def confused_images(answers: Answers, pairs: Sequence[Pair], image: Callable[[int], Tensor]) -> Figure:
-    """A row for each pair, with its images; `image(index)` gives one in 0..1, (height, width, 3) or (height, width)."""
+    """A row per pair, with its images; `image(index)` returns one in 0..1, (height, width, 3) or (height, width)."""
     most = max(len(pair.indices) for pair in pairs)
     figure = Figure(figsize=(2.4 + 0.9 * most, 0.95 * len(pairs)), layout="constrained")
     grid = figure.subplots(len(pairs), 1 + most, squeeze=False, width_ratios=(2.6, *[1] * most))
@@ -68,7 +68,7 @@ def confused_images(answers: Answers, pairs: Sequence[Pair], image: Callable[[in
 
 
 def calibration_curve(answers: Answers) -> Figure:
-    """Accuracy against confidence in 15 bins, and how many images fall into each."""
+    """Accuracy against confidence in 15 bins, and the number of images in each bin."""
     counts, confidence, accuracy = calibration(answers)
     edges = torch.arange(len(counts)) / len(counts)
     full = counts > 0
@@ -84,7 +84,7 @@ def calibration_curve(answers: Answers) -> Figure:
 
 
 def confusion_matrix(confusion: Tensor, class_names: Sequence[str], item: str = "pixels") -> Figure:
-    """What share of each true class is predicted as which class; of many classes those with most errors.
+    """The share of each true class that is predicted as each class; of many classes, those with most errors.
 
     confusion: counts (true class, predicted class), of pixels or images.
     """

@@ -15,7 +15,7 @@ class Answers:
     """The predictions of a classifier for every readable image.
 
     indices: int64 (images,) the images' indices in the data set. targets, predictions: int64 (images,) class indices.
-    confidences: float (images,) probability of the predicted class in 0..1. class_names: one for each class.
+    confidences: float (images,) probability of the predicted class in 0..1. class_names: one per class.
     """
 
     indices: Tensor
@@ -52,7 +52,7 @@ def per_class(answers: Answers) -> tuple[Tensor, Tensor]:
 def confused_pairs(answers: Answers, most: int, examples: int) -> list[Pair]:
     """The pairs of classes that are confused most often, each with its images of highest confidence.
 
-    most: how many pairs at most. examples: how many images of each at most.
+    most: maximum number of pairs. examples: maximum number of images per pair.
     """
     count = len(answers.class_names)
     matrix = multiclass_confusion_matrix(answers.predictions, answers.targets, count)

@@ -1,4 +1,4 @@
-"""The arguments that several analyses take: each check raises TypeError or ValueError, in one sentence."""
+"""Checks of arguments that several analyses share: each raises TypeError or ValueError, in one sentence."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ Inputs = Tensor | tuple[Tensor, ...]
 
 
 def check_matrix(name: str, matrix: object, axes: int = 2) -> None:
-    """A dense floating-point tensor of this many axes or more."""
+    """Raises unless it is a dense floating-point tensor with at least this many axes."""
     shape, dtype, _ = form(name, matrix)
     check_floating(name, dtype)
     if len(shape) < axes or 0 in shape[-axes:]:
@@ -28,15 +28,15 @@ def as_tuple(inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def check_batches(batches: object) -> None:
-    """Something that gives inputs, batch by batch."""
+    """Raises unless it is an iterable of batches of inputs."""
     if isinstance(batches, Tensor | str | dict) or not isinstance(batches, Iterable):
         raise TypeError(f"`batches` is {kind(batches)}, expected an iterable of inputs: put one batch into a list")
 
 
 def check_layers(layers: object, known: Sequence[str]) -> None:
-    """A list of known names of layers."""
+    """Raises unless it is a list of known names of layers."""
     if isinstance(layers, str) or not isinstance(layers, Sequence):
         raise TypeError(f"`layers` is {kind(layers)}, expected a list of names of layers")
     for name in layers:
         if not isinstance(name, str) or name not in known:
-            raise ValueError(f"`layers` has {name!r}, expected names among {', '.join(known)}: choose among them")
+            raise ValueError(f"`layers` has {name!r}, expected names among {', '.join(known)}")

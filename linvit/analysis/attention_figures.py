@@ -112,7 +112,7 @@ def score_map_figure(images: Sequence[Tensor], maps: Sequence[Sequence[Map]], po
     """A row for each image: the image with the query, then the query's scores in at most four layers, evenly chosen.
 
     Args:
-        images: (height, width, 3) or (height, width) in 0..1, what the network saw.
+        images: (height, width, 3) or (height, width) in 0..1, as the network reads them.
         maps: from `score_maps` of the same images and point.
         point: (height, width) in 0..1 of the image.
     """
@@ -163,7 +163,7 @@ def score_measure_figure(measured: Sequence[Measured]) -> Figure:
 
 
 def readout_figure(measured: Sequence[Measured]) -> Figure:
-    """One layer's queries and keys under four mechanisms: sorted scores as the queries grow, then measures of them.
+    """One layer's queries and keys under four mechanisms: sorted scores, then their measures, as the queries grow.
 
     measured: from `compare_readouts`.
     """
@@ -210,7 +210,7 @@ def magnitude_figure(measured: Sequence[Measured]) -> Figure:
 def comparison_figure(
     networks: Mapping[str, Sequence[Measured]], panels: Sequence[tuple[str, Mapping[str, object], str]]
 ) -> Figure:
-    """The same measures of several networks: a row for each network, in it a dot for each layer, the first on top.
+    """The same measures of several networks: a row per network with a dot per layer, the first on top.
 
     Dots are means over images and heads, bars one standard deviation.
 
@@ -234,7 +234,7 @@ def comparison_figure(
 
 
 def _dots(axes: Axes, row: int, layers: Sequence[Layer], entries: Sequence[Measured], measure: str) -> None:
-    """The measure of each layer, from the top of the row to its bottom."""
+    """The measure of each layer, from top to bottom of the row."""
     y = [row + 0.7 * ((layers.index(entry.layer) + 0.5) / len(layers) - 0.5) for entry in entries]
     mean, deviation = _statistics(entries, measure)
     colour = colour_of(layers[0].mechanism)
@@ -273,7 +273,7 @@ def _against_magnitude(panels: Sequence[Axes], lines: Sequence[_Curve]) -> None:
             axes.plot(x, y, color=colour, alpha=alpha, marker=".", label=label)
         axes.set_title(title, fontsize=SMALL)
         axes.set_xscale("log", base=2)
-        axes.set_xlim(min(factors) / 1.2, max(factors) * 1.2)  # a panel may have no number at all
+        axes.set_xlim(min(factors) / 1.2, max(factors) * 1.2)  # a panel may have no number
         plain_ticks(axes.xaxis)
         axes.set_xlabel("a, the query's magnitude")
     entropy, negative, _, ratio = panels
@@ -336,5 +336,5 @@ def _evenly(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def _title(layer: Layer) -> str:
-    """Name, mechanism and grid of tokens, in two lines."""
+    """Name, mechanism and grid of tokens, on two lines."""
     return f"{literal(layer.name.removesuffix('.attn'))}\n{layer.mechanism}, {layer.grid[0]}×{layer.grid[1]}"

@@ -2,7 +2,7 @@
 
 RANK = """Each line is the mean over images and heads, shaded by one standard deviation. KV state: the matrix Σ_j α_j
 Rκ(k_j) ⊗ v_j that all queries read, head width × head width (softmax attention has none). The other matrices are tokens
-× head width, without the class token: the operator's output, then with the local term, then times the gate, as far as
+× head width, without the class token: the operator's output, then with the local term, then times the gate, if
 the layer has them. Singular values are computed in float64 from float32 activations. The papers do not state a
 tolerance, and the rank depends on it, so several are shown; the first is max(rows, columns) · 1.2·10⁻⁷ of the largest
 singular value."""
@@ -10,10 +10,10 @@ SPECTRUM = """Singular values of the same matrices relative to the largest one, 
 curve means low rank; the rank at 10⁻² or 10⁻³ is where the curve crosses the dotted line."""
 SCORE_MAPS = """The scores of one query (the dot) over the image, mean over heads, without the class token. Red is
 positive, blue is negative, and zero shows the grey image. Each map has its own scale: an evenly red map attends to all
-tokens alike."""
+tokens equally."""
 SCORES = """Measures of the rows of the score matrix A (at most 512, evenly chosen), class token included. Dots are
 means, bars one standard deviation over images and heads. The entropy is that of |A|/Σ|A|, because a row with negative
-entries is not a distribution; 1 means that all tokens count alike. Where a mechanism rotates queries and keys only in
+entries is not a distribution; 1 means that all tokens count equally. If a mechanism rotates queries and keys only in
 the numerator, rows need not sum to one, and the rotation alone can make entries negative: hollow dots are without
 it."""
 READOUTS = """Queries and keys of {layer}, without rotation, under four mechanisms: softmax, vanilla linear attention,

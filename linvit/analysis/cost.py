@@ -33,7 +33,7 @@ def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
 
     Raises:
         TypeError: if `network` is not a module.
-        ValueError: if `input_size` is not three whole numbers from 1.
+        ValueError: if `input_size` is not three whole numbers of 1 or more.
     """
     check_network("network", network)
     check({"input_size": tuple[Count, Count, Count]}, {"input_size": input_size})
@@ -51,7 +51,7 @@ def count_batch(network: nn.Module, *inputs: Tensor) -> Cost:
 
 
 def count_pass(network: nn.Module, *inputs: Tensor) -> Cost:
-    """Counts one forward pass of the network itself, in its present mode, on any device."""
+    """Counts one forward pass of the network itself, in its current mode, on any device."""
     _check(network, inputs)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.cost import Cost, count_pass
-from linvit.layers.checks import known
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import DETECTORS, FRAMEWORKS
 from linvit.models.dense.retinanet import RetinaNet
-from linvit.ranges import check
+from linvit.ranges import check, known
 
 DETECTION_SIZE = (800, 1280)
 SEGMENTATION_SIZE = (512, 2048)
@@ -24,7 +23,7 @@ def count_dense_cost(framework: str, backbone: str, **kwargs: Any) -> Cost:
 
     Counted as in the papers: 800 × 1280 px and 80 classes for detectors, 512 × 2048 px and 150 classes for segmentors;
     the convolutions and linear layers of backbone, neck and heads, 1000 regions for each box head and 100 for each
-    mask head; of an auxiliary head only the parameters. Norms are left out.
+    mask head; but only the parameters of an auxiliary head. Norms are left out.
 
     Args:
         framework: a name of FRAMEWORKS.
@@ -63,11 +62,11 @@ def _image(size: tuple[int, int]) -> Tensor:
     return torch.empty(1, 3, *size, device="meta")
 
 
-class _Maps(nn.Module):
-    """A stand-in for a backbone: maps of its channels and strides."""
+class _Maps(DenseBackbone):
+    """Replaces a backbone: returns maps of its channels and strides."""
 
     def __init__(self, channels: tuple[int, ...]):
-        super().__init__()
+        nn.Module.__init__(self)
         self.channels = channels
         self.norms = nn.ModuleList(nn.Identity() for _ in channels)
 

@@ -13,7 +13,7 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 READABLE = 640  # pixels: images whose longer side is shorter are enlarged, so that labels fit
 LETTERS = 14, 60  # smallest font size in pixels; the longer side divided by the font size
-TURN = (math.sqrt(5) - 1) / 2  # part of the colour circle between two classes: no hue comes twice
+TURN = (math.sqrt(5) - 1) / 2  # part of the colour circle between two classes: every hue is different
 TONES = ((0.85, 1.0), (0.5, 1.0), (0.9, 0.65))  # saturation and value, in turn
 SHADE = 0.45
 MARGIN = 4  # pixels that torchvision needs around a label
@@ -127,7 +127,7 @@ def _font() -> str:
 def _labelled(
     image: Tensor, corners: Sequence[tuple[float, float]], words: Sequence[str], colors: Sequence[Color], size: int
 ) -> Tensor:
-    """The image with words at the given upper left corners, moved so that they lie inside it and do not overlap."""
+    """The image with words at the given upper left corners, moved so that they are inside it and do not overlap."""
     font, row = ImageFont.truetype(_font(), size), 1.4 * size
     lowest = image.shape[1] - row
     taken: list[tuple[float, float, float]] = []

@@ -1,4 +1,4 @@
-"""What all figures share: size, colours, fonts and grid, how text of users is shown, how files are written."""
+"""Shared by all figures: size, colours, fonts and grid, text of users, and files."""
 
 import io
 import warnings
@@ -32,7 +32,7 @@ def colour_of(name: str) -> str:
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
-    """Different colours for different names: that of its mechanism for the first name with it, others for the rest."""
+    """Different colours for different names: the first name with a mechanism has its colour, the rest have others."""
     colours: dict[str, str] = {}
     for name in names:
         if colour_of(name) not in (OTHER, *colours.values()):
@@ -76,19 +76,19 @@ def style(axes: Axes) -> None:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """0.25 and 1e-05 instead of powers, and no small ticks: a tenth of the time to draw."""
+    """0.25 and 1e-05 instead of powers, and no minor ticks, which takes a tenth of the time."""
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def integer_ticks(axis: Axis) -> None:
-    """Ticks at whole numbers only, for one epoch or layer too."""
+    """Ticks at whole numbers only, even for a single epoch or layer."""
     axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
 
 @contextmanager
 def _saving() -> Iterator[None]:
-    """Text stays text, the same figure gives the same file, and no warning where PNG's font lacks a character."""
+    """Keeps text as text, makes files reproducible, and hides warnings about characters that PNG's font lacks."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "linvit"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
@@ -103,7 +103,7 @@ def svg(figure: Figure) -> str:
 
 
 def write_figure(figure: Figure, stem: Path) -> None:
-    """Writes stem.svg and stem.png, each whole or not at all."""
+    """Writes stem.svg and stem.png, each completely or not at all."""
     with _saving():
         figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once, not for every file

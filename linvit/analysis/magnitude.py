@@ -27,7 +27,7 @@ from linvit.ranges import Range, check
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 QUERIES = 64  # per image, evenly spaced
-QUARTILE = 0.25  # the second key of a ratio is at this share of the keys, largest score first
+QUARTILE = 0.25  # the second key of a ratio has this rank among the keys, as a share, largest score first
 SORTED, LOG_RATIO = "sorted", "log_ratio"
 PAPER_SCALE = "mala, paper's scale"
 READOUTS = {name: MECHANISMS[name].axes for name in ("softmax", "linear", "mala")}
@@ -44,8 +44,8 @@ def measure_magnitude(
 
     Measures, means over at most 64 evenly spaced queries per image: those of `score_measures`, and log_ratio, the
     median over queries of log(A_m/A_n) with m the key of the largest score at a = 1 and n the one at the upper
-    quartile; queries for which one of the two is not positive at every factor are left out; NaN if none is
-    left.
+    quartile. Queries for which one of the two is not positive at every factor are left out; NaN if none
+    is left.
 
     Args and raises as in `measure_ranks`.
     """
@@ -63,7 +63,7 @@ def measure_magnitude(
 
 
 def compare_readouts(probe: Probe, factors: Sequence[float] = FACTORS) -> list[Measured]:
-    """The queries and keys of one layer under softmax, linear attention and MALA, without rotation; MALA also unscaled.
+    """The queries and keys of one layer under softmax, linear attention and MALA, without rotation; also MALA unscaled.
 
     condition: {"readout": a name in READOUTS, "factor": a}. Measures as in `measure_magnitude`, and "sorted": each
     query's scores from the largest to the smallest, mean over the queries, (images, heads, keys). The paper writes MALA

@@ -1,4 +1,4 @@
-"""Markdown tables, and writing them between two marks of a page."""
+"""Markdown tables, written between two marks of a page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ def check_marks(path: Path, begin: str, end: str) -> None:
 
 
 def replace_between_marks(path: Path, text: str, begin: str, end: str) -> None:
-    """Replaces what stands between the two marks in path, whole or not at all; raises as check_marks."""
+    """Replaces the text between the two marks in path, completely or not at all; raises as check_marks."""
     check_marks(path, begin, end)
     before, _, rest = path.read_text(encoding="utf-8").partition(begin)
     after = rest.partition(end)[2]

@@ -16,7 +16,7 @@ Values = Iterable[tuple[Mapping[str, object], Mapping[str, Tensor]]]
 
 @dataclass(frozen=True)
 class Layer:
-    """What the tables say about an attention layer; `width` is that of a head."""
+    """The description of an attention layer in the tables; `width` is that of a head."""
 
     name: str
     mechanism: str
@@ -75,7 +75,7 @@ class Gathered:
         self._batches[layer.name][tuple(condition.items())].append({name: x.cpu() for name, x in values.items()})
 
     def result(self) -> list[Measured]:
-        """An entry for each layer and condition, layers in the network's order, conditions in the order they came."""
+        """An entry for each layer and condition, layers in the network's order, conditions in order of arrival."""
         return [
             Measured(
                 self._layers[name],
@@ -92,7 +92,7 @@ def gather(
 ) -> list[Measured]:
     """The results of `measure` for every attention over more than one token, concatenated over the batches.
 
-    measure: called with each Probe; gives conditions and their values, (images, heads, …). Others: see `measure_ranks`.
+    measure: called with each Probe; returns conditions and values, (images, heads, …). Others: see `measure_ranks`.
     """
     check_batches(batches)
     gathered = Gathered()

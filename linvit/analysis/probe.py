@@ -1,4 +1,4 @@
-"""Reads what enters and leaves each attention of a network."""
+"""Records the inputs and outputs of each attention of a network."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +32,8 @@ class Probe:
     """One attention layer on one batch of images.
 
     features: the output after each step that the layer has, "mixed" (the operator), "local" (+ LePE or another local
-    term) and "modulated" (× φ(x)), each (batch, heads, tokens, width); Hydra's channels are grouped into the number of
-    heads that the layer was made with. grid: (height, width) of the tokens that follow the first num_prefix, which are
+    term) and "modulated" (× φ(x)), each (batch, heads, tokens, width); Hydra's channels are grouped into the layer's
+    number of heads. grid: (height, width) of the tokens that follow the first num_prefix, which are
     class tokens.
     """
 
@@ -49,7 +49,7 @@ class Probe:
         return self.operands.scores()
 
     def outputs(self) -> Tensor:
-        """What the operator returns, before the local term and the modulation, (batch, heads, tokens, width)."""
+        """The output of the operator, before the local term and the gate, (batch, heads, tokens, width)."""
         return self.features[MIXED]
 
     def kv_state(self) -> Tensor:
@@ -70,13 +70,13 @@ def mapped(operands: Operands) -> tuple[Tensor, Tensor, Weights]:
 def kv_state(operands: Operands) -> Tensor:
     """Σ_j α_j Rκ(k_j) ⊗ v_j, what every query reads, (batch, heads, width, value width); RALA's KV buffer.
 
-    Not centred, unlike `State.S`, and without the factor of the number of tokens, which no rank depends on.
+    Not centred, unlike `State.S`, and without the factor of the number of tokens, which does not change ranks.
 
     Raises:
         ValueError: for softmax attention, which has no such state.
     """
     if operands.options is None:
-        raise ValueError("Softmax attention keeps no KV state: ask for that of a linear attention.")
+        raise ValueError("Softmax attention keeps no KV state: choose a layer with linear attention.")
     _, key, weights = mapped(operands)
     rotated = key if operands.rotary is None else rotate(key, operands.rotary)
     state = summarize(key, rotated, operands.value.to(key.dtype), weights)
@@ -90,15 +90,15 @@ def visit(
     """Run the network in eval mode and call `look` with a Probe of each attention layer, in order.
 
     Args:
-        network: any network with attention of one of KINDS. Of a detector give the backbone.
+        network: any network with attention of one of KINDS. For a detector, its backbone.
         inputs: the network's inputs: images (batch, channels, height, width), or a tuple of arguments, such as the
             images, times and labels of a DiT.
         look: called with one Probe per layer, as soon as the layer has run; the probe is not kept.
         layers: names of the layers to show, as in attention_layers; all by default.
 
     Raises:
-        TypeError: if `network`, `inputs`, `look` or `layers` are of another type.
-        ValueError: if the network has no attention of these kinds, no layer of one of these names, or takes a different
+        TypeError: if `network`, `inputs`, `look` or `layers` has the wrong type.
+        ValueError: if the network has no attention of these kinds, no layer of one of these names, or needs a different
             number of inputs.
     """
     known = attention_layers(network)
@@ -166,7 +166,9 @@ def _check_number(network: nn.Module, inputs: tuple[Any, ...]) -> None:
     except TypeError:
         names = ", ".join(f"`{name}`" for name in signature.parameters)
         given = "1 input was" if len(inputs) == 1 else f"{len(inputs)} inputs were"
-        raise ValueError(f"{type(network).__name__} takes {names}, but {given} given: give all, as a tuple.") from None
+        raise ValueError(
+            f"{type(network).__name__} needs the inputs {names}, but {given} given: pass all, as a tuple."
+        ) from None
 
 
 def _watched(network: nn.Module, name: str, look: Callable[[Probe], None], images: Tensor) -> RemovableHandle:

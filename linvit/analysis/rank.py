@@ -1,6 +1,6 @@
 """Ranks of the KV state and the outputs of attention (RALA, CVPR 2025, figures 2, 4, 5 and 8).
 
-The paper names no tolerance, and the result depends on it: so several measures are given side by side.
+The paper does not state a tolerance, and the result depends on it, so there are several measures.
 """
 
 from collections.abc import Iterable, Sequence

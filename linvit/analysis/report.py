@@ -88,7 +88,7 @@ def preformatted(text: str) -> str:
 
 
 def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Writes a page, whole or not at all; its footer gives date, commit and machine.
+    """Writes a page, completely or not at all; its footer has date, commit and machine.
 
     Args:
         path: the file to write.
@@ -103,11 +103,11 @@ def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[st
         f"<body><h1>{html.escape(title)}</h1>{body}<footer>{html.escape(_origin())}</footer></body></html>\n"
     )
     with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # names of files may not be UTF-8
+        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # file names may not be UTF-8
 
 
 def short_commit(about: Mapping[str, Any]) -> str:
-    """Seven digits of the commit that `environment.describe` found, with `-dirty` where files differ from it."""
+    """Seven digits of the commit that `environment.describe` found, with `-dirty` if files differ from it."""
     commit = about["commit"] or "unknown"
     return commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
 

@@ -15,12 +15,12 @@ from linvit.ops.position import rotate
 from linvit.ops.state import summarize
 from linvit.ranges import Share, check
 
-ROWS = 512  # the most rows of a matrix that are measured
-LARGEST = 2**25  # the most entries of score matrices in memory at once
+ROWS = 512  # most rows of a matrix that are measured
+LARGEST = 2**25  # most entries of score matrices in memory at once
 
 
 def entropy(scores: Tensor) -> Tensor:
-    """Entropy in nats of |A| / Σ|A| over the last dimension: of the row itself where nothing in it is negative.
+    """Entropy in nats of |A| / Σ|A| over the last dimension: of the row itself if nothing in it is negative.
 
     Args:
         scores: (…, keys).
@@ -43,8 +43,8 @@ def entropy(scores: Tensor) -> Tensor:
 def score_measures(scores: Tensor) -> dict[str, Tensor]:
     """Means over the rows of matrices (batch, heads, queries, keys), each (batch, heads).
 
-    entropy: of |A|/Σ|A|, in nats. entropy_share: over log(keys), its largest possible value. negative_share: how many
-    of the entries are below zero. negative_mass: their part of Σ|A|. row_sum: Σ_j A_ij. largest: of |A|/Σ|A|.
+    entropy: of |A|/Σ|A|, in nats. entropy_share: over log(keys), its largest possible value. negative_share: of the
+    entries, those below zero. negative_mass: their share of Σ|A|. row_sum: Σ_j A_ij. largest: of |A|/Σ|A|.
 
     Raises:
         TypeError: if `scores` is not a tensor.
@@ -71,8 +71,8 @@ def measure_scores(
     """score_measures of every attention over more than one token, for each image and head.
 
     The class token is among rows and columns; of more than 512 rows, 512 evenly chosen ones are measured. condition:
-    {"rotation": "on"} as the network works, and "off" for the same queries and keys without their rotation, where they
-    have one; "none" where there is none.
+    {"rotation": "on"} for the network as it is, and "off" for the same queries and keys without their rotation; "none"
+    if there is no rotation.
 
     Args and raises as in `measure_ranks`.
     """
@@ -91,7 +91,7 @@ def measure_scores(
 def score_rows(operands: Operands, places: Tensor) -> Tensor:
     """Only these rows of each head's score matrix, (batch, heads, places, keys).
 
-    Hydra has one head per channel, whose rows may not fit into memory together: heads are then taken in groups.
+    Hydra has one head per channel, whose rows may not fit into memory together: heads are then computed in groups.
     """
     rows = _at_queries(operands, places)
     batch, heads, queries, _ = rows.query.shape
@@ -173,8 +173,8 @@ def score_maps(
 ) -> list[list[Map]]:
     """For each image, the row of the token that covers a point, in every attention over more than one token.
 
-    point: (height, width), each from 0 to 1 of the image. Maps come in the network's order, the class token left out of
-    them. Other arguments and errors as in `visit`; a point outside of the image is a ValueError.
+    point: (height, width), each from 0 to 1 of the image. Maps are in the network's order, without the class
+    token. Other arguments and errors as in `visit`; a point outside the image is a ValueError.
     """
     check({"point": tuple[Share, Share]}, {"point": point})
     return [_maps_of_image(network, image, point, layers) for image in one_by_one(inputs)]

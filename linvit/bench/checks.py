@@ -1,10 +1,11 @@
 """Checks before a speed is shown: results must agree, and names must be known."""
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor
+
+from linvit.ranges import nearest
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 """Largest relative L2 error of a result; float32 is what `linvit.fuse` promises, and about ten times the usual error.
@@ -19,9 +20,7 @@ def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
     for name in given:
         if name not in known:
-            near = get_close_matches(str(name), known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"Unknown {what} {name!r}, expected one of {', '.join(known)}.{hint}")
+            raise ValueError(f"Unknown {what} {name!r}, expected one of {', '.join(known)}.{nearest(name, known)}")
 
 
 class WrongResultError(ArithmeticError):

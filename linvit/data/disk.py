@@ -38,7 +38,7 @@ def files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
 
 
 def stays_inside(name: str) -> bool:
-    """Whether a file name that stands in a table or in annotations leads to a place below their folder."""
+    """Whether a file name from a table or annotations is a path inside their folder."""
     parts = (PurePosixPath(name), PureWindowsPath(name))
     return bool(name) and "\0" not in name and not any(path.anchor or ".." in path.parts for path in parts)
 
@@ -46,7 +46,7 @@ def stays_inside(name: str) -> bool:
 def read_text(path: Path) -> str:
     r"""The text of a file in UTF-8, without its byte order mark; lines end in "\n".
 
-    Raises ValueError, naming the file, where it cannot be read or is not UTF-8.
+    Raises ValueError, naming the file, if it cannot be read or is not UTF-8.
     """
     try:
         check_regular(path)
@@ -61,7 +61,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file in UTF-8; raises ValueError, naming the file, where it cannot be read."""
+    """The content of a JSON file in UTF-8; raises ValueError, naming the file, if it cannot be read."""
     text = read_text(path)
     try:
         return json.loads(text)

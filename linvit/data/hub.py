@@ -8,7 +8,7 @@ from linvit.files import reason_of
 def load_rows(arguments: dict[str, Any], split: str, streaming: bool = False, **columns: str) -> Any:
     """The rows of a split of a data set.
 
-    arguments: those of `datasets.load_dataset`. columns: the columns that it must have, by the argument that sets them.
+    arguments: of `datasets.load_dataset`. columns: the required columns, by the argument that sets them.
 
     Raises ValueError if the library refuses the arguments, or a column is missing.
     """
@@ -16,7 +16,7 @@ def load_rows(arguments: dict[str, Any], split: str, streaming: bool = False, **
 
     try:
         rows = datasets.load_dataset(**arguments, split=split, streaming=streaming)
-    except Exception as error:  # the kind depends on what is wrong
+    except Exception as error:  # its class depends on the cause
         raise ValueError(
             f"The data set {arguments['path']} cannot be read ({reason_of(error)}): check `path`, `configuration` and"
             " the splits."

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_seed(seed: Any, argument: str = "seed") -> None:
-    """Raises ValueError for anything but a whole number that random generators take as a seed."""
+    """Raises ValueError unless it is a whole number that random generators accept as a seed."""
     check({argument: Seed}, {argument: seed})
 
 
@@ -41,7 +41,7 @@ def share() -> tuple[int, int]:
 
 
 class ShuffledOrder(Sampler[Position]):
-    """Positions (epoch, index), shuffled by (seed, epoch); each process takes every world-size-th position.
+    """Positions (epoch, index), shuffled by (seed, epoch); each process reads every world-size-th position.
 
     With repeats above 1 (repeated augmentation, as timm's RepeatAugSampler), positions are (epoch, index, copy), the
     copies of an image follow each other, and an epoch has `length` positions, rounded down to a multiple of 256.
@@ -78,7 +78,7 @@ class ShuffledOrder(Sampler[Position]):
 
 
 class GroupedOrder(ShuffledOrder):
-    """A ShuffledOrder whose batches hold samples of one group, such as wide or tall images; the rest comes last, mixed.
+    """A ShuffledOrder whose batches contain samples of one group, such as wide or tall images; the rest is last, mixed.
 
     groups: the group of each sample. batch_size: samples per batch of one process; the processes' batches of a step are
     of one group too.
@@ -138,9 +138,9 @@ class Augmented(Dataset[Any]):
 
 
 def collate(samples: list[Any], assemble: Callable[[list[Any]], Any] = default_collate) -> tuple[Any, Any, list[str]]:
-    """(images, targets, complaints): the readable samples assembled, and the sentences that stand for unreadable ones.
+    """(images, targets, complaints): the readable samples assembled, and a sentence for each unreadable one.
 
-    Images and targets are None where no sample is readable.
+    Images and targets are None if no sample is readable.
     """
     complaints = [sample for sample in samples if isinstance(sample, str)]
     readable = [sample for sample in samples if not isinstance(sample, str)]
@@ -152,7 +152,7 @@ class Batches(DataLoader[Any]):
     """Batches (images, targets); up to max_corrupt unreadable samples are left out, with warnings for the first five.
 
     assemble: makes (images, targets) from a list of pairs; by default it stacks them. Raises ValueError, naming the
-    first five, for more than max_corrupt, and where no sample can be read at all.
+    first five, for more than max_corrupt, and if no sample can be read.
     """
 
     def __init__(

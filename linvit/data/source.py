@@ -25,7 +25,7 @@ Workers = Annotated[int, Range(0, 1024)]
 def fitting_workers(num_workers: int) -> int:
     """The number of processes that read data: at most one for each CPU core that this process may use.
 
-    Logs it where more than USUAL_WORKERS were asked for, as no default does.
+    Logs a lower number if more than USUAL_WORKERS were requested, which is above every default.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if num_workers > max(cores, USUAL_WORKERS):
@@ -65,9 +65,9 @@ class Source(lightning.LightningDataModule, Checked):
     """Training and validation batches (images, targets): float32 (batch, channels, height, width) and int64 (batch,).
 
     A subclass names the task of its targets, sets class_names and preprocessing in its constructor, and returns its
-    datasets from train_set and val_set. item: what messages call a sample. smaller: the arguments that, set lower,
-    give more batches of the same data. assemble: makes a batch from a list of samples. val_batch_size: samples per
-    validation batch, by default batch_size.
+    datasets from train_set and val_set. item: the word for a sample in messages. smaller: the arguments
+    that make more batches of the same data if set lower. assemble: makes a batch from a list of samples.
+    val_batch_size: samples per validation batch, by default batch_size.
     """
 
     task = "classification"

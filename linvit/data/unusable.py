@@ -1,4 +1,4 @@
-"""Items of a data set that cannot be used: a sentence each, of which the first five are shown."""
+"""Items of a data set that cannot be used: one sentence per item, of which the first five are shown."""
 
 import logging
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 def shown(sentences: Sequence[str]) -> str:
-    """The first five sentences, a line each, and how many more there are."""
+    """The first five sentences, one per line, and the number of the others."""
     more = len(sentences) - SHOWN
     return "\n  ".join([*sentences[:SHOWN], *([f"and {more:,} more."] if more > 0 else [])])
 
@@ -22,7 +22,7 @@ def refusal(sentences: Sequence[str], limit: int, argument: str) -> ValueError:
 
 
 def none_usable(sentences: Sequence[str], item: str = "sample") -> ValueError:
-    """The error for data of which nothing can be used, however many may be left out."""
+    """The error for data of which nothing can be used, even if all may be left out."""
     return ValueError(f"None of the {len(sentences):,} {item}s can be used:\n  {shown(sentences)}")
 
 

@@ -17,17 +17,17 @@ def fuse(model: nn.Module) -> nn.Module:
     """A copy of the model for inference, with the same outputs from fewer and larger steps; see docs/fuse.md.
 
     Batch norms, layer scales, the weights of layer norms, residual depthwise convolutions, CARE's parallel convolutions
-    and its two heads go into their neighbours; maps are channels last. Folded are all models of this package, bare,
-    as `features_only`, inside a detector or segmentor; timm's ViT, Swin and PVT v2 blocks, swapped or not; and in every
-    other model, convolutions followed directly by a batch norm in an nn.Sequential or in timm's ConvNormAct. What is
-    not known to be exact stays as it is, such as layers of other classes (quantized, adapted, reparametrized).
+    and its two heads go into their neighbours; maps are channels last. It folds all models of this package, also as
+    `features_only` or inside a detector or segmentor; timm's ViT, Swin and PVT v2 blocks, swapped or not; and in every
+    other model, convolutions followed directly by a batch norm in an nn.Sequential or in timm's ConvNormAct. Layers
+    whose folding may be inexact stay as they are, such as those of other classes (quantized, adapted, reparametrized).
 
     Args:
         model: in eval mode; it is not changed. Fuse in float32 or wider, and cast to bfloat16 afterwards.
 
     Returns:
-        A model of the same class that takes the same arguments, without gradients for its weights. It can be fused
-        again, copied, pickled, exported, compiled and cast. Its state dict has names of its own and fits other fused
+        A model of the same class with the same inputs, without gradients for its weights. It can be fused
+        again, copied, pickled, exported, compiled and cast. Its state dict has other names and fits other fused
         copies of the same architecture. It stays in eval mode: `.train()` is a ValueError.
 
     Raises:
@@ -60,7 +60,7 @@ def _folded(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 def _stay_in_eval_mode(model: nn.Module, mode: bool = True) -> nn.Module:
     if mode:
         raise ValueError(
-            "a fused model has no train mode, because its norms and drop paths are gone: train the model that it was "
-            "made from, and fuse that again"
+            "a fused model has no train mode, because its norms and drop paths are gone: train the original model "
+            "and fuse it again"
         )
     return type(model).train(model, False)

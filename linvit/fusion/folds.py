@@ -20,7 +20,7 @@ LAYERS = (DepthwiseConv, PointwiseConv, nn.Conv2d, nn.GELU, nn.Identity, DropPat
 """Layers that every block of this package may have."""
 Affine = nn.Conv1d | nn.Conv2d | nn.Linear
 Folds = dict[type[nn.Module], Callable[[Any], nn.Module]]
-"""What each class of module becomes; the function takes a module of exactly that class."""
+"""The fold of each class of module; subclasses are not folded."""
 Layer = TypeVar("Layer", bound=Affine)
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -32,7 +32,7 @@ def linear(layer: nn.Conv2d, activation: str = "none", kind: type[Product] = Pro
 
 
 def products(attention: Module, *names: str) -> Module:
-    """The attention with products instead of its 1×1 convolutions of these names."""
+    """The attention with products instead of the 1×1 convolutions of these names."""
     for name in names:
         setattr(attention, name, linear(getattr(attention, name), kind=MapProduct))
     return attention
@@ -123,7 +123,7 @@ def averaged(layers: Sequence[nn.Linear]) -> nn.Linear:
 
 
 def channels_last(layer: Module) -> Module:
-    """The layer with channels-last weights, so that it returns a channels-last map whatever it reads."""
+    """The layer with channels-last weights, so that its output is always channels last."""
     return layer.to(memory_format=torch.channels_last)
 
 

@@ -15,14 +15,14 @@ def first(x: Tensor) -> Tensor:
 
 
 def plus(fresh: Tensor, x: Tensor) -> Tensor:
-    """x + fresh, written into `fresh`, which no other code may read."""
+    """x + fresh, written into `fresh`, which only this code may read."""
     return fresh.add_(x) if fresh.dtype == x.dtype else x + fresh
 
 
 class Product(nn.Linear):
     """A linear layer followed by "gelu" or "none", in one pass of oneDNN where possible.
 
-    F.linear writes the bias first and then adds to it, and GELU is another pass.
+    F.linear writes the bias first and then adds to it, and GELU would be another pass.
     """
 
     def __init__(

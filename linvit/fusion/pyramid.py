@@ -51,7 +51,7 @@ class FusedAttentionBlock(nn.Module):
         super().__init__()
         attention, feed_forward = block.attn, block.ffn
         self.cpe = None if block.cpe is None else folds.with_identity(block.cpe)
-        readers = cast(list[folds.Affine], attention.input_layers())  # made_of has seen that they are
+        readers = cast(list[folds.Affine], attention.input_layers())  # made_of has checked their classes
         self.norm1 = folds.after_layer_norm(block.norm1, readers) if readers else _unfolded(block.norm1)
         self.norm2 = folds.after_layer_norm(block.norm2, [feed_forward.fc1])
         folds.scaled(attention.proj, block.gamma_1)

@@ -15,7 +15,7 @@ from linvit.fusion import folds
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.swapped import GlobalSwinBlock, LocalMlp
 
-# The layers that read such a module's input; none if the module also uses its input in another way. Swin's windowed
+# The layers that read the input of such a module; none if the module also uses it in another way. Swin's windowed
 # attention is not here: it pads the output of the norm with zeros.
 INPUT_LAYERS: dict[type[nn.Module], Callable[[Any], list[nn.Module]]] = {
     Attention: lambda attention: [attention.qkv] if attention.gate is None else [attention.qkv, attention.gate],

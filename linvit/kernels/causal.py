@@ -1,7 +1,7 @@
 """Causal attention, uniform weights: one program per head reads the tokens chunk by chunk and carries their sums.
 
 Inside a chunk the scores are a small matrix; what came before is carried as S (uncentred), z, u, r and the number of
-tokens, in registers: nothing of it is written. The backward goes through the tokens twice, forwards for the queries,
+tokens, in registers, and never written. The backward goes through the tokens twice, forwards for the queries,
 then backwards for keys and values; between the two it keeps four numbers per token (`rows`: heads × 4 × tokens).
 
 With g the gradient of the output, x = v - origin, a_ij = Rκ(q_i)·Rκ(k_j) and sums over j ≤ i of n_i visible tokens,

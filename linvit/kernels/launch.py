@@ -1,4 +1,4 @@
-"""Starts the kernels: which ones, over how many programs, with which block sizes."""
+"""Starts the kernels, with their numbers of programs and block sizes."""
 
 from typing import Any, NamedTuple
 
@@ -11,21 +11,21 @@ from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_b
 from linvit.kernels.state import merge, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
 
-# Tokens per tile and warps per program, by the wider of the two head widths padded to a power of two. A program holds S
+# Tokens per tile and warps per program, by the wider of the two head widths padded to a power of two. A program keeps S
 # (width × value width, float32) and a few tiles at once. At width 64 in bfloat16, compiled for an H200, `summarize`
 # takes 242 registers per thread and `read` 144, none spilled: two and three programs share a multiprocessor, and their
-# loads in flight (two tiles of 8 KB each, up to three deep) hide its memory. Narrow heads take longer tiles, or loads
-# would be too short; width 128 takes twice the threads and half the tokens.
+# loads in flight (two tiles of 8 KB each, up to three deep) hide its memory. Narrow heads need longer tiles, otherwise
+# loads would be too short; width 128 uses twice the threads and half the tokens.
 BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
-# The same for the backward pass, which holds S and its gradient at once: with four warps it spilled registers, with
+# The same for the backward pass, which keeps S and its gradient at once: with four warps it spilled registers, with
 # eight `read_backward` takes 219 and spills none.
 BACKWARD_BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 8), 128: (32, 8)}
-# Tokens per chunk and warps of causal attention, which holds the scores of a chunk beside the state and the tiles.
+# Tokens per chunk and warps of causal attention, which keeps the scores of a chunk besides the state and the tiles.
 CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
 # Tiles that one program reads with the same state, which is as large as one or two tiles and comes from L2.
 READ_TILES = 4
 MOST_SPLITS = 65535  # the limit of a grid's second axis
-# Programs per multiprocessor from which on a head's tokens are not split further.
+# With this many programs per multiprocessor a head's tokens are not split further.
 PROGRAMS_PER_PROCESSOR = 2
 
 

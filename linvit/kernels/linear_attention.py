@@ -21,17 +21,17 @@ def linear_attention(
     eps: float = 1e-6,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """`linvit.ops.linear_attention` on a GPU; what is not said here is as there.
+    """`linvit.ops.linear_attention` on a GPU, with the same meaning except as stated here.
 
-    Query, key and value get first derivatives: no second ones, no forward mode, no vmap. Sums run in a fixed order, so
-    results do not change from run to run.
+    Query, key and value get first derivatives; second ones, forward mode and vmap are not supported. Sums have a fixed
+    order, so results are the same in every run.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer, rotary, key_mask, causal, eps: as there, unless
-            `obstacle` names a reason against it.
-        cu_seqlens: packed sequences of different lengths (images of native resolution, say): the tensors are
+        query, key, value, feature_map, weighting, normalizer, rotary, key_mask, causal, eps: as there, within
+            the limits that `obstacle` reports.
+        cu_seqlens: packed sequences of different lengths (such as images of native resolution): the tensors are
             (1, heads, all tokens, width), sequence i has the tokens cu_seqlens[i] … cu_seqlens[i + 1] - 1, and attends
-            to itself alone. int32 or int64, (sequences + 1,), rising from 0 to the number of tokens, which is not
+            only to itself. int32 or int64, (sequences + 1,), rising from 0 to the number of tokens, which is not
             checked because that would wait for the GPU. Rotary tables and key_mask are packed like the tensors.
 
     Returns:
@@ -39,7 +39,7 @@ def linear_attention(
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: if the kernels cannot do it, with the reason, or for shapes and dtypes that do not fit together.
+        ValueError: if the kernels cannot run, with the reason, or for shapes and dtypes that do not fit together.
     """
     _check_types(query, key, value, rotary, key_mask, cu_seqlens)
     axes = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}

@@ -1,4 +1,4 @@
-"""The kernels as a custom torch operator with a gradient, which torch.compile does not look into."""
+"""The kernels as a custom torch operator with a gradient, which torch.compile treats as opaque."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """Bidirectional attention forward: `query_mean`, `summarize`, `merge` and `read`, as in `linvit.ops`.
 
 A state is one float32 row: S (width × value width), z, u, r, n, shift, as in `linvit.ops.State`. Each head's tokens are
-dealt out to `splits` programs, tile by tile; each writes a state of its own and `merge` joins them in a fixed order, so
-results do not change from run to run.
+distributed over `splits` programs, tile by tile; each writes its own state and `merge` joins them in a fixed order, so
+results are the same in every run.
 """
 
 import triton

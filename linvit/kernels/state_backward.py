@@ -7,11 +7,11 @@ g its output's gradient,
     dRκ(k_j) = α_j (dS (v_j - u) + dr)        dκ(k_j) = Rᵀ dRκ(k_j) + α_j dz
     dv_j = α_j (dSᵀ (Rκ(k_j) - r) + du)
 
-and for the exponents of the weights the closed form needs no pass of its own, because Σ_j α_j dα_j is known:
+and for the exponents of the weights a closed form, which needs no further pass because Σ_j α_j dα_j is known:
 
     dexponent_j = α_j ((Rκ(k_j) - r) · (dS (v_j - u) + dr) + (v_j - u) · du + (κ(k_j) - z) · dz - <S, dS>)
 
-A gradient of a state lies in memory as a state does; its n and shift are unused.
+A gradient of a state has the memory layout of a state; its n and shift are unused.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""What the kernels can do. Imports no Triton, so that it can also say that Triton is missing."""
+"""The limits of the kernels. Imports no Triton, so that it can also report that Triton is missing."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -26,7 +26,7 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False,
     if causal and weighting != "uniform":
         return f"weighting={weighting!r} has no causal kernel"
     if max(query.shape[-1], value.shape[-1]) > WIDEST:
-        return f"head widths are {query.shape[-1]} and {value.shape[-1]}, and the kernels go to {WIDEST}"
+        return f"head widths are {query.shape[-1]} and {value.shape[-1]}, and the kernels support up to {WIDEST}"
     if len({query.device, key.device, value.device}) > 1:
         return f"the tensors are on {query.device}, {key.device} and {value.device}"
     missing: str | None = machine_obstacle(query.device)
@@ -43,7 +43,7 @@ def inputs_obstacle(
     rotary: tuple[Tensor, Tensor] | None = None,
     state: Any = None,
 ) -> str | None:
-    """Why no kernel, on a GPU or a CPU, takes these arguments, as a clause; None if one may."""
+    """Why neither the GPU nor the CPU kernels support these arguments, as a clause; None if one of them may."""
     maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
     for name, given, known in (
         ("the queries' feature_map", maps[0], FEATURE_MAPS),
@@ -53,15 +53,15 @@ def inputs_obstacle(
     ):
         if not isinstance(given, str) or given not in known:
             shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
-            return f"{name} is {shown}, and the kernels know {', '.join(known)}"
+            return f"{name} is {shown}, and the kernels support {', '.join(known)}"
     if state is not None:
-        return "the kernels neither take nor return a state"
+        return "the kernels support no state"
     if query.dtype not in DTYPES:
-        return f"the tensors are {query.dtype}, and the kernels know float16, bfloat16 and float32"
+        return f"the tensors are {query.dtype}, and the kernels support float16, bfloat16 and float32"
     if 0 in (*query.shape, *value.shape):
         return "a tensor is empty"
     if rotary is not None and (rotary[0].dim() != 2 or any(table.requires_grad for table in rotary)):
-        return "the rotary tables are not (tokens, width / 2) without gradient"
+        return "the kernels need rotary tables of shape (tokens, width / 2) without gradients"
     return None
 
 
@@ -74,7 +74,7 @@ def transforms() -> bool:
 def machine_obstacle(device: torch.device) -> str | None:
     """Why kernels cannot run on tensors of this device, as a clause; None if they can."""
     if find_spec("triton") is None:
-        return "Triton is not installed; pip install triton, where there is one for this machine"
+        return "Triton is not installed; pip install triton, if it supports this machine"
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST:

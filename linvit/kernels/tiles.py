@@ -2,7 +2,7 @@
 
 A tensor comes in as the tuple (pointer, batch stride, head stride, token stride, channel stride); `head_of` leaves
 (pointer to the first token, token stride, channel stride). Tiles are float32, ROWS tokens × COLUMNS channels, zero
-outside of the tokens and channels there are.
+outside the existing tokens and channels.
 """
 
 import triton
@@ -78,7 +78,7 @@ def tile_mean(
 ):
     """Mean value of one tile, subtracted from values in float32; zero for half precision, where it would add rounding.
 
-    Relative to it values stay small, so that subtracting their mean later loses nothing.
+    Relative to it values are small, so that subtracting their mean later loses no precision.
     """
     origin = tl.zeros((VALUE_COLUMNS,), tl.float32)
     if PRECISION == "ieee":
@@ -91,7 +91,7 @@ def tile_mean(
 
 @triton.jit
 def feature(x, inside, MAP: tl.constexpr):
-    """κ(x) where inside, else zero."""
+    """κ(x) where inside, otherwise zero."""
     if MAP == "elu1":
         y = tl.where(x > 0, x + 1, tl.exp(tl.minimum(x, 0.0)))
     elif MAP == "relu":
@@ -171,7 +171,7 @@ def gain_and_level(num, den, mass, scale, eps, NORMALIZER: tl.constexpr):
 @triton.jit
 def gain_and_level_backward(dgain, dlevel, num, den, mass, scale, eps, cos, NORMALIZER: tl.constexpr):
     """Gradients of num and den from those of gain and level."""
-    # What scale · (num - den) gives to one it takes from the other: without rotation nothing at all.
+    # scale · (num - den) adds to one what it subtracts from the other; without rotation num = den.
     shifted = tl.zeros_like(den) if cos is None else dlevel * scale
     if NORMALIZER == "divide":
         gain = 1 / (den + eps)

@@ -6,15 +6,16 @@ from typing import Any
 from timm.layers import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
-from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width, known
+from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.operator import MapSteps, Operands, known_mechanism
 from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import Rotary, rotary_2d
+from linvit.ranges import known, nearest
 
 AXES = ("feature_map", "weighting", "normalizer")
 AROUND = ("modulation", "lepe", "rope")
-# φ(x) by name: whether it acts on a projection of x (else on x itself), and what it does there; None for no φ(x)
+# φ(x) by name: whether it is applied to a projection of x or to x itself, and the function; None for no φ(x)
 MODULATIONS: dict[str, tuple[bool, type[nn.Module] | None]] = {
     "linear": (True, nn.Identity),
     "tanh": (True, nn.Tanh),
@@ -32,21 +33,23 @@ def rotary_table(x: Tensor, head_width: int) -> Rotary:
 def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> dict[str, Any]:
     """The keyword arguments of one stage's Attention2d, taken from those of the whole network.
 
-    Softmax attention has no feature map, weighting or normalizer: a softmax stage takes only the other options.
+    Softmax attention has no feature map, weighting or normalizer: a softmax stage gets only the other options.
 
     Raises:
         ValueError: for an unknown key; the message lists the known ones.
     """
+    keys = (*AXES, *AROUND)
     for key in attention or {}:
-        if key not in (*AXES, *AROUND):
-            known_keys = ", ".join((*AXES, *AROUND))
-            raise ValueError(f"`attention` has the key {key!r}, expected some of {known_keys}: correct it")
+        if key not in keys:
+            raise ValueError(
+                f"`attention` has the key {key!r}, expected some of {', '.join(keys)}.{nearest(key, keys)}"
+            )
     linear = known_mechanism(mechanism).axes is not None
     return {key: value for key, value in (attention or {}).items() if key in AROUND or linear}
 
 
 def check_turns(head_width: int) -> None:
-    """Raises ValueError where a rotation over rows and columns cannot turn the channels of a head in pairs."""
+    """Raises ValueError for a head width that a rotation in two dimensions cannot divide into pairs of channels."""
     if head_width % 4:
         raise ValueError(f"the head width is {head_width}, expected a multiple of 4 for RoPE: change `heads` or `rope`")
 
@@ -55,8 +58,8 @@ def check_turns(head_width: int) -> None:
 class Attention2d(MapSteps):
     """Attention with a local term and a gate: proj((operator(q, k, v) + lepe(v)) · φ(x)).
 
-    One 1×1 convolution computes q, k, v and, where φ needs a projection, that too. RALA (arXiv 2411.07635) and MALA
-    (arXiv 2507.00698) as released: their papers mention neither LePE nor RoPE, their code has both and is followed.
+    One 1×1 convolution computes q, k, v and, if φ needs it, a further projection. RALA (arXiv 2411.07635) and MALA
+    (arXiv 2507.00698) as released: their papers mention neither LePE nor RoPE; we follow their code, which has both.
 
     Args:
         width, heads, mechanism: as in AttentionSteps.
@@ -116,6 +119,6 @@ class Attention2d(MapSteps):
 
 
 def value_map(operands: Operands) -> Tensor:
-    """The values (batch, heads, tokens, width) as the map they were taken from, a view."""
+    """The values (batch, heads, tokens, width) as a map (batch, channels, height, width), a view."""
     out: Tensor = operands.value.mT.flatten(1, 2).unflatten(-1, operands.grid)
     return out

@@ -25,11 +25,11 @@ class AttentionBlock(Checked, nn.Module):
         width: channels.
         heads: number of heads.
         mechanism: see Attention2d.
-        attention: options of Attention2d; softmax attention takes only modulation, lepe and rope.
+        attention: options of Attention2d; softmax attention accepts only modulation, lepe and rope.
         cpe: start the block with a 3×3 depthwise convolution, the conditional position encoding.
         ffn_ratio: hidden channels of the feed-forward over width.
-        layer_scale: initial value of gamma_1 and gamma_2. Their shape (1, width, 1, 1) is the released one; because of
-            it timm applies weight decay to them.
+        layer_scale: initial value of gamma_1 and gamma_2. They have the released shape (1, width, 1, 1), so timm
+            applies weight decay to them.
         drop_path: rate of stochastic depth.
 
     Raises:
@@ -88,11 +88,11 @@ class CareBlock(Checked, nn.Module):
         layer_scale: initial value of gamma, shaped (width,).
         drop_path: rate of stochastic depth.
         last: this is the last block of the network. It returns the hidden map of its second interaction without layer
-            scale and skip connection, so that stochastic depth drops whole images, as in the released code.
+            scale and skip connection, so stochastic depth drops the features of an image completely, as released.
         split, local_sizes: see TokenMixer.
-        interactions: keep the first, keep the second interaction. A missing one is not replaced: without the first, the
-            mixed features enter the second unchanged; without the second, memory and features meet only at the end of a
-            stage, and the last block is like the others.
+        interactions: whether to keep the first and the second interaction. A missing one is not replaced: without the
+            first, the mixed features enter the second unchanged; without the second, memory and features meet only at
+            the end of a stage, and the last block is like the others.
         memory: keep the memory; without it all channels are features.
 
     Raises:

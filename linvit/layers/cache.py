@@ -1,4 +1,4 @@
-"""What a causal attention keeps of the tokens it has read."""
+"""The cache of causal attention: a state, or keys and values, of the tokens read so far."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class KeyValues:
         return buffer
 
     def num_bytes(self) -> int:
-        """Bytes of the tokens held, without the spare room of the buffers."""
+        """Bytes of the tokens read, without the unused part of the buffers."""
         if self.key is None or self.value is None:
             return 0
         return sum(x[:, :, : self.length].numel() * x.element_size() for x in (self.key, self.value))

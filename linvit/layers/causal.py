@@ -1,7 +1,7 @@
-"""The layers of a decoder: attention over the tokens so far, with a cache of what it has read.
+"""The layers of a decoder: attention over the tokens so far, with a cache.
 
-Every mechanism has the same parameters. Training reads whole rows of tokens; generation reads them piece by piece and
-keeps one State with a linear mechanism, all keys and values with softmax attention.
+Every mechanism has the same parameters. Training reads complete rows of tokens; generation reads them piece by piece. A
+linear mechanism then keeps one State, softmax attention all keys and values.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
 from linvit.layers.cache import AttentionCache
-from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width, known
+from linvit.layers.checks import Device, Dtype, Heads, TensorOptions, Width
 from linvit.layers.operator import Operands, SequenceSteps, merged
 from linvit.ops import Rotary
-from linvit.ranges import Range
+from linvit.ranges import Range, known
 
 CAUSAL_MODULATIONS: Mapping[str, type[nn.Module] | None] = {
     "none": None,
@@ -29,7 +29,7 @@ Taps = Annotated[int, Range(0, 1_024)]
 
 
 class Packing:
-    """Several documents packed into one row: moves each into a row of its own, and back.
+    """Several documents packed into one row: moves each document to its own row, and back.
 
     Args:
         documents: the number of each token's document, (batch, tokens); the tokens of a document are adjacent.
@@ -51,7 +51,7 @@ class Packing:
         return rows.index_put((self.row, self.column), x.flatten(0, 1))
 
     def together(self, rows: Tensor, like: Tensor) -> Tensor:
-        """The rows that `apart` made, back in the places that they had in `like`."""
+        """The rows from `apart`, moved back to their places in `like`."""
         return rows[self.row, self.column].view(*like.shape[:2], -1)
 
 
@@ -60,8 +60,8 @@ class CausalConv(nn.Module):
 
     Args:
         width: channels.
-        size: tokens that it sees.
-        passes: initialize it as the identity; otherwise with small random values.
+        size: kernel size in tokens.
+        passes: initialize as the identity; otherwise with small random values.
     """
 
     def __init__(self, width: int, size: int, passes: bool = True, device: Device = None, dtype: Dtype = None) -> None:
@@ -139,8 +139,8 @@ class CausalAttention(SequenceSteps):
         """Tokens (batch, tokens, width) to the same shape.
 
         rotary: table of their positions, for `rope`. packing: the documents of each row, which do not see each other.
-        cache: what was read before; these tokens are added to it. form: "chunked", linear in the tokens, or "matrix",
-        with the explicit scores, only without a cache.
+        cache: the tokens read before; these are added to it. form: "chunked", linear in the tokens, or "matrix",
+        with the explicit scores, without a cache only.
         """
         operands = self.operands(x, rotary, packing, cache)
         mixed = operands.product() if form == "matrix" else self.operator(operands)

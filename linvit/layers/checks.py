@@ -1,23 +1,20 @@
-"""What the arguments of layers and networks can be: ranges for their annotations, and names out of a table.
+"""The values that arguments of layers and networks can have, as annotations.
 
-The constructors are checked by `linvit.ranges.Checked`, before any memory is taken: the upper ends are far above every
-published network and keep a slip of the pen from filling the machine.
+The constructors are checked by `linvit.ranges.Checked`, before any memory is allocated: the upper limits are far above
+every published network, so that a typing error does not fill the memory.
 """
 
-import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, TypedDict
 
 import torch
 
-from linvit.ranges import Range
-
-Entry = TypeVar("Entry")
+from linvit.arguments import FLOATS
+from linvit.ranges import Range, Rule
 
 
 @dataclass(frozen=True)
-class IsDevice:
+class IsDevice(Rule):
     """A device of torch; a GPU must exist."""
 
     def holds(self, value: Any) -> bool:
@@ -33,40 +30,14 @@ class IsDevice:
 
 
 @dataclass(frozen=True)
-class IsFloatingPoint:
+class IsFloatingPoint(Rule):
     """A dtype for weights."""
 
     def holds(self, value: Any) -> bool:
-        return value is None or (
-            isinstance(value, torch.dtype) and value in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-        )
+        return value is None or (isinstance(value, torch.dtype) and value in FLOATS)
 
     def words(self, noun: str, got: Any = None) -> str:
         return "torch.float16, torch.bfloat16, torch.float32 or torch.float64"
-
-
-@dataclass(frozen=True)
-class IsA:
-    """An object of this class."""
-
-    kind: type
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, self.kind)
-
-    def words(self, noun: str, got: Any = None) -> str:
-        return f"a {self.kind.__name__}"
-
-
-@dataclass(frozen=True)
-class Some:
-    """A list that is not empty."""
-
-    def holds(self, value: Any) -> bool:
-        return len(value) > 0
-
-    def words(self, noun: str, got: Any = None) -> str:
-        return f"{noun}, at least one"
 
 
 Width = Annotated[int, Range(1, 65_536)]
@@ -86,23 +57,10 @@ Dtype = Annotated[torch.dtype | None, IsFloatingPoint()]
 
 
 class TensorOptions(TypedDict):
-    """Where and in which dtype a layer makes its parameters."""
+    """Device and dtype of a layer's parameters."""
 
     device: torch.device | str | int | None
     dtype: torch.dtype | None
-
-
-def known(argument: str, name: str, table: Mapping[str, Entry]) -> Entry:
-    """The entry of that name.
-
-    Raises:
-        ValueError: if there is none; the message lists the known names and offers the nearest.
-    """
-    if not isinstance(name, str) or name not in table:
-        near = difflib.get_close_matches(str(name), table, n=1)
-        offer = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"`{argument}` is {name!r}, expected one of {', '.join(table)}: choose a known one{offer}")
-    return table[name]
 
 
 def multiple_of_heads(width: int, heads: int) -> int:

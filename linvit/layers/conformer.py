@@ -17,10 +17,10 @@ from torch.nn.functional import conv2d, glu, pad, relu, silu
 
 from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import CAUSAL_MODULATIONS
-from linvit.layers.checks import Device, Dtype, Expansion, Heads, Kernel, Rate, TensorOptions, Width, known
+from linvit.layers.checks import Device, Dtype, Expansion, Heads, Kernel, Rate, TensorOptions, Width
 from linvit.layers.operator import Operands, SequenceSteps
 from linvit.ops import Rotary
-from linvit.ranges import Checked
+from linvit.ranges import Checked, known
 
 CONV_NORMS: Mapping[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 SUBSAMPLED = 4  # frames of features per frame of the encoder
@@ -34,7 +34,7 @@ def subsampled(lengths: Tensor) -> Tensor:
 def relative_positions(first: int, last: int, width: int, like: Tensor) -> Tensor:
     """Sines and cosines of the distances first, first - 1, …, last: (distances, width), in the dtype of `like`.
 
-    Source: Transformer-XL (ACL 2019): the transformer's sinusoids for each distance from query back to key.
+    Source: Transformer-XL (ACL 2019): the transformer's sinusoids for each distance between query and key.
     """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     distances = torch.arange(first, last - 1, -1, dtype=dtype, device=like.device)
@@ -59,7 +59,7 @@ class Subsampling(nn.Module):
     Args:
         mels: mel bands of the features.
         width: channels of both convolutions and of the output.
-        causal: no frame sees a later one: output i depends on features 0 … 4·i.
+        causal: no frame sees a later one; output i depends on features 0 … 4·i.
     """
 
     def __init__(self, mels: int, width: int, causal: bool, device: Device = None, dtype: Dtype = None) -> None:
@@ -145,8 +145,8 @@ class FrameAttention(SequenceSteps):
         """The operands of the operator, from frames (batch, frames, width).
 
         positions: for softmax, `relative_positions` from keys - 1 down to 1 - queries; for a linear mechanism its
-        rotary table or None. valid: False for padding, (batch, frames). cache: for causal attention, what was read
-        before; these frames are added to it.
+        rotary table or None. valid: False for padding, (batch, frames). cache: for causal attention, the frames
+        read before; these are added to it.
         """
         query, key, value = (self.by_head(t) for t in self.qkv(x).chunk(3, dim=-1))
         context: dict[str, Any] = {"key_mask": valid, "gate": None if self.gate is None else self.gate(x)}
@@ -164,7 +164,7 @@ class ConvModule(Checked, nn.Module):
 
     Args:
         width: channels in and out.
-        kernel: kernel size of the depthwise convolution in frames; an even one sees one more frame after than before.
+        kernel: kernel size of the depthwise convolution in frames; an even one sees one frame more after than before.
         causal: no frame sees a later one.
         norm: "batch", a batch norm whose statistics ignore padding, or "layer".
 

@@ -9,7 +9,7 @@ from linvit.ops.backend import built_for_cpu
 
 @register_notrace_module  # symbolic tracing does not know the memory format of a map
 class DepthwiseConv(nn.Conv2d):
-    """A depthwise convolution of stride 1 with an odd kernel; `linvit.kernels.cpu`, once built, takes its gradient.
+    """A depthwise convolution of stride 1 with an odd kernel; on a CPU it uses `linvit.kernels.cpu` once that is built.
 
     Args:
         width: channels in and out.

@@ -1,10 +1,12 @@
-"""Which tensors a network reads: each wrong one is a TypeError or ValueError of one sentence.
+"""Checks of the tensors that a network reads: each wrong one is a TypeError or ValueError of one sentence.
 
 Values are read on a CPU only, where nothing has to wait for them, and never while a compiler or a transform traces.
 """
 
 import torch
 from torch import Tensor
+
+from linvit.arguments import check_floating, form, is_traced
 
 Shape = tuple[str | int, ...]
 
@@ -14,24 +16,22 @@ def check_floats(name: str, x: object, shape: Shape, remedy: str) -> None:
 
     shape: a size, or the name of one that can be any. remedy: what to do about another shape.
     """
-    x = _tensor(name, x, shape)
-    if _misfits(x, shape):
-        raise ValueError(f"`{name}` has the shape {tuple(x.shape)}, expected {_words(shape)}: {remedy}")
-    if not x.is_floating_point():
-        raise ValueError(
-            f"`{name}` has the dtype {x.dtype}, expected a floating-point one: convert and normalize it as in training"
-        )
+    actual, dtype, _ = form(name, x)
+    if _misfits(actual, shape):
+        raise ValueError(f"`{name}` has shape {tuple(actual)}, expected {_words(shape)}: {remedy}")
+    check_floating(name, dtype, "convert and normalize it as in training")
 
 
 def check_whole_numbers(name: str, x: object, shape: Shape, least: int, most: int) -> None:
     """Raises unless x is an integer tensor of that shape with values from `least` to `most`; nothing if traced."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+    if is_traced():
         return
-    x = _tensor(name, x, shape)
-    if x.dtype not in (torch.int64, torch.int32) or _misfits(x, shape):
+    actual, dtype, _ = form(name, x)
+    if dtype not in (torch.int64, torch.int32) or _misfits(actual, shape):
         raise ValueError(
-            f"`{name}` is {x.dtype} of shape {tuple(x.shape)}, expected int64 of shape {_words(shape)}: convert it"
+            f"`{name}` is {dtype} of shape {tuple(actual)}, expected int64 of shape {_words(shape)}: convert it"
         )
+    assert isinstance(x, Tensor)
     if not (has_values(x) and x.numel()):
         return
     first, last = (int(bound) for bound in x.aminmax())
@@ -41,11 +41,9 @@ def check_whole_numbers(name: str, x: object, shape: Shape, least: int, most: in
 
 
 def check_filled(name: str, x: Tensor) -> None:
-    """Raises for a batch of nothing."""
+    """Raises for an empty batch."""
     if not torch.compiler.is_compiling() and len(x) == 0:
-        raise ValueError(
-            f"`{name}` is empty, of shape {tuple(x.shape)}, expected a batch of at least one: leave it out"
-        )
+        raise ValueError(f"`{name}` is empty, of shape {tuple(x.shape)}, expected a batch of one or more: leave it out")
 
 
 def has_values(x: Tensor) -> bool:
@@ -53,15 +51,9 @@ def has_values(x: Tensor) -> bool:
     return type(x) is Tensor and x.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
 
 
-def _tensor(name: str, x: object, shape: Shape) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"`{name}` is of type {type(x).__name__}, expected a tensor {_words(shape)}: convert it")
-    return x
-
-
-def _misfits(x: Tensor, shape: Shape) -> bool:
-    return x.ndim != len(shape) or any(
-        isinstance(size, int) and length != size for length, size in zip(x.shape, shape, strict=True)
+def _misfits(actual: torch.Size, shape: Shape) -> bool:
+    return len(actual) != len(shape) or any(
+        isinstance(size, int) and length != size for length, size in zip(actual, shape, strict=True)
     )
 
 

@@ -26,7 +26,7 @@ class Mechanism:
     axes: options of `linear_attention` and `attention_scores` other than their defaults; None for softmax attention.
     causal_axes: options that differ in causal attention.
     tokens: the attention layer that `swap_attention` puts into a network.
-    places: where else it can stand: "maps" (pyramids and CARE), "sequences" (decoders and Conformers), "images" (DiTs).
+    places: its other uses: "maps" (pyramids and CARE), "sequences" (decoders and Conformers), "images" (DiTs).
     networks: networks registered as BASE_MECHANISM, with arguments of their own, see linvit.models.swapped.
     local_feed_forward: whether `swap_attention` adds a 3×3 depthwise convolution to the feed-forward.
     """

@@ -6,15 +6,15 @@ import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from linvit.layers.checks import Device, Dtype, Expansion, TensorOptions, Width, known
+from linvit.layers.checks import Device, Dtype, Expansion, TensorOptions, Width
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.operator import MapSteps, Operands
 from linvit.layers.pointwise import PointwiseConv
-from linvit.ranges import Checked
+from linvit.ranges import Checked, known
 
 STRIPS = "strips"
 LOCAL_SIZES = (3, 7)
-SHARES = {"asymmetric": 3, "symmetric": 2, "stacked": 1, "attended": 1}  # attention gets 1 in so many channels
+SHARES = {"asymmetric": 3, "symmetric": 2, "stacked": 1, "attended": 1}  # attention gets one in this many channels
 
 
 class Strips(nn.Module):
@@ -35,7 +35,7 @@ class Strips(nn.Module):
 class ValueAttention(MapSteps):
     """Attention whose value is the input itself; only query and key are projected.
 
-    The paper calls the feature map an identity; the released code, which is followed, has elu + 1 and a normalizer.
+    The paper calls the feature map an identity; we follow the released code, which has elu + 1 and a normalizer.
 
     Raises:
         ValueError: for a head width that does not divide width, and as AttentionSteps.
@@ -62,12 +62,12 @@ class ValueAttention(MapSteps):
 
 
 class TokenMixer(Checked, nn.Module):
-    """Mix each group of channels by itself: one by attention, the others by local depthwise convolutions.
+    """Mix the tokens of each group of channels: one group by attention, the others by local depthwise convolutions.
 
     Args:
         width: channels of the features, without those of the memory.
         head_width: channels per head of the attention; unused for strips.
-        mechanism: "strips" (strip convolutions), or a mechanism that stands in maps: "linear" in the paper.
+        mechanism: "strips" (strip convolutions), or a mechanism for maps: "linear" in the paper.
         split: which channels the attention gets: "asymmetric", a third of them, as released; "symmetric", half of them;
             "attended", all of them, without local convolutions; "stacked", all of them, after the local convolutions,
             the small one first (our reading of the paper's baseline after MLLA).
@@ -137,7 +137,7 @@ class Interaction(Checked, nn.Module):
     Args:
         width: channels in.
         ratio: hidden channels over width.
-        project: end with the last 1×1 convolution and the skip connection; without, the hidden map is the output.
+        project: end with the last 1×1 convolution and the skip connection; otherwise return the hidden map.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 
-from linvit.layers.checks import known
+from linvit.ranges import known
 
 
 def conv_norm_relu(in_width: int, width: int, kernel_size: int = 3) -> nn.Sequential:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from linvit.layers.cache import AttentionCache, KeyValues
-from linvit.layers.checks import Device, Dtype, Heads, Width, known, multiple_of_heads
+from linvit.layers.checks import Device, Dtype, Heads, Width, multiple_of_heads
 from linvit.ops import Rotary, State, attention_scores, linear_attention
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
-from linvit.ranges import Checked, OneOf
+from linvit.ranges import Checked, OneOf, known
 
 if TYPE_CHECKING:
     from linvit.layers.mechanisms import Mechanism
@@ -36,7 +36,7 @@ class Operands:
     causal: the queries are the last tokens; each sees itself and the tokens before it.
     key_mask: True where a token counts, (batch, tokens).
     bias: added to the logits of softmax attention, (batch, heads, queries, tokens).
-    cache: the tokens read before these. Linear attention adds these tokens to it; with softmax it holds them already.
+    cache: the tokens read before these. Linear attention adds these tokens to it; with softmax they are in it already.
     x, gate, grid, num_prefix, packing: for the steps after the operator: the input of the layer, the input of its gate,
         and the places of the tokens: num_prefix tokens, then a grid (height, width); or the Packing of documents.
     """
@@ -135,9 +135,9 @@ class Operator(Checked, nn.Module):
         normalizer: replaces that of the mechanism; "learned" reads β·s·num·v - γ·u with β (initially 1) and γ
             (initially 0) learned per head.
         causal: each token sees only itself and the tokens before it.
-        place: where the attention stands: "maps", "sequences" or "images"; None allows every mechanism.
+        place: where the attention is used: "maps", "sequences" or "images"; None allows every mechanism.
 
-    Learned axes are vectors, so timm, and with it our recipes, apply no weight decay to them.
+    Learned axes are vectors, so timm and our recipes apply no weight decay to them.
 
     Raises:
         ValueError: for an unknown mechanism or axis value, and for axis values with softmax.
@@ -161,7 +161,7 @@ class Operator(Checked, nn.Module):
         changes = {axis: value for axis, value in given.items() if value is not None}
         axes = known_mechanism(mechanism, place).axes_of(causal)
         if axes is None and changes:
-            raise ValueError(f"`mechanism` {mechanism!r} takes no {', '.join(changes)}: choose a linear one")
+            raise ValueError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
         _check_axes(changes)
         self.mechanism, self.heads, self.causal = mechanism, heads, causal
         self.fused = use_fused_attn()
@@ -177,7 +177,7 @@ class Operator(Checked, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform weights; β = 1, γ = 0."""
+        """Initial values: uniform weights, β = 1, γ = 0."""
         for parameter, value in ((self.mean_query, 0.0), (self.beta, 1.0), (self.gamma, 0.0)):
             if parameter is not None:
                 nn.init.constant_(parameter, value)
@@ -239,20 +239,20 @@ class Operator(Checked, nn.Module):
 
 
 class AttentionSteps(Checked, nn.Module):
-    """An attention in steps, proj(gated(with_local(operator(operands(x))))); a subclass overrides those that differ.
+    """Attention as steps, proj(gated(with_local(operator(operands(x))))); subclasses override those that differ.
 
-    The forward pass and the analysis share these steps. `arranged` brings the output of the operator into the layout of
+    The forward pass and the analysis share these steps. `arranged` changes the output of the operator to the layout of
     the subclass.
 
     Args:
         width: channels in and out.
         heads: number of heads; divides width.
         mechanism: a name in MECHANISMS, such as "rala", "mala", "linear" or "softmax".
-        operator_size: heads and channels per head of the operator, where they differ from those of the layer.
+        operator_size: heads and channels per head of the operator, if they differ from those of the layer.
         options: see Operator.
 
     Raises:
-        ValueError: for an unknown mechanism, one that cannot stand in that place, and heads that do not divide width.
+        ValueError: for an unknown mechanism, one that cannot be used in that place, and heads that do not divide width.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ def known_mechanism(name: str, place: str | None = None) -> "Mechanism":
     """The row of that mechanism.
 
     Raises:
-        ValueError: if there is none, or it cannot stand in that place; the message lists those that can.
+        ValueError: if there is none, or it cannot be used in that place; the message lists those that can.
     """
     from linvit.layers import mechanisms  # its table names classes that contain operators
 
@@ -329,7 +329,7 @@ def known_mechanism(name: str, place: str | None = None) -> "Mechanism":
 
 
 def _check_axes(changes: Mapping[str, Any]) -> None:
-    """Refuses unknown names when the network is made, not when it sees its first image."""
+    """Refuses unknown names when the network is created, not when it reads its first image."""
     if "feature_map" in changes:
         query_and_key_map(changes["feature_map"], every_token_counts=True)
     if changes.get("normalizer", LEARNED) != LEARNED:

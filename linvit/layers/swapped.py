@@ -1,4 +1,4 @@
-"""What a swapped network needs besides its attention layers: a known grid, whole-map blocks, local feed-forwards."""
+"""Parts of a swapped network besides its attention: patch embedding, Swin block and feed-forward."""
 
 from typing import cast
 
@@ -27,7 +27,7 @@ class GridPatchEmbed(PatchEmbed):
         if type(embed) not in (PatchEmbed, GridPatchEmbed):
             raise ValueError(
                 f"the patch embedding is a {type(embed).__name__}, expected timm's PatchEmbed: "
-                "its grid of tokens is not known"
+                "the grid of its tokens is unknown"
             )
         watching = cls.__new__(cls)
         watching.__dict__ = dict(embed.__dict__)
@@ -58,7 +58,7 @@ class GlobalSwinBlock(nn.Module):
     def set_input_size(
         self, feat_size: tuple[int, int], window_size: tuple[int, int], always_partition: bool | None = None
     ) -> None:
-        """Nothing to do: the window is the whole map, and position tables are interpolated."""
+        """Does nothing: the window is the whole map, and position tables are interpolated."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, height, width, channels) to a map of the same shape."""
@@ -73,8 +73,8 @@ class GlobalSwinBlock(nn.Module):
 class LocalMlp(nn.Module):
     """timm's Mlp with a 3×3 depthwise convolution of its hidden map, before the activation.
 
-    Enhanced linear attention (EfficientViT, first version, 2022) has it there; we infer the place from the abstract and
-    the published sizes, since the code of that version is not public. A class token bypasses the convolution.
+    From enhanced linear attention (EfficientViT, first version, 2022). Its code is not public; we infer the place of
+    the convolution from the abstract and the published sizes. A class token bypasses the convolution.
 
     Args:
         mlp: the feed-forward whose layers are reused.
@@ -90,7 +90,7 @@ class LocalMlp(nn.Module):
         self.num_prefix, self.last_grid = attention.num_prefix, attention.last_grid
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (batch, prefix + height × width, channels) to the same shape, on the grid of the attention before."""
+        """Tokens (batch, prefix + height × width, channels) to the same shape, on the grid of the attention."""
         x = self.fc1(x)
         prefix, tokens = x[:, : self.num_prefix], x[:, self.num_prefix :]
         local = self.conv(tokens.mT.unflatten(-1, self.last_grid.size)).flatten(2).mT

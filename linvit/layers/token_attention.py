@@ -1,4 +1,4 @@
-"""Attention over tokens in place of timm's `Attention`: qkv and proj stay, the part between them is exchanged."""
+"""Attention over tokens in place of timm's `Attention`: qkv and proj stay, the part between them is replaced."""
 
 from collections.abc import Callable, Sequence
 from math import pi
@@ -9,17 +9,18 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from linvit.layers.attention import MODULATIONS, check_turns
-from linvit.layers.checks import Device, Dtype, Heads, IsA, Prefix, Rate, TensorOptions, Width, known
+from linvit.layers.checks import Device, Dtype, Heads, Prefix, Rate, TensorOptions, Width
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.operator import AttentionSteps, Operands, merged
 from linvit.ops import Rotary, rotary_2d
+from linvit.ranges import IsA, known
 
 
 class CurrentGrid:
     """`size`, the height and width in tokens of the latest images; None before the first.
 
     The last grid of every number of tokens is kept too, because a block that is recomputed in the backward pass may
-    need the grid of earlier images. Only two grids of equal area in one backward pass cannot be told apart.
+    need the grid of earlier images. Two grids of equal area in one backward pass cannot be distinguished.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class TokenAttention(AttentionSteps):
         width, heads, mechanism, operator_size: as in AttentionSteps.
         grid: (height, width) in tokens of the position tables, which are interpolated for other sizes.
         num_prefix: tokens before the grid, such as a class token; local terms and rotations skip them.
-        source: gives the grid of the latest images when forward gets none.
+        source: the grid of the latest images, used if forward gets none.
         qkv_bias, proj_bias, proj_drop: as in timm.
         axes: feature_map, weighting or normalizer in place of the mechanism's own, see Operator.
 
@@ -99,7 +100,7 @@ class TokenAttention(AttentionSteps):
 
         Args:
             x: the prefix, then the tokens of the grid row by row.
-            grid: height and width in tokens; None takes them from the source.
+            grid: height and width in tokens; None for those of the source.
             attn_mask, is_causal: part of timm's interface; only None and False.
 
         Raises:
@@ -133,7 +134,7 @@ class TokenAttention(AttentionSteps):
         return None
 
     def feature_map(self) -> Callable[[Tensor], Tensor] | None:
-        """A feature map with parameters of the layer, instead of the mechanism's own; none here."""
+        """A feature map with parameters of this layer, which replaces the mechanism's; none here."""
         return None
 
     def input_layers(self) -> list[nn.Module]:
@@ -166,7 +167,7 @@ def convolved(convolution: Callable[[Tensor], Tensor], operands: Operands) -> Te
     return out
 
 
-def behind_prefix(rotary: Rotary, num_prefix: int) -> Rotary:
+def after_prefix(rotary: Rotary, num_prefix: int) -> Rotary:
     """The table with num_prefix tokens in front, which are not rotated."""
     if num_prefix == 0:
         return rotary
@@ -233,7 +234,7 @@ class LinearAngular(TokenAttention):
 class GatedAttention(TokenAttention):
     """The layer that RALA and MALA use, as released: rotation by the grid, LePE 5×5 of v, gate φ(x).
 
-    For DeiT and Swin the papers do not describe what surrounds the operator, and that code is not released.
+    The papers do not describe the layers around the operator in DeiT and Swin, and that code is not released.
 
     Args:
         modulation, lepe, rope: as in Attention2d.
@@ -277,7 +278,7 @@ class GatedAttention(TokenAttention):
         if not self.rope:
             return None
         table = rotary_2d(grid, x.shape[-1] // self.heads, dtype=x.dtype, device=x.device)
-        return behind_prefix(table, self.num_prefix)
+        return after_prefix(table, self.num_prefix)
 
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         return y if self.lepe is None else y + convolved(self.lepe, operands)

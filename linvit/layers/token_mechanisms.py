@@ -11,7 +11,7 @@ from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, r
 
 from linvit.layers.checks import Device, Dtype, Heads, Kernel, Prefix, TensorOptions, Width
 from linvit.layers.operator import Operands, merged
-from linvit.layers.token_attention import GatedAttention, TokenAttention, TokenOptions, behind_prefix, convolved
+from linvit.layers.token_attention import GatedAttention, TokenAttention, TokenOptions, after_prefix, convolved
 from linvit.ops import Rotary, rotary_2d
 from linvit.ops.feature_map import focused
 
@@ -43,7 +43,7 @@ class FocusedAttention(TokenAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Temperature softplus(0), random positions."""
+        """Sets the temperature to softplus(0) and the positions to random values."""
         nn.init.zeros_(self.scale)
         trunc_normal_(self.positional_encoding, std=0.02)
 
@@ -132,7 +132,7 @@ class MLLAAttention(TokenAttention):
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary:
         table = rotary_2d(grid, x.shape[-1], endpoint=False, dtype=x.dtype, device=x.device)
-        cos, sin = behind_prefix(table, self.num_prefix)
+        cos, sin = after_prefix(table, self.num_prefix)
         cos, sin = (t.unflatten(-1, (self.heads, -1)).transpose(0, 1) for t in (cos, sin))
         return Rotary(cos, sin)
 
@@ -193,7 +193,7 @@ class AgentAttention(TokenAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Random biases."""
+        """Sets the biases to random values."""
         for parameter in self.parameters(recurse=False):
             trunc_normal_(parameter, std=0.02)
 
@@ -226,7 +226,7 @@ class AgentAttention(TokenAttention):
 class PolarAttention(GatedAttention):
     """Polarity-aware linear attention (PolaFormer, ICLR 2025, arXiv 2501.15061).
 
-    With x⁺ = max(x, 0)^p and x⁻ = max(-x, 0)^p, one half of a head's values is read with the scores of equal signs,
+    With x⁺ = max(x, 0)^p and x⁻ = max(-x, 0)^p, one half of a head's values is multiplied by the scores of equal signs,
     q⁺·k⁺ + q⁻·k⁻, the other half with those of opposite signs, q⁺·k⁻ + q⁻·k⁺, each divided by the sum of its row. A 5×5
     depthwise convolution of v is added, then the gate, a projection of x (the paper's Gˢ and Gᵒ side by side), is
     applied. For the operator every head becomes two, with queries [q, -q] and keys [k, -k] and [-k, k].
@@ -267,7 +267,7 @@ class PolarAttention(GatedAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Every power 1 + α/2."""
+        """Sets every power to 1 + α/2."""
         nn.init.zeros_(self.power)
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:

@@ -1,4 +1,4 @@
-"""The two parts of a transducer beside its encoder: predictor and joint network.
+"""The two parts of a transducer besides its encoder: predictor and joint network.
 
 Source: *Sequence Transduction with Recurrent Neural Networks* (arXiv 1211.3711), with the sizes of Conformer.
 """

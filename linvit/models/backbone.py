@@ -93,7 +93,7 @@ class Backbone(Checked, nn.Module):
 
         Args:
             x: images (batch, in_chans, height, width).
-            indices: an int n for the last n stages, None for all, else a list of stages.
+            indices: an int n for the last n stages, None for all, or a list of stages.
             norm: has no effect: the outputs of the stages are not normalized.
             stop_early: skip the stages after the last chosen one.
             output_fmt: "NCHW".
@@ -141,7 +141,7 @@ class Backbone(Checked, nn.Module):
         self.num_classes = num_classes
 
     def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """A checkpoint of the authors in our key names; one in our names passes unchanged."""
+        """A checkpoint of the authors with our key names; one with our names is returned unchanged."""
         raise NotImplementedError
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""timm's models by name and arguments, with one sentence for what is unknown or contradicts the data."""
+"""timm's models by name and arguments, with one sentence for each that is unknown or contradicts the data."""
 
 import difflib
 import inspect
@@ -19,11 +19,11 @@ RATES = dict.fromkeys(
 
 
 def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int) -> nn.Module:
-    """timm.create_model(**model) for the data's classes and channels; raises ValueError where they contradict."""
+    """timm.create_model(**model) for the data's classes and channels; raises ValueError if they contradict."""
     arguments = dict(model)
     name = arguments.pop("name", None)
     if not name:
-        raise ValueError("No model is named: set `name` to one that `linvit models` lists.")
+        raise ValueError("`name` is missing: set it to a model that `linvit models` lists.")
     for key, needed in (("num_classes", num_classes), ("in_chans", channels)):
         if arguments.setdefault(key, needed) != needed:
             raise ValueError(f"`{key}` is {arguments[key]} but the data has {needed}: remove it, the data sets it.")
@@ -33,9 +33,9 @@ def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int)
 
 @contextmanager
 def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Raises ValueError, offering the nearest, for a model that timm does not know and an argument that it lacks.
+    """Raises ValueError, offering the nearest, for a model unknown to timm and an argument that the model lacks.
 
-    Rates of dropout and stochastic depth are held to their range. Weights are never downloaded.
+    Rates of dropout and stochastic depth are checked. Weights are never downloaded.
     """
     check_model(name)
     if arguments.get("pretrained"):

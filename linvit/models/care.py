@@ -9,7 +9,7 @@ https://arxiv.org/abs/2411.16170
 
 Axes: feature map elu1, weighting uniform, normalizer divide, no rotation.
 
-Where paper and released code differ, we follow the code: the paper calls κ an identity, gives S0 a single ratio, and
+Where paper and released code differ, we follow the code: the paper calls κ an identity, has a single ratio for S0, and
 does not mention that the published accuracies come from distillation with two heads.
 
 | size | widths         | depths    | ratios                           | parameters |
@@ -176,7 +176,7 @@ class CARE(Backbone):
                 head.reset(self.num_features, num_classes, **get_device_dtype(self))
 
     def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """A checkpoint of the authors in our key names; one in our names passes unchanged.
+        """A checkpoint of the authors with our key names; one with our names is returned unchanged.
 
         Wrappers and `module.` are removed (see family.unwrapped).
         """

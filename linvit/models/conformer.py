@@ -2,8 +2,8 @@
 
 Papers: *Conformer* (Interspeech 2020, arXiv 2005.08100) and MALA (ICCV 2025, arXiv 2507.00698), whose Table 7 replaces
 the attention of Conformer (S). MALA's network is not released, and the paper does not describe the layer around its
-operator. All three rows print 10.3 M parameters. A gate φ(x), whose projection is as large as softmax attention's
-projection of positions, gives this number, so we use one; without it the linear rows would print 10.0 M.
+operator. All three rows have 10.3 M parameters. A gate φ(x), whose projection is as large as softmax attention's
+projection of positions, leads to this number, so we use one; without it the linear rows would have 10.0 M.
 
 | name | mel bands | channels | layers | heads | kernel | parameters |
 |---|---:|---:|---:|---:|---:|---|
@@ -30,14 +30,13 @@ from linvit.layers.checks import (
     Rate,
     TensorOptions,
     Width,
-    known,
     multiple_of_heads,
 )
 from linvit.layers.conformer import SUBSAMPLED, ConformerBlock, Subsampling, relative_positions, subsampled
 from linvit.layers.inputs import check_filled, check_floats, check_whole_numbers
 from linvit.layers.transducer import Joint, Predictor
 from linvit.ops import Rotary, rotary_1d
-from linvit.ranges import Checked
+from linvit.ranges import Checked, known
 
 SIZES: Mapping[str, dict[str, int]] = {
     "conformer_nano": {"mels": 40, "width": 64, "depth": 3, "heads": 4, "kernel": 15},
@@ -51,7 +50,7 @@ class StreamCache:
     """All that a causal Conformer keeps of a stream.
 
     layers: one cache per layer. inputs: the last inputs of each convolution of the subsampling. features: number of
-    feature frames read so far. frames: number of encoder frames that they became.
+    feature frames read so far. frames: number of encoder frames made of them.
     """
 
     layers: list[AttentionCache] = field(default_factory=list)
@@ -71,7 +70,7 @@ class Conformer(Checked, nn.Module):
         pieces: number of outputs; piece 0 is the blank.
         mels: mel bands of the features.
         width, depth, heads, kernel: channels, layers, heads, and kernel size in frames of the convolutions.
-        mechanism: a name in MECHANISMS that can stand in sequences; "softmax" has relative positions.
+        mechanism: a name in MECHANISMS that can be used for sequences; "softmax" has relative positions.
         causal: no frame sees a later one, so that a stream can be transcribed piece by piece.
         modulation: gate of linear mechanisms, see FrameAttention.
         rope: linear mechanisms rotate queries and keys in the numerator.
@@ -140,7 +139,7 @@ class Conformer(Checked, nn.Module):
             lengths: int64 (batch,), the number of frames of each utterance, at least 1; padding has no effect.
 
         Raises:
-            TypeError, ValueError: for features or lengths of another kind or shape.
+            TypeError, ValueError: for features or lengths of the wrong type, shape or range.
         """
         self._check(features)
         check_whole_numbers("lengths", lengths, (len(features),), 1, features.shape[1])
@@ -163,14 +162,14 @@ class Conformer(Checked, nn.Module):
         if not self.transduces:
             return self.head(x), lengths
         if pieces is None:
-            raise ValueError("The logits of a transducer depend on the text: give its `pieces`, or call `encode`.")
+            raise ValueError("The logits of a transducer depend on the text: pass its `pieces`, or call `encode`.")
         check_whole_numbers("pieces", pieces, (len(features), "text"), 0, self.pieces - 1)
         begun = torch.cat((pieces.new_zeros(len(pieces), 1), pieces), dim=1)
         return self.joint(x, self.predictor(begun)[0]), lengths
 
     @torch.inference_mode()
     def transduce(self, features: Tensor, lengths: Tensor, most: int = 10) -> list[list[int]]:
-        """The texts of a transducer by greedy decoding, at most `most` pieces per frame, as lists of pieces."""
+        """The texts of a transducer by greedy decoding, with at most `most` pieces per frame, as lists of pieces."""
         x, lengths = self.encode(features, lengths)
         texts = []
         for row, length in zip(x, lengths.tolist(), strict=True):
@@ -201,8 +200,8 @@ class Conformer(Checked, nn.Module):
             raise ValueError("Only a causal Conformer with `head='ctc'`, in evaluation mode, can read a stream.")
         if cache.features % SUBSAMPLED:
             raise ValueError(
-                f"{cache.features} frames were read, which is not a multiple of {SUBSAMPLED}: give pieces of a multiple"
-                f" of {SUBSAMPLED} frames; only the last may have another length."
+                f"{cache.features} frames were read, which is not a multiple of {SUBSAMPLED}: pass a multiple of"
+                f" {SUBSAMPLED} frames in every call except the last."
             )
         if not cache.layers:
             cache.layers = [AttentionCache() for _ in self.blocks]

@@ -3,8 +3,8 @@
 Paper: *Scalable Diffusion Models with Transformers* (ICCV 2023, arXiv 2212.09748): patches of latents, fixed sine
 positions, and blocks whose norms are shifted, scaled and gated by time and class, initially by zero (adaLN-Zero).
 MALA's Table 8 compares a linear DiT with DiT-S/2, but that network is not released, and replacing only the attention of
-DiT-S/2 does not give its 4.26 G, see docs/generation.md. Here only the attention is replaced; a depthwise 3×3
-convolution of v and another width of the feed-forward are options.
+DiT-S/2 does not lead to its 4.26 G, see docs/generation.md. Here only the attention is replaced; a depthwise 3×3
+convolution of v and the width of the feed-forward are options.
 
 | name | input | channels | layers | heads | patch |
 |---|---|---:|---:|---:|---:|
@@ -37,14 +37,13 @@ from linvit.layers.checks import (
     Scale,
     TensorOptions,
     Width,
-    known,
     multiple_of_heads,
 )
 from linvit.layers.inputs import check_filled, check_floats, check_whole_numbers
 from linvit.layers.mechanisms import at
 from linvit.layers.operator import Operands
 from linvit.layers.token_attention import TokenAttention, convolved
-from linvit.ranges import Checked, Range
+from linvit.ranges import Checked, Range, known
 
 FREQUENCIES = 256  # sine and cosine features of the time
 TIMES = 1_000  # steps of the noise process
@@ -110,12 +109,12 @@ class DiT(Checked, nn.Module):
         input_size, channels: side and channels of the square images or latents.
         patch_size: side of a patch; divides input_size.
         width, depth, heads: channels, blocks, heads.
-        mechanism: a name in MECHANISMS that can stand in images.
+        mechanism: a name in MECHANISMS that can be used for images.
         mlp_ratio: hidden channels of the feed-forward over width.
         local: add a depthwise 3×3 convolution of v to the attention.
-        learn_sigma: predict the variance too, in as many further channels: its place between its bounds (−1 … 1).
+        learn_sigma: also predict the variance, in as many further channels: its position between its bounds (−1 … 1).
         label_std: standard deviation of the label embedding at initialization. 0.02 as released; short trainings learn
-            more from labels with a larger one.
+            more from labels with a larger value.
 
     Raises:
         ValueError: for an argument outside its range, and for sizes that do not fit together.
@@ -187,7 +186,7 @@ class DiT(Checked, nn.Module):
             labels: int64 (batch,), classes, or num_classes for none.
 
         Raises:
-            TypeError, ValueError: for inputs of another kind, shape or range.
+            TypeError, ValueError: for inputs of the wrong type, shape or range.
         """
         size = ("batch", self.channels, self.input_size, self.input_size)
         check_floats("images", images, size, "create the DiT with their `channels` and `input_size`")
@@ -223,6 +222,6 @@ def _check(input_size: int, patch_size: int, width: int, heads: int, mechanism: 
             f"`input_size` is {input_size}, which is not a multiple of `patch_size` {patch_size}: change one of the two"
         )
     if width * mlp_ratio < 1:
-        raise ValueError(f"`mlp_ratio` is {mlp_ratio}, which leaves the feed-forward no channels: set it higher")
+        raise ValueError(f"`mlp_ratio` is {mlp_ratio}, which leaves no channels to the feed-forward: set it higher")
     if width % 4:
         raise ValueError(f"`width` is {width}, but positions in two dimensions need a multiple of 4: change it")

@@ -25,7 +25,7 @@ def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...
     """
     if len(pattern) != 4 or not set(pattern) <= set(letters):
         known = ", ".join(f"{letter} = {mechanism}" for letter, mechanism in letters.items())
-        raise ValueError(f"`pattern` is {pattern!r}, expected four letters out of ({known}): give one for each stage")
+        raise ValueError(f"`pattern` is {pattern!r}, expected four letters out of ({known}), one per stage")
     return tuple(letters[letter] for letter in pattern)
 
 
@@ -69,7 +69,7 @@ def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
 def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of a checkpoint, without the dictionary around them and without `module.` before each key.
 
-    If the checkpoint holds several sets, the first of WRAPPERS is taken: averaged weights before raw ones, as in timm.
+    If the checkpoint has several sets, the first of WRAPPERS is used: averaged weights before raw ones, as in timm.
     """
     for name in WRAPPERS:
         if isinstance(checkpoint.get(name), Mapping):
@@ -84,13 +84,13 @@ def warn_of_pattern(model: nn.Module, released: str) -> None:
     if model.pattern != released:
         warnings.warn(
             f"The released weights belong to pattern {released}, the model has {model.pattern}: "
-            f"published accuracies do not apply, treat the weights as an initialization.",
+            f"published accuracies do not apply, use the weights as an initialization.",
             stacklevel=3,
         )
 
 
 def renamed(key: str, rules: Iterable[tuple[str, str]]) -> str:
-    """The key after every rule (pattern, replacement) in turn."""
+    """The key after all rules (pattern, replacement), applied in order."""
     for pattern, replacement in rules:
         key = re.sub(pattern, replacement, key)
     return key

@@ -1,21 +1,21 @@
-"""The networks of every task with size, cost and published values, as rows; counted once and stored beside this file.
+"""The networks of every task with size, cost and published values, as rows; counted once and stored next to this file.
 
 `make counts` counts them again, and a test compares the two. This module needs only the standard library, so that
 `linvit models` can load it without the networks.
 """
 
-import difflib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict
+
+from linvit.ranges import known
 
 STORED = Path(__file__).with_name("networks.json")
 Rows = list[dict[str, Any]]
 
 
 class Listed(TypedDict):
-    """The rows of one task, and what their numbers are."""
+    """The rows of one task, and an explanation of their numbers."""
 
     caption: str
     rows: Rows
@@ -24,32 +24,25 @@ class Listed(TypedDict):
 def list_networks(task: str = "classification", family: str | None = None) -> Rows:
     """Rows on the networks of a task; their keys are explained by `listing` in its file of `linvit.runs.tasks`.
 
-    family: only this one, such as ravlt or swin_tiny. Raises ValueError for an unknown task or family.
+    family: only this family, such as ravlt or swin_tiny. Raises ValueError for an unknown task or family.
     """
     rows = _of_task(task)["rows"]
     if family is None:
         return rows
     families = {row["family"] for row in rows if "family" in row}
     if not families:
-        raise ValueError(f"`family` is {family!r}, but the networks of the task {task} have no families: leave it out.")
-    _check("family", family, sorted(families))
+        raise ValueError(
+            f"`family` is {family!r}, but the networks of the task {task!r} have no families: leave it out."
+        )
+    known("family", family, dict.fromkeys(sorted(families)))
     return [row for row in rows if row["family"] == family]
 
 
 def caption(task: str) -> str:
-    """What the numbers of a task's rows are."""
+    """The explanation of the numbers in a task's rows."""
     return _of_task(task)["caption"]
 
 
 def _of_task(task: str) -> Listed:
     stored: dict[str, Listed] = json.loads(STORED.read_text(encoding="utf-8"))
-    _check("task", task, stored)
-    return stored[task]
-
-
-def _check(argument: str, name: str, known: Iterable[str]) -> None:
-    known = list(known)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"`{argument}` is {name!r}, expected one of {', '.join(known)}.{hint}")
+    return known("task", task, stored)

@@ -8,8 +8,8 @@ Rectifying Magnitude Neglect in Linear Attention, ICCV 2025, https://arxiv.org/a
 
 Axes: feature map elu1, weighting uniform, normalizer magnitude, rotation 2-D RoPE (numerator only).
 
-Where paper and released code differ, we follow the code: the paper sums over the keys where the code takes the mean
-and divides by √width, and it says nothing of RoPE, LePE and φ(x).
+Where paper and released code differ, we follow the code: the paper sums over the keys, the code takes the mean and
+divides by √width; and the paper does not mention RoPE, LePE and φ(x).
 
 | size  | widths           | depths      | heads      | final | parameters |
 |-------|------------------|-------------|------------|-------|------------|
@@ -19,8 +19,8 @@ and divides by √width, and it says nothing of RoPE, LePE and φ(x).
 | large | 96 192 448 640   | 4 7 19 8    | 1 2 7 10   |  2560 | 97,766,088 |
 
 The released weights and the published accuracies use softmax attention in stages 3 and 4 (pattern "LLSS", the default)
-although the paper speaks of linear attention throughout; that is the `_linear` twin of each size (pattern "LLLL"), for
-which there are no published weights. The nano size is ours: for images of 32 to 64 px, and linear throughout.
+although the paper speaks of linear attention throughout; that is the `_linear` variant of each size (pattern "LLLL"),
+which has no published weights. The nano size is ours: for images of 32 to 64 px, and linear throughout.
 """
 
 from typing import Any, ClassVar

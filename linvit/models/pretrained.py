@@ -7,8 +7,7 @@ import torch
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from torch import Tensor, nn
 
-from linvit.layers.checks import Some
-from linvit.ranges import Range, check
+from linvit.ranges import Range, Some, check
 
 Index = Annotated[int, Range(-1_000, 999)]
 FEATURES = {"features_only": bool, "out_indices": Index | Annotated[Sequence[Index], Some()] | None, "pretrained": bool}
@@ -66,11 +65,11 @@ def create(
             **kwargs,
         )
         return model
-    except (AssertionError, IndexError) as error:  # timm's way to refuse arguments
+    except (AssertionError, IndexError) as error:  # raised by timm for wrong arguments
         raise ValueError(
             f"timm cannot build {variant} from its arguments {', '.join(kwargs)} ({error}): correct them"
         ) from error
-    except OSError as error:  # whatever the hub's client raises is one
+    except OSError as error:  # the base of all errors of the hub's client
         file = cfg.get("hf_hub_filename")
         if given or not file:
             raise
@@ -86,7 +85,7 @@ def require_fit(weights: Mapping[str, Any], model: nn.Module, caller: str, adapt
 
     Args:
         weights: in the key names of the model.
-        model: is not changed.
+        model: it is not changed.
         caller: the first word of the error.
         adapted: modules whose weights may be missing or have another shape.
 

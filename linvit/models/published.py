@@ -1,4 +1,4 @@
-"""Sizes, costs and accuracies that papers and their repositories print for the networks that linvit registers."""
+"""Sizes, costs and accuracies from papers and their repositories, for the networks that linvit registers."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 class Published(NamedTuple):
     """Millions of parameters, billions of MACs (FLOPs in the papers), ImageNet-1k top-1 in % at 224 px, and the source.
 
-    None: not in this table. Values have the digits of the source.
+    None: not in the table of the source. Values have the digits of the source.
     """
 
     parameters: str | None

@@ -169,13 +169,13 @@ class Pyramid(Backbone):
         self.head_hidden_size = self.head.num_features
 
     def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """A checkpoint of the authors in our key names; one in our names passes unchanged.
+        """A checkpoint of the authors with our key names; one with our names is returned unchanged.
 
         Wrappers and `module.` are removed (see family.unwrapped). The released classifier is a 1×1 convolution, ours a
         linear layer. The released RoPE.angle buffers are compared with our formula and dropped.
 
         Raises:
-            ValueError: if a RoPE.angle buffer holds other angles than ours.
+            ValueError: if the angles in a RoPE.angle buffer differ from ours.
         """
         weights = unwrapped(state_dict)
         if not any(key.startswith(_RELEASED) for key in weights):
@@ -219,13 +219,13 @@ def _compare_angles(key: str, angle: Tensor, model: Pyramid) -> None:
     expected = torch.atan2(rotary.sin, rotary.cos)[0].repeat_interleave(2)
     if angle.shape != expected.shape:
         raise ValueError(
-            f"{key} has the shape {tuple(angle.shape)}, expected {tuple(expected.shape)}: "
+            f"{key} has shape {tuple(angle.shape)}, expected {tuple(expected.shape)}: "
             f"create the model with the head widths of the checkpoint"
         )
     tolerance = max(1e-5, 8 * torch.finfo(angle.dtype).eps)
     if not torch.allclose(angle.double().cpu(), expected, rtol=tolerance, atol=0):
         raise ValueError(
-            f"{key} holds other angles than 10000^-linspace(0, 1, {len(expected) // 2}): "
+            f"{key} has other angles than 10000^-linspace(0, 1, {len(expected) // 2}): "
             f"the checkpoint belongs to another position encoding"
         )
 

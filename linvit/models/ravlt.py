@@ -9,7 +9,7 @@ Breaking the Low-Rank Dilemma of Linear Attention, CVPR 2025, https://arxiv.org/
 Axes: feature map elu1, weighting query_mean, normalizer divide, rotation 2-D RoPE (numerator only).
 
 Where paper and released code differ, we follow the code: the paper averages raw queries, has no scale in the
-softmax, no normaliser, no LePE and no RoPE.
+softmax, no normalizer, no LePE and no RoPE.
 
 | size  | widths           | depths      | heads      | final | parameters |
 |-------|------------------|-------------|------------|-------|------------|
@@ -19,8 +19,8 @@ softmax, no normaliser, no LePE and no RoPE.
 | large | 96 192 448 640   | 4 7 19 8    | 1 2 7 10   |  1024 | 95,242,440 |
 
 The released weights and the published accuracies use softmax attention in stages 3 and 4 (pattern "LLSS", the default)
-although the paper speaks of linear attention throughout; that is the `_linear` twin of each size (pattern "LLLL"), for
-which there are no published weights. The nano size is ours: for images of 32 to 64 px, and linear throughout.
+although the paper speaks of linear attention throughout; that is the `_linear` variant of each size (pattern "LLLL"),
+which has no published weights. The nano size is ours: for images of 32 to 64 px, and linear throughout.
 """
 
 from typing import Any

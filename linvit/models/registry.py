@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from linvit.layers.checks import known
 from linvit.models import conformer, dit, sequence
-from linvit.ranges import check
+from linvit.ranges import check, known
 
 
 class Family(NamedTuple):

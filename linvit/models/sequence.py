@@ -1,4 +1,4 @@
-"""A causal decoder with softmax, vanilla linear, MALA or RALA attention, for language and anything else in tokens.
+"""A causal decoder with softmax, vanilla linear, MALA or RALA attention, for language and other tokens.
 
 Paper: *Rectifying Magnitude Neglect in Linear Attention* (MALA, ICCV 2025, arXiv 2507.00698), Table 6, which compares
 0.3 B models in the setting of gated linear attention (arXiv 2312.06635): 24 layers of 1,024 channels, SwiGLU, tied
@@ -8,7 +8,7 @@ no rotation and no gate, so that every mechanism has 341 M parameters. In MALA t
 i·√width, the causal form of the released code's N·√width. RALA's weights come from the queries so far and are fixed
 once a token is read (weighting "prefix_query_mean").
 
-| name | channels | layers | heads | hidden | parameters with its usual vocabulary |
+| name | channels | layers | heads | hidden | parameters, with the usual vocabulary |
 |---|---:|---:|---:|---:|---:|
 | sequence_nano | 128 | 4 | 4 | 352 | 0.8 M, 257 tokens (bytes) |
 | sequence_340m | 1,024 | 24 | 16 | 2,816 | 341 M, 32,000 tokens |
@@ -25,10 +25,10 @@ from torch.nn.functional import linear
 
 from linvit.layers.cache import AttentionCache
 from linvit.layers.causal import FORMS, CausalAttention, CausalConv, CausalOptions, DecoderBlock, Packing, Taps
-from linvit.layers.checks import Depth, Device, Dtype, Heads, Outputs, TensorOptions, Width, known, multiple_of_heads
+from linvit.layers.checks import Depth, Device, Dtype, Heads, Outputs, TensorOptions, Width, multiple_of_heads
 from linvit.layers.inputs import check_filled, check_whole_numbers
 from linvit.ops import Rotary, rotary_1d
-from linvit.ranges import Amount, Checked, Range, check
+from linvit.ranges import Amount, Checked, Range, check, known
 
 SIZES: Mapping[str, dict[str, int]] = {
     "sequence_nano": {"width": 128, "depth": 4, "heads": 4, "hidden": 352},
@@ -61,7 +61,7 @@ class Decoder(Checked, nn.Module):
     Args:
         vocabulary: number of different tokens.
         width, depth, heads, hidden: channels, layers, heads, and hidden channels of the feed-forward.
-        mechanism: a name in MECHANISMS that can stand in sequences.
+        mechanism: a name in MECHANISMS that can be used for sequences.
         conv, lepe, modulation, rope: of every layer, see CausalAttention.
 
     Raises:
@@ -109,16 +109,16 @@ class Decoder(Checked, nn.Module):
         return [cast(DecoderBlock, block).attn for block in self.blocks]
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None, form: str = "chunked") -> Tensor:
-        """Logits (batch, tokens, vocabulary) of the token after each; whole rows at once.
+        """Logits (batch, tokens, vocabulary) of the token after each token of complete rows.
 
         Args:
             tokens: int64 (batch, tokens), 0 … vocabulary - 1.
-            documents: int64 (batch, tokens), the number of each token's document if a row holds several, which do not
-                see each other; padding is a document of its own.
+            documents: int64 (batch, tokens), the number of each token's document if a row has several, which do not
+                see each other; padding is a separate document.
             form: "chunked", linear in the tokens for linear mechanisms, or "matrix", with the explicit scores.
 
         Raises:
-            TypeError, ValueError: for tokens or documents of another kind, shape or range, and an unknown form.
+            TypeError, ValueError: for tokens or documents of the wrong type, shape or range, and an unknown form.
         """
         known("form", form, dict.fromkeys(FORMS))
         self._check(tokens)
@@ -169,19 +169,19 @@ def generate(
     Args:
         network: in evaluation mode.
         prompt: int64 (tokens,), at least one.
-        tokens: number of tokens at most.
+        tokens: maximum number of tokens.
         temperature: divides the logits; 0 is greedy decoding.
         top_p: nucleus sampling: keep the most likely tokens up to this total probability.
         generator: random number generator, on the CPU.
         stop: token that ends the text; it is not yielded.
 
     Raises:
-        TypeError, ValueError: for an empty prompt or one of another kind, shape or range, and for numbers outside their
-            ranges; already at the call, before anything is generated.
+        TypeError, ValueError: for an empty prompt or one of the wrong type, shape or range, and for numbers outside
+            their ranges; raised by the call, before anything is generated.
     """
     check(SAMPLING, {"tokens": tokens, "temperature": temperature, "top_p": top_p})
     if isinstance(prompt, Tensor) and prompt.numel() == 0:
-        raise ValueError("The `prompt` is empty: give at least one token.")
+        raise ValueError("`prompt` is empty, expected one token or more")
     check_whole_numbers("prompt", prompt, ("tokens",), 0, network.vocabulary - 1)
     choose = partial(_sampled, temperature=temperature, top_p=top_p, generator=generator)
     return _generated(network, prompt, tokens, choose, stop)

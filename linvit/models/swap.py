@@ -1,6 +1,5 @@
 """Replacing the attention of timm's DeiT, ViT, Swin and PVT; the weights of qkv and proj are kept."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -13,12 +12,12 @@ from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, 
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
-from linvit.layers.checks import known
+from linvit.arguments import kind
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.swapped import GlobalSwinBlock, GridPatchEmbed, LocalMlp
 from linvit.layers.token_attention import CurrentGrid, TokenAttention
 from linvit.layers.token_mechanisms import AgentAttention
-from linvit.ranges import check, declared
+from linvit.ranges import check, declared, known, nearest
 
 AGENTS = ((3, 3), (4, 4), (7, 7), (7, 7))
 """Grids of agents of the four stages of a pyramid, as released; a ViT uses the last."""
@@ -34,8 +33,8 @@ def swap_attention(
     """Replace the attention of a timm model, in place.
 
     In Swin a stage with another attention sees its whole map at once: no windows, no shift, no relative positions. In
-    PVT keys and values no longer come from a reduced map. What a mechanism adds (convolutions, tables, gates) starts
-    untrained; everything else keeps its weights. Dropout of the scores is dropped, since there is no score matrix.
+    PVT keys and values no longer come from a reduced map. Layers that a mechanism adds (convolutions, tables, gates)
+    start untrained; everything else keeps its weights. Dropout of the scores is removed: there is no score matrix.
     Position tables are made for the model's image size and interpolated for other sizes, which the model must accept
     (timm's `dynamic_img_size`).
 
@@ -51,12 +50,12 @@ def swap_attention(
         The same model, with the attributes `mechanism` and `pattern`, which has an S for every softmax attention.
 
     Raises:
-        ValueError: for an unknown mechanism, option or pattern, a model or attention of another kind, or a width that
-            the mechanism cannot take. The model is then unchanged.
+        ValueError: for an unknown mechanism, option or pattern, a model or attention of another class, or a width that
+            the mechanism does not support. The model is then unchanged.
     """
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
-    kind = known("mechanism", mechanism, MECHANISMS).tokens
-    _check_options(mechanism, kind, attention or {})
+    layer = known("mechanism", mechanism, MECHANISMS).tokens
+    _check_options(mechanism, layer, attention or {})
     options = {"mechanism": mechanism, **(attention or {})}
     softmax = known("mechanism", options["mechanism"], MECHANISMS).axes is None
     for swappable, swap in SWAPS.items():
@@ -65,22 +64,20 @@ def swap_attention(
             break
     else:
         names = ", ".join(swappable.__name__ for swappable in SWAPS)
-        raise ValueError(f"the model is a {type(model).__name__}, expected one of {names}: choose another model")
+        raise ValueError(f"`model` is {kind(model)}, expected one of {names}: choose another model")
     for change in changes:
         change()
     vars(model).update(mechanism=mechanism, pattern=letters.replace("L", "S") if softmax else letters)
     return model
 
 
-def _check_options(mechanism: str, kind: type[TokenAttention], attention: Mapping[str, Any]) -> None:
-    takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(kind)} - GIVEN)
+def _check_options(mechanism: str, layer: type[TokenAttention], attention: Mapping[str, Any]) -> None:
+    takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(layer)} - GIVEN)
     for key in attention:
         if key not in takes:
-            near = difflib.get_close_matches(str(key), takes, n=1)
-            offer = f" (did you mean {near[0]!r}?)" if near else ""
             raise ValueError(
-                f"`attention` has the key {key!r}, expected options of {mechanism} ({', '.join(takes)}): "
-                f"correct it{offer}"
+                f"`attention` has the key {key!r}, expected options of {mechanism}: {', '.join(takes)}."
+                f"{nearest(key, takes)}"
             )
 
 
@@ -92,7 +89,7 @@ def _swap_vit(model: VisionTransformer, mechanism: str, pattern: str | None, opt
     letters = each_letter(pattern, len(model.blocks))
     if "L" in letters and not isinstance(model.patch_drop, nn.Identity):
         raise ValueError(
-            "the model drops patches in training, and the others form no grid: create it with patch_drop_rate=0"
+            "the model drops patches in training, so the others form no grid: create it with patch_drop_rate=0"
         )
     source = CurrentGrid()
     embed = GridPatchEmbed.watching(model.patch_embed, source)
@@ -165,10 +162,10 @@ def _attention(
     width = qkv.in_features
     if (qkv.out_features, proj.in_features, proj.out_features) != (3 * width, width, width):
         raise ValueError(f"the heads of the attention are not {width} channels wide in total: it cannot be swapped")
-    kind = MECHANISMS[mechanism].tokens
-    if issubclass(kind, AgentAttention):
+    layer = MECHANISMS[mechanism].tokens
+    if issubclass(layer, AgentAttention):
         options = {"agents": agents, **options}
-    new = kind(width, old.num_heads, grid=grid, device=weight.device, dtype=weight.dtype, **options)
+    new = layer(width, old.num_heads, grid=grid, device=weight.device, dtype=weight.dtype, **options)
     new.qkv, new.proj, new.proj_drop = qkv, proj, old.proj_drop
     return new.train(old.training)
 
@@ -206,12 +203,12 @@ def each_letter(pattern: str | None, count: int, exact: bool = False) -> str:
     return "".join(letter * (count // len(pattern)) for letter in pattern)
 
 
-def _required(module: object, kind: type[Kind]) -> Kind:
+def _required(module: object, layer: type[Kind]) -> Kind:
     if isinstance(module, TokenAttention | GlobalSwinBlock):
         raise ValueError("the attention of the model has been swapped already: create the model again")
-    if not isinstance(module, kind):
+    if not isinstance(module, layer):
         raise ValueError(
-            f"a block has a {type(module).__name__}, expected timm's {kind.__name__}: it cannot be swapped"
+            f"a block has a {type(module).__name__}, expected timm's {layer.__name__}: it cannot be swapped"
         )
     return module
 

@@ -1,4 +1,4 @@
-"""Where the formula runs: plain torch, the Triton kernels, or the C++ kernel."""
+"""The choice of the backend: plain torch, the Triton kernels, or the C++ kernel."""
 
 import sys
 from collections.abc import Callable
@@ -15,9 +15,9 @@ BACKENDS = ("auto", "torch", "triton", "cpp")
 
 
 def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Callable[..., Tensor] | None:
-    """The kernel that takes these arguments of `linear_attention`; None where plain torch does.
+    """The kernel for these arguments of `linear_attention`; None for plain torch.
 
-    "auto" is the C++ kernel once `linvit.kernels.cpu.build` has been called, wherever it can run, else torch: the
+    "auto" is the C++ kernel if `linvit.kernels.cpu.build` has been called and it can run, otherwise torch: the
     Triton kernels have passed their tests in Triton's interpreter, but have not run on a GPU yet.
 
     Raises:

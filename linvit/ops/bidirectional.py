@@ -1,8 +1,8 @@
 """Bidirectional attention: every query reads the state of all tokens.
 
 Without gradients on a CPU, tokens are summarized and queries read block by block: intermediate results stay in the
-core's cache, and of all tensors of the inputs' size only the output is written. The blocks' states are merged. With
-gradients every intermediate tensor is kept anyway, and a compiler makes its own blocks: then there is one block.
+core's cache, and the output is the only tensor of the inputs' size that is written. The blocks' states are merged. With
+gradients every intermediate tensor is kept anyway, and a compiler makes its own blocks, so then there is one block.
 """
 
 from collections.abc import Iterator
@@ -109,7 +109,7 @@ def mapped(tokens: Tokens, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor, 
 
 
 def _keys(tokens: Tokens, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
-    """κ(k), Rκ(k) and the values; masked tokens, which may hold NaN, are set to zero first."""
+    """κ(k), Rκ(k) and the values; masked tokens, which may contain NaN, are set to zero first."""
     key, value = tokens.key, tokens.value
     if tokens.visible is not None:
         hidden = ~tokens.visible.unsqueeze(-1)
@@ -124,7 +124,7 @@ def _mapped(x: Tensor, feature_map: FeatureMap, rotary: Rotary | None, dtype: to
 
 
 def _may_be_cut(tokens: Tokens, rule: Rule) -> bool:
-    """Whether the call gives the same output block by block."""
+    """Whether the call can be computed block by block, with the same output."""
     inputs = tokens[:3] if isinstance(rule.weighting, str) else (*tokens[:3], rule.weighting)
     return (
         tokens.query.device.type == "cpu"
@@ -137,7 +137,7 @@ def _may_be_cut(tokens: Tokens, rule: Rule) -> bool:
 
 
 def _slices(length: int, size: int) -> list[slice]:
-    """The fewest slices of at most `size` entries, all about equally long."""
+    """The fewest slices of at most `size` entries, of about equal length."""
     step = -(-length // -(-length // size))
     return [slice(start, start + step) for start in range(0, length, step)]
 

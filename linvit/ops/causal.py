@@ -36,7 +36,7 @@ def chunked(
     Args:
         query, rotated_query, key, rotated_key: κ and Rκ of queries and keys, (batch, heads, tokens, width).
         value: (batch, heads, tokens, value width).
-        weights: how much each token counts, frozen when it is read.
+        weights: how much each token counts, fixed when it is read.
         normalizer, eps: as in `linvit.ops.state.read`.
         state: the tokens already read.
 
@@ -46,7 +46,7 @@ def chunked(
     tokens = query.shape[-2]
     rotated = rotated_key is not key
     factor = torch.ones_like(key[..., 0]) if weights.factor is None else weights.factor
-    # Values are taken relative to one that every token sees: what the centred read-out subtracts stays small.
+    # Values are relative to one that every token sees, so that the centred read-out subtracts small numbers only.
     first = value[..., 0, :] * (factor[..., :1] > 0)
     origin = torch.where(state.n.unsqueeze(-1) > 0, state.u, first)
     weights = Weights(*(None if w is None else _split(w.unsqueeze(-1)).squeeze(-1) for w in (factor, weights.exponent)))

@@ -1,7 +1,7 @@
-"""What the operator refuses, each in one sentence: what, got, expected, what to do.
+"""Checks of the operator's arguments; each error is one sentence: what, got, expected, what to do.
 
-Whether a call is valid follows from the forms of its tensors and a few options. They make a key, which holds no tensor,
-and a call that was found valid once is looked up after that.
+The forms of its tensors and a few options decide whether a call is valid. They make a key without tensors, so that a
+valid call is checked once and looked up afterwards.
 """
 
 import math
@@ -22,7 +22,7 @@ _valid: set[tuple[object, ...]] = set()
 
 
 class Call(NamedTuple):
-    """The arguments of `linear_attention`, a form in the place of each tensor."""
+    """The arguments of `linear_attention`, with a form in place of each tensor."""
 
     query: Form
     key: Form
@@ -47,7 +47,7 @@ def check_call(
     eps: float,
     state: State | None = None,
 ) -> None:
-    """Check every argument but those that `query_and_key_map`, `resolve_normalizer` and `kernel_for` look up.
+    """Check every argument except those that `query_and_key_map`, `resolve_normalizer` and `kernel_for` check.
 
     Raises:
         TypeError: for an argument of the wrong type.
@@ -68,7 +68,7 @@ def check_call(
             )
             if signature in _valid:
                 return
-        except (AttributeError, RuntimeError, TypeError):  # no tensor, or one whose sizes are symbols
+        except (AttributeError, RuntimeError, TypeError):  # not a tensor, or one with symbolic sizes
             signature = None
     if not isinstance(causal, bool):
         raise TypeError(f"`causal` is {kind(causal)}, expected True or False")

@@ -1,6 +1,6 @@
-"""Feature maps κ: what a query or key becomes before the products.
+"""Feature maps κ: functions that are applied to queries and keys before the products.
 
-All take (batch, heads, tokens, width) and keep the shape. Most are elementwise; the others say which axes they combine.
+All keep the shape (batch, heads, tokens, width). Most are elementwise; the others say which axes they combine.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ class _Elu1(torch.autograd.Function):
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0); a query whose channels are all negative reads nothing."""
+    """max(x, 0); a query with only negative channels reads nothing."""
     return F.relu(x)
 
 
@@ -94,7 +94,7 @@ def softmax_tokens(x: Tensor) -> Tensor:
 
 
 def focused(x: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-    """Cube y = (relu(x) + 1e-6) / temperature elementwise, at the norm that y has over all channels, heads × width.
+    """Cube y = (relu(x) + 1e-6) / temperature elementwise, rescaled to the norm of y over all channels, heads × width.
 
     Source: focused linear attention (FLatten, ICCV 2023), power 3. The temperature, broadcast against x, is the
     softplus of a learned vector there.
@@ -163,11 +163,11 @@ def _keeping_form(feature_map: FeatureMap, x: Tensor) -> Tensor:
 def query_and_key_map(
     feature_map: str | FeatureMap | tuple[str | FeatureMap, str | FeatureMap], every_token_counts: bool
 ) -> tuple[FeatureMap, FeatureMap]:
-    """The queries' and the keys' feature map; one for both unless a pair is given.
+    """The feature maps of queries and keys: the same one unless a pair is given.
 
     Raises:
-        TypeError: for what is neither a name nor a function.
-        ValueError: for an unknown name, a list that is not a pair, or a map across tokens where not every query sees
+        TypeError: for anything but a name, a function or a pair of these.
+        ValueError: for an unknown name, a list that is not a pair, or a map across tokens unless every query sees
             every token.
     """
     pair = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
@@ -176,7 +176,7 @@ def query_and_key_map(
     for name in pair:
         if isinstance(name, str) and name in ACROSS_TOKENS and not every_token_counts:
             raise ValueError(
-                f"`feature_map` is {name!r}, which looks across all tokens, so it has no causal form and takes no "
+                f"`feature_map` is {name!r}, which combines all tokens, so it has no causal form and accepts no "
                 "`key_mask`: use an elementwise one such as 'elu1'"
             )
     return resolve_feature_map(pair[0]), resolve_feature_map(pair[1])

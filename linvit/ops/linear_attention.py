@@ -49,7 +49,7 @@ def linear_attention(
         key: (batch, heads, tokens, width).
         value: (batch, heads, tokens, value width).
         feature_map: κ: a name in FEATURE_MAPS, such as "elu1", "relu", "exp" or "identity", or a function of a tensor
-            (batch, heads, tokens, width) that keeps its shape; or a pair, the queries' and the keys'.
+            (batch, heads, tokens, width) that keeps its shape; or a pair, one for queries and one for keys.
         weighting: α: "uniform"; "query_mean", softmax_j(s · mean_i κ(q_i) · κ(k_j)), RALA's; "prefix_query_mean", its
             causal form; or nonnegative weights that broadcast to (batch, heads, tokens), normalized over the tokens
             that a query sees.
@@ -57,15 +57,15 @@ def linear_attention(
             num, den, mass, scale and eps that returns gain and level, see `linvit.ops.normalizer`.
         rotary: table from `rotary_1d` or `rotary_2d`. Only the numerator is rotated, as in the released code, so rows
             of scores sum to one only without it.
-        key_mask: True where a token counts, (batch, tokens) or (batch, heads, tokens). With query_mean the same tokens'
-            queries enter the mean, so it then needs as many queries as keys.
-        causal: each token sees itself and those before it.
+        key_mask: True where a token counts, (batch, tokens) or (batch, heads, tokens). With query_mean it also masks
+            the queries in the mean, so there must be as many queries as keys.
+        causal: each token sees itself and the tokens before it.
         state: tokens already read (`State.empty(query, value)` to begin); with it the result is (output, new state).
-            Decoding one token at a time takes constant time and memory per token; the rotary table must start there.
+            Decoding one token at a time needs constant time and memory per token. `rotary` must start at these tokens.
         eps: added to denominators.
         backend: "torch"; "triton", the kernels of `linvit.kernels`; "cpp", the kernel of `linvit.kernels.cpu`; or
-            "auto", the C++ kernel where it has been built and can run, else torch. Kernels give first derivatives in
-            reverse mode only.
+            "auto", the C++ kernel if it has been built and can run, otherwise torch. Kernels support first derivatives
+            in reverse mode only.
 
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype; with `state`, also the state after these tokens. A
@@ -127,7 +127,7 @@ def mala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Switch autocast off, which would run the sums in half precision."""
+    """A context without autocast, which would compute the sums in half precision."""
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()

@@ -1,7 +1,7 @@
-"""Normalizers: how the sum of a query's scores is set.
+"""Normalizers: the rules that scale the output of a query.
 
 With c = Σ_j α_j (Rκ(q)·Rκ(k_j)) (v_j - u), the covariance that a query reads, and u = Σ_j α_j v_j, the mean value,
-every normalizer gives
+every normalizer computes
 
     out = gain · c + level · u
 
@@ -107,7 +107,7 @@ def _gain_and_level(
         shape, dtype, _ = form(f"normalizer(…): {name}", x)
         if not dtype.is_floating_point or not broadcasts(shape, num.shape):
             raise ValueError(
-                f"`normalizer(…)` gives a {name} of {dtype} and shape {tuple(shape)}, expected a floating-point tensor "
-                f"that broadcasts to {tuple(num.shape)}, the shape of num"
+                f"`normalizer(…)` returns a {name} of {dtype} and shape {tuple(shape)}, expected floating point and a "
+                f"shape that broadcasts to {tuple(num.shape)}, the shape of num"
             )
     return result[0].to(num.dtype), result[1].to(num.dtype)

@@ -41,12 +41,12 @@ def rotary_1d(
         tokens: number of positions.
         width: head width, even.
         start: first position; the number of tokens already read when decoding.
-        dtype: dtype of the tokens to be rotated; the table is float64 for float64, else float32.
+        dtype: dtype of the tokens to be rotated; the table is float64 for float64, otherwise float32.
         device: device of the table.
 
     Raises:
         TypeError: if `dtype` is not a torch.dtype.
-        ValueError: if a number is not a whole number in its range, width is odd, or torch knows no such device.
+        ValueError: if a number is not a whole number in its range, width is odd, or the device is unknown.
     """
     _check_place(dtype, device)
     if not _are_lengths(tokens, width, start):
@@ -69,13 +69,13 @@ def rotary_2d(
     Args:
         size: (height, width) of the token grid.
         width: head width, a multiple of 4.
-        endpoint: whether the frequencies reach 1/10000, as in RAVLT and MAViT; MLLA's stop one short of it.
+        endpoint: whether the frequencies reach 1/10000, as in RAVLT and MAViT; MLLA's stop one step short.
         dtype, device: as in `rotary_1d`.
 
     Raises:
         TypeError: if `dtype` is not a torch.dtype.
-        ValueError: if a number is not a whole number in its range, width is not a multiple of 4, or torch knows no such
-            device.
+        ValueError: if a number is not a whole number in its range, width is not a multiple of 4, or the device is
+            unknown.
     """
     _check_place(dtype, device)
     if not (type(size) is tuple and len(size) == 2 and _are_lengths(*size, width) and isinstance(endpoint, bool)):
@@ -89,7 +89,7 @@ def rotary_2d(
 
 
 def _are_lengths(*sizes: object) -> bool:
-    """Whether these are plain integers from 1: what most calls give, known without reading annotations."""
+    """Whether these are plain positive integers, as in most calls: faster than reading annotations."""
     return all(type(size) is int and 0 < size <= LONGEST for size in sizes)
 
 

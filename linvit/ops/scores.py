@@ -1,6 +1,6 @@
 """The explicit score matrix by which linear attention multiplies the values.
 
-Quadratic in the tokens: the reference of the tests, and what the analyses read.
+Quadratic in the tokens: used by the analyses, and as the reference in tests.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""The state: all that a head keeps of the tokens it has read.
+"""The state: everything that a head keeps of the tokens it has read.
 
 A state summarizes a set of tokens, and `merge` joins the states of two disjoint sets: bidirectional attention makes one
-state, causal attention a running merge, decoding one merge per token; tiles and distributed ranks merge too.
+state, causal attention a running merge, decoding one merge per token; tiles and distributed ranks are merged too.
 
 The fields are means and S is centred, because MALA's read-out subtracts: after 16,384 tokens with values around 3 ± 1,
 sums kept in float32 decode with a relative error of 2.5e-5, uncentred means with 2.1e-5, this form with 1.7e-6.
@@ -26,8 +26,8 @@ class State(NamedTuple):
     r: Σ_j α_j Rκ(k_j), (batch, heads, width); equals z without rotation.
     n: total weight over exp(shift), (batch, heads); the number of tokens for uniform weights.
     shift: the largest exponent among the weights, (batch, heads).
-    query: mean of κ(q), (batch, heads, width), where prefix_query_mean needs it; else zeros.
-    num_queries: how many are in that mean, (batch, heads).
+    query: mean of κ(q), (batch, heads, width), for prefix_query_mean; otherwise zeros.
+    num_queries: the number of queries in that mean, (batch, heads).
     """
 
     S: Tensor
@@ -124,7 +124,7 @@ def joined(first: State, second: State) -> State:
     spread = (second.r - first.r).unsqueeze(-1) * (second.u - first.u).unsqueeze(-2)
     num_queries = first.num_queries + second.num_queries
     query_share = (second.num_queries / num_queries.clamp_min(1)).unsqueeze(-1)
-    # lerp starts from the nearer end: a share that rounds to one leaves nothing of what it outweighs.
+    # lerp starts from the nearer end, so a share that rounds to one leaves nothing of the smaller part.
     return State(
         S=torch.lerp(first.S, second.S, across).addcmul(across * (1 - across), spread),
         z=torch.lerp(first.z, second.z, along),
@@ -172,7 +172,7 @@ def _normalized(weights: Weights, key: Tensor) -> tuple[Tensor | None, Tensor, T
 
 
 def _times(fresh: Tensor, x: Tensor) -> Tensor:
-    """fresh · x, in place unless a gradient needs `fresh`, which no other code may read."""
+    """fresh · x, in place unless a gradient needs `fresh`, which only this code may read."""
     return fresh * x if fresh.requires_grad else fresh.mul_(x)
 
 

@@ -9,9 +9,9 @@ WEIGHTINGS = ("uniform", "query_mean", "prefix_query_mean")
 
 
 class Weights(NamedTuple):
-    """Token j weighs factor_j · exp(exponent_j), both (batch, heads, tokens); a masked token has factor 0.
+    """Token j has the weight factor_j · exp(exponent_j), both (batch, heads, tokens); a masked token has factor 0.
 
-    The exponent stays apart because RALA's reaches 10⁴ on large activations. None stands for ones (factor) and zeros
+    The exponent is separate because RALA's reaches 10⁴ on large activations. None stands for ones (factor) and zeros
     (exponent): uniform weights are `Weights()`.
     """
 
@@ -33,7 +33,7 @@ class Weights(NamedTuple):
 
 
 def visible_tokens(key_mask: Tensor, key: Tensor) -> Tensor:
-    """A key mask, (batch, tokens) or what broadcasts to (batch, heads, tokens), as bool of the latter shape."""
+    """A key mask that is (batch, tokens) or broadcasts to (batch, heads, tokens), as bool of the latter shape."""
     mask = key_mask.unsqueeze(1) if key_mask.dim() == 2 else key_mask
     return mask.bool().expand(key.shape[:3])
 
@@ -93,10 +93,10 @@ def weights_by_mean(weighting: str | Tensor, mean: Tensor | None, key: Tensor, k
 def causal_token_weights(
     weighting: str | Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None, before: Tensor, count: Tensor
 ) -> tuple[Weights, Tensor, Tensor]:
-    """The weight that each token gets when it is read and keeps, and the mean and count of κ(q) after the last token.
+    """The weight of each token, fixed when it is read, and the mean and count of κ(q) after the last token.
 
-    `before` and `count` are the mean and count before the first; shapes as in `prefix_means`. The weight of a token by
-    prefix_query_mean is not its bidirectional one, not even the last's: later queries do not re-weigh earlier keys.
+    `before` and `count` are the mean and count before the first; shapes as in `prefix_means`. With
+    prefix_query_mean even the last row differs from the bidirectional one: later queries do not re-weigh earlier keys.
     """
     if isinstance(weighting, Tensor) or weighting != "prefix_query_mean":
         return token_weights(weighting, query, key, key_mask), before, count

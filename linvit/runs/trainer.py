@@ -15,7 +15,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import StrategyRegistry
 
-from linvit.ranges import Amount, Count, Like, OneOf, Range, allows
+from linvit.ranges import Amount, Count, Like, OneOf, Range, Rule, allows
 
 PRECISIONS = "64-true 32-true 16-true bf16-true 16-mixed bf16-mixed transformer-engine transformer-engine-float16"
 LENGTH = Annotated[float, Range(0)]
@@ -24,24 +24,24 @@ LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvir
 
 
 @dataclass(frozen=True)
-class Class:
+class Class(Rule):
     """The class of an object, see `linvit.runs.components`."""
 
     def holds(self, value: Any) -> bool:
         return True
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return "the path of a class (class_path, init_args)"
 
 
 @dataclass(frozen=True)
-class Time:
+class Time(Rule):
     """A time in units by name."""
 
     def holds(self, value: Mapping[str, Any]) -> bool:
         return bool(value) and set(value) <= set(TIMES) and all(allows(LENGTH, length) for length in value.values())
 
-    def words(self, noun: str) -> str:
+    def words(self, noun: str, got: Any = None) -> str:
         return f"a mapping with {', '.join(TIMES)}"
 
 

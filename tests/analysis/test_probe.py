@@ -162,7 +162,7 @@ def test_probing_keeps_the_mode_and_leaves_no_hook_behind():
 
 def test_a_network_that_takes_other_inputs_says_which_were_given():
     network = create("dit_nano_patch2", 10)
-    with pytest.raises(ValueError, match=r"DiT takes `images`, `times`, `labels`, but 1 input was given"):
+    with pytest.raises(ValueError, match=r"DiT needs the inputs `images`, `times`, `labels`, but 1 input was given"):
         probe(network, torch.zeros(1, 1, 8, 8))
 
 

@@ -197,7 +197,7 @@ def test_unknown_axis_values_are_refused_at_once(axis):
 
 
 def test_softmax_has_no_axes():
-    with pytest.raises(ValueError, match="'softmax' takes no weighting: choose a linear one"):
+    with pytest.raises(ValueError, match="'softmax' accepts no weighting: choose a linear one"):
         Operator("softmax", 1, 8, weighting="uniform")
 
 

@@ -23,7 +23,7 @@ def test_a_family_or_task_that_does_not_exist_is_refused():
         list_networks(family="nix")
     with pytest.raises(ValueError, match="`family` is 'care', expected one of mavit, ravlt"):
         list_networks("detection", "care")
-    with pytest.raises(ValueError, match="the networks of the task speech have no families"):
+    with pytest.raises(ValueError, match="the networks of the task 'speech' have no families"):
         list_networks("speech", "care")
     with pytest.raises(ValueError, match="`task` is 'speach', expected one of classification, "):
         list_networks("speach")

@@ -157,7 +157,7 @@ def test_writing_ends_at_the_stop_token():
         (lambda: small("mala", width="wide"), r"`width` is 'wide', expected a whole number"),
         (lambda: small("mala", hidden=None), r"`hidden` is null, expected a whole number"),
         (lambda: small("mala", heads=0), r"`heads` is 0, expected a whole number from 1 to"),
-        (lambda: generate(small("mala"), torch.tensor([]), 3), "The `prompt` is empty"),
+        (lambda: generate(small("mala"), torch.tensor([]), 3), "`prompt` is empty, expected"),
         (lambda: generate(small("mala"), tokens()[0], 3, -1.0), r"`temperature` is -1\.0"),
         (lambda: generate(small("mala"), tokens()[0], 3, float("nan")), r"`temperature` is nan"),
         (lambda: generate(small("mala"), tokens()[0], 3, 1.0, 0.0), r"`top_p` is 0\.0"),

@@ -134,11 +134,15 @@ def test_four_stages_need_four_letters():
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet10t", ("rala",), "model is a ResNet, expected one of VisionTransformer, SwinTransformer, Pyramid"),
+        (
+            "resnet10t",
+            ("rala",),
+            "`model` is of type ResNet, expected one of VisionTransformer, SwinTransformer, Pyramid",
+        ),
         (DEIT, ("performer",), "`mechanism` is 'performer', expected one of softmax, .*rala"),
         (DEIT, ("rala", "LLL"), "`pattern` is 'LLL'"),
         (DEIT, ("rala", None, {"modulation": "sigmoid"}), "`modulation` is 'sigmoid'"),
-        (DEIT, ("softmax", None, {"weighting": "uniform"}), "takes no weighting"),
+        (DEIT, ("softmax", None, {"weighting": "uniform"}), "accepts no weighting"),
         (SWIN_T, ("mala", "LLLL", {"modulation": "sigmoid"}), "`modulation` is 'sigmoid'"),
         (PVT_B0, ("rala", "LLLX"), "`pattern` is 'LLLX'"),
     ],

@@ -167,7 +167,7 @@ def test_a_source_of_another_task_is_refused(scenes, tmp_path):
         ),
         ({"backbone": None}, r"The model needs a model\.backbone: set it to a name"),
         ({"backbone": "ravlt_nana"}, "Unknown model 'ravlt_nana': did you mean 'ravlt_nano'"),
-        ({"heads": {"widht": 16}}, r"model\.heads has the key 'widht', but mask_rcnn takes width, hidden, num_regions"),
+        ({"heads": {"widht": 16}}, r"model\.heads has the key 'widht', expected some of width, hidden, num_regions"),
         ({"drop_pth_rate": 0.1}, r"mavit_nano has no argument 'drop_pth_rate': did you mean model\.drop_path_rate"),
         ({"backbone": "vit_tiny_patch16_224"}, "choose a four-stage model"),
     ],

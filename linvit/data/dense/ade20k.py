@@ -71,7 +71,9 @@ class Ade20k(DenseSource):
                 f"`num_labels` is {num_labels}, but `class_names` has {self.num_classes} names: leave out one of them."
             )
         if self.num_classes >= IGNORED:
-            raise ValueError(f"There are {self.num_classes} classes, but maps of 8 bits hold at most {IGNORED - 1}.")
+            raise ValueError(
+                f"There are {self.num_classes} classes, but maps of 8 bits can have at most {IGNORED - 1}."
+            )
         self.transform = v2.Compose(
             [
                 Resize(long_side, [short_side], (ratio[0], ratio[1])),
@@ -149,7 +151,7 @@ def read_map(path: Path, num_classes: int, reduces_zero_label: bool = True) -> T
         with Image.open(path) as image:
             image.load()
             mode, values = image.mode, np.asarray(image)
-    except Exception as error:  # what a damaged file raises depends on its format
+    except Exception as error:  # the error for a damaged file depends on its format
         raise CorruptImageError(
             f"{path} is not a readable label map ({reason_of(error)}): replace the file."
         ) from error
@@ -197,7 +199,7 @@ def find_pairs(root: Path, split: str) -> tuple[list[tuple[Path, Path]], list[st
 
 
 def _by_name(folder: Path, suffixes: Sequence[str], complaints: list[str]) -> dict[str, Path]:
-    """The files with these endings by their names without ending; the second of a name gives a complaint."""
+    """The files with these endings by their names without ending; a second file of the same name is a complaint."""
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         is_visible = path.suffix.lower() in suffixes and not path.name.startswith(".")

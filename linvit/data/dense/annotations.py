@@ -14,7 +14,7 @@ from linvit.data.disk import read_json, stays_inside
 SMALLEST_SIDE = 1  # pixels; smaller boxes are what mmdetection ignores too
 ROUNDING = 0.1  # pixels; COCO's own boxes leave their images by less
 MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # of an image that Pillow opens
-LARGEST_ID = 2**53  # which the COCO tools and every JSON reader hold exactly
+LARGEST_ID = 2**53  # exact in the COCO tools and every JSON reader
 SHOWN = 80  # characters
 LISTS = ("images", "annotations", "categories")
 
@@ -129,8 +129,8 @@ def _categories(path: Path, entries: list[Any], class_names: list[str] | None) -
     if set(id_of) != set(class_names):
         odd = min(set(id_of) ^ set(class_names))
         raise ValueError(
-            f"{path} has other categories than the {len(class_names)} classes known here ({odd!r} is in one alone): use"
-            " files with the same categories."
+            f"{path} has other categories than the {len(class_names)} classes known here ({odd!r} is only in one):"
+            " use files with the same categories."
         )
     return [id_of[name] for name in class_names], list(class_names)
 
@@ -143,7 +143,7 @@ def _checked(
     needs_masks: bool,
     seen: set[Any],
 ) -> tuple[int, dict[str, Any]]:
-    """(index of the image, record) of one annotation; raises ValueError, whose text says what is wrong with it."""
+    """(index of the image, record) of one annotation; raises ValueError, whose text states the fault."""
     if not isinstance(entry, dict) or not _is_id(entry.get("id")):
         raise ValueError(f"an annotation has no whole number as id ({_short(entry)})")
     name = f"annotation {entry['id']} of image {_short(entry.get('image_id'))}"
@@ -188,7 +188,7 @@ def _box(bbox: Any, size: tuple[int, int]) -> list[float]:
 
 
 def _area(entry: dict[str, Any]) -> float:
-    """The area that the file states, by default that of the box."""
+    """The area that the file states, otherwise that of the box."""
     area = entry.get("area")
     if area is None:
         return float(entry["bbox"][2] * entry["bbox"][3])

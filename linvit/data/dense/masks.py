@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-FARTHEST = 2  # times the longer side of the image; the time and memory that a polygon takes grow with its size
+FARTHEST = 2  # times the longer side of the image; time and memory for a polygon grow with its size
 Segmentation = dict[str, Any] | list[list[float]]
 
 

@@ -21,7 +21,7 @@ from linvit.data.dense.masks import box_around, to_counts, to_runs
 from linvit.data.order import check_seed
 from linvit.files import replacing, write_json
 
-VERSION = 1  # raised when a seed gives other scenes
+VERSION = 1  # increased when the scenes of a seed change
 CLASSES = 10
 HELD_OUT = 397
 FEWEST, MOST = 3, 7
@@ -115,9 +115,9 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
 
     folder/detection/labels.csv lists the digits of each image, fragments left out, for multi-label classification.
 
-    Yields the name of each scene as soon as it is there, train + val in all. The same arguments give the same bytes;
-    files that a stopped call left are kept. Raises ValueError for a folder that holds anything else, and for sizes and
-    counts that make no scenes.
+    Yields the name of each scene as soon as it is written, train + val in total. The same arguments produce the same
+    bytes; files of a stopped call are kept. Raises ValueError for a folder with anything else in it, and for sizes and
+    counts that are too small.
     """
     folder = Path(folder)
     settings = {"version": VERSION, "train": train, "val": val, "size": size, "seed": seed}
@@ -182,7 +182,9 @@ def _check(folder: Path, settings: dict[str, int]) -> None:
         raise ValueError(f"{folder} is neither empty nor a folder of scenes: choose another one.") from None
     if before != settings:
         shown = ", ".join(f"{key} {value}" for key, value in before.items())
-        raise ValueError(f"{folder} holds scenes made otherwise ({shown}): choose another folder, or delete it.")
+        raise ValueError(
+            f"{folder} has scenes made with other settings ({shown}): choose another folder, or delete it."
+        )
 
 
 def _coco_header(settings: dict[str, int], split: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from linvit.ranges import Amount, Count, Seed, Share
 
 @dataclass(frozen=True)
 class DensePreprocessing:
-    """How evaluation and prediction prepare an image: sides in pixels; mean and std per channel in 0..1."""
+    """The preparation of an image for evaluation and prediction: sides in pixels; mean and std per channel in 0..1."""
 
     long_side: int
     short_side: int

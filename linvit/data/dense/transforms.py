@@ -1,4 +1,4 @@
-"""Transforms of images with boxes, masks and label maps, on torchvision's v2; what it lacks follows mmdetection 2.11
+"""Transforms of images with boxes, masks and label maps, on torchvision's v2; the others follow mmdetection 2.11
 and mmsegmentation 0.13, whose numbers the papers' recipes use.
 
 Long and short side are in pixels. Label maps are masks of shape (height, width) with 255 for ignored pixels.
@@ -71,8 +71,8 @@ class RandomSizeCrop(v2.Transform):
 class VariedCrop(v2.Transform):
     """Cuts out a window of up to size (height, width) in which no label covers most of the pixels that count.
 
-    Up to ten windows are tried until one has two labels or more and none of them above largest_share; else the eleventh
-    is taken as it comes. 1.0 takes the first.
+    Up to ten windows are tried until one has two labels or more and none of them above largest_share; otherwise the
+    eleventh is used unchecked. With 1.0 the first is used.
     """
 
     def __init__(self, size: tuple[int, int], largest_share: float = 0.75) -> None:
@@ -145,9 +145,9 @@ class PhotometricDistortion(v2.Transform):
 
 
 class KeepVisible(torch.nn.Module):
-    """Drops the objects of a target that a crop left without a box or without a pixel of their mask.
+    """Drops the objects of a target whose box or mask is empty after a crop.
 
-    Boxes narrower than a pixel stay, as in mmdetection; SanitizeBoundingBoxes drops those, and looks at no mask.
+    Boxes narrower than a pixel stay, as in mmdetection; SanitizeBoundingBoxes drops those and ignores masks.
     """
 
     def forward(self, image: Any, target: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -188,7 +188,7 @@ def detection_transform(
 
 
 def single(long_side: int, short_side: int, **_: Any) -> list[v2.Transform]:
-    """One size: what the 1× schedules train with."""
+    """One size, as in the 1× schedules."""
     return [Resize(long_side, [short_side])]
 
 
@@ -233,7 +233,7 @@ def _uniform(low: float, high: float) -> float:
 
 
 def _window(whole: tuple[int, int], size: tuple[int, int]) -> dict[str, int]:
-    """A random window of up to size (height, width) within whole."""
+    """A random window of up to size (height, width) within an image of size `whole`."""
     height, width = min(size[0], whole[0]), min(size[1], whole[1])
     top, left = _randint(0, whole[0] - height + 1), _randint(0, whole[1] - width + 1)
     return {"top": top, "left": left, "height": height, "width": width}

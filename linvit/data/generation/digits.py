@@ -1,4 +1,4 @@
-"""Digits as training images of generators, and how generated values become pixels."""
+"""Digits as training images of generators, and the conversion of generated values to pixels."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -46,8 +46,8 @@ class Latents(Source):
     Args:
         root: Folder with latents.json, train/ and val/.
         batch_size: Images per batch.
-        seed: Of order, mirroring and sampling of the training latents.
-        num_workers: Processes that read.
+        seed: Seed of order, mirroring and sampling of the training latents.
+        num_workers: Processes that read files.
 
     Raises ValueError for a folder without latents, or with damaged ones.
     """
@@ -89,7 +89,7 @@ class Latents(Source):
 class LatentFile(Dataset[Any]):
     """(latent, label) of each image in a file: a random sample of the image or its mirror image, or the image's mean.
 
-    samples: whether it samples. shape: (2, 2·channels, height, width) of the moments of an image.
+    samples: whether to sample. shape: (2, 2·channels, height, width) of the moments of an image.
 
     Raises ValueError for a file with latents of another shape, or with other labels than 0 … num_classes − 1.
     """
@@ -146,7 +146,7 @@ def make_latents(
     training of ADM. Files that are complete are kept; each records its autoencoder and size.
 
     Raises ValueError for an autoencoder or image that cannot be read, a size that the autoencoder cannot halve, and a
-    folder with latents of other images, another autoencoder or another size.
+    folder with latents from other images, another autoencoder or another size.
     """
     source = ImageFolder(images)
     datasets = {split: ImageFiles(source.files(split), lambda image: _squared(image, size), 3) for split in SPLITS}
@@ -186,7 +186,8 @@ def _checked(path: Path, made_of: dict[str, str], labels: list[int]) -> list[int
     file = _open(path)
     if (file.metadata() or made_of) != made_of or file.get_tensor("labels").tolist() != labels:
         raise ValueError(
-            f"{path} has latents of other images, another autoencoder or size: choose a new folder, or delete this one."
+            f"{path} has latents from other images, another autoencoder or another size: choose a new folder, or delete"
+            " this one."
         )
     return list(file.get_slice("moments").get_shape())
 
@@ -224,9 +225,9 @@ def open_autoencoder(name: str) -> tuple[Any, torch.device]:
         raise ValueError("Latents need diffusers, which is not installed: pip install 'linvit[generation]'.") from error
     try:
         autoencoder = AutoencoderKL.from_pretrained(name)
-    except Exception as error:  # the library raises many kinds
+    except Exception as error:  # the library raises many classes of errors
         raise ValueError(
-            f"The autoencoder {name} cannot be read ({reason_of(error)}): give a folder"
+            f"The autoencoder {name} cannot be read ({reason_of(error)}): set it to a folder"
             " that diffusers wrote, or a name on the Hugging Face hub."
         ) from error
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

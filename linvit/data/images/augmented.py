@@ -14,12 +14,12 @@ from torchvision.transforms import Compose
 
 from linvit.data.images.image import Channels, Deviation, Preprocessing, Side
 from linvit.data.source import Source, Workers, listed
-from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
+from linvit.ranges import Amount, Count, OneOf, Range, Rule, Seed, Share
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 AboveZero = Annotated[float, Range(above=0, most=1)]
 NUMBER = r"\d{1,3}(\.\d+)?"
-POLICIES = (  # as timm.data.auto_augment reads them; it ignores or asserts what it does not know
+POLICIES = (  # the syntax of timm.data.auto_augment, which ignores unknown parts or fails an assertion
     rf"rand(-(m\d{{1,2}}|n[1-9]|p(0(\.\d+)?|1)|mstd{NUMBER}|mmax[1-9]\d?|inc[01]|t(weights|3aw?)))*",
     rf"augmix(-(m\d{{1,2}}|w[1-9]|d[1-9]|a[1-9](\.\d+)?|b[01]|mstd{NUMBER}))*",
     rf"(original|originalr|v0|v0r|3a)(-mstd{NUMBER})?",
@@ -27,7 +27,7 @@ POLICIES = (  # as timm.data.auto_augment reads them; it ignores or asserts what
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(Rule):
     """An augmentation policy in timm's notation."""
 
     def holds(self, value: Any) -> bool:
@@ -127,7 +127,7 @@ class AugmentedSource(Source):
 def check_per_channel(name: str, values: Sequence[float] | None, channels: int) -> None:
     """Raises ValueError unless there is one number per channel; None is always allowed."""
     if values is not None and len(values) != channels:
-        raise ValueError(f"`{name}` has {len(values)} numbers, but `channels` is {channels}: give one per channel.")
+        raise ValueError(f"`{name}` has {len(values)} numbers, but `channels` is {channels}: set one per channel.")
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

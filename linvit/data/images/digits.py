@@ -29,7 +29,7 @@ class Digits(Source):
         max_shift: Largest random shift of training images, in pixels.
         held_out: Share of the images that is never trained on.
         split: Seed that chooses those images, independent of the run's seed.
-        seed: Of order and shifts of the training images.
+        seed: Seed of order and shifts of the training images.
         num_workers: Processes that read images.
 
     Raises ValueError for a shift that is not smaller than the image.

@@ -36,7 +36,7 @@ class ImageFolder(AugmentedSource):
         options: See AugmentedSource.
 
     Raises ValueError for a missing folder, fewer than two classes, a class folder that is empty or unknown, train/ or
-    val/ alone beside other folders, and a share that leaves nothing to train on or to hold out.
+    val/ next to other folders only, and a share that leaves nothing to train on or to hold out.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ImageFolder(AugmentedSource):
     def divided(self) -> bool:
         """Whether the folder itself says what is held out: by train/ and val/, or by one of them and no other folder.
 
-        Raises ValueError where that is unclear: one of them beside other folders, with class folders in it.
+        Raises ValueError if that is unclear: one of them next to other folders, with class folders in it.
         """
         present = [split for split in SPLITS if self._has(split)]
         others = [name for name in _folders(self.root) if name not in SPLITS]
@@ -90,8 +90,8 @@ class ImageFolder(AugmentedSource):
             return False  # a class of that name
         (missing,) = set(SPLITS) - set(present)
         raise ValueError(
-            f"The data folder {self.root} has {present[0]}/ with class folders in it, but no {missing}/ beside it, only"
-            f" {listed(others)}: rename one of these folders to {missing}, or move them elsewhere."
+            f"The data folder {self.root} has {present[0]}/ with class folders in it, but no {missing}/ next to it,"
+            f" only {listed(others)}: rename one of these folders to {missing}, or move them elsewhere."
         )
 
     def digest(self) -> str | None:
@@ -169,19 +169,19 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _warn_of_mistakes(folder: Path, class_names: Sequence[str]) -> None:
-    """Warns of images beside the class folders, which nobody reads, and of names that differ in case alone."""
+    """Warns of images next to the class folders, which are not used, and of class names that differ only in case."""
     stray = [path.name for path in folder.iterdir() if path.suffix.lower() in IMG_EXTENSIONS and path.is_file()]
     stray = sorted(name for name in stray if not name.startswith("."))
     if stray:
         logger.warning(
-            "%d image files beside the class folders of %s are not used: %s", len(stray), folder, listed(stray)
+            "%d image files next to the class folders of %s are not used: %s", len(stray), folder, listed(stray)
         )
     spellings: dict[str, list[str]] = {}
     for name in class_names:
         spellings.setdefault(name.casefold(), []).append(name)
     for same in spellings.values():
         if len(same) > 1:
-            logger.warning("These classes of %s differ in case alone: %s", folder, listed(same))
+            logger.warning("These classes of %s differ only in case: %s", folder, listed(same))
 
 
 def _files_by_class(folder: Path) -> dict[str, list[Path]]:

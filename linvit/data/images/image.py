@@ -27,7 +27,7 @@ class CorruptImageError(ValueError):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes a network's input: size (height, width) in pixels, mean and std per channel in 0..1.
+    """The conversion of images to a network's input: size (height, width) in pixels, mean and std per channel in 0..1.
 
     Raises ValueError for a size below 32 px, and for channels other than 1 or 3.
     """
@@ -73,7 +73,7 @@ class Preprocessing:
 
 
 def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None = None) -> Image.Image:
-    """Reads an image file, turns it upright as its EXIF data say, and converts it to grey (1 channel) or RGB (3).
+    """Reads an image file, rotates it as its EXIF data say, and converts it to grey (1 channel) or RGB (3).
 
     Raises CorruptImageError, naming the file (as name, if given), if it cannot be decoded to its last pixel, has more
     pixels than Pillow allows, or is over 1,000 times as long as wide.
@@ -85,7 +85,7 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
             _check_shape(*image.size)
             image.load()
             return converted(_upright(image), channels)
-    except Exception as error:  # what a damaged file raises depends on its format
+    except Exception as error:  # the error for a damaged file depends on its format
         reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
         raise CorruptImageError(
             f"{name or file} is not a readable image ({reason}): replace or remove the file."
@@ -100,7 +100,7 @@ def _check_shape(width: int, height: int) -> None:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF data, around pixels that are fine
+    except Exception:  # damaged EXIF data with intact pixels
         return image
 
 

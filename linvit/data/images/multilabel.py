@@ -1,4 +1,4 @@
-"""Multi-label images: image files, and a table of the labels of each."""
+"""Multi-label images: image files and a table of their labels."""
 
 import csv
 import io
@@ -93,7 +93,7 @@ class MultiLabelImages(AugmentedSource):
 
 @dataclass(eq=False)
 class LabelledImages(ImageFiles):
-    """(image, targets) for each pair (path, classes): targets float32 (num_classes,), 1 for these classes, else 0."""
+    """(image, targets) for each pair (path, classes): targets float32 (num_classes,), 1 for the classes, else 0."""
 
     num_classes: int
 

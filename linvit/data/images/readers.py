@@ -108,7 +108,7 @@ class TimmImages(AugmentedSource):
         try:
             names = names_of(self._open("train").reader)
         except ValueError as error:
-            try:  # for evaluation the validation images alone will do
+            try:  # evaluation needs the validation images only
                 names = names_of(self._open("val").reader)
             except ValueError:
                 raise error from None
@@ -140,7 +140,7 @@ class TimmImages(AugmentedSource):
         except Exception as error:  # the kind depends on the reader
             raise ValueError(
                 f"timm's reader {self.reader or 'of files'} cannot open the split {name!r} of {root}"
-                f" ({reason_of(error)}): set `reader`, `root`, `train_split` and `val_split` to what is there."
+                f" ({reason_of(error)}): correct `reader`, `root`, `train_split` or `val_split`."
             ) from error
         return dataset
 
@@ -164,7 +164,7 @@ def names_of(reader: Any) -> list[str] | None:
 
 
 def _check_no_loop(root: Path) -> None:
-    """Raises ValueError for a link to a folder above it, which timm would follow again and again."""
+    """Raises ValueError for a link to a folder above it, which timm would follow without end."""
     for folder, _, _ in os.walk(root, followlinks=True):
         above = {os.path.realpath(parent) for parent in Path(folder).parents if parent.is_relative_to(root)}
         if os.path.realpath(folder) in above:

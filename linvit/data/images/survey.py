@@ -1,4 +1,4 @@
-"""A survey of a folder of images: how many there are of each class, and sizes and colours of a sample."""
+"""A survey of a folder of images: number of images per class, and sizes and colours of a sample."""
 
 from collections import Counter
 from dataclasses import dataclass

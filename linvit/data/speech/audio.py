@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from soundfile import SoundFile
 
 WINDOW, HOP = 0.025, 0.010  # seconds
-SLOWEST, FASTEST = 1000, 1_000_000  # hertz; other rates stand in damaged headers only
+SLOWEST, FASTEST = 1000, 1_000_000  # hertz; other rates occur in damaged headers only
 MOST_SAMPLES = 2**28  # as read and as resampled: 1 GiB, 4.6 hours at 16 kHz
 BLOCK = 2**22  # values read at a time, because a header may claim more samples than there are
 FLOOR = 1e-6  # added before the logarithm
@@ -31,7 +31,7 @@ class CorruptAudioError(ValueError):
 def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Tensor:
     """Samples of a sound file in −1 … 1, float32 (samples,), averaged over its channels and resampled to rate (hertz).
 
-    Reads all formats of libsndfile: wav, flac, ogg, mp3 and others; from `content` if the file is held in memory.
+    Reads all formats of libsndfile: wav, flac, ogg, mp3 and others; from `content` if the file is in memory.
 
     Raises:
         CorruptAudioError: for a file that is missing or damaged, has samples that are not finite, is shorter than one
@@ -51,7 +51,7 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
         with soundfile.SoundFile(source) as file:
             file_rate = file.samplerate
             samples = _mono(file, rate)
-    except Exception as error:  # the library raises many kinds, a TypeError for samples without a header
+    except Exception as error:  # the library raises many classes, TypeError for samples without a header
         reason = "" if isinstance(error, soundfile.LibsndfileError) else f" ({reason_of(error)})"
         raise CorruptAudioError(
             f"{path} cannot be read as sound{reason}: use a .wav or .flac file, or leave this one out."
@@ -100,7 +100,7 @@ def log_mel(samples: Tensor, rate: int, mels: int) -> Tensor:
     """Logarithm of the power in `mels` bands, float32 (frames, mels), with a frame every 10 ms.
 
     A frame is a Hann window of 25 ms, padded to a power of two. No frame reaches beyond the first or last sample, so
-    the frames of an excerpt equal those of the whole.
+    the frames of an excerpt equal those of the full recording.
 
     Args:
         samples: float32 (samples,), at least `window_samples(rate)` of them.

@@ -28,7 +28,7 @@ Masks = Annotated[int, Range(0, 1000)]
 
 @dataclass(frozen=True)
 class SpeechPreprocessing:
-    """How sound becomes features: `mels` log-mel bands of sound at `rate` hertz, normalized by mean and std per band.
+    """From sound to features: `mels` log-mel bands of sound at `rate` hertz, normalized by mean and std per band.
 
     tokenizer: the subword tokenizer as JSON, "" without subwords. corpus: a description of the data.
     """
@@ -62,7 +62,7 @@ def find_utterances(folder: Path) -> list[Utterance]:
     """
     if not folder.is_dir():
         raise ValueError(
-            f"The speech folder {folder} does not exist: give one in LibriSpeech's layout, or create one with"
+            f"The speech folder {folder} does not exist: pass one in LibriSpeech's layout, or create one with"
             " make_speech."
         )
     utterances = []
@@ -95,7 +95,7 @@ def _read(rate: int, utterance: Utterance) -> Tensor:
 class Utterances(Dataset[Sample | str]):
     """(features, {"tokens", "text", "path"}) of each utterance; a sentence that names the file if it is unreadable.
 
-    read: gives the samples of an utterance. masks: arguments of spec_augmented, for training.
+    read: returns the samples of an utterance. masks: arguments of spec_augmented, for training.
     """
 
     utterances: Sequence[Utterance]
@@ -151,11 +151,11 @@ class LibriSpeech(Source):
         times: Number of time masks in training.
         time_share: Largest length of a time mask, as a share of the utterance.
         max_corrupt: Number of unreadable sound files that may be left out.
-        seed: Of order and masks.
+        seed: Seed of order and masks.
         num_workers: Processes that read sound.
 
-    Raises ValueError for folders without transcripts, a transcript without its sound file, and training sound of which
-    no file can be read.
+    Raises ValueError for folders without transcripts, a transcript without its sound file, and training data without a
+    readable sound file.
     """
 
     task = "speech"
@@ -214,7 +214,7 @@ class LibriSpeech(Source):
         return find_utterances(self.root / name)
 
     def reader(self) -> Callable[[Utterance], Tensor]:
-        """A picklable function that gives the samples of an utterance and raises as read_audio does."""
+        """A picklable function that returns the samples of an utterance and raises as read_audio does."""
         return partial(_read, self.rate)
 
     def train_set(self) -> Utterances:

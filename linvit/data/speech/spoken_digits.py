@@ -1,6 +1,6 @@
 """Digits spoken by espeak-ng, in LibriSpeech's layout: synthetic speech that needs no download.
 
-Each voice is an accent with a timbre; no training voice has a timbre of the validation voices.
+Each voice is an accent with a timbre; training and validation voices have different timbres.
 """
 
 import io
@@ -54,7 +54,7 @@ def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) ->
         train, val: number of utterances per split; the voices of a split take turns.
         seed: of digits, speeds (130 to 190 words per minute) and pitches (30 to 70 of 99).
 
-    The same arguments give the same files with the same version of espeak-ng. If it is stopped, it deletes its files.
+    The same arguments produce the same files with the same version of espeak-ng. If stopped, it deletes its files.
 
     Raises:
         ValueError: if espeak-ng is not installed or fails, the folder is not empty, or a number is below 1.
@@ -76,7 +76,7 @@ def make_speech(folder: str, train: int = 900, val: int = 120, seed: int = 0) ->
     try:
         with ThreadPoolExecutor() as pool:
             yield from pool.map(lambda utterance: utterance.write(program), spoken)
-    except BaseException:  # Ctrl-C too: a half-filled folder would stand in the way of the next attempt
+    except BaseException:  # Ctrl-C too: an incomplete folder would block the next attempt
         for split in VOICES:
             shutil.rmtree(target / split, ignore_errors=True)
         raise
@@ -112,7 +112,7 @@ class _Spoken:
                 f"{program} did not speak with the voice {self.voice} ({reason[0].rstrip('.')}): reinstall it with"
                 " all of its voices."
             )
-        # a header that was written to a pipe does not have the length
+        # a header written to a pipe does not contain the length
         samples, rate = soundfile.read(io.BytesIO(_with_length(done.stdout)), dtype="float32")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(self.path, resampled(samples, rate, RATE), RATE, subtype="PCM_16")

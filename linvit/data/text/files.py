@@ -16,13 +16,13 @@ from linvit.data.text.tokens import BYTES, Rows, Stream, Tokenizer, join, open_t
 from linvit.ranges import Count, Range, Seed, Share
 
 LONGEST_ROW = 2**20
-# Tests, which some distributions leave out, and tables that are not programs.
+# Tests, which some distributions leave out, and tables, which are not programs.
 NOT_READ = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 
 
 @dataclass(frozen=True)
 class TextPreprocessing:
-    """How text becomes a network's input, and which text it was trained on.
+    """The conversion of text to a network's input, and the text it was trained on.
 
     tokenizer: "bytes" or the name of a Hugging Face tokenizer. separator: the name of its token between documents.
     context: tokens per row. corpus: a description of the text.

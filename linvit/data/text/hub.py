@@ -98,7 +98,7 @@ class HuggingFaceText(TextSource):
         self._stream = TextStream(self, self._skipped)
         if len(self._stream) < self.batch_size:
             raise ValueError(
-                f"`epoch_rows` is {self.epoch_rows}, which gives each process {len(self._stream)} rows per epoch, fewer"
+                f"`epoch_rows` is {self.epoch_rows}, so each process gets {len(self._stream)} rows per epoch, fewer"
                 f" than one batch of {self.batch_size}: set it higher."
             )
         return Batches(self._stream, drop_last=True, **self._loading(False))
@@ -147,7 +147,7 @@ def pack(
 ) -> None:
     """Writes documents as a file of tokens, a file of their widths in bytes (if it measures), and finally a .json.
 
-    Each file is written whole or not at all, so where there is a .json the others are complete.
+    Each file is written completely or not at all, so if there is a .json the others are complete.
     """
     dtype, mark = dtype_for(tokenizer.vocabulary), tokenizer.separator
     pairs = (pair for texts in _groups(documents) for pair in zip(texts, tokenizer.encode_batch(texts), strict=True))
@@ -173,7 +173,7 @@ def pack(
 class TextStream(IterableDataset[Any]):
     """Rows of a stream of documents, `epoch_rows` per epoch; it resumes where it stopped.
 
-    read: number of documents of the whole stream that were read. skipped: number of documents to skip first.
+    read: number of documents of the full stream that were read. skipped: number of documents to skip first.
     """
 
     def __init__(self, source: HuggingFaceText, skipped: int = 0) -> None:
@@ -203,7 +203,7 @@ class TextStream(IterableDataset[Any]):
             held = held[whole * source.context :]
 
     def _documents(self) -> Iterator[bytes]:
-        """This process's share of the documents, again and again, each time in another order."""
+        """This process's share of the documents, repeated without end, each time in a different order."""
         rank, world = share()
         passed_over = 0
         for number in itertools.count():

@@ -1,4 +1,4 @@
-"""Text as tokens: bytes or a Hugging Face tokenizer; and streams of documents, cut into rows."""
+"""Text as tokens, by bytes or a Hugging Face tokenizer; and streams of documents, cut into rows."""
 
 import hashlib
 import re
@@ -44,7 +44,7 @@ class Bytes:
         return [1] * len(text)
 
     def fingerprint(self) -> str:
-        """A string that is the same for tokenizers that give the same tokens, whatever their names."""
+        """A string that is equal for tokenizers that produce the same tokens, regardless of their names."""
         return BYTES
 
 
@@ -67,7 +67,7 @@ class HuggingFaceTokenizer:
             known = tokenizers.Tokenizer.from_file(str(path)) if path.is_file() else _from_hub(name)
         except Exception as error:  # the library raises plain Exceptions
             raise ValueError(
-                f"The tokenizer {name} cannot be read ({reason_of(error)}): give a"
+                f"The tokenizer {name} cannot be read ({reason_of(error)}): use a"
                 " tokenizer.json, a folder with one, or a name on the Hugging Face hub."
             ) from error
         self.tokenizer = known
@@ -146,7 +146,7 @@ class Stream:
 
 
 def dtype_for(vocabulary: int) -> type[np.generic]:
-    """The narrowest integers that hold every token."""
+    """The narrowest integer type for all tokens."""
     return np.uint16 if vocabulary <= 1 << 16 else np.uint32
 
 
@@ -170,7 +170,7 @@ class Rows(Dataset[Any]):
     """A stream cut into rows (tokens, {"targets", "documents", "bytes"}); each next token is a target exactly once.
 
     Tokens, targets and documents are int64 (context,). The padding of the last row has IGNORED as targets. documents:
-    the number of each token's document in the row if keeps_apart, else 0. bytes: how many the targets stand for, 0 if
+    the number of each token's document in the row if keeps_apart, otherwise 0. bytes: number for the targets, 0 if
     unknown. Rows of padding follow up to a multiple of `multiple`, because processes that train together must read
     the same number of rows.
     """

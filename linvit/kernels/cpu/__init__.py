@@ -1,7 +1,7 @@
 """CPU kernels (C++), compiled on the machine that runs them: the formula of `linvit.ops`, fused, and its gradient.
 
-`build()` compiles and loads them; from then on `linear_attention` takes its kernel wherever it can (backend="auto"),
-and depthwise convolutions take `linvit.kernels.cpu.depthwise` for the gradient of their weight.
+`build()` compiles and loads them; from then on `linear_attention` uses its kernel wherever it can (backend="auto"),
+and depthwise convolutions use `linvit.kernels.cpu.depthwise` for the gradient of their weight.
 """
 
 import os
@@ -41,9 +41,9 @@ def build() -> None:
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         raise ValueError(f"The CPU kernel must be compiled, but there is no C++ compiler {compiler!r}: install g++.")
-    beside = str(Path(sys.executable).parent)  # of an environment that is not activated
-    if shutil.which("ninja") is None and shutil.which("ninja", path=beside):
-        os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), beside))
+    scripts = str(Path(sys.executable).parent)  # of an environment that is not activated
+    if shutil.which("ninja") is None and shutil.which("ninja", path=scripts):
+        os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), scripts))
     if not is_ninja_available():
         raise ValueError("The CPU kernel is compiled with ninja, which is not installed: pip install ninja.")
     capability = torch.backends.cpu.get_cpu_capability()
@@ -69,7 +69,7 @@ def ready() -> bool:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """A context in which backend="auto" does not use the kernel, in the whole process: to compare with it."""
+    """A context in which backend="auto" does not use the kernel, in all threads: for comparisons."""
     global _aside
     before, _aside = _aside, True
     try:
@@ -117,7 +117,7 @@ def linear_attention(
         key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
-        (batch, heads, queries, value width) in the inputs' dtype; heads inside tokens where the queries' do.
+        (batch, heads, queries, value width) in the inputs' dtype; heads inside tokens if the queries are so.
     """
     build()
     query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map

@@ -53,7 +53,7 @@ class _Depthwise(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias, _ = ctx.needs_input_grad
-        ours = for_weight and not torch.is_grad_enabled()  # a gradient of the gradient is torch's
+        ours = for_weight and not torch.is_grad_enabled()  # torch computes the gradient of the gradient
         by_x, by_weight, by_bias = torch.ops.aten.convolution_backward(
             grad, x, weight, [len(weight)], [1, 1], ctx.padding, [1, 1], False, [0, 0], len(weight),
             [for_x, for_weight and not ours, for_bias and not ours],

@@ -69,7 +69,7 @@ class DenseBackbone(Checked, nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Images (batch, in_chans, height, width) to four maps (batch, channels, height / stride, width / stride)."""
-        check_floats("images", x, ("batch", "channels", "height", "width"), "give a batch of images")
+        check_floats("images", x, ("batch", "channels", "height", "width"), "pass a batch of images")
         maps: list[Tensor]
         if isinstance(self.body, Backbone):
             maps = cast(list[Tensor], self.body.forward_intermediates(x, intermediates_only=True))
@@ -82,7 +82,7 @@ class DenseBackbone(Checked, nn.Module):
     def native_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """A checkpoint in our key names: a released dense backbone, with or without `backbone.`, or a classifier.
 
-        From the checkpoint of a detector or segmentor only the backbone is taken. From that of a classifier everything
+        Of the checkpoint of a detector or segmentor, only the backbone is used. From that of a classifier everything
         after the stages is dropped; the output norms, which it does not have, keep their values.
         """
         weights = unwrapped(state_dict)
@@ -108,7 +108,7 @@ class DenseBackbone(Checked, nn.Module):
 
 
 def _four_maps(name: str, kwargs: Mapping[str, Any]) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """The network without its classifier, made once, and what timm knows of its maps."""
+    """The network without its classifier, made once, and timm's description of its maps."""
     if timm.model_entrypoint(name).__module__ in _FAMILIES:
         backbone = timm.create_model(name, **kwargs)
         assert isinstance(backbone, Backbone)

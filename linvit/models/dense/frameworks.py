@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from linvit.layers.checks import Device, Outputs, known
+from linvit.layers.checks import Device, Outputs
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.mask_rcnn import CascadeMaskRCNN, MaskRCNN
 from linvit.models.dense.retinanet import RetinaNet
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
-from linvit.ranges import check
+from linvit.ranges import check, known, nearest
 
 DETECTORS: dict[str, Callable[..., nn.Module]] = {
     "retinanet": RetinaNet,
@@ -51,7 +51,9 @@ def build_dense(
     takes = list(inspect.signature(build).parameters)[2:]
     for name in heads or {}:
         if name not in takes:
-            raise ValueError(f"`heads` has the key {name!r}, but {framework} takes {', '.join(takes)}: correct it.")
+            raise ValueError(
+                f"`heads` has the key {name!r}, expected some of {', '.join(takes)}.{nearest(name, takes)}"
+            )
     body = DenseBackbone(backbone, device=device, **kwargs) if device else DenseBackbone(backbone, **kwargs)
     with torch.device(device or "cpu"):
         return build(body, num_classes, **heads or {})

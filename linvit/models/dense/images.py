@@ -1,4 +1,4 @@
-"""What all detectors do with their images, targets and candidate boxes."""
+"""Steps that all detectors share: batching of images, targets, and non-maximum suppression."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class ImageBatch(GeneralizedRCNNTransform):
 
 
 def known_objects(target: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The target without crowds, which no loss uses."""
+    """The target without crowds, which the losses ignore."""
     if "iscrowd" not in target:
         return target
     per_object = ("boxes", "labels", "masks", "area", "iscrowd")
@@ -49,7 +49,7 @@ def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most
     """Detections of one image: non-maximum suppression within each class.
 
     Args:
-        boxes: (n, 4), or (n, num_classes, 4) where every class has its own.
+        boxes: (n, 4), or (n, num_classes, 4) if each class has its own.
         scores: (n, num_classes) without a background.
         least: minimum score of a detection.
         overlap: IoU above which the box with the lower score is removed.

@@ -1,4 +1,4 @@
-"""What images and targets a detector takes: each wrong one is a TypeError or ValueError of one sentence."""
+"""Checks of a detector's images and targets: each wrong one is a TypeError or ValueError of one sentence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -6,13 +6,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from linvit.arguments import kind
 from linvit.layers.inputs import check_floats, check_whole_numbers, has_values
 
 Target = Mapping[str, Tensor]
 
 
 class CheckedInputs:
-    """A detector that checks images and targets before it reads them; goes before torchvision's class.
+    """A base class, listed before torchvision's, that checks images and targets before the detector reads them.
 
     num_classes: classes without a background. has_masks: whether targets need masks.
     """
@@ -30,7 +31,7 @@ class CheckedInputs:
                 iscrowd (n,) marks crowds, which are not learned.
 
         Raises:
-            TypeError, ValueError: for images or targets of another kind, shape or range.
+            TypeError, ValueError: for images or targets of the wrong type, shape or range.
         """
         network = cast(nn.Module, self)
         if not torch.compiler.is_compiling():
@@ -41,43 +42,43 @@ class CheckedInputs:
 
 
 def check_images(images: Sequence[Tensor]) -> None:
-    """Raises unless there is an image, and each is a floating-point tensor (3, height, width)."""
+    """Raises unless there are images, each a floating-point tensor (3, height, width)."""
     if not isinstance(images, list | tuple | Tensor):
-        raise TypeError(f"`images` is of type {type(images).__name__}, expected a list of tensors: convert it")
+        raise TypeError(f"`images` is {kind(images)}, expected a list of tensors: convert it")
     if len(images) == 0:
-        raise ValueError("`images` is empty: give at least one image.")
+        raise ValueError("`images` is empty, expected one image or more")
     for number, image in enumerate(images):
         check_floats(f"images[{number}]", image, (3, "height", "width"), "convert the image to RGB")
 
 
 def check_targets(targets: Any, images: Sequence[Tensor], num_classes: int, masks: bool) -> None:
-    """Raises unless there is a fitting target for each image."""
+    """Raises unless each image has a valid target."""
     if not isinstance(targets, list | tuple):
         raise TypeError(
-            f"`targets` is of type {type(targets).__name__}, expected a list of dicts in training mode: give them, or"
-            " call `eval()`"
+            f"`targets` is {kind(targets)}, expected a list of dicts in training mode: pass them, or call `eval()`"
         )
     if len(targets) != len(images):
-        raise ValueError(f"There are {len(targets)} targets for {len(images)} images: give one for each image.")
+        raise ValueError(f"`targets` has {len(targets)} entries for {len(images)} images, expected one per image")
     needed = ("boxes", "labels", "masks") if masks else ("boxes", "labels")
     for number, (target, image) in enumerate(zip(targets, images, strict=True)):
         missing = [key for key in needed if not isinstance(target, Mapping) or key not in target]
         if missing:
-            raise ValueError(f"`targets[{number}]` has no {' and no '.join(missing)}: add what is missing.")
+            raise ValueError(
+                f"`targets[{number}]` has no {' and no '.join(missing)}, expected a dict of {', '.join(needed)}"
+            )
         _check_objects(f"targets[{number}]", target, image, num_classes)
 
 
 def _check_objects(name: str, target: Target, image: Tensor, num_classes: int) -> None:
     boxes = target["boxes"]
-    check_floats(f"{name}['boxes']", boxes, ("objects", 4), "give left, top, right and bottom of each box")
+    check_floats(f"{name}['boxes']", boxes, ("objects", 4), "pass left, top, right and bottom of each box")
     count = len(boxes)
     check_whole_numbers(f"{name}['labels']", target["labels"], (count,), 0, num_classes - 1)
     if has_values(boxes) and not (boxes.isfinite().all() and (boxes[:, 2:] > boxes[:, :2]).all()):
-        raise ValueError(f"`{name}['boxes']` has a box without area or with NaN: leave it out, or correct its corners.")
+        raise ValueError(f"`{name}['boxes']` has a box without area or with NaN: correct or drop it")
     height, width = image.shape[-2:]
     for key, shape in (("masks", (count, height, width)), ("iscrowd", (count,))):
-        if key in target and (not isinstance(target[key], Tensor) or tuple(target[key].shape) != shape):
-            got = tuple(getattr(target[key], "shape", ())) or type(target[key]).__name__
-            raise ValueError(
-                f"`{name}['{key}']` is {got}, expected a tensor {shape}: one per box, as large as the image."
-            )
+        x = target.get(key)
+        if key in target and (not isinstance(x, Tensor) or tuple(x.shape) != shape):
+            got = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is {kind(x)}"
+            raise ValueError(f"`{name}['{key}']` {got}, expected a tensor of shape {shape}, an entry per box")

@@ -9,7 +9,7 @@ from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
-from linvit.layers.checks import IsA, Outputs, Width
+from linvit.layers.checks import Outputs, Width
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.images import ImageBatch
@@ -17,7 +17,7 @@ from linvit.models.dense.inputs import CheckedInputs
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.models.dense.retinanet import PyramidBackbone
 from linvit.models.dense.roi_heads import RegionHeads, Step
-from linvit.ranges import Checked
+from linvit.ranges import Checked, IsA
 
 Targets = list[dict[str, Tensor]]
 
@@ -99,7 +99,7 @@ class RegionDetector(Checked, CheckedInputs, ReleasedNames, GeneralizedRCNN):
     """A detector of two or more stages; inputs and detections as in RetinaNet, and bool masks (n, height, width).
 
     Args:
-        backbone: gives four maps.
+        backbone: returns four maps.
         num_classes: number of classes without a background.
         width: channels of neck and heads.
         hidden: channels of the linear layers in the box heads.

@@ -9,14 +9,14 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import box_iou, clip_boxes_to_image, sigmoid_focal_loss
 
-from linvit.layers.checks import IsA, Outputs, Width
+from linvit.layers.checks import Outputs, Width
 from linvit.layers.neck import Neck
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.images import ImageBatch, suppressed
 from linvit.models.dense.inputs import CheckedInputs
 from linvit.models.dense.released_names import ReleasedNames
-from linvit.ranges import Checked
+from linvit.ranges import Checked, IsA
 
 
 class PyramidBackbone(nn.Module):
@@ -44,11 +44,11 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
     frozen.
 
     Args:
-        backbone: gives four maps.
+        backbone: returns four maps.
         num_classes: number of classes without a background.
         width: channels of neck and heads.
 
-    In training, images and targets (see CheckedInputs) give a dict of losses; in evaluation, images give a list of
+    In training, images and targets (see CheckedInputs) to a dict of losses; in evaluation, images to a list of
     dicts of boxes (n, 4) in pixels, labels 0 … num_classes - 1 and scores.
     """
 

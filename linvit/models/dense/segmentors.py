@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.layers.checks import IsA, Outputs
+from linvit.layers.checks import Outputs
 from linvit.layers.neck import Neck, conv_norm_relu
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.released_names import ReleasedNames
-from linvit.ranges import Checked, Range
+from linvit.ranges import Checked, IsA, Range
 
 Halved = Annotated[int, Range(2, 65_536)]
 
@@ -22,7 +22,7 @@ def resized(x: Tensor, like: Tensor) -> Tensor:
 
 
 class Classifier(nn.Sequential):
-    """Dropout of whole channels and a 1×1 convolution."""
+    """Channel dropout and a 1×1 convolution."""
 
     def __init__(self, width: int, num_classes: int) -> None:
         conv = nn.Conv2d(width, num_classes, 1)
@@ -110,7 +110,7 @@ class SemanticFPN(Checked, ReleasedNames, nn.Module):
     Images (batch, 3, height, width) to logits (batch, num_classes, height, width).
 
     Args:
-        backbone: gives four maps.
+        backbone: returns four maps.
         num_classes: number of classes.
         width: channels of the pyramid.
     """
@@ -135,11 +135,11 @@ class UperNet(Checked, ReleasedNames, nn.Module):
     """Pyramid pooling and perception head, and an auxiliary head of half its width on the map at stride 16.
 
     Images (batch, 3, height, width) to logits (batch, num_classes, height, width) in evaluation. In training to
-    {"out": logits, "aux": logits of the auxiliary head}, for at least two images, because the pooled means pass a batch
-    norm.
+    {"out": logits, "aux": logits of the auxiliary head}, for at least two images, because the pooled means go through a
+    batch norm.
 
     Args:
-        backbone: gives four maps.
+        backbone: returns four maps.
         num_classes: number of classes.
         width: channels of the head.
     """

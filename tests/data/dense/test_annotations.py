@@ -63,7 +63,7 @@ def test_class_names_fix_the_order(tmp_path):
     known = read_annotations(written(tmp_path), class_names=["toothbrush", "stop sign"])
     assert known.category_ids == [90, 13]
     assert known.of_image(0)[0]["label"] == 0
-    with pytest.raises(ValueError, match=r"instances\.json has other categories .*'fork' is in one alone"):
+    with pytest.raises(ValueError, match=r"instances\.json has other categories .*'fork' is only in one"):
         read_annotations(written(tmp_path), class_names=["toothbrush", "stop sign", "fork"])
 
 

@@ -108,13 +108,17 @@ def test_images_are_looked_for_before_an_autoencoder_is_downloaded(tmp_path, cap
 def test_latents_of_another_size_or_other_images_are_not_mixed(latents, vae, tmp_path, capsys):
     images, folder = latents
     asked = ["data", "make-latents", str(images), str(folder), "--vae", vae, "--size"]
-    for size, message in (("15", "needs a multiple of 2"), ("0", "--size is 0 px"), ("32", "of other images, another")):
+    for size, message in (
+        ("15", "needs a multiple of 2"),
+        ("0", "--size is 0 px"),
+        ("32", "from other images, another"),
+    ):
         assert main([*asked, size]) == 2
         assert message in capsys.readouterr().err
     shutil.copytree(images, tmp_path / "fewer")
     (tmp_path / "fewer" / "train" / "cat" / "0.png").unlink()
     assert main(["data", "make-latents", str(tmp_path / "fewer"), str(folder), "--vae", vae, "--size", "16"]) == 2
-    assert "of other images, another" in capsys.readouterr().err
+    assert "from other images, another" in capsys.readouterr().err
 
 
 def test_damaged_files_are_named(latents, tmp_path):

@@ -159,7 +159,7 @@ def test_a_class_may_be_called_train_or_val(tmp_path):
 def test_one_split_beside_other_folders_is_unclear(tmp_path, present, missing, others):
     for name in (present, *others):
         fill(tmp_path / name / "ant")
-    says = rf"has {present}/ with class folders in it, but no {missing}/ beside it, only {', '.join(others)}: rename"
+    says = rf"has {present}/ with class folders in it, but no {missing}/ next to it, only {', '.join(others)}: rename"
     with pytest.raises(ValueError, match=says):
         source(tmp_path)
 
@@ -188,8 +188,8 @@ def test_images_beside_the_classes_and_names_that_differ_in_case_are_warned_of(r
     (root / "loose").rmdir()
     source(root)
     assert caplog.messages == [
-        f"2 image files beside the class folders of {root / 'train'} are not used: 0.png, 1.png",
-        f"These classes of {root / 'train'} differ in case alone: Ant, ant",
+        f"2 image files next to the class folders of {root / 'train'} are not used: 0.png, 1.png",
+        f"These classes of {root / 'train'} differ only in case: Ant, ant",
     ]
 
 
