@@ -15,7 +15,8 @@ WRONG_USE, SOME_FAILED, STOPPED, BUG = 2, 1, 130, 70
 LISTED = 8
 MISTAKES = (ValueError, OSError, FloatingPointError, OverflowError)
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|Storage size calculation overflowed")
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "jsonargparse", "jsonargparse": "jsonargparse"}
+LONG_WORD = re.compile(r"(\S{150})\S{100,}(\S{50})")  # a name or value that would fill the screen
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 """The name in the package index of packages that are imported under another name."""
 
 
@@ -129,7 +130,7 @@ def say(sentence: str, code: int) -> int:
     lines = [first, *listed[:LISTED]]
     if len(listed) > LISTED:
         lines.append(f"  … and {len(listed) - LISTED} more")
-    complain("\n".join(lines))
+    complain("\n".join(LONG_WORD.sub(r"\1 … \2", line) for line in lines))
     return code
 
 

@@ -5,7 +5,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import timm
 import torch
@@ -19,6 +19,7 @@ from linvit.data.source import fitting_workers
 from linvit.environment import memory
 from linvit.files import check_writable, read_checkpoint, replacing
 from linvit.models.by_name import check_model, create_classifier
+from linvit.ranges import Filled, check
 from linvit.runs.settings import respelled
 from linvit.tasks.initialization import initialize, weights_file
 
@@ -28,6 +29,7 @@ LARGEST_BATCH = {"cuda": 128, "cpu": 32}
 STEPS_PER_EPOCH, FEWEST_IMAGES = 4, 8
 MOST_WORKERS, FEW_IMAGES = 8, 500
 CORRUPT_SHARE = 0.01
+ARGUMENTS = {"path": Path, "model": str, "data": Annotated[Path, Filled()], "init": Path | None}
 SHOWN_CLASSES = 10
 
 logger = logging.getLogger(__name__)
@@ -63,11 +65,10 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     Raises ValueError for a file that exists, an unknown model, a folder that cannot be used and weights that do not
     fit; FileNotFoundError if there are no such weights; OSError if the file cannot be written.
     """
+    check(ARGUMENTS, {"path": path, "model": model, "data": data, "init": init})
     path, root = Path(path), Path(os.path.abspath(Path(data).expanduser()))
     if path.exists():
         raise ValueError(f"{path} exists already: choose another name, or remove that file.")
-    if not str(data):
-        raise ValueError("`data` is empty: give a folder of images.")
     check_model(model)
     config = timm.get_pretrained_cfg(model)
     if config is None:

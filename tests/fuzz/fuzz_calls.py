@@ -75,7 +75,7 @@ VALUES += [
 VALUES += [
     torch.zeros(1, 2, 4, 3, device="meta"),
     np.zeros((8, 8, 3)),
-    lambda: 0,
+    lambda *arguments: 0,
     torch.nn.Linear(2, 2),
     ["x", 3],
     {1: 2},
