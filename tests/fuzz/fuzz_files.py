@@ -101,7 +101,7 @@ NAMES = [
     "a.png",
     "b c.png",
     "[final].png",
-    "[/b].png",
+    "[bold].png",
     "é.png",
     os.fsdecode(b"\xff.png"),
     "\x1b[31m.png",
