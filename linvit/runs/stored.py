@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from inspect import Parameter, signature
@@ -25,6 +24,7 @@ FORMAT = 1
 NETWORKS = ("network.", "ema.module.")
 DEEPEST, LARGEST = 16, 2**53  # levels of nesting, and any number
 MOST_VALUES = 4_000_000
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 SIDES = Annotated[int, Range(1, 2**14)]
 ABOUT = {"format": Annotated[int, OneOf((FORMAT,))], "recipe": dict, "preprocessing": dict, "num_classes": Count}
 GROUPS = {"task": dict, "model": dict, "data": dict}
@@ -88,14 +88,13 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
     with _refused(stored.path):
         _check_needed(content, PROGRESS)
         check(PROGRESS, content)
-        shapes = {(), *(tuple(weight.shape) for weight in stored.weights.values())}
+        counts = {weight.numel() for weight in stored.weights.values()}
         for state in content["optimizer_states"]:
             _check_needed(state, ("state", "param_groups"))
             check({"state": dict, "param_groups": list[dict[str, Any]]}, state)
             check_plain(state["param_groups"])
-            for held in _tensors(state["state"]):
-                if tuple(held.shape) not in shapes:
-                    raise ValueError(f"the optimizer's state {tuple(held.shape)} has a shape that no parameter has")
+            for entry in state["state"].values():
+                _check_moments(entry, counts)
     return content
 
 
@@ -307,11 +306,10 @@ def _limited(tensors: int, numbers: int) -> Iterator[None]:
             hook.remove()
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors(inner)
-    elif not isinstance(value, int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"the optimizer's state contains {str(value)[:60]!r}")
+def _check_moments(entry: Any, counts: set[int]) -> None:
+    """Raises ValueError for moments that are not as large as any parameter; other entries are the optimizer's own."""
+    moments = [entry[name] for name in MOMENTS if name in entry] if isinstance(entry, Mapping) else [entry]
+    for held in moments:
+        if held is not None and (not isinstance(held, Tensor) or held.numel() not in counts):
+            shown = tuple(held.shape) if isinstance(held, Tensor) else str(held)[:60]
+            raise ValueError(f"the optimizer's state {shown} fits no parameter")
