@@ -4,11 +4,11 @@
 `linvit models` can load it without the networks.
 """
 
+import difflib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict
-
-from linvit.ranges import known
 
 STORED = Path(__file__).with_name("networks.json")
 Rows = list[dict[str, Any]]
@@ -34,7 +34,7 @@ def list_networks(task: str = "classification", family: str | None = None) -> Ro
         raise ValueError(
             f"`family` is {family!r}, but the networks of the task {task!r} have no families: leave it out."
         )
-    known("family", family, dict.fromkeys(sorted(families)))
+    _check("family", family, sorted(families))
     return [row for row in rows if row["family"] == family]
 
 
@@ -45,4 +45,14 @@ def caption(task: str) -> str:
 
 def _of_task(task: str) -> Listed:
     stored: dict[str, Listed] = json.loads(STORED.read_text(encoding="utf-8"))
-    return known("task", task, stored)
+    _check("task", task, stored)
+    return stored[task]
+
+
+def _check(argument: str, name: str, names: Iterable[str]) -> None:
+    """As `linvit.ranges.known`, whose import would import the networks."""
+    known = list(names)
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"`{argument}` is {name!r}, expected one of {', '.join(known)}.{hint}")

@@ -289,7 +289,7 @@ def test_a_transducer_learns_and_writes(run, tmp_path):
     assert len(trained.predict(run.parent / "speech" / "val")) == 6
     with pytest.raises(ValueError, match="a transducer is decoded greedily"):
         trained.predict(run.parent / "speech" / "val", beam=2)
-    with pytest.raises(ValueError, match="needs whole utterances"):
+    with pytest.raises(ValueError, match="needs complete utterances"):
         trained.transcriber()
 
 
