@@ -1,5 +1,6 @@
 """2,000 generated mistakes (200 in the quick tests): none ends in a traceback, a hang, a leak or silent success."""
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -40,7 +41,9 @@ def failures(kind: str, count: int, folders: Iterator) -> list[str]:
     )
     @given(strategy)
     def play(case):
-        wrong = trouble(case, next(folders))
+        folder = next(folders)
+        wrong = trouble(case, folder)
+        shutil.rmtree(folder, ignore_errors=True)
         if wrong is not None:
             ended.append(f"{case}: {wrong}")
 
