@@ -12,12 +12,13 @@ from torch.utils.data import Dataset, default_collate
 
 from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
 from linvit.data.unusable import SHOWN
-from linvit.ranges import Amount, Checked, Count, Range, Seed
+from linvit.ranges import Amount, Checked, Count, Range, Seed, allows, shown
 
 if TYPE_CHECKING:
     from linvit.data.images.image import Preprocessing
 
 USUAL_WORKERS = 8
+REACHED = tuple[Amount, Amount]  # epoch, batches of it
 logger = logging.getLogger(__name__)
 Workers = Annotated[int, Range(0, 1024)]
 
@@ -133,7 +134,10 @@ class Source(lightning.LightningDataModule, Checked):
         return {"reached": self._batches.reached if self._batches else self._reached}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._reached = tuple(state_dict["reached"])
+        reached: Any = state_dict.get("reached")
+        if not allows(REACHED, reached):
+            raise ValueError(f"The checkpoint's place in the data is {shown(reached)}: train again from the start.")
+        self._reached = tuple(reached)
         if self._batches:
             self._batches.reached = self._reached
 
