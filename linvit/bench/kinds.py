@@ -54,7 +54,7 @@ def measure(kind: str, progress: Progress | None = None, **options: Any) -> Repo
 
     Args:
         kind: a name in KINDS.
-        progress: is told the current step.
+        progress: its methods are called at each step; None shows nothing.
         options: fields of the kind's Options.
 
     Raises ValueError for options that are not known, WrongResultError if something computes a wrong result.

@@ -53,7 +53,7 @@ class TokenAttention(AttentionSteps):
     """proj(operator(qkv(x))), for mechanisms that need nothing around their operator; one opaque step for tracers.
 
     Subclasses change the inputs of the operator (`query_key_value`, `rotary`, `feature_map`), add a local term
-    (`with_local`) or a gate (`gated`).
+    (`with_local`) or a gate (`gated`), and create the layers for these (`add_layers`).
 
     Args:
         width, heads, mechanism, operator_size: as in AttentionSteps.
@@ -86,12 +86,21 @@ class TokenAttention(AttentionSteps):
         **axes: Any,
     ) -> None:
         dd: TensorOptions = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, operator_size, **axes, **dd)
+        super().__init__(width, heads, mechanism, operator_size or self.size_of_operator(width, heads), **axes, **dd)
         self.grid, self.num_prefix, self.source = (grid[0], grid[1]), num_prefix, source
         self.last_grid = CurrentGrid()
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias, **dd)
         self.proj = nn.Linear(width, width, bias=proj_bias, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
+        self.add_layers(width, dd)
+
+    @staticmethod
+    def size_of_operator(width: int, heads: int) -> tuple[int, int] | None:
+        """Heads and channels per head of the operator; None for those of the layer."""
+        return None
+
+    def add_layers(self, width: int, dd: TensorOptions) -> None:
+        """Creates the layers around the operator of a mechanism without options of its own; none here."""
 
     def forward(
         self, x: Tensor, grid: list[int] | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -181,21 +190,9 @@ class Hydra(TokenAttention):
     The paper replaces only the last layers of a ViT; here any layer can have it, as in FLatten's comparison.
     """
 
-    def __init__(
-        self,
-        width: Width,
-        heads: Heads,
-        mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
-        device: Device = None,
-        dtype: Dtype = None,
-        **options: Unpack[TokenOptions],
-    ) -> None:
-        size = (width, 1)
-        super().__init__(
-            width, heads, mechanism, grid, num_prefix, operator_size=size, device=device, dtype=dtype, **options
-        )
+    @staticmethod
+    def size_of_operator(width: int, heads: int) -> tuple[int, int]:
+        return width, 1
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         return [merged(tokens).mT.unsqueeze(-1) for tokens in super().query_key_value(x, grid)]
@@ -210,21 +207,8 @@ class LinearAngular(TokenAttention):
 
     read_share, value_share = 1 / pi, 0.5
 
-    def __init__(
-        self,
-        width: Width,
-        heads: Heads,
-        mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
-        device: Device = None,
-        dtype: Dtype = None,
-        **options: Unpack[TokenOptions],
-    ) -> None:
-        super().__init__(width, heads, mechanism, grid, num_prefix, device=device, dtype=dtype, **options)
-        self.dconv = nn.Conv2d(
-            heads, heads, (9, 1), padding=(4, 0), groups=heads, bias=False, device=device, dtype=dtype
-        )
+    def add_layers(self, width: int, dd: TensorOptions) -> None:
+        self.dconv = nn.Conv2d(self.heads, self.heads, (9, 1), padding=(4, 0), groups=self.heads, bias=False, **dd)
 
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         y = normalize(y, dim=-1) + self.dconv(operands.value)
@@ -254,13 +238,12 @@ class GatedAttention(TokenAttention):
         modulation: str = "linear",
         lepe: bool = True,
         rope: bool = True,
-        operator_size: tuple[Heads, Width] | None = None,
         device: Device = None,
         dtype: Dtype = None,
         **options: Unpack[TokenOptions],
     ) -> None:
         dd: TensorOptions = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, grid, num_prefix, operator_size=operator_size, **dd, **options)
+        super().__init__(width, heads, mechanism, grid, num_prefix, **dd, **options)
         projected, phi = known("modulation", modulation, MODULATIONS)
         if rope:
             check_turns(width // heads)

@@ -23,22 +23,10 @@ class FocusedAttention(TokenAttention):
     by all heads, is added to the output. FLatten's DeiT is not released: here the class token has no position.
     """
 
-    def __init__(
-        self,
-        width: Width,
-        heads: Heads,
-        mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
-        device: Device = None,
-        dtype: Dtype = None,
-        **options: Unpack[TokenOptions],
-    ) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, grid, num_prefix, **dd, **options)
-        head_width = width // heads
+    def add_layers(self, width: int, dd: TensorOptions) -> None:
+        head_width = width // self.heads
         self.scale = nn.Parameter(torch.empty(1, 1, width, **dd))
-        self.positional_encoding = nn.Parameter(torch.empty(1, grid[0] * grid[1], width, **dd))
+        self.positional_encoding = nn.Parameter(torch.empty(1, self.grid[0] * self.grid[1], width, **dd))
         self.dwc = nn.Conv2d(head_width, head_width, 5, padding=2, groups=head_width, **dd)
         self.reset_parameters()
 
@@ -73,23 +61,11 @@ class InLineAttention(TokenAttention):
     The weights of the convolution are predicted for each image from the mean of its tokens, class token included.
     """
 
-    def __init__(
-        self,
-        width: Width,
-        heads: Heads,
-        mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
-        device: Device = None,
-        dtype: Dtype = None,
-        **options: Unpack[TokenOptions],
-    ) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, grid, num_prefix, **dd, **options)
+    def add_layers(self, width: int, dd: TensorOptions) -> None:
         self.residual = nn.Sequential(
-            nn.Conv1d(width, width, 1, groups=heads, **dd),
+            nn.Conv1d(width, width, 1, groups=self.heads, **dd),
             nn.GELU(),
-            nn.Conv1d(width, 9 * width, 1, groups=heads, **dd),
+            nn.Conv1d(width, 9 * width, 1, groups=self.heads, **dd),
         )
 
     def input_layers(self) -> list[nn.Module]:
@@ -115,19 +91,7 @@ class MLLAAttention(TokenAttention):
     attention.
     """
 
-    def __init__(
-        self,
-        width: Width,
-        heads: Heads,
-        mechanism: str,
-        grid: tuple[Width, Width],
-        num_prefix: Prefix = 0,
-        device: Device = None,
-        dtype: Dtype = None,
-        **options: Unpack[TokenOptions],
-    ) -> None:
-        dd: TensorOptions = {"device": device, "dtype": dtype}
-        super().__init__(width, heads, mechanism, grid, num_prefix, **dd, **options)
+    def add_layers(self, width: int, dd: TensorOptions) -> None:
         self.lepe = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary:
@@ -257,14 +221,15 @@ class PolarAttention(GatedAttention):
         **options: Unpack[TokenOptions],
     ) -> None:
         dd: TensorOptions = {"device": device, "dtype": dtype}
-        size = (2 * heads, 2 * width // heads)
-        super().__init__(
-            width, heads, mechanism, grid, num_prefix, modulation, lepe, rope=False, operator_size=size, **dd, **options
-        )
+        super().__init__(width, heads, mechanism, grid, num_prefix, modulation, lepe, rope=False, **dd, **options)
         if width // heads % 2:
             raise ValueError(f"the head width is {width // heads}, expected an even number: change `heads`")
         self.power = nn.Parameter(torch.empty(width, **dd))
         self.reset_parameters()
+
+    @staticmethod
+    def size_of_operator(width: int, heads: int) -> tuple[int, int]:
+        return 2 * heads, 2 * width // heads
 
     def reset_parameters(self) -> None:
         """Sets every power to 1 + α/2."""
