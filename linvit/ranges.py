@@ -202,12 +202,10 @@ def nearest(name: object, names: Iterable[str]) -> str:
 
 def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raises ValueError, offering the nearest known one, for a name that is not known."""
-    known = list(known)
+    known = sorted(known) if isinstance(known, set) else list(known)
     for name in names:
         if name not in known:
-            raise ValueError(
-                f"Unknown {what} {name!r}, expected one of {some_of(sorted(known), name)}.{nearest(name, known)}"
-            )
+            raise ValueError(f"Unknown {what} {name!r}, expected one of {some_of(known, name)}.{nearest(name, known)}")
 
 
 def known(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:

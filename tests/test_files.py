@@ -4,6 +4,7 @@ import math
 import os
 import pickle
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,13 @@ def test_a_folder_that_can_be_written_is_made_and_left_empty(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"cannot be written .*choose another folder"):
         check_writable(tmp_path / "file" / "below")
+
+
+def test_two_processes_may_check_a_folder_at_once_and_no_file_in_it_is_touched(tmp_path):
+    (tmp_path / ".probe").write_text("precious")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(check_writable, [tmp_path] * 400))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(".probe", "precious")]
 
 
 def test_what_json_does_not_know_is_null(tmp_path):

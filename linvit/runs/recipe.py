@@ -17,7 +17,7 @@ from linvit.runs.components import components, created
 from linvit.runs.settings import as_tuple, group, parameters
 from linvit.runs.tasks import SOURCES, TASKS
 from linvit.runs.trainer import RANGES, check_machine, lightning_refusals
-from linvit.runs.yaml_text import DEEPEST, load_value, plain, read_yaml
+from linvit.runs.yaml_text import DEEPEST, check_numbers, load_value, plain, read_yaml
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
@@ -143,6 +143,7 @@ class Recipe:
         _check_source_keys(self.source_name, values.get("data", {}))
         _check_keys(values, known)
         self._check_ranges(values)
+        check_numbers(values)
         self._components = components(values.get("trainer", {}), trust)
         defaults = DEFAULTS | {name: _defaults(kind, known[name]) for name, kind in kinds.items()}
         defaults |= {name: asdict(kind()) for name, kind in settings.items()}

@@ -83,11 +83,10 @@ def plain(value: Any, key: str = "", depth: int = 0) -> Any:
         return value
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
+    if isinstance(value, Integral):
+        return int(value)
     if isinstance(value, Real):
-        number = int(value) if isinstance(value, Integral) else float(value)
-        if not abs(number) <= HIGHEST:
-            raise ValueError(f"{key or 'The recipe'} is {shown(value)}, expected a number within ±2^53: change it.")
-        return number
+        return float(value)
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str):
@@ -100,6 +99,18 @@ def plain(value: Any, key: str = "", depth: int = 0) -> Any:
         f"{key or 'The recipe'} is {shown(value)}, a {type(value).__name__}, expected a number, text, a list or a"
         " mapping: change it."
     )
+
+
+def check_numbers(value: Any, key: str = "") -> None:
+    """Raises ValueError, naming the key, for NaN, infinity and numbers beyond HIGHEST in a plain value."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            check_numbers(item, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for item in value:
+            check_numbers(item, key)
+    elif isinstance(value, int | float) and not abs(value) <= HIGHEST:
+        raise ValueError(f"{key} is {shown(value)}, expected a number from -2^53 to 2^53: change it.")
 
 
 class _Loader(yaml.SafeLoader):

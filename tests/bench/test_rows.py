@@ -1,9 +1,12 @@
 """Growth and crossover of curves that are known."""
 
+from dataclasses import replace
+
 import pytest
 
 from linvit.bench.clock import Timing
-from linvit.bench.rows import Report, Row, Timed, crossover, curves, exponent, fill
+from linvit.bench.kinds import measure
+from linvit.bench.rows import Options, Report, Row, Timed, crossover, curves, exponent, fill
 
 
 def curve(name, times, **options):
@@ -50,3 +53,14 @@ def test_a_row_as_json_has_the_fields_that_are_promised():
     assert found["against"] == {"sdpa": pytest.approx(1)}
     assert {"name", "variant", "dtype", "batch", "threads", "median_ms", "spread_ms"} < set(found)
     assert row.extent == 15
+
+
+def test_an_unknown_kind_or_option_is_one_sentence():
+    with pytest.raises(ValueError, match="`kind` is 'ops', expected one of op, model, train"):
+        measure("ops")
+    with pytest.raises(ValueError, match=r"Unknown option 'round', expected one of .* Did you mean 'rounds'"):
+        measure("op", round=3)
+
+
+def test_the_default_options_are_allowed():
+    assert replace(Options(), rounds=3).seconds is None

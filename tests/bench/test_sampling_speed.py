@@ -37,3 +37,9 @@ def test_a_wrong_pass_is_refused(monkeypatch):
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="dit_nona_patch2"):
         Options(network="dit_nona_patch2")
+
+
+def test_every_side_is_tried_before_anything_is_timed():
+    with pytest.raises(ValueError, match="33"):
+        Options(sides=(16, 33))
+    assert Options(sides=()).sides == ()

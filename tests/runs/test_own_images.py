@@ -102,10 +102,12 @@ def test_a_folder_that_cannot_be_used_is_one_sentence(counts, message, tmp_path)
     assert os.listdir(tmp_path) in ([], ["photos"])
 
 
-def test_nothing_is_overwritten_and_models_are_known(photos, tmp_path):
+def test_nothing_is_overwritten_and_models_are_known(photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.yaml").write_text("precious")
-    with pytest.raises(ValueError, match=r"mine.yaml exists already"):
-        new_recipe(tmp_path / "mine.yaml", "ravlt_nano", photos)
+    for path in (tmp_path / "mine.yaml", "~/mine.yaml"):
+        with pytest.raises(ValueError, match=r"mine.yaml exists already"):
+            new_recipe(path, "ravlt_nano", photos)
     assert (tmp_path / "mine.yaml").read_text() == "precious"
     with pytest.raises(ValueError, match="did you mean 'ravlt_nano'"):
         new_recipe(tmp_path / "other.yaml", "ravlt_nan", photos)

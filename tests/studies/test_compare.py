@@ -89,8 +89,8 @@ def test_every_recipe_has_a_line_over_the_setting_and_shares_stay_shares():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"recipes": []}, "0 recipes"),
-        ({"seeds": 0}, "0 seeds"),
+        ({"recipes": []}, r"`recipes` is \[\], expected a list of .*, at least one"),
+        ({"seeds": 0}, "`seeds` is 0, expected a whole number of 1 or more"),
         ({"over": "data.pairs"}, "`over` is 'data.pairs', expected key=value"),
         ({"over": "data.pairs=4,,8"}, "expected different values"),
         ({"over": "data.pairs=4,8,4"}, "expected different values"),

@@ -113,7 +113,7 @@ class Killing:
 
 
 def test_a_loss_that_is_no_longer_finite_is_a_result(tmp_path):
-    recipes = write_recipes(tmp_path / "recipes", lr=1e30)
+    recipes = write_recipes(tmp_path / "recipes", lr=1e12)
     result = complete(training_of(recipes, tmp_path / "run"), threading.Event())
     assert result["measures"] == {}
     assert "loss became" in result["reason"]
@@ -219,7 +219,7 @@ def test_a_folder_without_the_baselines_is_refused(tmp_path):
 
 
 def test_too_few_seeds_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="`seeds` is 1 and `workers` is 2"):
+    with pytest.raises(ValueError, match="`seeds` is 1, expected a whole number of 2 or more, because"):
         study(tmp_path, tmp_path / "study", seeds=1)
 
 
