@@ -88,7 +88,7 @@ def study(
     write: str | Path | None = None,
     progress: Say | None = None,
 ) -> Study:
-    """Trains every recipe of a folder with every seed and decides the papers' claims. Complete runs are kept.
+    """Trains every recipe of a folder with every seed and decides the papers' claims on them. Complete runs are kept.
 
     Args:
         recipes: the folder of recipes; None for the bundled study.
@@ -119,7 +119,8 @@ def study(
     numbers = inside.by_quantity(networks)
     first = {name: looks[0] for name, looks in networks.items() if looks[0] is not None}
     accuracies = {row.name: row.measures for row in comparison.rows}
-    result = Study(comparison, verdicts(CLAIMS, {ACCURACY: accuracies, **numbers}), numbers, first)
+    claims = [claim for claim in CLAIMS if claim.concerns(accuracies)]
+    result = Study(comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first)
     page = result.save(folder)
     if write is not None:
         replace_between_marks(Path(write), page.read_text(encoding="utf-8"), BEGIN, END)
