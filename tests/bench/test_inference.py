@@ -9,10 +9,10 @@ import torch
 from linvit.bench import networks, rows
 from linvit.bench.checks import WrongResultError
 from linvit.bench.inference import PEERS, Options, findings, measure
-from linvit.models.published import PUBLISHED
 from linvit.bench.networks import Case, create, images, parts_of, randomised, variant_call
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row
+from linvit.models.published import PUBLISHED
 
 NANO = {"names": ("ravlt_nano",), "peers": ("resnet10t",), "sizes": ((32, 48),), "rounds": 1}
 
