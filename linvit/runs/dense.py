@@ -127,7 +127,9 @@ class DenseSpec(TaskSpec):
                 kept.append(item)
         return DensePredictions(self, run, rows, unreadable, kept, folder)
 
-    listing_caption = "MACs as the papers count: convolutions and linear layers, + attention products"
+    listing_caption = (
+        "MACs of convolutions and linear layers (the papers' FLOPs also count norms, up to 0.5 %), + attention products"
+    )
 
     def listing(self) -> Iterator[dict[str, Any]]:
         """Every framework on every size of RAVLT and MAViT, as released (pattern LLSS) and linear throughout (LLLL).

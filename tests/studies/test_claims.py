@@ -1,5 +1,6 @@
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +88,11 @@ def test_the_study_of_digits_leaves_out_the_claims_about_care():
     left_out = [made for made in CLAIMS if not made.concerns(names)]
     assert len(left_out) == 8
     assert all(name == "care" for made in left_out for name, _ in made.pairs)
+
+
+def test_the_page_of_results_has_the_claims_and_sources_of_the_code():
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text().partition("study:begin")[2]
+    table = page.partition("| verdict |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    names = {path.stem for path in (bundled_folder() / "study").glob("*.yaml")}
+    shown = [tuple(line.strip("| ").split(" | ")[:2]) for line in table]
+    assert shown == [(made.statement, made.source) for made in CLAIMS if made.concerns(names)]
