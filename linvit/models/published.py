@@ -4,13 +4,13 @@ A reference names a row of a table by source, table and row: "RALA, Table 9, w/o
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-FILE = Path(__file__).with_suffix(".yaml")
+# The base loader keeps every number as the string that is written in the file, with all its digits.
+CONTENT: Mapping[str, Any] = yaml.load(Path(__file__).with_suffix(".yaml").read_text("utf-8"), Loader=yaml.BaseLoader)
 MISSING = "–"
 SIZE, FLOPS, MACS, TOP1 = "parameters", "FLOPs", "MACs", "top-1"
 
@@ -50,15 +50,8 @@ class Published(NamedTuple):
     source: str
 
 
-@cache
-def _content() -> Mapping[str, Any]:
-    """The file, every number a string with the digits that it has there."""
-    content: Mapping[str, Any] = yaml.load(FILE.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-    return content
-
-
 def _rows() -> Iterator[tuple[str, Row]]:
-    for source, paper in _content()["papers"].items():
+    for source, paper in CONTENT["papers"].items():
         for place, table in paper["tables"].items():
             units = table["columns"]
             for name, cells in table["rows"].items():
@@ -90,15 +83,15 @@ def _published(first: str, *others: str) -> Published:
     return Published(row.values.get(SIZE), macs, float(row.values[TOP1]), row.table + also)
 
 
-PUBLISHED: Mapping[str, Published] = {name: _published(*rows) for name, rows in _content()["networks"].items()}
+PUBLISHED: Mapping[str, Published] = {name: _published(*rows) for name, rows in CONTENT["networks"].items()}
 """The networks with a published accuracy, by their names in timm."""
 
-FRAMEWORKS: Mapping[str, Mapping[str, str]] = _content()["frameworks"]
+FRAMEWORKS: Mapping[str, Mapping[str, str]] = CONTENT["frameworks"]
 """Framework of detectors and segmentors → family of backbones → table."""
 
 
 def dense_row(framework: str, backbone: str) -> Row | None:
     """The row with the published size of a detector or segmentor; None without one."""
-    rows = _content()["networks"].get(backbone)
+    rows = CONTENT["networks"].get(backbone)
     table = FRAMEWORKS[framework].get(backbone.partition("_")[0])
     return ROWS.get(f"{table}, {ROWS[rows[0]].name}") if rows else None
