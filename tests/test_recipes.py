@@ -46,9 +46,9 @@ def test_published_numbers_of_the_header_are_those_of_their_table(path):
         assert not re.search(r"\d\.\d|\d %", text)
         return
     for part in text.split("; "):
-        numbers, _, reference = part.removesuffix(")").partition(" (")
+        numbers, _, citation = part.removesuffix(")").partition(" (")
         cells = numbers.split(", ")
-        assert set(cells) <= set(ROWS[reference].cells())
+        assert set(cells) <= set(ROWS[citation].cells())
         assert len(cells) == len(set(cells))
 
 

@@ -1,6 +1,6 @@
 """Published numbers, read from published.yaml next to this file, the only place where they are written.
 
-A reference names a row of a table by source, table and row: "RALA, Table 9, w/o KV aug".
+A citation names a row by source, table and row: "RALA, Table 9, w/o KV aug".
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ def _rows() -> Iterator[tuple[str, Row]]:
 
 
 ROWS: Mapping[str, Row] = dict(_rows())
-"""Reference → row."""
+"""Citation → row."""
 
 
 def cited(*sources: Sequence[str], quantity: str = TOP1) -> str:

@@ -72,9 +72,9 @@ def test_the_listed_networks_have_the_published_values():
 
 
 def test_our_networks_take_their_accuracy_from_their_papers():
-    for name, reference in OURS.items():
-        assert str(PUBLISHED[name].top1) == ROWS[reference].values[TOP1]
-        assert PUBLISHED[name].source == ROWS[reference].table
+    for name, citation in OURS.items():
+        assert str(PUBLISHED[name].top1) == ROWS[citation].values[TOP1]
+        assert PUBLISHED[name].source == ROWS[citation].table
 
 
 def test_a_second_source_is_named_with_its_number():
