@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_papers_recipes import PUBLISHED
+from test_papers_recipes import stochastic_depth
 
 from linvit.runs.recipe import Recipe, read_recipe
 
@@ -47,7 +47,7 @@ def test_network_optimizer_and_batch(row):
     values = values_of(*row)
     assert values["model"]["framework"] == folder.partition("_coco")[0].partition("_ade20k")[0]
     assert values["model"]["backbone"] == f"{family}_{size}"
-    assert values["model"]["drop_path_rate"] == PUBLISHED[family][size][1]
+    assert values["model"]["drop_path_rate"] == stochastic_depth(family, size)
     optimizer, batch = values["optimizer"], GPUS * values["data"]["batch_size"]
     rate, decay, spared = RATE[folder]
     if family == "care":

@@ -6,6 +6,8 @@ import pytest
 import torch
 import yaml
 
+from linvit.models.published import ROWS
+from linvit.runs.bundled import header
 from linvit.runs.recipe import Recipe, base_of, merge, read_recipe
 from linvit.runs.tasks import TASKS
 from linvit.runs.training import train_folder
@@ -34,6 +36,20 @@ def test_header_says_what_it_reproduces_costs_and_how_to_run(path):
     run = next(line for line in header if line.startswith("# run:  "))
     assert "linvit train recipes/" in run
     assert path.name == "base.yaml" or str(path.relative_to(ROOT)) in run
+
+
+@pytest.mark.parametrize("path", EVERY, **named)
+def test_published_numbers_of_the_header_are_those_of_their_table(path):
+    """Such as "top-1 82.8 % (RALA, Table 3, RAVLT-T)"; several rows are separated by "; "."""
+    text = header(path)["published"]
+    if text.startswith(("nothing", "see the recipes", "not in the paper", "no number in the paper's text")):
+        assert not re.search(r"\d\.\d|\d %", text)
+        return
+    for part in text.split("; "):
+        numbers, _, citation = part.removesuffix(")").partition(" (")
+        cells = numbers.split(", ")
+        assert set(cells) <= set(ROWS[citation].cells())
+        assert len(cells) == len(set(cells))
 
 
 @pytest.mark.parametrize("path", RECIPES, **named)

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from linvit.analysis.figures import colours_of, plain_ticks, subplots
-from linvit.bench import inference
 from linvit.bench.page import CLOCKS
 from linvit.bench.rows import Report, Row, curves, measured
 from linvit.models.published import PUBLISHED
@@ -22,9 +21,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 def accuracies(report: Report) -> dict[str, tuple[float, str]]:
     """Published top-1 and its source of every network in the report that has one."""
     names = dict.fromkeys(row.name for row in report.rows)
-    ours = {name: (PUBLISHED[name].top1, PUBLISHED[name].source) for name in names if name in PUBLISHED}
-    peers = {name: inference.PUBLISHED[name] for name in names if name in inference.PUBLISHED}
-    return peers | ours if report.kind == "model" else {}
+    if report.kind != "model":
+        return {}
+    return {name: (PUBLISHED[name].top1, PUBLISHED[name].source) for name in names if name in PUBLISHED}
 
 
 def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iterator[tuple[str, Figure]]:

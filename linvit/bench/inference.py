@@ -158,13 +158,3 @@ def _rival(row: Row, other: Row) -> bool:
     """A network with softmax, computed the same way: ours with S in its pattern, or a transformer of timm's."""
     softmax = "S" in other.pattern if other.pattern else other.name.startswith(("swin", "deit", "vit"))
     return softmax and (row.variant, row.batch) == (other.variant, other.batch)
-
-
-PUBLISHED = {  # ImageNet-1k top-1 of the peers, and its source; sizes other than 224 px are named
-    "swin_tiny_patch4_window7_224": (81.3, "Swin (ICCV 2021), Table 1"),
-    "deit_small_patch16_224": (79.8, "DeiT (ICML 2021)"),
-    "convnext_tiny": (82.1, "ConvNeXt (CVPR 2022), Table 1"),
-    "efficientvit_b1": (79.4, "EfficientViT (ICCV 2023), at 224 px"),
-    "fastvit_t8": (75.6, "FastViT (ICCV 2023), at 256 px"),
-    "mobilenetv4_conv_medium": (79.9, "MobileNetV4 (ECCV 2024), at 256 px"),
-}

@@ -1,7 +1,7 @@
-"""The order of operations of the released code: the baseline of all our speeds.
+"""The order of operations of the released code, in code of our own: the baseline of all our speeds.
 
-Written from the formulas: feature map, weights times N on the keys, mean, rotation as x·cos + turned(x)·sin, two
-products, read-out, each step a tensor of its own in the dtype of the inputs.
+Feature map, weights times N on the keys, mean, rotation as x·cos + turned(x)·sin, two products, read-out, each step a
+tensor of its own in the dtype of the inputs.
 """
 
 from collections.abc import Callable

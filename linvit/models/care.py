@@ -9,8 +9,8 @@ https://arxiv.org/abs/2411.16170
 
 Axes: feature map elu1, weighting uniform, normalizer divide, no rotation.
 
-Where paper and released code differ, we follow the code: the paper calls κ an identity, has a single ratio for S0, and
-does not mention that the published accuracies come from distillation with two heads.
+Where paper and released code differ, we follow the code: the paper calls κ an identity, has the expansion
+ratio 4 in every block, and does not mention the distillation with two heads.
 
 | size | widths         | depths    | ratios                           | parameters |
 |------|----------------|-----------|----------------------------------|------------|

@@ -2,8 +2,9 @@
 
 Papers: *Conformer* (Interspeech 2020, arXiv 2005.08100) and MALA (ICCV 2025, arXiv 2507.00698), whose Table 7 replaces
 the attention of Conformer (S). MALA's network is not released, and the paper does not describe the layer around its
-operator. All three rows have 10.3 M parameters. A gate φ(x), whose projection is as large as softmax attention's
-projection of positions, leads to this number, so we use one; without it the linear rows would have 10.0 M.
+operator. All three rows have as many parameters as conformer_small. A gate φ(x), whose projection is as large as
+softmax attention's projection of positions, leads to this number, so we use one; without it the linear rows would have
+10.0 M.
 
 | name | mel bands | channels | layers | heads | kernel | parameters |
 |---|---:|---:|---:|---:|---:|---|

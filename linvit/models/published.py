@@ -1,12 +1,47 @@
-"""Sizes, costs and accuracies from papers and their repositories, for the networks that linvit registers."""
+"""Published numbers, read from published.yaml next to this file, the only place where they are written.
 
-from typing import NamedTuple
+A citation names a row by source, table and row: "RALA, Table 9, w/o KV aug".
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+# The base loader keeps every number as the string that is written in the file, with all its digits.
+CONTENT: Mapping[str, Any] = yaml.load(Path(__file__).with_suffix(".yaml").read_text("utf-8"), Loader=yaml.BaseLoader)
+MISSING = "–"
+SIZE, FLOPS, MACS, TOP1 = "parameters", "FLOPs", "MACs", "top-1"
+
+
+class Row(NamedTuple):
+    """A row of a published table.
+
+    table: source and table, such as "RALA, Table 9". name: label of the row. values: quantity → number with the digits
+    of the source, without the cells that are missing there. units: quantity → unit, "" if it has none.
+    """
+
+    table: str
+    name: str
+    values: Mapping[str, str]
+    units: Mapping[str, str]
+
+    def with_unit(self, quantity: str) -> str:
+        """Such as "82.1 %"; NaN has no unit."""
+        value, unit = self.values[quantity], self.units[quantity]
+        return f"{value} {unit}" if unit and value != "NaN" else value
+
+    def cells(self) -> list[str]:
+        """Each quantity with its number and unit, such as "top-1 82.1 %"."""
+        return [f"{quantity} {self.with_unit(quantity)}" for quantity in self.values]
 
 
 class Published(NamedTuple):
-    """Millions of parameters, billions of MACs (FLOPs in the papers), ImageNet-1k top-1 in % at 224 px, and the source.
+    """Millions of parameters, billions of MACs (FLOPs in most papers), ImageNet-1k top-1 in %, and the source.
 
-    None: not in the table of the source. Values have the digits of the source.
+    Sizes have the digits of the source; None is not printed there. Accuracies are for 224 px, unless the source says
+    otherwise.
     """
 
     parameters: str | None
@@ -15,63 +50,48 @@ class Published(NamedTuple):
     source: str
 
 
-# Columns as in Published, after the network's name. For RAVLT and MAViT the accuracy belongs to pattern LLSS.
-TABLE = """
-ravlt_tiny                      –    –  82.8  RALA
-ravlt_small                     –    –  84.4  RALA
-ravlt_base                      –    –  85.5  RALA
-ravlt_large                     –    –  85.8  RALA
-mavit_tiny                      –    –  82.9  MALA
-mavit_small                     –    –  84.7  MALA
-mavit_base                      –    –  85.7  MALA
-mavit_large                     –    –  86.0  MALA
-care_s0                         –    –  78.4  CARE
-care_s1                         –    –  80.1  CARE
-care_s2                         –    –  82.1  CARE
-deit_tiny_softmax             5.7  1.2  72.2  FLatten, Table 3
-deit_tiny_hydra               5.7  1.1  68.3  FLatten, Table 3
-deit_tiny_efficient           5.7  1.1  70.2  FLatten, Table 3
-deit_tiny_linear_angular      5.7  1.1  70.8  FLatten, Table 3
-deit_tiny_enhanced            5.8  1.1  72.9  FLatten, Table 3
-deit_tiny_focused             6.1  1.1  74.1  FLatten, Table 3
-deit_tiny_linear              5.7    –  70.5  FLatten, Table 4
-deit_tiny_inline              6.5  1.1  74.5  InLine, repository
-deit_tiny_agent               6.0  1.2  74.9  Agent, repository
-deit_tiny_softmax_unit_query    –    –  70.0  MALA, Table 1
-deit_tiny_mala                  –    –  75.1  MALA, Table 9
-swin_tiny_softmax              29  4.5  81.3  FLatten, Table 3
-swin_tiny_hydra                29  4.5  80.7  FLatten, Table 3
-swin_tiny_efficient            29  4.5  81.0  FLatten, Table 3
-swin_tiny_linear_angular       29  4.5  79.4  FLatten, Table 3
-swin_tiny_enhanced             29  4.5  81.8  FLatten, Table 3
-swin_tiny_focused              29  4.5  82.1  FLatten, Table 3
-swin_tiny_inline               30  4.5  82.4  InLine, repository
-swin_tiny_agent                29  4.5  82.6  Agent, repository
-swin_tiny_mala                  –    –  83.7  MALA, Table 9
-swin_small_softmax             50    –  83.0  FLatten, Table 3
-swin_small_focused             51  8.7  83.5  FLatten, Table 3
-swin_small_inline              50  8.7  83.6  InLine, repository
-swin_small_agent               50  8.7  83.7  Agent, repository
-swin_small_mala                 –    –  85.3  MALA, Table 9
-"""
+def _rows() -> Iterator[tuple[str, Row]]:
+    for source, paper in CONTENT["papers"].items():
+        for place, table in paper["tables"].items():
+            units = table["columns"]
+            for name, cells in table["rows"].items():
+                values = {key: cell for key, cell in zip(units, cells, strict=True) if cell != MISSING}
+                yield f"{source}, {place}, {name}", Row(f"{source}, {place}", name, values, units)
 
 
-def _row(line: str) -> tuple[str, Published]:
-    name, parameters, macs, top1, source = line.split(maxsplit=4)
-    return name, Published(_known(parameters), _known(macs), float(top1), source)
+ROWS: Mapping[str, Row] = dict(_rows())
+"""Citation → row."""
 
 
-def _known(value: str) -> str | None:
-    return None if value == "–" else value
+def cited(*sources: Sequence[str], quantity: str = TOP1) -> str:
+    """Sources as text, each a table and its rows: "RALA, Table 9 (RAVLT-T 82.8 %, w/o KV aug 82.1 %)".
+
+    A source without rows is any place in words, such as ["RALA, Figure 4"]. Raises KeyError for an unknown row, or one
+    without the quantity.
+    """
+    texts = []
+    for place, *names in sources:
+        numbers = (f"{name} {ROWS[f'{place}, {name}'].with_unit(quantity)}" for name in names)
+        texts.append(f"{place} ({', '.join(numbers)})" if names else place)
+    return "; ".join(texts)
 
 
-PUBLISHED = dict(map(_row, TABLE.strip().splitlines()))
+def _published(first: str, *others: str) -> Published:
+    row = ROWS[first]
+    also = "".join(f"; {other.values[TOP1]} in {other.table}" for other in map(ROWS.__getitem__, others))
+    macs = row.values.get(FLOPS) or row.values.get(MACS)
+    return Published(row.values.get(SIZE), macs, float(row.values[TOP1]), row.table + also)
 
-# Millions of parameters and billions of MACs of each size as RALA and MALA print them, for backbones of pattern LLSS.
-PUBLISHED_DENSE: dict[str, tuple[tuple[int, int] | None, ...]] = {
-    "retinanet": ((24, 201), (34, 244), (57, 353), (104, 482)),
-    "mask_rcnn": ((33, 219), (44, 262), (67, 372), (114, 501)),
-    "cascade_mask_rcnn": (None, (82, 741), (105, 851), (152, 979)),
-    "semantic_fpn": ((18, 136), (28, 180), (51, 292), (98, 424)),
-    "upernet": ((44, 893), (55, 937), (77, 1050), (125, 1182)),
-}
+
+PUBLISHED: Mapping[str, Published] = {name: _published(*rows) for name, rows in CONTENT["networks"].items()}
+"""The networks with a published accuracy, by their names in timm."""
+
+FRAMEWORKS: Mapping[str, Mapping[str, str]] = CONTENT["frameworks"]
+"""Framework of detectors and segmentors → family of backbones → table."""
+
+
+def dense_row(framework: str, backbone: str) -> Row | None:
+    """The row with the published size of a detector or segmentor; None without one."""
+    rows = CONTENT["networks"].get(backbone)
+    table = FRAMEWORKS[framework].get(backbone.partition("_")[0])
+    return ROWS.get(f"{table}, {ROWS[rows[0]].name}") if rows else None

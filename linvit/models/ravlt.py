@@ -9,7 +9,8 @@ Breaking the Low-Rank Dilemma of Linear Attention, CVPR 2025, https://arxiv.org/
 Axes: feature map elu1, weighting query_mean, normalizer divide, rotation 2-D RoPE (numerator only).
 
 Where paper and released code differ, we follow the code: the paper averages raw queries, has no scale in the
-softmax, no normalizer, no LePE and no RoPE.
+softmax, no LePE and no RoPE. Its Equation 2 has the normalizer, which Section 3.2 sets aside to study ranks. Its α
+sum to N (Equation 4) instead of 1; the normalizer cancels this factor, up to ε.
 
 | size  | widths           | depths      | heads      | final | parameters |
 |-------|------------------|-------------|------------|-------|------------|

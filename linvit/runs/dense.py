@@ -24,7 +24,7 @@ from linvit.files import check_writable, replacing, user_path
 from linvit.models.by_name import known_arguments
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import build_dense
-from linvit.models.published import PUBLISHED_DENSE
+from linvit.models.published import FLOPS, SIZE, dense_row
 from linvit.runs.images import find_images, read_image
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import Predictions
@@ -127,22 +127,25 @@ class DenseSpec(TaskSpec):
                 kept.append(item)
         return DensePredictions(self, run, rows, unreadable, kept, folder)
 
-    listing_caption = "MACs as the papers count: convolutions and linear layers, + attention products"
+    listing_caption = (
+        "MACs of convolutions and linear layers (the papers' FLOPs also count norms, up to 0.5 %), + attention products"
+    )
 
     def listing(self) -> Iterator[dict[str, Any]]:
         """Every framework on every size of RAVLT and MAViT, as released (pattern LLSS) and linear throughout (LLLL).
 
         Keys: framework, backbone, pattern, and those of Cost; published_parameters in millions, published_macs in
-        billions; family.
+        billions (as printed in the papers, None if they are not); family.
         """
         for framework, family in itertools.product(self.frameworks, FAMILIES):
-            for size, published in zip(SIZES, PUBLISHED_DENSE[framework], strict=True):
+            for size in SIZES:
                 for pattern, suffix in {"LLSS": "", "LLLL": "_linear"}.items():
                     backbone = f"{family}_{size}{suffix}"
                     row: dict[str, Any] = {"framework": framework, "backbone": backbone, "pattern": pattern}
-                    parameters, macs = (published if pattern == "LLSS" else None) or (None, None)
+                    published = dense_row(framework, backbone)
+                    values = published.values if published else {}
                     row |= asdict(count_dense_cost(framework, backbone))
-                    row |= {"published_parameters": parameters, "published_macs": macs}
+                    row |= {"published_parameters": values.get(SIZE), "published_macs": values.get(FLOPS)}
                     yield row | {"family": family}
 
 

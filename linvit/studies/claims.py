@@ -1,14 +1,14 @@
 """The papers' claims, each as comparisons that small networks can make, and the rules that decide them.
 
-The statements are in our words. Published numbers are ImageNet-1k top-1 accuracies of DeiT-T, as far as we know
-them; those of MALA's tables are second-hand.
+The statements are in our words. The published numbers beside them are ImageNet-1k top-1 accuracies.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from linvit.models.published import cited
 from linvit.studies.statistics import (
     Estimate,
     estimate,
@@ -24,7 +24,6 @@ MARGIN = 1.0  # percentage points within which two accuracies count as equal
 FAR = 10.0  # percentage points: a large loss
 ALPHA = 0.05
 ACCURACY = "accuracy"
-OTHERS = ("linear", "hydra", "efficient", "linear_angular", "enhanced", "focused", "inline", "mlla", "agent")
 
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -45,13 +44,14 @@ COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
 class Claim:
     """A claim: every pair (first, second) of variants is compared seed by seed in one quantity.
 
-    rule: "higher" (first − second > by), "equal" (|first − second| < MARGIN), "diverges" (every run of the first ends
-    with a loss that is not finite) or "zero" (the quantity of the first is exactly 0 in every run); the second of the
-    last two is "".
+    sources: tables with the rows meant, or places in words, as `linvit.models.published.cited` takes them. rule:
+    "higher" (first − second > by), "equal" (|first − second| < MARGIN), "diverges" (every run of the first ends with a
+    loss that is not finite) or "zero" (the quantity of the first is exactly 0 in every run); the second of the last two
+    is "".
     """
 
     statement: str
-    source: str
+    sources: tuple[tuple[str, ...], ...]
     pairs: tuple[tuple[str, str], ...]
     rule: str = "higher"
     quantity: str = ACCURACY
@@ -61,6 +61,15 @@ class Claim:
         if self.rule not in COMPARED | COUNTED:
             known = ", ".join(COMPARED | COUNTED)
             raise ValueError(f"The rule {self.rule!r} is unknown, expected one of {known}: choose one.")
+
+    @property
+    def source(self) -> str:
+        """The sources as text, with the published numbers."""
+        return cited(*self.sources)
+
+    def concerns(self, variants: Collection[str]) -> bool:
+        """Whether one of the comparisons can be made between these variants; the others are then "not measured"."""
+        return any(all(name in variants for name in pair if name) for pair in self.pairs)
 
 
 @dataclass(frozen=True)
@@ -132,116 +141,193 @@ def _line(claim: Claim, pair: tuple[str, str], difference: Estimate | None) -> s
 
 
 def _all(first: str, others: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((first, other) for other in others if other != first)
+    return tuple((first, other) for other in others)
 
+
+EARLIER = {"hydra": "Hydra", "efficient": "Efficient", "linear_angular": "Linear Angular"}
+EARLIER |= {"enhanced": "Enhanced", "focused": "Focused"}
+"""The mechanisms that RALA's and MALA's tables both compare with, and their names there."""
+
+TABLE_8, RALA = "RALA, Table 8", "DeiT-T with RALA"
+TABLE_9, MALA = "MALA, Table 9", "DeiT-T with MALA"
+VANILLA = ("MALA, Table 1", "Softmax → Linear")
+CONTROL = (("our control, in no paper",),)
 
 CLAIMS = (
     Claim(
         "Vanilla linear attention is worse than softmax attention.",
-        "MALA, table 1 (69.8 against 72.2); RALA, introduction",
+        (VANILLA, (TABLE_9, "DeiT-T"), ("RALA, Section 1",)),
         (("softmax", "linear"),),
     ),
     Claim(
         "Softmax attention loses accuracy when its queries are normalized to unit length.",
-        "MALA, table 1 (72.2 to 70.0)",
+        (("MALA, Table 1", "Q/‖Q‖"), (TABLE_9, "DeiT-T")),
         (("softmax", "softmax_unit_query"),),
     ),
     Claim(
         "Softmax attention with unit-length queries is only as good as vanilla linear attention.",
-        "MALA, table 1 (70.0 against 69.8)",
+        (("MALA, Table 1", "Q/‖Q‖", "Softmax → Linear"),),
         (("softmax_unit_query", "linear"),),
         "equal",
     ),
-    Claim("RALA is better than vanilla linear attention.", "RALA, table 8", (("rala", "linear"),)),
-    Claim("RALA is better than softmax attention.", "RALA, table 8", (("rala", "softmax"),)),
+    Claim("RALA is better than vanilla linear attention.", ((TABLE_8, RALA), VANILLA), (("rala", "linear"),)),
+    Claim("RALA is better than softmax attention.", ((TABLE_8, RALA, "DeiT-T"),), (("rala", "softmax"),)),
     Claim(
         "RALA is better than softmax attention in the same block (rotation, LePE, gate).",
-        "our control, in no paper",
+        CONTROL,
         (("rala", "softmax_gated"),),
     ),
     Claim(
-        "RALA is better than every earlier linear attention.",
-        "RALA, table 8",
-        _all("rala", OTHERS[1:]),
+        "RALA is better than the earlier linear attentions in its paper's table.",
+        ((TABLE_8, RALA, *(f"DeiT-T with {name}" for name in EARLIER.values())),),
+        _all("rala", tuple(EARLIER)),
     ),
-    Claim("Weighting the keys by the mean query helps.", "RALA, table 9", (("rala", "rala_uniform"),)),
+    Claim(
+        "RALA is better than InLine, MLLA and Agent attention.",
+        (("our addition, not in RALA's Table 8",),),
+        _all("rala", ("inline", "mlla", "agent")),
+    ),
+    Claim(
+        "Weighting the keys by the mean query helps.",
+        (("RALA, Table 9", "RAVLT-T", "w/o KV aug"),),
+        (("rala", "rala_uniform"),),
+    ),
     Claim(
         "The gate on the output helps more than the same number of parameters in the feed-forward network.",
-        "RALA, table 9",
+        (("RALA, Table 9", "RAVLT-T", "w/o out aug"),),
         (("rala", "rala_wide"),),
     ),
     Claim(
-        "A learned linear gate φ is better than the identity or tanh.",
-        "RALA, table 10 (the paper's choice)",
+        "The choice of the gate φ hardly matters to RALA: the identity and tanh are as good as a linear layer.",
+        (("RALA, Table 9", "RAVLT-T", "φ identity", "φ tanh"),),
         (("rala", "rala_identity"), ("rala", "rala_tanh")),
+        "equal",
     ),
     Claim(
-        "The choice of the positive feature map κ matters little to RALA.",
-        "RALA, table 10 (the paper chooses elu + 1)",
+        "The choice of the positive feature map κ hardly matters to RALA.",
+        (("RALA, Table 9", "RAVLT-T", "κ ReLU", "κ Softmax"),),
         (("rala", "rala_relu"), ("rala", "rala_softmax")),
         "equal",
     ),
     Claim(
-        "Key weights from the mean query are better than learned ones.", "RALA, table 10", (("rala", "rala_learned"),)
+        "Key weights from the mean query are better than learned ones.",
+        (("RALA, Table 10", "α attention score", "α learnable"),),
+        (("rala", "rala_learned"),),
     ),
-    Claim(
-        "MALA is better than vanilla linear attention.",
-        "MALA, table 9 (75.1 against 69.8)",
-        (("mala", "linear"),),
-    ),
-    Claim("MALA is better than softmax attention.", "MALA, table 9 (75.1 against 72.2)", (("mala", "softmax"),)),
+    Claim("MALA is better than vanilla linear attention.", ((TABLE_9, MALA), VANILLA), (("mala", "linear"),)),
+    Claim("MALA is better than softmax attention.", ((TABLE_9, MALA, "DeiT-T"),), (("mala", "softmax"),)),
     Claim(
         "MALA is better than softmax attention in the same block (rotation, LePE, gate).",
-        "our control, in no paper",
+        CONTROL,
         (("mala", "softmax_gated"),),
     ),
     Claim(
-        "MALA is better than every earlier linear attention.",
-        "MALA, table 9 (Focused 74.1, InLine 74.5)",
-        _all("mala", OTHERS[1:]),
+        "MALA is better than the earlier linear attentions in its paper's table.",
+        ((TABLE_9, MALA, *(f"DeiT-T with {name}" for name in (*EARLIER.values(), "InLine"))),),
+        _all("mala", (*EARLIER, "inline")),
     ),
-    Claim("MALA is better than RALA.", "MALA, table 9", (("mala", "rala"),)),
+    Claim(
+        "MALA is better than MLLA and Agent attention.",
+        (("our addition, not in MALA's Table 9",),),
+        _all("mala", ("mlla", "agent")),
+    ),
+    Claim(
+        "MALA is better than RALA.",
+        (
+            ("MALA, Table 2", *(f"{name}-{size}" for size in "TSBL" for name in ("MAViT", "RAVLT"))),
+            (TABLE_9, MALA),
+            (TABLE_8, RALA),
+        ),
+        (("mala", "rala"),),
+    ),
     Claim(
         "The magnitude normalizer itself helps: division in the same block (rala_uniform) is worse.",
-        "MALA, section 3",
+        (("MALA, Section 3.3, an argument without a measurement",),),
         (("mala", "rala_uniform"),),
     ),
     Claim(
         f"MALA without β loses much accuracy (more than {FAR:g} points).",
-        "MALA, table 11 (52.3)",
+        (("MALA, Table 11", "MAViT-T", "w/o β"),),
         (("mala", "mala_no_beta"),),
         by=FAR,
     ),
     Claim(
         "MALA without γ cannot be trained: the loss becomes NaN.",
-        "MALA, table 11 (NaN)",
+        (("MALA, Table 11", "MAViT-T", "w/o γ"),),
         (("mala_no_gamma", ""),),
         "diverges",
     ),
-    Claim("Learned β and γ are worse than computed ones.", "MALA, table 11 (71.7)", (("mala", "mala_learned"),)),
+    Claim(
+        "Learned β and γ are worse than computed ones.",
+        (("MALA, Table 11", "MAViT-T", "Learnable"),),
+        (("mala", "mala_learned"),),
+    ),
     Claim(
         "The choice of the feature map κ does not matter to MALA.",
-        "MALA, table 10 (82.9, 82.8, 82.9 for elu + 1, relu, exp)",
+        (("MALA, Table 10", "ELU + 1", "ReLU", "exp"),),
         (("mala", "mala_relu"), ("mala", "mala_exp")),
         "equal",
     ),
     Claim(
         "RALA's output features have a higher rank than those of vanilla linear attention.",
-        "RALA, figures 2 and 8",
+        (("RALA, Figures 2 and 8",),),
         (("rala", "linear"),),
         quantity="output_rank",
     ),
     Claim(
         "RALA's state (the KV buffer) has a higher rank than that of vanilla linear attention.",
-        "RALA, figure 4",
+        (("RALA, Figure 4",),),
         (("rala", "linear"),),
         quantity="state_rank",
     ),
-    Claim("MALA has no negative scores.", "MALA, section 3", (("mala", ""),), "zero", "negative_share"),
+    Claim(
+        "MALA has no negative scores.",
+        (("MALA, Section 3.3",),),
+        (("mala", ""),),
+        "zero",
+        "negative_share",
+    ),
     Claim(
         "MALA's scores are more concentrated than those of vanilla linear attention, less than those of softmax.",
-        "MALA, figures 4 and 7",
+        (("MALA, Figures 4 and 7",),),
         (("linear", "mala"), ("mala", "softmax")),
         quantity="entropy",
+    ),
+    Claim(
+        "CARE's asymmetric split of the channels is as accurate as a symmetric one.",
+        (("CARE, Section 4.4 (Table 3)",),),
+        (("care", "care_symmetric"),),
+        "equal",
+    ),
+    Claim(
+        "Local and global features side by side, as in CARE, are better than stacked ones.",
+        (("CARE, Table 1", "CARE-S2"), ("CARE, Table 3", "w/ Sta")),
+        (("care", "care_stacked"),),
+    ),
+    Claim(
+        "CARE is better than the same network without local convolutions.",
+        (("CARE, Section 4.4 (Table 3)",),),
+        (("care", "care_attended"),),
+    ),
+    Claim(
+        "The first interaction of CARE helps.",
+        (("CARE, Table 4", "CARE-S0", "w/o Inter1"),),
+        (("care", "care_no_interaction1"),),
+    ),
+    Claim(
+        "The second interaction of CARE helps.",
+        (("CARE, Table 4", "CARE-S0", "w/o Inter2"),),
+        (("care", "care_no_interaction2"),),
+    ),
+    Claim("The memory of CARE helps.", (("CARE, Table 4", "CARE-S0", "w/o Mem"),), (("care", "care_no_memory"),)),
+    Claim(
+        "Strip convolutions in the first two stages of CARE are better than linear attention there.",
+        (("CARE, Section 4.4 (Table 5)",),),
+        (("care", "care_early_linear"),),
+    ),
+    Claim(
+        "Local convolutions of two sizes in CARE are better than those of one size.",
+        (("CARE, Section 4.4 (Table 5)",),),
+        (("care", "care_local3"), ("care", "care_local7")),
     ),
 )

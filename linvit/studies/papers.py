@@ -91,7 +91,7 @@ def study(
     write: str | Path | None = None,
     progress: Say = silent,
 ) -> Study:
-    """Trains every recipe of a folder with every seed and decides the papers' claims. Complete runs are kept.
+    """Trains every recipe of a folder with every seed and decides the papers' claims on them. Complete runs are kept.
 
     Args:
         recipes: the folder of recipes; None for the bundled study.
@@ -122,7 +122,8 @@ def study(
     numbers = inside.by_quantity(networks)
     first = {name: looks[0] for name, looks in networks.items() if looks[0] is not None}
     accuracies = {row.name: row.measures for row in comparison.rows}
-    result = Study(comparison, verdicts(CLAIMS, {ACCURACY: accuracies, **numbers}), numbers, first)
+    claims = [claim for claim in CLAIMS if claim.concerns(accuracies)]
+    result = Study(comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first)
     page = result.save(folder)
     if write is not None:
         copy_figures(folder, f"{STEM}*.svg", write)

@@ -3,7 +3,7 @@
 import pytest
 
 from linvit.analysis.dense_cost import _backbone, _backbone_cost, count_dense_cost
-from linvit.models.published import PUBLISHED_DENSE
+from linvit.models.published import FLOPS, FRAMEWORKS, SIZE, dense_row
 
 # Millions of parameters and billions of MACs, counted apart from this package (modules of the released code).
 COUNTED = {
@@ -39,17 +39,17 @@ COUNTED = {
 SLOW = [pytest.param(size, marks=pytest.mark.slow) for size in ("base", "large")]
 
 
-@pytest.mark.parametrize("framework", PUBLISHED_DENSE)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("size", ["tiny", "small", *SLOW])
 def test_sizes_are_the_papers(size, framework):
     cost = count_dense_cost(framework, f"ravlt_{size}")
     parameters, macs = COUNTED[size][framework]
     assert cost.parameters / 1e6 == pytest.approx(parameters, abs=0.051)
     assert cost.macs / 1e9 == pytest.approx(macs, abs=0.051)
-    published = PUBLISHED_DENSE[framework][list(COUNTED).index(size)]
+    published = dense_row(framework, f"ravlt_{size}")
     if published:  # the papers count norms as well, up to half a percent
-        assert abs(cost.parameters / 1e6 - published[0]) < 1
-        assert 0.995 < cost.macs / 1e9 / published[1] < 1.001
+        assert abs(cost.parameters / 1e6 - float(published.values[SIZE])) < 1
+        assert 0.995 < cost.macs / 1e9 / float(published.values[FLOPS]) < 1.001
 
 
 def test_upernets_head_by_hand():

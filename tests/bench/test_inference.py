@@ -8,10 +8,11 @@ import torch
 
 from linvit.bench import networks, rows
 from linvit.bench.checks import WrongResultError
-from linvit.bench.inference import PEERS, PUBLISHED, Options, findings, measure
+from linvit.bench.inference import PEERS, Options, findings, measure
 from linvit.bench.networks import Case, create, images, parts_of, randomised, variant_call
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row
+from linvit.models.published import PUBLISHED
 
 NANO = {"names": ("ravlt_nano",), "peers": ("resnet10t",), "sizes": ((32, 48),), "rounds": 1}
 
@@ -141,4 +142,4 @@ def test_crossover_is_of_networks_without_softmax_against_those_with_it():
 
 def test_every_peer_is_known_and_has_an_accuracy():
     assert all(timm.is_model(name) for name in PEERS)
-    assert set(PUBLISHED) == set(PEERS)
+    assert set(PEERS) <= PUBLISHED.keys()

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from linvit.models.listed import STORED, list_networks
-from linvit.models.published import PUBLISHED_DENSE
+from linvit.models.published import FRAMEWORKS
 from linvit.runs.classifiers import model_names
 from linvit.runs.listing import store_networks
 from linvit.runs.tasks import TASKS
@@ -33,8 +33,8 @@ def test_every_framework_is_listed_on_every_size():
     rows = [row for task in ("detection", "segmentation") for row in list_networks(task, "mavit")]
     assert len(rows) == 40
     assert {"framework", "backbone", "parameters", "macs", "macs_attention"} <= rows[0].keys()
-    assert {row["framework"] for row in rows} == set(PUBLISHED_DENSE)
-    of_released = [row for row in rows if row["pattern"] == "LLSS" and row["published_parameters"]]
+    assert {row["framework"] for row in rows} == set(FRAMEWORKS)
+    of_released = [row for row in rows if row["pattern"] == "LLSS" and row["published_macs"]]
     assert len(of_released) == 19
 
 

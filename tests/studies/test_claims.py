@@ -1,7 +1,10 @@
 import math
+import re
+from pathlib import Path
 
 import pytest
 
+from linvit.runs.bundled import bundled_folder
 from linvit.studies.claims import ACCURACY, CLAIMS, Claim, verdicts
 from linvit.studies.statistics import FAILS, HOLDS, UNCLEAR
 
@@ -12,7 +15,7 @@ NUMBERS = {ACCURACY: FAR_APART | NEAR | LOST, "share": {"good": (0.0,) * 5, "bad
 
 
 def claim(*pairs, **settings):
-    return Claim("a claim", "a paper", pairs, **settings)
+    return Claim("a claim", (("a paper",),), pairs, **settings)
 
 
 @pytest.mark.parametrize(
@@ -63,4 +66,33 @@ def test_an_unknown_rule_is_refused():
 def test_claims_name_their_source_and_no_comparison_twice():
     asked = [(made.rule, made.quantity, pair) for made in CLAIMS for pair in made.pairs]
     assert len(asked) == len(set(asked))
-    assert all(made.source.startswith(("RALA", "MALA", "our control")) for made in CLAIMS)
+    assert all(made.source.startswith(("RALA", "MALA", "CARE", "our ")) for made in CLAIMS)
+
+
+def test_numbers_of_a_source_are_the_published_ones():
+    made = Claim("a claim", (("RALA, Table 9", "RAVLT-T", "w/o KV aug"), ("RALA, Figure 4",)), ())
+    assert made.source == "RALA, Table 9 (RAVLT-T 82.8 %, w/o KV aug 82.1 %); RALA, Figure 4"
+    assert not [made.statement for made in CLAIMS if re.search(r"\d\d\.\d", f"{made.statement} {made.sources}")]
+
+
+def test_a_claim_concerns_a_study_that_can_make_one_of_its_comparisons():
+    several = claim(("good", "bad"), ("good", "absent"))
+    assert several.concerns({"good", "bad"})
+    assert not several.concerns({"good", "other"})
+    assert claim(("good", ""), rule="zero").concerns({"good"})
+    assert verdicts([several], NUMBERS)[0].measured[1] == "good − absent: not measured"
+
+
+def test_the_study_of_digits_leaves_out_the_claims_about_care():
+    names = {path.stem for path in (bundled_folder() / "study").glob("*.yaml")}
+    left_out = [made for made in CLAIMS if not made.concerns(names)]
+    assert len(left_out) == 8
+    assert all(name == "care" for made in left_out for name, _ in made.pairs)
+
+
+def test_the_page_of_results_has_the_claims_and_sources_of_the_code():
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text().partition("study:begin")[2]
+    table = page.partition("| verdict |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    names = {path.stem for path in (bundled_folder() / "study").glob("*.yaml")}
+    shown = [tuple(line.strip("| ").split(" | ")[:2]) for line in table]
+    assert shown == [(made.statement, made.source) for made in CLAIMS if made.concerns(names)]

@@ -61,6 +61,8 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     assert "| `linear` |" in text
     assert "### Claims" in text
     assert "\nold\n" not in text
+    assert "Vanilla linear attention is worse" in text
+    assert "RALA is better" not in text  # only claims on these variants
     assert (tmp_path / "study.svg").read_bytes() == (folder / "study.svg").read_bytes()
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
     splits = [

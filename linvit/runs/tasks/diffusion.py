@@ -19,6 +19,7 @@ from linvit.data.source import Source
 from linvit.files import check_output_file, replacing
 from linvit.layers.mechanisms import at
 from linvit.models.dit import DiT
+from linvit.models.published import FLOPS, ROWS
 from linvit.models.registry import create
 from linvit.ranges import Amount, Count, Range
 from linvit.runs.named import NamedSpec
@@ -34,14 +35,14 @@ SMALLEST = 48  # pixels of an image in the grid: smaller ones are enlarged, pixe
 SUFFIXES = (".png", ".npz")
 CLASSES, COUNT, GUIDANCES = 10, 6, (1.0, 2.0)  # of a report
 ANALYZED_TIME = 250
-# Further arguments of dit_small_patch2, and billions of MACs per pass as MALA's Table 8 prints them.
+# Further arguments of dit_small_patch2.
 VARIANTS: dict[str, dict[str, Any]] = {
     "DiT-S/2": {},
     "with local=true": {"local": True},
     "with mlp_ratio=2": {"mlp_ratio": 2.0},
     "with both": {"local": True, "mlp_ratio": 2.0},
 }
-PUBLISHED = {("DiT-S/2", "softmax"): "6.06"}
+PUBLISHED = {("DiT-S/2", "softmax"): ROWS["MALA, Table 8, DiT-S/2"]}
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,8 @@ class DiffusionSpec(NamedSpec):
         return [("Generated images", [paragraph(words), image])]
 
     listing_caption = (
-        "MACs of one pass for one 4×32×32 latent. MALA's Table 8 prints 4.26 G for its network, which is not released;"
+        "MACs of one pass for one 4×32×32 latent. MALA's Table 8 prints"
+        f" {ROWS['MALA, Table 8, MALA'].with_unit(FLOPS)} for its network, which is not released;"
         " we do not know whether one of these rows is that network."
     )
 
@@ -186,7 +188,8 @@ class DiffusionSpec(NamedSpec):
                 dit = cast(DiT, network)
                 images = torch.zeros(1, dit.channels, dit.input_size, dit.input_size)
                 cost = count_batch(network, images, number, number)
-                published = {"published_macs": PUBLISHED.get((variant, mechanism))}
+                row = PUBLISHED.get((variant, mechanism))
+                published = {"published_macs": row.values[FLOPS] if row else None}
                 yield {"variant": variant, "mechanism": mechanism, **asdict(cost), **published}
 
 

@@ -19,6 +19,7 @@ from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, 
 from linvit.layers.conformer import SUBSAMPLED
 from linvit.layers.mechanisms import at
 from linvit.models.conformer import Conformer, StreamCache
+from linvit.models.published import ROWS, SIZE
 from linvit.models.registry import create
 from linvit.ranges import check_names
 from linvit.runs.images import find_inputs
@@ -37,8 +38,10 @@ logger = logging.getLogger(__name__)
 WORST, CORRECT = 20, 5  # utterances of a report
 DECODING = ("beam", "language_model", "lm_weight", "word_bonus")
 PIECES = {"conformer_nano": 11, "conformer_small": 1024}
-PUBLISHED = {("conformer_small", mechanism): "10.3" for mechanism in ("softmax", "linear", "mala")}
-"""Millions of parameters, the same in all three rows of MALA's Table 7 and in Conformer (S)."""
+PUBLISHED = {
+    ("conformer_small", mechanism): ROWS[f"MALA, Table 7, {row}"]
+    for mechanism, row in {"softmax": "Conformer (S)", "linear": "Linear Attn", "mala": "MALA"}.items()
+}
 
 
 class SpeechSpec(NamedSpec):
@@ -155,8 +158,9 @@ class SpeechSpec(NamedSpec):
                     with torch.device("meta"):
                         network = create(name, pieces, mechanism=mechanism, head=head)
                     counts[head] = sum(parameter.numel() for parameter in network.parameters())
-                published = PUBLISHED.get((name, mechanism))
-                yield {"name": name, "mechanism": mechanism, "pieces": pieces, **counts, "published": published}
+                row = PUBLISHED.get((name, mechanism))
+                size = row.values[SIZE] if row else None
+                yield {"name": name, "mechanism": mechanism, "pieces": pieces, **counts, "published": size}
 
 
 SPEC = SpeechSpec()
