@@ -54,6 +54,16 @@ def append(path: Path, entry: dict[str, Any]) -> None:
     write_json(path, [*entries, entry], indent=1)
 
 
+def memory(device: str = "cpu") -> int:
+    """Bytes of memory of this machine, or of its GPU for "cuda"; 8 GiB where the system does not say."""
+    if device == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 * 2**30
+
+
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=20, check=True)
@@ -73,13 +83,3 @@ def _device_names() -> list[str]:
     if torch.cuda.is_available():
         return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"]
-
-
-def memory(device: str = "cpu") -> int:
-    """Bytes of memory of this machine, or of its GPU for "cuda"; 8 GiB where the system does not say."""
-    if device == "cuda":
-        return torch.cuda.get_device_properties(0).total_memory
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 8 * 2**30

@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import re
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,9 +85,8 @@ def check_writable(folder: str | Path) -> None:
     """Creates the folder if it is missing; raises OSError if files cannot be written there."""
     folder = user_path(folder)
     try:
-        with replacing(folder / ".probe") as temporary:
-            temporary.touch()
-        (folder / ".probe").unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else reason_of(error)
         raise OSError(

@@ -171,9 +171,15 @@ def arguments(kind: type) -> dict[str, inspect.Parameter]:
     return by_name
 
 
+@functools.cache
 def declared(kind: type) -> Mapping[str, Any]:
     """The annotations of a class's keyword arguments."""
-    return _declared(kind)
+    return {name: p.annotation for name, p in arguments(kind).items()}
+
+
+def required(kind: type) -> list[str]:
+    """The names of a class's arguments that have no default."""
+    return [name for name, p in arguments(kind).items() if p.default is p.empty]
 
 
 def some_of(names: Iterable[Any], got: Any) -> str:
@@ -184,10 +190,24 @@ def some_of(names: Iterable[Any], got: Any) -> str:
     return f"{', '.join(get_close_matches(str(got), known, n=NEAREST, cutoff=0.0))} … ({len(known)} in all)"
 
 
-def nearest(name: Any, names: Iterable[str]) -> str:
-    """A question after the name that is most like a wrong one, as the last sentence of an error; "" if none is."""
-    near = get_close_matches(str(name), list(names), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+def nearest(name: object, names: Iterable[str]) -> str:
+    """` Did you mean …?` with the nearest name, or one in another group whose last part is near; "" if none is."""
+    names = list(names)
+    last_parts = {key.rpartition(".")[2]: key for key in names}
+    last_part = str(name).rpartition(".")[2]
+    matches = get_close_matches(str(name), names, n=1)
+    matches = matches or [last_parts[match] for match in get_close_matches(last_part, last_parts, n=1)]
+    return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError, offering the nearest known one, for a name that is not known."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"Unknown {what} {name!r}, expected one of {some_of(sorted(known), name)}.{nearest(name, known)}"
+            )
 
 
 def known(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
@@ -267,11 +287,6 @@ def shown(value: Any) -> str:
     """A value as a sentence quotes it: as in YAML, and not longer than a line."""
     text = "null" if value is None else str(value) if isinstance(value, Real) else " ".join(repr(value).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
-
-
-@functools.cache
-def _declared(kind: type) -> Mapping[str, Any]:
-    return {name: p.annotation for name, p in arguments(kind).items()}
 
 
 @functools.cache

@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """` Did you mean …?`, or nothing if no known name is near."""
-    hint: str = light_module("linvit.runs.settings").nearest(name, known)
+    hint: str = light_module("linvit.ranges").nearest(name, known)
     return hint
 
 

@@ -29,12 +29,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     overrides = recipe_overrides(options.rest) + ["task.compile=true"] * options.compile
     if options.print_config:
-        import yaml
-
         from linvit.runs.recipe import Recipe, read_recipe
+        from linvit.runs.yaml_text import dump_yaml
 
         resolved = Recipe(read_recipe(options.recipe, overrides), trust=options.trust_recipe).resolved()
-        show(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip("\n"))
+        show(dump_yaml(resolved).rstrip("\n"))
         return 0
     from lightning.pytorch.utilities import rank_zero_only
 

@@ -14,7 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from linvit.files import replacing
+from linvit.files import replacing, write_text
 from linvit.layers.mechanisms import MECHANISMS
 
 WIDTH = 7.0  # inches: the text width of a two-column paper, so that fonts keep their size there
@@ -107,7 +107,6 @@ def write_figure(figure: Figure, stem: Path) -> None:
     with _saving():
         figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once, not for every file
-    with replacing(stem.with_name(f"{stem.name}.svg")) as temporary:
-        temporary.write_text(svg(figure), encoding="utf-8")
+    write_text(stem.with_name(f"{stem.name}.svg"), svg(figure))
     with replacing(stem.with_name(f"{stem.name}.png")) as temporary, _saving():
         figure.savefig(temporary, format="png", dpi=150)

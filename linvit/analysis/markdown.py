@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from linvit.files import replacing
+from linvit.files import replacing, write_text
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
@@ -25,5 +25,13 @@ def replace_between_marks(path: Path, text: str, begin: str, end: str) -> None:
     check_marks(path, begin, end)
     before, _, rest = path.read_text(encoding="utf-8").partition(begin)
     after = rest.partition(end)[2]
-    with replacing(path) as temporary:
-        temporary.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
+    write_text(path, f"{before}{begin}\n{text}{end}{after}")
+
+
+def copy_figures(folder: Path, pattern: str, page: Path, prefix: str = "") -> list[Path]:
+    """Copies the figures of a folder that match a pattern next to a page; returns them by name."""
+    figures = sorted(folder.glob(pattern))
+    for figure in figures:
+        with replacing(page.parent / f"{prefix}{figure.name}") as temporary:
+            temporary.write_bytes(figure.read_bytes())
+    return figures

@@ -15,7 +15,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from linvit import environment
 from linvit.analysis.figures import svg
-from linvit.files import replacing
+from linvit.files import write_text
 
 STYLE = """
 :root { color-scheme: light dark; --text: #222; --page: #fff; --line: #ddd; --block: #f6f6f6; }
@@ -102,8 +102,7 @@ def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[st
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"
         f"<body><h1>{html.escape(title)}</h1>{body}<footer>{html.escape(_origin())}</footer></body></html>\n"
     )
-    with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # file names may not be UTF-8
+    write_text(path, page)
 
 
 def short_commit(about: Mapping[str, Any]) -> str:

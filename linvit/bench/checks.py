@@ -1,11 +1,9 @@
-"""Checks before a speed is shown: results must agree, and names must be known."""
+"""The check before a speed is shown: results must agree."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from linvit.ranges import nearest
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 """Largest relative L2 error of a result; float32 is what `linvit.fuse` promises, and about ten times the usual error.
@@ -13,14 +11,6 @@ TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, to
 In bfloat16 the released order of RALA loses 2e-2 (docs/results.md), a whole network with random weights 6e-3 to 5e-2:
 no speed is refused for the rounding of its dtype, and none is shown for a wrong result, whose error is about 1.
 """
-
-
-def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises ValueError, offering the nearest known one, for a name that is not known."""
-    known = list(known)
-    for name in given:
-        if name not in known:
-            raise ValueError(f"Unknown {what} {name!r}, expected one of {', '.join(known)}.{nearest(name, known)}")
 
 
 class WrongResultError(ArithmeticError):

@@ -23,7 +23,8 @@ def accuracies(report: Report) -> dict[str, tuple[float, str]]:
     """Published top-1 and its source of every network in the report that has one."""
     names = dict.fromkeys(row.name for row in report.rows)
     ours = {name: (PUBLISHED[name].top1, PUBLISHED[name].source) for name in names if name in PUBLISHED}
-    return {**inference.published(list(names)), **ours} if report.kind == "model" else {}
+    peers = {name: inference.PUBLISHED[name] for name in names if name in inference.PUBLISHED}
+    return peers | ours if report.kind == "model" else {}
 
 
 def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iterator[tuple[str, Figure]]:

@@ -5,19 +5,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import timm
 import torch
 
 from linvit.bench import memory, rows
 from linvit.bench.checks import TOLERANCES, check
 from linvit.bench.networks import (
     BYTES_PER_PIXEL,
+    OURS,
     Case,
     build_call,
-    check_names,
     create,
     images,
-    is_ours,
     parts_of,
     randomised,
     row_of,
@@ -26,9 +24,9 @@ from linvit.bench.networks import (
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row, Timed
 from linvit.files import reason_of
+from linvit.models.by_name import check_model, is_ours
 from linvit.ranges import Count
 
-OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 PEERS = (
     "swin_tiny_patch4_window7_224",
     "deit_small_patch16_224",
@@ -52,7 +50,8 @@ class Options(rows.Options):
     framework: str | None = None  # of segmentors, whose backbones the networks are
 
     def __post_init__(self) -> None:
-        check_names([*self.names, *self.peers])
+        for name in (*self.names, *self.peers):
+            check_model(name)
         for variant in (*self.variants, *self.peer_variants):
             parts_of(variant)
 
@@ -161,12 +160,7 @@ def _rival(row: Row, other: Row) -> bool:
     return softmax and (row.variant, row.batch) == (other.variant, other.batch)
 
 
-def published(names: Sequence[str]) -> dict[str, tuple[float, str]]:
-    """ImageNet-1k top-1 of the peers and its source in their papers; sizes other than 224 px are named."""
-    return {name: PUBLISHED[name] for name in names if name in PUBLISHED and timm.is_model(name)}
-
-
-PUBLISHED = {
+PUBLISHED = {  # ImageNet-1k top-1 of the peers, and its source; sizes other than 224 px are named
     "swin_tiny_patch4_window7_224": (81.3, "Swin (ICCV 2021), Table 1"),
     "deit_small_patch16_224": (79.8, "DeiT (ICML 2021)"),
     "convnext_tiny": (82.1, "ConvNeXt (CVPR 2022), Table 1"),

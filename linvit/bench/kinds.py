@@ -13,6 +13,7 @@ from linvit.bench.progress import Progress
 from linvit.bench.rows import Options, Report
 from linvit.environment import commit
 from linvit.files import write_json, write_text
+from linvit.ranges import check_names, known
 
 KINDS: dict[str, Any] = {
     "op": operators,
@@ -59,7 +60,9 @@ def measure(kind: str, progress: Progress | None = None, **options: Any) -> Repo
 
     Raises ValueError for options that are not known, WrongResultError if something computes a wrong result.
     """
-    chosen = KINDS[kind].Options(**options)
+    kind_options = known("kind", kind, KINDS).Options
+    check_names("option", options, [field.name for field in fields(kind_options)])
+    chosen = kind_options(**options)
     report = new_report(kind, chosen)
     fill(report, chosen, progress or Progress())
     return report

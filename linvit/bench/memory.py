@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -13,6 +12,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from linvit.environment import memory
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -22,23 +23,12 @@ MEBIBYTE = 2**20
 
 def check_fits(needed: int, device: str) -> None:
     """Raises ValueError if a benchmark needs more bytes than the machine, or its GPU, has."""
-    available = _available(device)
-    if available is not None and needed > available:
+    available = memory(device)
+    if needed > available:
         raise ValueError(
             f"The largest of these cases needs at least {needed / 2**30:,.0f} GiB of memory, but this machine has "
             f"{available / 2**30:,.0f} GiB: make sizes, tokens or batches smaller."
         )
-
-
-def _available(device: str) -> int | None:
-    """Bytes; None if the system does not say."""
-    if device != "cpu":
-        total: int = torch.cuda.get_device_properties(0).total_memory
-        return total
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def in_new_process(

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import timm
@@ -12,15 +11,17 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
 from linvit.bench import runtimes
-from linvit.bench.checks import check_known
 from linvit.bench.clock import Call, TensorsCall
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Row
 from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.fusion import fuse
 from linvit.kernels import cpu
+from linvit.models.by_name import is_ours
 from linvit.models.dense.frameworks import build_dense
+from linvit.ranges import check_names
 
+OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 PLAIN = "plain"
 PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", "onnxruntime", "openvino")
 """Changes to the plain eager float32 network, joined by "+" in a variant such as "fused+bf16".
@@ -73,22 +74,8 @@ def parts_of(variant: str, known: Sequence[str] = PARTS) -> tuple[str, ...]:
         ValueError: for an unknown part; the message lists the known ones.
     """
     parts = () if variant == PLAIN else tuple(variant.split("+"))
-    check_known("variant, or part of one,", parts, [PLAIN, *known])
+    check_names("variant, or part of one,", parts, [PLAIN, *known])
     return parts
-
-
-def is_ours(name: str) -> bool:
-    """Whether linvit registered this network with timm."""
-    return timm.model_entrypoint(name).__module__.startswith("linvit.")
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Raises ValueError for a network that timm does not know; the message names similar ones."""
-    for name in names:
-        if not timm.is_model(name):
-            near = get_close_matches(name, timm.list_models(), 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"Unknown network {name!r}, expected one of `linvit models` or of timm.{hint}")
 
 
 def create(name: str, size: tuple[int, int], framework: str | None = None, **options: Any) -> nn.Module:

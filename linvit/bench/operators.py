@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from linvit.bench import memory, rows
-from linvit.bench.checks import TOLERANCES, check, check_known
+from linvit.bench.checks import TOLERANCES, check
 from linvit.bench.clock import Call, TensorsCall
 from linvit.bench.progress import Progress
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
@@ -19,7 +19,7 @@ from linvit.bench.rows import Report, Row, Timed
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_attention import GatedAttention
 from linvit.ops import linear_attention, rotary_2d
-from linvit.ranges import Amount, Count
+from linvit.ranges import Amount, Count, check_names
 
 SOFTMAX = "softmax"
 VARIANTS = ("plain", "compiled", "cpp", "triton", "reference", "sdpa")
@@ -77,10 +77,10 @@ class Options(rows.Options):
     sdpa_tokens: Amount = 12544
 
     def __post_init__(self) -> None:
-        check_known("operator", self.operators, LINEAR_AXES)
-        check_known("variant", self.variants, VARIANTS)
-        check_known("dtype", self.dtypes, DTYPES)
-        check_known("layout", [self.layout], LAYOUTS)
+        check_names("operator", self.operators, LINEAR_AXES)
+        check_names("variant", self.variants, VARIANTS)
+        check_names("dtype", self.dtypes, DTYPES)
+        check_names("layout", [self.layout], LAYOUTS)
 
     def least_bytes(self) -> int:
         """Inputs and output in float64, against which results are checked."""

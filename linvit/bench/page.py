@@ -4,10 +4,9 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from linvit.analysis.markdown import check_marks, markdown_table, replace_between_marks
+from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, replace_between_marks
 from linvit.bench import machine
 from linvit.bench.rows import Report, Row, measured
-from linvit.files import replacing
 
 CLOCKS = {"cpu": "CPU time", "wall": "wall time", "gpu": "GPU time"}
 STEPS = 50  # of sampling an image
@@ -111,11 +110,9 @@ def check_page(page: Path, folder: Path) -> None:
 def write_page(report: Report, page: Path, folder: Path) -> None:
     """Puts the results and figures of a folder between the marks of its name; figures are copied next to the page."""
     sections = [to_markdown(report)]
-    for figure in sorted(folder.glob("*.svg")):
-        name = f"bench_{folder.name}_{figure.name}"
-        with replacing(page.parent / name) as temporary:
-            temporary.write_bytes(figure.read_bytes())
-        sections.append(f"![{figure.stem.replace('_', ' ')}]({name})")
+    prefix = f"bench_{folder.name}_"
+    for figure in copy_figures(folder, "*.svg", page, prefix):
+        sections.append(f"![{figure.stem.replace('_', ' ')}]({prefix}{figure.name})")
     replace_between_marks(page, "\n".join(["", "\n\n".join(sections), "", ""]), *marks(folder.name))
 
 

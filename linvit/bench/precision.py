@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from linvit.bench import reference, rows
-from linvit.bench.checks import TOLERANCES, check, check_known, relative_error
+from linvit.bench.checks import TOLERANCES, check, relative_error
 from linvit.bench.operators import DTYPES
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row
 from linvit.ops import mala, rala
-from linvit.ranges import Count
+from linvit.ranges import Count, check_names
 
 HEADS, WIDTH, CHECKED = 2, 64, 60
 OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
@@ -39,8 +39,8 @@ class Options(rows.Options):
     dtypes: Sequence[str] = ("float16", "bfloat16")
 
     def __post_init__(self) -> None:
-        check_known("operator", self.names, OPERATORS)
-        check_known("dtype", self.dtypes, DTYPES)
+        check_names("operator", self.names, OPERATORS)
+        check_names("dtype", self.dtypes, DTYPES)
 
     def least_bytes(self) -> int:
         """Query, key and value in float64 and float32."""

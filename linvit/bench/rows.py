@@ -19,13 +19,13 @@ Threads = Annotated[int, Range(1, CORES, because="that is how many cores this ma
 class Options(Checked):
     """Options of every kind of benchmark.
 
-    seconds: time budget for all rounds of one size; at least three rounds are always made.
+    seconds: time budget for all rounds of one size, None for no limit; at least three rounds are always made.
     """
 
     device: Annotated[str, OneOf(("cpu", "cuda"))] = "cpu"
     threads: Threads = 1
     rounds: Count = 7
-    seconds: Annotated[float, Range(above=0)] = float("inf")
+    seconds: Annotated[float, Range(above=0)] | None = None
     memory: bool = False
     seed: Seed = 0
 
@@ -119,7 +119,7 @@ def time_all(calls: Mapping[str, Timed], options: Options, progress: Progress, g
     clock = clock_for(options.device, options.threads, graphs)
     prepared = {label: timed.call for label, timed in calls.items()}
     try:
-        interleave(prepared, clock, options.rounds, timings, progress.advance, options.seconds)
+        interleave(prepared, clock, options.rounds, timings, progress.advance, options.seconds or math.inf)
     finally:
         for label, timed in calls.items():
             fill(timed, label, timings, clock.name)

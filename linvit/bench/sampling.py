@@ -1,5 +1,6 @@
 """`linvit bench sampling`: one step of generating an image as images grow, a DiT with MALA against one with softmax."""
 
+import itertools
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ class Options(rows.Options):
     sides: Sequence[Side] = (16, 32, 64, 128, 256)
 
     def __post_init__(self) -> None:
-        for name in self.names:
-            _network(self, name, self.sides[0], "meta")  # refuses unknown names
+        for name, side in itertools.product(self.names, self.sides):
+            _network(self, name, side, "meta")  # refuses unknown names and sides that do not fit
 
     def least_bytes(self) -> int:
         """Tokens of a block in float64, which the network is checked in."""

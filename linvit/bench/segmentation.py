@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from linvit.bench import inference
-from linvit.bench.checks import check_known
 from linvit.models.dense.frameworks import SEGMENTORS
-from linvit.ranges import Count
+from linvit.ranges import Count, check_names
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Options(inference.Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_known("framework", [str(self.framework)], SEGMENTORS)
+        check_names("framework", [str(self.framework)], SEGMENTORS)
 
 
 measure = inference.measure

@@ -19,10 +19,9 @@ from linvit.bench.clock import Call
 from linvit.bench.networks import (
     BYTES_PER_PIXEL,
     CLASSES,
+    OURS,
     Case,
-    check_names,
     create,
-    is_ours,
     parts_of,
     randomised,
     row_of,
@@ -31,6 +30,7 @@ from linvit.bench.progress import Progress
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Report, Timed
 from linvit.kernels import cpu
+from linvit.models.by_name import check_model, is_ours
 from linvit.ranges import Amount, Count, Range
 
 PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fused_adamw", "cpp")
@@ -52,7 +52,7 @@ NOISE_FACTOR = 3.0  # a curve agrees if it deviates by at most this many times t
 class Options(rows.Options):
     """Options of `linvit bench train`; there are no loss curves if curve_steps is 0."""
 
-    names: Sequence[str] = ("ravlt_tiny", "mavit_tiny", "care_s0")
+    names: Sequence[str] = OURS
     variants: Sequence[str] = ("plain", "reference", "channels_last", "bf16", "checkpointing")
     size: tuple[Count, Count] = (224, 224)
     batch: Annotated[int, Range(2, because="batch norms need two")] = 4
@@ -62,7 +62,8 @@ class Options(rows.Options):
     curve_batch: Annotated[int, Range(2, because="batch norms need two")] = 8
 
     def __post_init__(self) -> None:
-        check_names(self.names)
+        for name in self.names:
+            check_model(name)
         for variant in self.variants:
             parts_of(variant, PARTS)
 

@@ -166,7 +166,7 @@ class ConvModule(Checked, nn.Module):
         width: channels in and out.
         kernel: kernel size of the depthwise convolution in frames; an even one sees one frame more after than before.
         causal: no frame sees a later one.
-        norm: "batch", a batch norm whose statistics ignore padding, or "layer".
+        conv_norm: "batch", a batch norm whose statistics ignore padding, or "layer".
 
     Raises:
         ValueError: for an unknown norm.
@@ -177,7 +177,7 @@ class ConvModule(Checked, nn.Module):
         width: Width,
         kernel: Kernel,
         causal: bool,
-        norm: str = "batch",
+        conv_norm: str = "batch",
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
@@ -187,7 +187,7 @@ class ConvModule(Checked, nn.Module):
         self.norm = nn.LayerNorm(width, **dd)
         self.expand = nn.Linear(width, 2 * width, **dd)
         self.depthwise = nn.Conv1d(width, width, kernel, groups=width, **dd)
-        self.conv_norm: nn.Module = known("conv_norm", norm, CONV_NORMS)(width, **dd)
+        self.conv_norm: nn.Module = known("conv_norm", conv_norm, CONV_NORMS)(width, **dd)
         self.proj = nn.Linear(width, width, **dd)
 
     def forward(self, x: Tensor, valid: Tensor | None = None, cache: AttentionCache | None = None) -> Tensor:

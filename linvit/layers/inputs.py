@@ -11,15 +11,19 @@ from linvit.arguments import check_floating, form, is_traced
 Shape = tuple[str | int, ...]
 
 
-def check_floats(name: str, x: object, shape: Shape, remedy: str) -> None:
-    """Raises unless x is a floating-point tensor of that shape.
+def check_floats(
+    name: str, x: object, shape: Shape, remedy: str, cast: str = "convert and normalize it as in training"
+) -> None:
+    """Raises unless x is a floating-point tensor of that shape; nothing if traced.
 
-    shape: a size, or the name of one that can be any. remedy: what to do about another shape.
+    shape: a size, or the name of one that can be any. remedy, cast: what to do about another shape, or another dtype.
     """
+    if is_traced():
+        return
     actual, dtype, _ = form(name, x)
     if _misfits(actual, shape):
         raise ValueError(f"`{name}` has shape {tuple(actual)}, expected {_words(shape)}: {remedy}")
-    check_floating(name, dtype, "convert and normalize it as in training")
+    check_floating(name, dtype, cast)
 
 
 def check_whole_numbers(name: str, x: object, shape: Shape, least: int, most: int) -> None:
@@ -41,8 +45,8 @@ def check_whole_numbers(name: str, x: object, shape: Shape, least: int, most: in
 
 
 def check_filled(name: str, x: Tensor) -> None:
-    """Raises for an empty batch."""
-    if not torch.compiler.is_compiling() and len(x) == 0:
+    """Raises for an empty batch; nothing if traced."""
+    if not is_traced() and len(x) == 0:
         raise ValueError(f"`{name}` is empty, of shape {tuple(x.shape)}, expected a batch of one or more: leave it out")
 
 

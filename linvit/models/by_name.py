@@ -55,6 +55,11 @@ def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
         raise ValueError(f"{name} has no argument {unknown[2]!r}: did you mean `{near[0]}`?") from error
 
 
+def is_ours(name: str) -> bool:
+    """Whether linvit registered this network with timm."""
+    return timm.model_entrypoint(name).__module__.startswith("linvit.")
+
+
 def check_model(name: str) -> None:
     """Raises ValueError, offering the nearest name, for a model that timm does not know or would fetch by its name."""
     if not isinstance(name, str):

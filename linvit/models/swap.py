@@ -71,7 +71,7 @@ def swap_attention(
     return model
 
 
-def _check_options(mechanism: str, layer: type[TokenAttention], attention: Mapping[str, Any]) -> None:
+def _check_options(mechanism: str, layer: type, attention: Mapping[str, Any]) -> None:
     takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(layer)} - GIVEN)
     for key in attention:
         if key not in takes:

@@ -1,5 +1,6 @@
 """The recipes that come with linvit, by name, and their headers."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ def find_recipe(recipe: str | Path) -> Path:
 
     Raises ValueError, offering the nearest name, if it is neither.
     """
-    path = Path(recipe)
+    path = Path(os.path.expanduser(recipe))
     if path.is_file():
         return path
     files = bundled_files()
@@ -34,7 +35,7 @@ def find_recipe(recipe: str | Path) -> Path:
         return files[path.as_posix()]
     if path.is_dir():
         raise ValueError(f"The recipe {path} is a folder: give the path of a .yaml file in it.")
-    from linvit.runs.settings import nearest  # imports torch, which listing recipes does not need
+    from linvit.ranges import nearest  # importing linvit imports torch, which listing recipes does not need
 
     name = path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
     raise ValueError(
@@ -70,7 +71,7 @@ def recipes(*words: str) -> list[dict[str, str]]:
     wanted = [word.casefold() for word in words]
     chosen = [row for row in rows if all(word in " ".join(row.values()).casefold() for word in wanted)]
     if not chosen:
-        from linvit.runs.settings import nearest
+        from linvit.ranges import nearest
 
         known = {word for row in rows for word in re.findall(r"\w+", " ".join(row.values()))}
         strange = next((word for word in words if word not in known), "")

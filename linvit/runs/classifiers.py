@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from linvit.analysis.cost import count_cost
 from linvit.data.images.image import CorruptImageError, Preprocessing
 from linvit.data.source import Source
-from linvit.models.by_name import create_classifier
+from linvit.models.by_name import create_classifier, is_ours
 from linvit.models.published import PUBLISHED
 from linvit.models.swapped import BASES
 from linvit.runs.images import find_images, read_image
@@ -101,7 +101,7 @@ class ClassifierSpec(TaskSpec):
 
 def model_names() -> list[str]:
     """The names that linvit registers with timm, by family."""
-    return [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("linvit.")]
+    return [name for name in timm.list_models() if is_ours(name)]
 
 
 def _family(name: str) -> str:

@@ -6,19 +6,19 @@ inside the run's folder only. Strings never become functions.
 
 import importlib
 import inspect
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch import accelerators, callbacks, loggers, plugins, profilers, strategies
 
+from linvit.data.disk import stays_inside
 from linvit.files import reason_of
-from linvit.ranges import arguments, check, declared, shown
-from linvit.runs.settings import check_names, group, nearest
+from linvit.ranges import arguments, check, check_names, nearest, required, shown
+from linvit.runs.settings import group
 
 PACKAGES = ("lightning", "linvit", "timm", "torch", "torchmetrics")
 KINDS: Mapping[str, tuple[type, ...]] = {
@@ -79,7 +79,7 @@ def created(value: Any, folder: Path) -> Any:
     """Components, and lists of them, as objects."""
     if isinstance(value, list):
         return [item.create(folder) for item in value]
-    return value.create(folder) if isinstance(value, Component) else value
+    return value.create(folder)
 
 
 def _component(key: str, given: str | dict[str, Any], kinds: tuple[type, ...], trusted: bool) -> Component:
@@ -94,8 +94,8 @@ def _component(key: str, given: str | dict[str, Any], kinds: tuple[type, ...], t
     if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind).parameters.values()):
         check_names(f"argument of {kind.__name__}", settings, known)
     with group(f"{key}.init_args", kind):
-        check(declared(kind), {name: value for name, value in settings.items() if not isinstance(value, dict)})
-    missing = [name for name, p in known.items() if p.default is p.empty and name not in (*settings, "save_dir")]
+        check(kind, {name: value for name, value in settings.items() if not isinstance(value, dict)})
+    missing = [name for name in required(kind) if name not in (*settings, "save_dir")]
     if missing:
         raise ValueError(f"{key}: {kind.__name__} needs {missing[0]}: add it to its init_args.")
     if not trusted:
@@ -145,10 +145,4 @@ def _check_places(key: str, value: Any) -> None:
 
 
 def _is_elsewhere(text: str) -> bool:
-    kinds = (PurePosixPath(text), PureWindowsPath(text))
-    return (
-        any(path.is_absolute() or path.drive or path.root or ".." in path.parts for path in kinds)
-        or text.startswith(("~", "$"))
-        or "://" in text
-        or os.fspath(text).startswith("file:")
-    )
+    return (text != "" and not stays_inside(text)) or text.startswith(("~", "$", "file:")) or "://" in text

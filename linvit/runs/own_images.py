@@ -17,7 +17,7 @@ from linvit.data.images.image import SMALLEST
 from linvit.data.images.survey import Survey, survey
 from linvit.data.source import fitting_workers
 from linvit.environment import memory
-from linvit.files import check_writable, read_checkpoint, replacing
+from linvit.files import check_writable, read_checkpoint, user_path, write_text
 from linvit.models.by_name import check_model, create_classifier
 from linvit.ranges import Filled, check
 from linvit.runs.settings import respelled
@@ -66,7 +66,7 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     fit; FileNotFoundError if there are no such weights; OSError if the file cannot be written.
     """
     check(ARGUMENTS, {"path": path, "model": model, "data": data, "init": init})
-    path, root = Path(path), Path(os.path.abspath(Path(data).expanduser()))
+    path, root = user_path(path), Path(_absolute(data))
     if path.exists():
         raise ValueError(f"{path} exists already: choose another name, or remove that file.")
     check_model(model)
@@ -79,9 +79,12 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     batch_size = _batch_size(cost, sum(images.counts.values()))
     text = _text(model, root, init, images, inputs, batch_size)
     check_writable(path.parent)
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return NewRecipe(path, images, inputs["size"], batch_size)
+
+
+def _absolute(path: str | Path) -> str:
+    return os.path.abspath(user_path(path))
 
 
 def _look(root: Path) -> Survey:
@@ -171,7 +174,7 @@ def _text(
     values = {
         "model": _yaml(model),
         "root": _yaml(str(root)),
-        "init": "init: null  # or what to start from" if init is None else f"init: {_yaml(os.path.abspath(init))}  #",
+        "init": "init: null  # or what to start from" if init is None else f"init: {_yaml(_absolute(init))}  #",
         "classes": f"{len(images.counts)} classes, images to train on: {', '.join(shown)}{more}",
         "count": f"{count:,}",
         "held_out": f"{images.held_out:,}",

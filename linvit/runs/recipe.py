@@ -11,10 +11,10 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 
 from linvit.data.source import Source
-from linvit.ranges import Filled, Seed, arguments, check, shown, some_of
+from linvit.ranges import Filled, Seed, arguments, check, nearest, required, shown, some_of
 from linvit.runs.bundled import find_recipe
 from linvit.runs.components import components, created
-from linvit.runs.settings import as_tuple, group, nearest, parameters
+from linvit.runs.settings import as_tuple, group, parameters
 from linvit.runs.tasks import SOURCES, TASKS
 from linvit.runs.trainer import RANGES, check_machine, lightning_refusals
 from linvit.runs.yaml_text import DEEPEST, load_value, plain, read_yaml
@@ -184,8 +184,7 @@ class Recipe:
 
     def source(self) -> Source:
         """The data; raises ValueError for data that is missing or cannot be used."""
-        needed = [name for name, p in arguments(self._source_class).items() if p.default is p.empty and name != "seed"]
-        missing = [name for name in needed if name not in self.values["data"]]
+        missing = [name for name in required(self._source_class) if name not in (*self.values["data"], "seed")]
         if missing:
             raise ValueError(f"The recipe has no data.{missing[0]}, which has no default: set it.")
         with group("data", self._source_class, seed="seed"):

@@ -1,9 +1,8 @@
-"""Settings by name: the arguments of a class, the nearest known name, and how error messages spell them."""
+"""Settings by name: the arguments of a class, and how error messages spell them."""
 
 import contextlib
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -17,28 +16,6 @@ def parameters(kind: type) -> set[str]:
 def as_tuple(value: Any) -> Any:
     """A list of numbers as a tuple, anything else as it is."""
     return tuple(value) if isinstance(value, list) and not any(isinstance(item, str) for item in value) else value
-
-
-def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises ValueError, offering the nearest known one, for a name that is not known."""
-    from linvit.ranges import some_of
-
-    known = list(known)
-    for name in names:
-        if name not in known:
-            raise ValueError(
-                f"Unknown {what} {name!r}, expected one of {some_of(sorted(known), name)}.{nearest(name, known)}"
-            )
-
-
-def nearest(name: object, known: Iterable[str]) -> str:
-    """` Did you mean …?` with the nearest known name, or one in another group whose last part is near; else empty."""
-    known = list(known)
-    last_parts = {key.rpartition(".")[2]: key for key in known}
-    matches = difflib.get_close_matches(str(name), known, n=1)
-    last_part = str(name).rpartition(".")[2]
-    matches = matches or [last_parts[match] for match in difflib.get_close_matches(last_part, last_parts, n=1)]
-    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 def respelled(sentence: str, spellings: Mapping[str, str]) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from linvit.data.source import Source
-from linvit.ranges import check
+from linvit.ranges import check, check_names
 from linvit.runs.evaluate import evaluate
-from linvit.runs.settings import as_tuple, check_names, parameters
+from linvit.runs.settings import as_tuple, parameters
 from linvit.tasks.task import Task
 
 if TYPE_CHECKING:

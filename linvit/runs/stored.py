@@ -4,7 +4,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn.modules import module as registration
 
 from linvit.files import read_checkpoint, reason_of
-from linvit.ranges import Amount, Count, OneOf, Range, check, declared
+from linvit.ranges import Amount, Count, OneOf, Range, check, check_names, required
 from linvit.runs.recipe import SETTINGS
-from linvit.runs.settings import as_tuple, check_names, group, parameters
+from linvit.runs.settings import as_tuple, group, parameters
 from linvit.runs.spec import TaskSpec
 from linvit.runs.tasks import TASKS
+from linvit.runs.yaml_text import DEEPEST, HIGHEST
 
 FORMAT = 1
 NETWORKS = ("network.", "ema.module.")
-DEEPEST, LARGEST = 16, 2**53  # levels of nesting, and any number
 MOST_VALUES = 4_000_000
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 SIDES = Annotated[int, Range(1, 2**14)]
@@ -82,7 +81,7 @@ def read_stored(path: str | Path) -> Stored:
 
 
 def read_resumable(path: str | Path) -> dict[str, Any]:
-    """The checked content of a checkpoint that a training continues from; raises as `read_stored`."""
+    """The recipe of a checkpoint to continue a training from; all of it is checked. Raises as `read_stored`."""
     content = read_checkpoint(path)
     stored = _stored(Path(path), content)
     with _refused(stored.path):
@@ -95,7 +94,7 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
             check_plain(state["param_groups"])
             for entry in state["state"].values():
                 _check_moments(entry, counts)
-    return content
+    return stored.recipe
 
 
 def check_plain(value: Any) -> None:
@@ -105,7 +104,7 @@ def check_plain(value: Any) -> None:
         if not waiting:
             return
         item, depth = waiting.pop()
-        if depth > DEEPEST or count > MOST_VALUES:
+        if depth > DEEPEST + 1 or count > MOST_VALUES:
             raise ValueError("the stored values are too many or nested too deeply")
         if isinstance(item, Mapping):
             if not all(isinstance(key, str) for key in item):
@@ -114,7 +113,7 @@ def check_plain(value: Any) -> None:
         elif isinstance(item, list | tuple):
             waiting += [(inner, depth + 1) for inner in item]
         elif isinstance(item, int | float):
-            if not abs(item) <= LARGEST:
+            if not abs(item) <= HIGHEST:
                 raise ValueError(f"a stored number is {'not finite' if isinstance(item, float) else 'too large'}")
         elif not isinstance(item, str | None):
             raise ValueError(f"a stored value is a {type(item).__name__}")
@@ -141,10 +140,8 @@ def check_preprocessing(spec: TaskSpec, values: Mapping[str, Any]) -> None:
     """
     names = [field.name for field in fields(spec.preprocessing)]
     check_names("setting of the preprocessing", values, names)
-    same = declared(spec.sources[spec.folder_source])
-    for annotations in ({name: same[name] for name in names if name in same}, declared(spec.preprocessing)):
-        check(annotations, values)
-    check(PREPROCESSING, values)
+    for kind in (spec.sources[spec.folder_source], spec.preprocessing, PREPROCESSING):
+        check(kind, values)
 
 
 def build_network(build: Callable[[], nn.Module], stored: Stored) -> nn.Module:
@@ -252,8 +249,7 @@ def _check_recipe(recipe: Mapping[str, Any]) -> TaskSpec:
 def _preprocessing(spec: TaskSpec, values: Mapping[str, Any]) -> Any:
     with group("preprocessing", None):
         check_preprocessing(spec, values)
-        arguments = signature(spec.preprocessing).parameters.values()
-        _check_needed(values, [p.name for p in arguments if p.default is Parameter.empty])
+        _check_needed(values, required(spec.preprocessing))
     preprocessing = spec.preprocessing(**{key: as_tuple(value) for key, value in values.items()})
     lengths = {len(values[name]) for name in ("mean", "std") if name in values}
     lengths |= {values[name] for name in ("channels", "mels") if name in values}

@@ -3,13 +3,13 @@
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from linvit import environment
 from linvit.data.source import Source
-from linvit.files import replacing
+from linvit.files import replacing, write_text
 from linvit.ranges import check
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
@@ -26,6 +26,7 @@ from linvit.runs.run_folder import held
 from linvit.runs.settings import group
 from linvit.runs.stored import FORMAT, read_resumable
 from linvit.runs.trainer import lightning_refusals
+from linvit.runs.yaml_text import dump_yaml
 from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
@@ -90,10 +91,10 @@ def train_folder(
         raise ValueError(f"The run's folder {target} is a file: choose another `folder`.")
     first = _rank() == 0
     with held(target, resume) if first else contextlib.nullcontext(), quiet_lightning():
-        checkpoint = read_resumable(last) if resume and last.exists() else None
+        before = read_resumable(last) if resume and last.exists() else None
         task, source = checked.build()
-        if checkpoint:
-            _check_same_run(checkpoint, checked.resolved(), target)
+        if before:
+            _check_same_run(before, checked.resolved(), target)
         elif checked.values["init"]:
             line = task.start_from(checked.values["init"])
             if progress and first:
@@ -101,7 +102,7 @@ def train_folder(
         trainer = _trainer(checked, source, target, progress, callbacks)
         if first:
             _describe(target, checked, trainer.num_devices, trainer.world_size)
-        _fit(trainer, task, source, last, last if checkpoint else None)
+        _fit(trainer, task, source, last, last if before else None)
     return target
 
 
@@ -119,9 +120,7 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
 
 
 def _describe(folder: Path, recipe: Recipe, devices: int, processes: int) -> None:
-    with replacing(folder / RECIPE) as temporary:
-        text = yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True)
-        temporary.write_text(text, encoding="utf-8")
+    write_text(folder / RECIPE, dump_yaml(recipe.resolved()))
     environment.append(folder / ENVIRONMENT, environment.describe(devices, processes))
 
 
@@ -191,8 +190,8 @@ def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path |
         if error.errno not in UNWRITABLE:
             raise
         raise OSError(
-            f"The run's folder {last.parents[1]} could not be written ({error}); its checkpoints are complete: make"
-            f" room or allow writing there, then {again}."
+            f"The run's folder {last.parents[1]} could not be written ({os.strerror(error.errno)}); its checkpoints are"
+            f" complete: make room or allow writing there, then {again}."
         ) from error
 
 
@@ -207,21 +206,18 @@ def _is_lost_process(error: RuntimeError) -> bool:
     return known or "gloo/transport" in str(error)
 
 
-def _check_same_run(checkpoint: dict[str, Any], recipe: dict[str, Any], folder: Path) -> None:
+def _check_same_run(before: dict[str, Any], recipe: dict[str, Any], folder: Path) -> None:
     """Raises ValueError if network, task, data or seed changed; trainer, optimizer and schedule may change."""
-    about = checkpoint.get("linvit")
-    if about is None:
-        raise ValueError(f"{folder} was not written by `linvit train`: choose another `folder`.")
     for section in SAME:
-        before, now = (
-            {section: held} if section == "seed" else held or {}
-            for held in (about["recipe"].get(section), recipe.get(section))
+        old, now = (
+            {section: values} if section == "seed" else values or {}
+            for values in (before.get(section), recipe.get(section))
         )
-        for key in sorted({*before, *now} - FREE):
-            if before.get(key) != now.get(key):
+        for key in sorted({*old, *now} - FREE):
+            if old.get(key) != now.get(key):
                 path = section if section == "seed" else f"{section}.{key}"
                 raise ValueError(
-                    f"The run in {folder} has {path} {before.get(key)!r}, but the recipe says {now.get(key)!r}: change"
+                    f"The run in {folder} has {path} {old.get(key)!r}, but the recipe says {now.get(key)!r}: change"
                     " it back to resume, or choose another `folder`."
                 )
 

@@ -3,17 +3,19 @@
 import copy
 import os
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from linvit.data.disk import read_text
 from linvit.ranges import shown
 
 LARGEST = 2**20  # bytes
-DEEPEST, MOST_VALUES = 20, 10_000
+DEEPEST, MOST_VALUES = 16, 10_000
+HIGHEST = 2**53  # of numbers: beyond it a float no longer holds every integer
 STANDARD = "tag:yaml.org,2002:"
 TEXT, MERGE = f"{STANDARD}str", f"{STANDARD}merge"
 HASH = "\ue000"  # replaces # in an override, where # does not begin a comment
@@ -25,10 +27,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ValueError(f"There is no recipe at {path}: give the path of a .yaml file.")
     if path.stat().st_size > LARGEST:
         raise ValueError(f"The recipe {path} is larger than {LARGEST // 2**10:,} KiB: give a smaller file.")
+    text = read_text(path)
     try:
-        values = load_yaml(path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"The recipe {path} is not UTF-8 text: save it as UTF-8.") from error
+        values = load_yaml(text)
     except ValueError as error:
         raise ValueError(f"The recipe {path} is not valid YAML ({error}): correct it.") from error
     if not isinstance(values, dict):
@@ -55,6 +56,12 @@ def load_value(text: str) -> Any:
     return _with_hashes(load_yaml(text.replace("#", HASH)))
 
 
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """The YAML that `load_yaml` reads as these values, keys in their order."""
+    text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
+
+
 def _with_hashes(value: Any) -> Any:
     if isinstance(value, dict):
         return {_with_hashes(key): _with_hashes(item) for key, item in value.items()}
@@ -76,10 +83,11 @@ def plain(value: Any, key: str = "", depth: int = 0) -> Any:
         return value
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    if isinstance(value, Integral):
-        return int(value)
     if isinstance(value, Real):
-        return float(value)
+        number = int(value) if isinstance(value, Integral) else float(value)
+        if not abs(number) <= HIGHEST:
+            raise ValueError(f"{key or 'The recipe'} is {shown(value)}, expected a number within ±2^53: change it.")
+        return number
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str):
@@ -121,7 +129,8 @@ class _Loader(yaml.SafeLoader):
                 raise self._error(f"there are more than {MOST_VALUES:,} values", event)
         return node
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -132,12 +141,17 @@ class _Loader(yaml.SafeLoader):
                 if key.value in seen:
                     raise self._error(f"the key {key.value} is given twice", key)
                 seen.add(key.value)
-        values: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return values
+        return node
 
     @staticmethod
     def _error(problem: str, at: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:
         return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that the loader would read as numbers, such as 1e-3."""
+
+    yaml_implicit_resolvers = copy.deepcopy(yaml.SafeDumper.yaml_implicit_resolvers)
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:
@@ -152,13 +166,10 @@ for _first, _rules in _Loader.yaml_implicit_resolvers.items():
         for tag, pattern in _rules
         if tag.removeprefix(STANDARD) not in ("timestamp", "int", "float", "value")
     ]
-_Loader.add_implicit_resolver(
-    f"{STANDARD}int", re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o?[0-7]+)$"), list("-+0123456789")
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o?[0-7]+)$")
+_NUMBER = re.compile(
+    r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
 )
-_Loader.add_implicit_resolver(
-    f"{STANDARD}float",
-    re.compile(
-        r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
-    ),
-    list("-+0123456789."),
-)
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(f"{STANDARD}int", _INTEGER, list("-+0123456789"))
+    _kind.add_implicit_resolver(f"{STANDARD}float", _NUMBER, list("-+0123456789."))

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from linvit.files import user_path
+from linvit.ranges import Count, Some, check
 from linvit.runs.bundled import find_recipe
-from linvit.studies.plan import Cell, Plan, Say, folder_name, train_plans
+from linvit.studies.plan import Cell, Plan, Say, folder_name, silent, train_plans
 from linvit.studies.table import Comparison
+
+ARGUMENTS = {"recipes": Annotated[Sequence[str | Path], Some()], "seeds": Count, "workers": Count}
 
 
 def compare(
@@ -17,7 +21,7 @@ def compare(
     over: str | None = None,
     overrides: Sequence[str] = (),
     also: Sequence[str] = (),
-    progress: Say | None = None,
+    progress: Say = silent,
     trust_recipe: bool = False,
 ) -> Comparison:
     """Trains every recipe with every seed and compares them with the first one. Complete runs are kept.
@@ -38,10 +42,8 @@ def compare(
             `seed` or `folder`, and measures that the task does not have.
         Others: as `read_recipe` and `linvit.studies.pool.run_all`.
     """
-    if seeds < 1 or workers < 1 or not recipes:
-        raise ValueError(
-            f"There are {len(recipes)} recipes, {seeds} seeds and {workers} workers: give at least one of each."
-        )
+    check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "workers": workers})
+    folder = user_path(folder)
     key, values = _varied(over)
     _check_settings(recipes, [*overrides, *([key] if key else [])])
     paths = [find_recipe(recipe) for recipe in recipes]
@@ -51,7 +53,7 @@ def compare(
         for path in paths
     ]
     plans = [Plan.of(cell) for cell in cells]
-    comparison = train_plans(plans, Path(folder), seeds, workers, [cells[0].name], also, key, progress=progress)
+    comparison = train_plans(plans, folder, seeds, workers, [cells[0].name], also, key, progress=progress)
     comparison.save(folder)
     return comparison
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from linvit.analysis.curves import training_curve
 from linvit.analysis.report import figure_image, paragraph, table, write_page
+from linvit.files import user_path
 from linvit.runs import Run, load_run
 from linvit.runs.bundled import bundled_folder
 from linvit.runs.report import PAGE
@@ -26,7 +27,7 @@ singular values above 1 % of the largest; effective rank: exp of the entropy of 
 rank are nearly the same for all tokens."""
 
 
-def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progress: Say | None = None) -> Comparison:
+def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progress: Say = silent) -> Comparison:
     """Trains the recipes of a folder and writes a report on each network and a page that compares them.
 
     Complete runs are kept, and unfinished ones resume.
@@ -39,18 +40,17 @@ def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progr
 
     Raises ValueError if there are no recipes, and otherwise as `compare`.
     """
-    folder = Path(folder)
-    recipes = bundled_folder() / "demo" if recipes is None else recipes
-    paths = sorted(Path(recipes).glob("*_nano_digits.yaml"))
+    folder = user_path(folder)
+    recipes = bundled_folder() / "demo" if recipes is None else user_path(recipes)
+    paths = sorted(recipes.glob("*_nano_digits.yaml"))
     if not paths:
         raise ValueError(f"The folder {recipes} has no recipes *_nano_digits.yaml: give another folder as `recipes`.")
-    say = progress or silent
-    say(f"Training {len(paths)} networks, {workers} at a time.")
+    progress(f"Training {len(paths)} networks, {workers} at a time.")
     comparison = replace(compare(paths, folder, seeds=1, workers=workers, progress=progress), baselines=())
     runs = {row.name.removesuffix("_digits"): load_run(folder / row.name / "seed0") for row in comparison.rows}
     for name, run in runs.items():
         if not (run.folder / PAGE).is_file():
-            say(f"Writing the report on {name}")
+            progress(f"Writing the report on {name}")
             run.report()
     rows = [comparison.cells(row) for row in comparison.rows]
     sections = [("What was trained", [table(rows), paragraph(ABOUT.format(epochs=comparison.about["epochs"]))])]

@@ -1,15 +1,16 @@
 """The study: every mechanism and every part of RALA and MALA in one small network, and the papers' claims tested."""
 
 import math
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from linvit.analysis.figures import write_figure
-from linvit.analysis.markdown import check_marks, markdown_table, replace_between_marks
+from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, replace_between_marks
+from linvit.files import user_path
+from linvit.ranges import Count, Range, check
 from linvit.runs.bundled import bundled_folder
 from linvit.studies import inside
 from linvit.studies.claims import ACCURACY, CLAIMS, MARGIN, Verdict, verdicts
@@ -39,6 +40,8 @@ procedure, lies above zero; it does not hold if the interval lies below zero. "A
 (Bonferroni) lies within ±{margin:g} point and does not hold if it lies outside. Otherwise the claim is undecided:
 networks and data of this size cannot tell. A claim with several comparisons holds if all of them hold and does not
 hold if one fails. Accuracies are in percentage points."""
+
+ARGUMENTS = {"seeds": Annotated[int, Range(2, because="intervals need two")], "workers": Count}
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Study:
 
     def save(self, folder: str | Path) -> Path:
         """Writes study.md, .csv and .json and the figures as .svg and .png; returns the Markdown file."""
-        folder, comparison = Path(folder), self.comparison
+        folder, comparison = user_path(folder), self.comparison
         words = comparison.measures[comparison.score].label
         write_figure(group_figure(comparison.rows, BASELINES, words), folder / STEM)
         for name, draw in inside.FIGURES.items() if self.first else ():
@@ -86,7 +89,7 @@ def study(
     seeds: int = 5,
     workers: int = 2,
     write: str | Path | None = None,
-    progress: Say | None = None,
+    progress: Say = silent,
 ) -> Study:
     """Trains every recipe of a folder with every seed and decides the papers' claims. Complete runs are kept.
 
@@ -102,12 +105,12 @@ def study(
         ValueError: for a folder without recipes, recipes that differ in more than the model, fewer than two seeds, no
             worker, a file without marks, or a folder that holds other runs.
     """
-    if seeds < 2 or workers < 1:
-        raise ValueError(f"`seeds` is {seeds} and `workers` is {workers}: a study needs at least 2 seeds and 1 worker.")
+    check(ARGUMENTS, {"seeds": seeds, "workers": workers})
+    write = None if write is None else user_path(write)
     if write is not None:
-        check_marks(Path(write), BEGIN, END)
-    recipes = bundled_folder() / "study" if recipes is None else recipes
-    folder, plans = Path(folder), read_variants(Path(recipes))
+        check_marks(write, BEGIN, END)
+    recipes = bundled_folder() / "study" if recipes is None else user_path(recipes)
+    folder, plans = user_path(folder), read_variants(recipes)
     every = f"trainer.check_val_every_n_epoch={plans[0].values['trainer']['max_epochs']}"
 
     def each_seed(seed: int) -> tuple[str, ...]:
@@ -115,16 +118,15 @@ def study(
 
     comparison = train_plans(plans, folder, seeds, workers, BASELINES, each_seed=each_seed, progress=progress)
     comparison = replace(comparison, rows=best_first(comparison.rows), about=_about(plans[0], comparison.about))
-    networks = _look_inside(comparison.rows, folder, progress or silent)
+    networks = _look_inside(comparison.rows, folder, progress)
     numbers = inside.by_quantity(networks)
     first = {name: looks[0] for name, looks in networks.items() if looks[0] is not None}
     accuracies = {row.name: row.measures for row in comparison.rows}
     result = Study(comparison, verdicts(CLAIMS, {ACCURACY: accuracies, **numbers}), numbers, first)
     page = result.save(folder)
     if write is not None:
-        replace_between_marks(Path(write), page.read_text(encoding="utf-8"), BEGIN, END)
-        for figure in folder.glob(f"{STEM}*.svg"):
-            shutil.copyfile(figure, Path(write).parent / figure.name)
+        copy_figures(folder, f"{STEM}*.svg", write)
+        replace_between_marks(write, page.read_text(encoding="utf-8"), BEGIN, END)
     return result
 
 
@@ -176,12 +178,12 @@ def _about(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
 
 def _look_inside(rows: Sequence[Row], folder: Path, say: Say) -> dict[str, list[Inside | None]]:
     """The measurements of every run of the networks in MEASURED; None for runs that diverged."""
-    counts = {row.name: row.measures for row in rows}
+    scores = {row.name: row.measures for row in rows}
     networks: dict[str, list[Inside | None]] = {}
-    for name in (name for name in inside.MEASURED if name in counts):
-        say(f"Measuring inside the {len(counts[name])} networks of {name}")
+    for name in (name for name in inside.MEASURED if name in scores):
+        say(f"Measuring inside the {len(scores[name])} networks of {name}")
         networks[name] = [
             inside.of_run(folder / name / f"seed{seed}") if math.isfinite(value) else None
-            for seed, value in enumerate(counts[name])
+            for seed, value in enumerate(scores[name])
         ]
     return networks

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """The `progress` of callers who want none."""
+    """Shows nothing: the default `progress`."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def train_plans(
     also: Sequence[str] = (),
     key: str | None = None,
     each_seed: Callable[[int], Sequence[str]] = lambda seed: (),
-    progress: Say | None = None,
+    progress: Say = silent,
 ) -> Comparison:
     """Trains every plan with every seed and returns a row per plan; the arguments and errors are those of `compare`.
 
@@ -115,7 +115,7 @@ def train_plans(
     def outcome(measures: Mapping[str, float]) -> str:
         return known[score].cell(measures.get(score, math.nan))
 
-    results = run_all(trainings, workers, progress or silent, outcome)
+    results = run_all(trainings, workers, progress, outcome)
     measures = {name: known[name] for name in (score, *also)}
     return Comparison(
         compared(rows, [results[index :: len(plans)] for index in range(len(plans))], measures, baselines),

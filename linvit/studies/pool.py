@@ -24,7 +24,7 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from linvit.files import replacing
+from linvit.files import write_text
 from linvit.tasks.checkpoints import BEST, RunStoppedError
 
 UNMEASURED = ("epoch", "step", "lr", "seconds")  # columns of metrics.csv
@@ -197,8 +197,7 @@ def complete(training: Training, stop: Any) -> dict[str, Any]:
     from linvit.runs.training import train_folder  # the worker imports it, not its parent
 
     training.folder.mkdir(parents=True, exist_ok=True)
-    with replacing(training.folder / SETTINGS) as temporary:
-        temporary.write_text(json.dumps(training.values, indent=1))
+    write_text(training.folder / SETTINGS, json.dumps(training.values, indent=1))
     reason = None
     started = time.monotonic()
     try:
@@ -216,8 +215,7 @@ def complete(training: Training, stop: Any) -> dict[str, Any]:
     measures = {} if reason else last_measures(training.folder)
     result: dict[str, Any] = {"reason": reason, "seconds": seconds, "measures": measures}
     (training.folder / "checkpoints" / BEST).unlink(missing_ok=True)  # the last epoch is compared, not the best
-    with replacing(training.folder / RESULT) as temporary:
-        temporary.write_text(json.dumps(result))
+    write_text(training.folder / RESULT, json.dumps(result))  # NaN stays
     return result
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import markdown_table
 from linvit.analysis.report import short_commit
-from linvit.files import replacing, write_json
+from linvit.files import user_path, write_json, write_text
 from linvit.studies.figures import over_figure
 from linvit.studies.statistics import Estimate
 from linvit.tasks.measures import Measure
@@ -115,7 +115,7 @@ class Comparison:
 
     def save(self, folder: str | Path) -> Path:
         """Writes compared.md, .csv, .json and, if a setting is varied, .svg and .png; returns the Markdown file."""
-        folder = Path(folder)
+        folder = user_path(folder)
         text = self.to_markdown()
         if self.key:
             words = self.measures[self.score].label
@@ -128,8 +128,7 @@ def write_texts(stem: Path, markdown: str, lines: str, content: Mapping[str, Any
     """Writes stem.md, stem.csv and stem.json, each whole or not at all, and returns the first."""
     write_json(stem.with_suffix(".json"), content, indent=1)
     for path, text in ((stem.with_suffix(".csv"), lines), (stem.with_suffix(".md"), markdown)):
-        with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(path, text)
     return path
 
 

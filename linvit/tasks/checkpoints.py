@@ -17,7 +17,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from linvit.files import read_checkpoint, reason_of, replacing
+from linvit.files import read_checkpoint, reason_of, replacing, write_text
 from linvit.ranges import allows
 from linvit.tasks.measures import column, line
 
@@ -147,8 +147,7 @@ class RunFolder(Checkpoint):
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        with replacing(self.folder / METRICS) as temporary:
-            temporary.write_text(text.getvalue())
+        write_text(self.folder / METRICS, text.getvalue())
 
 
 class StopSafely(Callback):
@@ -160,17 +159,17 @@ class StopSafely(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.requested = False
-        self._before: Callable[..., Any] | int | None = None
+        self._before: dict[signal.Signals, Any] = {}
 
-    # not earlier: Lightning restores at the end the handler that it found at the start
+    # not earlier: Lightning restores at the end the handlers that it found at the start
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._request)
+            self._before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")
@@ -188,8 +187,9 @@ class StopSafely(Callback):
             raise RunStoppedError
 
     def _asked(self, trainer: Trainer) -> bool:
-        asked = self.requested or trainer.received_sigterm
-        return trainer.strategy.reduce_boolean_decision(asked, all=False) if trainer.world_size > 1 else asked
+        if trainer.world_size == 1:
+            return self.requested
+        return trainer.strategy.reduce_boolean_decision(self.requested, all=False)
 
     def _request(self, signum: int, frame: Any) -> None:
         self.requested = True

@@ -158,14 +158,14 @@ class Schedule(Checked):
         }
         # timm lowers the rate one step early
         falls = [round(epoch * steps_per_epoch) + 1 for epoch in sorted(self.decay_epochs)]
-        arguments: dict[str, dict[str, Any]] = {
+        by_name: dict[str, dict[str, Any]] = {
             "cosine": curve,
             "steps": {"decay_t": falls, "decay_rate": self.decay_rate},
             "poly": curve | {"power": self.power},
         }
         return SCHEDULERS[self.name](
             optimizer,
-            **arguments[self.name],
+            **by_name[self.name],
             warmup_t=min(warmup, steps),
             warmup_lr_init=self.warmup_lr,
             warmup_prefix=self.warmup_first,

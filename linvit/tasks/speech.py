@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import ctc_loss
 from torchmetrics import Metric
 
-from linvit.ranges import Count
+from linvit.ranges import Count, check
 from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.task import Task, exact_sum
 from linvit.tasks.transcription import BLANK, greedy, prefix_beam, spelled, word_edits
@@ -89,8 +89,7 @@ class Speech(Task):
 
 def known_beam(beam: int, network: nn.Module) -> int:
     """Returns the beam width; raises ValueError if the network cannot use it."""
-    if beam < 1:
-        raise ValueError(f"`beam` is {beam}, expected a beam width of 1 or more: set it higher.")
+    check({"beam": Count}, {"beam": beam})
     if beam > 1 and cast(Recognizer, network).transduces:
         raise ValueError(f"`beam` is {beam}, but a transducer is decoded greedily: leave it out.")
     return beam

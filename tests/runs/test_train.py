@@ -138,16 +138,18 @@ def start(recipe, *more):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_ctrl_c_of_a_real_process(straight, tmp_path):
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "polite_kill"])
+def test_a_signal_to_a_real_process_saves_its_run(straight, tmp_path, signal_):
     recipe = write_recipe(tmp_path)
     process = start(recipe)
     for line in process.stdout:
         if line.startswith("epoch 1/4"):
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal_)
             break
     rest = process.stdout.read()
     assert process.wait(timeout=60) == 130, rest
     assert "train again with --resume to continue" in rest
+    assert "Stopped and saved" in rest
     assert "Traceback" not in rest
     assert differing(train_folder(recipe, resume=True), straight) == []
 

@@ -19,6 +19,7 @@ from linvit.data.disk import files_below, read_text, stays_inside
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import CorruptImageError, open_image
 from linvit.data.source import held_out_of, listed
+from linvit.files import user_path
 from linvit.ranges import Seed, Share, shown
 
 SPLITS = ("train", "val")
@@ -52,7 +53,7 @@ class ImageFolder(AugmentedSource):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.root = Path(root)
+        self.root = user_path(root)
         self.held_out = held_out
         self.split = split
         folder = self._folder("train" if self._has("train") else "val")

@@ -17,6 +17,7 @@ from linvit.data.disk import read_text, stays_inside
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import ImageFiles
 from linvit.data.source import is_held_out, listed
+from linvit.files import user_path
 from linvit.ranges import Share
 
 FILE, LABELS, SPLIT = "file", "labels", "split"
@@ -59,8 +60,8 @@ class MultiLabelImages(AugmentedSource):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.root = Path(root)
-        self.table = Path(labels) if labels else self.root / "labels.csv"
+        self.root = user_path(root)
+        self.table = user_path(labels) if labels else self.root / "labels.csv"
         classes, entries = read_table(self.table, held_out)
         self.class_names = class_names or classes
         self.places(classes, self.table)

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from linvit.arguments import kind
+from linvit.arguments import is_traced, kind
 from linvit.layers.inputs import check_floats, check_whole_numbers, has_values
 
 Target = Mapping[str, Tensor]
@@ -34,7 +34,7 @@ class CheckedInputs:
             TypeError, ValueError: for images or targets of the wrong type, shape or range.
         """
         network = cast(nn.Module, self)
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             check_images(images)
             if network.training:
                 check_targets(targets, images, self.num_classes, self.has_masks)
@@ -71,7 +71,8 @@ def check_targets(targets: Any, images: Sequence[Tensor], num_classes: int, mask
 
 def _check_objects(name: str, target: Target, image: Tensor, num_classes: int) -> None:
     boxes = target["boxes"]
-    check_floats(f"{name}['boxes']", boxes, ("objects", 4), "pass left, top, right and bottom of each box")
+    remedy = "pass left, top, right and bottom of each box"
+    check_floats(f"{name}['boxes']", boxes, ("objects", 4), remedy, cast="convert it to float32")
     count = len(boxes)
     check_whole_numbers(f"{name}['labels']", target["labels"], (count,), 0, num_classes - 1)
     if has_values(boxes) and not (boxes.isfinite().all() and (boxes[:, 2:] > boxes[:, :2]).all()):
@@ -82,3 +83,5 @@ def _check_objects(name: str, target: Target, image: Tensor, num_classes: int) -
         if key in target and (not isinstance(x, Tensor) or tuple(x.shape) != shape):
             got = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is {kind(x)}"
             raise ValueError(f"`{name}['{key}']` {got}, expected a tensor of shape {shape}, an entry per box")
+    if "masks" in target and target["masks"].dtype not in (torch.bool, torch.uint8):
+        raise ValueError(f"`{name}['masks']` is {target['masks'].dtype}, expected bool or uint8: convert it")

@@ -20,11 +20,12 @@ from linvit.layers.conformer import SUBSAMPLED
 from linvit.layers.mechanisms import at
 from linvit.models.conformer import Conformer, StreamCache
 from linvit.models.registry import create
+from linvit.ranges import check_names
 from linvit.runs.images import find_inputs
 from linvit.runs.named import NamedSpec
 from linvit.runs.predictions import Predictions, Transcript, check_output
 from linvit.runs.progress import tracked
-from linvit.runs.settings import check_names, parameters
+from linvit.runs.settings import parameters
 from linvit.runs.spec import Section, check_options
 from linvit.tasks.speech import Recognizer, Speech, known_beam
 from linvit.tasks.transcription import BLANK, spelled, word_edits
