@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from linvit.data.disk import check_regular, read_text
-from linvit.data.images.augmented import AugmentedSource
-from linvit.data.images.image import Deviation, Side, converted
+from linvit.data.images.augmented import AugmentedSource, per_channel
+from linvit.data.images.image import Channels, Deviation, Side, converted
 from linvit.data.source import held_out_of
-from linvit.files import reason_of
+from linvit.files import reason_of, user_path
 from linvit.ranges import Seed, Share
 
 SIDE = 32  # pixels; an image is stored as its red, green and blue values, row by row
@@ -65,12 +65,14 @@ class Cifar(AugmentedSource):
         split: Seed = 0,
         size: Side | tuple[Side, Side] = SIDE,
         crop_pct: Share = 1.0,
-        mean: tuple[Share, ...] | None = MEAN,
-        std: tuple[Deviation, ...] | None = STD,
+        channels: Channels = 3,
+        mean: tuple[Share, ...] | None = None,
+        std: tuple[Deviation, ...] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(size=size, crop_pct=crop_pct, mean=mean, std=std, **options)
-        self.root, self.layout = find_layout(Path(root))
+        mean, std = mean or per_channel(MEAN, channels), std or per_channel(STD, channels)
+        super().__init__(size=size, channels=channels, crop_pct=crop_pct, mean=mean, std=std, **options)
+        self.root, self.layout = find_layout(user_path(root))
         self.held_out, self.split = held_out, split
         known = [name.strip() for name in read_text(self.root / self.layout.names).splitlines() if name.strip()]
         self.class_names = class_names or known
@@ -104,9 +106,7 @@ class Cifar(AugmentedSource):
         except OSError as error:
             raise ValueError(f"{file} cannot be read ({reason_of(error)}): copy it again.") from error
         if not len(content) or len(content) % record:
-            raise ValueError(
-                f"{file} has {len(content):,} bytes, expected a multiple of {record:,}, one for each image: copy it again."
-            )
+            raise ValueError(f"{file} has {len(content):,} bytes, expected {record:,} for each image: copy it again.")
         records = content.reshape(-1, record)
         labels = records[:, self.layout.labels - 1]
         if labels.max() >= len(self._place):
