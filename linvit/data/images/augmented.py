@@ -75,8 +75,8 @@ class AugmentedSource(Source):
             check_per_channel(name, values, channels)
         self.preprocessing = Preprocessing(
             (size, size) if isinstance(size, int) else (size[0], size[1]),
-            tuple(mean) if mean else _per_channel(IMAGENET_DEFAULT_MEAN, channels),
-            tuple(std) if std else _per_channel(IMAGENET_DEFAULT_STD, channels),
+            tuple(mean) if mean else per_channel(IMAGENET_DEFAULT_MEAN, channels),
+            tuple(std) if std else per_channel(IMAGENET_DEFAULT_STD, channels),
             interpolation,
             crop_pct,
         )
@@ -130,7 +130,8 @@ def check_per_channel(name: str, values: Sequence[float] | None, channels: int) 
         raise ValueError(f"`{name}` has {len(values)} numbers, but `channels` is {channels}: set one per channel.")
 
 
-def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+def per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """The values; for another number of channels, their mean for each."""
     return tuple(values) if channels == len(values) else (sum(values) / len(values),) * channels
 
 

@@ -1,4 +1,7 @@
-"""Folders of image files: CLASS/*.jpg, a share of them held out, or as ImageNet train/CLASS and val/CLASS."""
+"""Folders of image files: CLASS/*.jpg, a share of them held out, or as ImageNet train/CLASS and val/CLASS.
+
+Tiny ImageNet's validation images, all in one folder with a table of their classes, are read too.
+"""
 
 import hashlib
 import logging
@@ -12,14 +15,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from linvit.data.disk import files_below
+from linvit.data.disk import files_below, read_text, stays_inside
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import CorruptImageError, open_image
 from linvit.data.source import held_out_of, listed
 from linvit.files import user_path
-from linvit.ranges import Seed, Share
+from linvit.ranges import Seed, Share, shown
 
 SPLITS = ("train", "val")
+TABLE = "val_annotations.txt"  # of Tiny ImageNet: file, class and box of each image, separated by tabs
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +33,7 @@ class ImageFolder(AugmentedSource):
 
     Args:
         root: Folder that contains either the class folders, or train/ and val/ with the class folders in each (for
-            evaluation val/ is enough).
+            evaluation val/ is enough). As in Tiny ImageNet, val/ may contain images/ and val_annotations.txt instead.
         class_names: Fixes the order of the classes; by default it is that of the training folders.
         held_out: Share of each class that is never trained on, if root has neither train/ nor val/; 1 holds out all,
             for evaluation.
@@ -159,7 +163,7 @@ class ImageFiles(Dataset[Any]):
 
 def _class_names(folder: Path) -> list[str]:
     """Sorted like ImageNet's class indices; folders named by numbers (ImageNet-V2) are sorted as numbers."""
-    names = _folders(folder)
+    names = sorted(set(_table(folder).values())) if (folder / TABLE).exists() else _folders(folder)
     if not names:
         raise ValueError(f"{folder} has no class folders in it: expected one folder per class, with image files in it.")
     return sorted(names, key=lambda name: (int(name), name)) if all(map(str.isdecimal, names)) else names
@@ -186,7 +190,12 @@ def _warn_of_mistakes(folder: Path, class_names: Sequence[str]) -> None:
 
 
 def _files_by_class(folder: Path) -> dict[str, list[Path]]:
-    """The image files of each class folder, at any depth, sorted; raises ValueError for a class that has none."""
+    """The image files of each class, sorted; raises ValueError for a class folder that has none at any depth."""
+    if (folder / TABLE).exists():
+        tabled: dict[str, list[Path]] = {}
+        for file, name in sorted(_table(folder).items()):
+            tabled.setdefault(name, []).append(folder / "images" / file)
+        return tabled
     files = {name: files_below(folder / name, IMG_EXTENSIONS) for name in _class_names(folder)}
     empty = [name for name, paths in files.items() if not paths]
     if empty:
@@ -195,3 +204,18 @@ def _files_by_class(folder: Path) -> dict[str, list[Path]]:
             f" ({', '.join(IMG_EXTENSIONS[:3])} …) or remove the class."
         )
     return files
+
+
+def _table(folder: Path) -> dict[str, str]:
+    """File name → class of the images of a folder like Tiny ImageNet's val/; raises ValueError for a bad line."""
+    table: dict[str, str] = {}
+    for number, line in enumerate(read_text(folder / TABLE).splitlines(), start=1):
+        file, _, rest = line.partition("\t")
+        name = rest.split("\t")[0]
+        if not name or not stays_inside(file) or file in table:
+            raise ValueError(
+                f"{folder / TABLE}, line {number} is {shown(line)}, expected the name of an image that no line before"
+                " has and its class, separated by a tab: correct it."
+            )
+        table[file] = name
+    return table

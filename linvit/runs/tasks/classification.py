@@ -13,6 +13,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from linvit.analysis import answer_figures as figures
 from linvit.analysis.answers import BINS, Answers, confused_pairs, expected_calibration_error, per_class
 from linvit.analysis.report import figure_image, paragraph, table
+from linvit.data.images.cifar import Cifar
 from linvit.data.images.digits import Digits
 from linvit.data.images.folder import ImageFolder
 from linvit.data.images.readers import TimmImages
@@ -38,7 +39,7 @@ class ClassificationSpec(ClassifierSpec):
 
     name = "classification"
     task = Classification
-    sources: ClassVar = {"digits": Digits, "imagefolder": ImageFolder, "timm": TimmImages}
+    sources: ClassVar = {"digits": Digits, "imagefolder": ImageFolder, "cifar": Cifar, "timm": TimmImages}
     folder_source = "imagefolder"
     stored_facts: ClassVar = {"split_digest": str | None}
 

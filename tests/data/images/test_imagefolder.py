@@ -215,3 +215,29 @@ def test_a_corrupt_image_stops_with_its_name_alone(root, workers):
     data = ImageFolder(str(root), size=32, batch_size=4, num_workers=workers)
     with pytest.raises(ValueError, match=r"^\S*val/ant/1\.png is not a readable image[^\n]*$"):
         list(data.val_dataloader())
+
+
+def test_tiny_imagenets_table_names_the_classes_of_the_validation_images(tmp_path):
+    for name in ("n02", "n01"):
+        fill(tmp_path / "train" / name / "images")
+    fill(tmp_path / "val" / "images", count=4)
+    table = tmp_path / "val" / "val_annotations.txt"
+    table.write_text("2.png\tn01\t0\t0\t9\t9\n0.png\tn02\t1\t2\t3\t4\n1.png\tn01\t0\t0\t1\t1\n")
+    data = source(tmp_path)
+    assert data.class_names == ["n01", "n02"]
+    assert len(data.train_set()) == 6
+    assert {(Path(path).name, target) for path, target in data.files("val")} == {
+        ("1.png", 0),
+        ("2.png", 0),
+        ("0.png", 1),
+    }
+    assert len(torch.cat([targets for _, targets in data.val_dataloader()])) == 3
+    shutil.rmtree(tmp_path / "train")
+    assert source(tmp_path).class_names == ["n01", "n02"]
+    for wrong in ("0.png n01", "../0.png\tn01", "0.png\tn01\n0.png\tn02"):
+        table.write_text(wrong)
+        with pytest.raises(ValueError, match=r"val_annotations\.txt, line \d is .*, expected the name of an image"):
+            source(tmp_path).val_set()
+    table.write_text("0.png\tn01\n1.png\tn02\n9.png\tn01\n")
+    with pytest.raises(ValueError, match=r"9\.png is not a readable image"):
+        list(source(tmp_path).val_dataloader())
