@@ -38,11 +38,13 @@ def describe(devices: int, world_size: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of linvit's own checkout, with `-dirty` appended if files have changed; None outside a checkout."""
+    """The commit of linvit's checkout, with `-dirty` appended if code or recipes have changed; None outside of one."""
     here = Path(__file__).parent
     if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None  # installed, though perhaps below somebody else's repository
-    return _git(here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    head = _git(here, "rev-parse", "HEAD")
+    changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".", "../recipes")
+    return f"{head}-dirty" if changed else head
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:

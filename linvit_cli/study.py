@@ -20,13 +20,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--workers", type=whole, metavar="N", default=2, help="parallel runs, one thread each")
     text = "also put the tables between their marks in a Markdown file (default: none)"
     command.add_argument("--write", type=Path, metavar="FILE", help=text)
+    text = "file of finished runs: those in it are not repeated, new ones are added (default: none)"
+    command.add_argument("--ledger", type=Path, metavar="FILE", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
     from linvit.studies import study
 
-    study(options.recipes, options.folder, options.seeds, options.workers, options.write, show)
-    show(f"Tables and verdicts are in {options.folder}/study.md, the figure is {options.folder}/study.png.")
+    result = study(options.recipes, options.folder, options.seeds, options.workers, options.write, show, options.ledger)
+    files = options.folder / result.name
+    show(f"Tables and verdicts are in {files}.md, the figure is {files}.png.")
     if options.write is not None:
         show(f"{options.write} has the tables between its marks.")
     return 0

@@ -111,10 +111,10 @@ def score_figure(networks: Mapping[str, Inside]) -> Figure:
     return comparison_figure({name: inside.scores for name, inside in networks.items()}, SCORE_PANELS)
 
 
-FIGURES = {"study_ranks": rank_figure, "study_scores": score_figure}
+FIGURES = {"ranks": rank_figure, "scores": score_figure}
 DESCRIPTIONS = {
-    "study_ranks": "Ranks inside the networks trained with seed 0",
-    "study_scores": "Scores inside the networks trained with seed 0",
+    "ranks": "Ranks inside the networks trained with seed 0",
+    "scores": "Scores inside the networks trained with seed 0",
 }
 
 
@@ -126,16 +126,23 @@ def of_run(run: Path) -> Inside:
     return look_inside(loaded.task.network.eval(), images)
 
 
-def by_quantity(networks: Mapping[str, Sequence[Inside | None]]) -> Numbers:
-    """quantity → network → one number per seed, NaN if the run diverged and so was not measured."""
-    means = {name: [summarize(inside) if inside else {} for inside in seeds] for name, seeds in networks.items()}
+def numbers_of(run: Path) -> dict[str, float]:
+    """The means of `summarize` over the network of a run folder."""
+    return summarize(of_run(run))
+
+
+def by_quantity(networks: Mapping[str, Sequence[Mapping[str, float]]]) -> Numbers:
+    """quantity → network → one number per seed, NaN if the run diverged and so was not measured.
+
+    networks: the result of `numbers_of` for each seed of each network.
+    """
     return {
-        quantity: {name: [seed.get(quantity, math.nan) for seed in seeds] for name, seeds in means.items()}
+        quantity: {name: [seed.get(quantity, math.nan) for seed in seeds] for name, seeds in networks.items()}
         for quantity in COLUMNS
     }
 
 
-def section(numbers: Numbers, first: Mapping[str, Inside]) -> str:
+def section(study: str, numbers: Numbers, first: Mapping[str, Inside]) -> str:
     """Heading, table and figures of the trained networks, as Markdown; "" if every run with seed 0 diverged."""
     if not first:
         return ""
@@ -143,7 +150,7 @@ def section(numbers: Numbers, first: Mapping[str, Inside]) -> str:
     rows = [[f"`{name}`", *(_cell(numbers[quantity][name], quantity) for quantity in COLUMNS)] for name in names]
     layer = next(iter(first.values())).ranks[0].layer
     about = ABOUT.format(images=IMAGES, seeds=len(numbers["entropy"][names[0]]), width=layer.width)
-    shown = "\n".join(f"![{words}]({name}.svg)" for name, words in DESCRIPTIONS.items())
+    shown = "\n".join(f"![{words}]({study}_{name}.svg)" for name, words in DESCRIPTIONS.items())
     table = markdown_table(["network", *COLUMNS.values()], rows, left=1)
     return "\n\n".join(["### Inside the trained networks", " ".join(about.split()), table, shown])
 

@@ -1,8 +1,7 @@
 """The study: every mechanism and every part of RALA and MALA in one small network, and the papers' claims tested."""
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -10,27 +9,27 @@ from typing import Annotated, Any, cast
 from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, replace_between_marks
 from linvit.files import user_path
+from linvit.layers.mechanisms import MECHANISMS
 from linvit.ranges import Count, Range, check
 from linvit.runs.bundled import bundled_folder
 from linvit.studies import inside
 from linvit.studies.claims import ACCURACY, CLAIMS, MARGIN, Verdict, verdicts
 from linvit.studies.figures import group_figure
 from linvit.studies.inside import Inside
+from linvit.studies.ledger import Ledger
 from linvit.studies.plan import Cell, Plan, Say, silent, train_plans
 from linvit.studies.statistics import FAILS, HOLDS, UNCLEAR
 from linvit.studies.table import Comparison, Row, about_line, write_texts
+from linvit.tasks.checkpoints import LAST
 
 BASELINES = ("softmax", "linear")
-PREFIX = "deit_tiny_"
 TAKEN_APART = ("rala", "mala")
-STEM = "study"
 COUNTED = {HOLDS: "hold", FAILS: "do not hold", UNCLEAR: "are undecided"}
-BEGIN, END = "<!-- study:begin -->", "<!-- study:end -->"
 
-ABOUT = """This is a stand-in for ImageNet: small DeiT networks on {data} at {size[0]}×{size[1]} px, with
-{train_images:,} training and {held_out_images:,} held-out images for each of {seeds} seeds. The seed sets the split,
-the initial weights and the order of the images. All variants train for {epochs} epochs with the same recipe; the
-accuracy is that after the last epoch."""
+ABOUT = """This is a stand-in for ImageNet: small networks on {data} at {size[0]}×{size[1]} px, with {train_images:,}
+training and {held_out_images:,} held-out images for each of {seeds} seeds. The seed sets {seeded}the initial weights
+and the order of the images. All variants train for {epochs} epochs with the same recipe{rates}; the accuracy is that
+after the last epoch."""
 ABOUT_TABLE = """Mean over the seeds ± half of the 95 % t-interval. Δ is the paired difference in percentage points with
 its 95 % t-interval; p is that of the paired t-test, corrected by Holm's procedure for the number of variants. MACs are
 those of convolutions and linear layers for one image; "+ attention" are the products inside the attention."""
@@ -48,9 +47,11 @@ ARGUMENTS = {"seeds": Annotated[int, Range(2, because="intervals need two")], "w
 class Study:
     """The result of a study: the comparison of its recipes, the verdicts, and measurements inside the networks.
 
+    name: of its files and of its marks in a page.
     numbers: quantity → network → one number per seed. first: network → measurements with seed 0.
     """
 
+    name: str
     comparison: Comparison
     verdicts: Sequence[Verdict]
     numbers: inside.Numbers
@@ -62,25 +63,27 @@ class Study:
         counts = Counter(verdict.outcome for verdict in self.verdicts)
         total = ", ".join(f"{counts[outcome]} {words}" for outcome, words in COUNTED.items())
         claims = [[v.claim.statement, v.claim.source, "<br>".join(v.measured), v.outcome] for v in self.verdicts]
-        blocks = [f"Of {len(claims)} claims {total}.", _joined(ABOUT.format(**about)), "### Claims"]
+        rates = "" if len({row.lr for row in comparison.rows}) == 1 else " and the learning rate in the table"
+        facts = _joined(ABOUT.format(**about, rates=rates))
+        blocks = [f"Of {len(claims)} claims {total}.", facts, "### Claims"]
         blocks += [markdown_table(["claim", "source", "measured", "verdict"], claims, left=4)]
         blocks += [_joined(ABOUT_CLAIMS.format(margin=MARGIN)), about_line(about)]
-        blocks += ["### Accuracy", f"![Accuracy of every variant]({STEM}.svg)", _joined(ABOUT_TABLE)]
+        blocks += ["### Accuracy", f"![Accuracy of every variant]({self.name}.svg)", _joined(ABOUT_TABLE)]
         for group in dict.fromkeys(row.group for row in comparison.rows):
             blocks += [f"#### {group}", comparison.table([row for row in comparison.rows if row.group == group])]
         if self.first:
-            blocks += [inside.section(self.numbers, self.first), about_line(about)]
+            blocks += [inside.section(self.name, self.numbers, self.first), about_line(about)]
         return "\n\n".join(blocks) + "\n"
 
     def save(self, folder: str | Path) -> Path:
-        """Writes study.md, .csv and .json and the figures as .svg and .png; returns the Markdown file."""
+        """Writes NAME.md, .csv and .json and the figures as .svg and .png; returns the Markdown file."""
         folder, comparison = user_path(folder), self.comparison
         words = comparison.measures[comparison.score].label
-        write_figure(group_figure(comparison.rows, BASELINES, words), folder / STEM)
+        write_figure(group_figure(comparison.rows, BASELINES, words), folder / self.name)
         for name, draw in inside.FIGURES.items() if self.first else ():
-            write_figure(draw(self.first), folder / name)
+            write_figure(draw(self.first), folder / f"{self.name}_{name}")
         claims = {"claims": [asdict(verdict) for verdict in self.verdicts], "networks": self.numbers}
-        return write_texts(folder / STEM, self.to_markdown(), comparison.to_csv(), comparison.to_dict() | claims)
+        return write_texts(folder / self.name, self.to_markdown(), comparison.to_csv(), comparison.to_dict() | claims)
 
 
 def study(
@@ -90,6 +93,7 @@ def study(
     workers: int = 2,
     write: str | Path | None = None,
     progress: Say = silent,
+    ledger: str | Path | None = None,
 ) -> Study:
     """Trains every recipe of a folder with every seed and decides the papers' claims on them. Complete runs are kept.
 
@@ -98,36 +102,41 @@ def study(
         folder: gets a folder for each variant and seed, and the files of `Study.save`.
         seeds: how many seeds, 2 or more.
         workers: how many runs are trained at once, one thread each.
-        write: a Markdown file; the text between its two study marks is replaced, and the SVG figures go next to it.
+        write: a Markdown file; the text between its two marks with the name of the folder of recipes is replaced, and
+            the SVG figures go next to it.
         progress: called with a line whenever a run is complete; `print`, for example.
+        ledger: a file of finished runs, which are not repeated; each new one is added. Figures of the inside are drawn
+            only if the runs with seed 0 are in `folder`.
 
     Raises:
-        ValueError: for a folder without recipes, recipes that differ in more than the model, fewer than two seeds, no
-            worker, a file without marks, or a folder that holds other runs.
+        ValueError: for a folder without recipes, recipes that differ in more than model and learning rate, fewer
+            than two seeds, no worker, a file without marks, or a folder that holds other runs.
     """
     check(ARGUMENTS, {"seeds": seeds, "workers": workers})
+    recipes = bundled_folder() / "study" if recipes is None else user_path(recipes)
     write = None if write is None else user_path(write)
     if write is not None:
-        check_marks(write, BEGIN, END)
-    recipes = bundled_folder() / "study" if recipes is None else user_path(recipes)
+        check_marks(write, *marks(recipes.name))
     folder, plans = user_path(folder), read_variants(recipes)
     every = f"trainer.check_val_every_n_epoch={plans[0].values['trainer']['max_epochs']}"
 
     def each_seed(seed: int) -> tuple[str, ...]:
         return f"data.split={seed}", every  # order, augmentation and initialization follow the seed already
 
-    comparison = train_plans(plans, folder, seeds, workers, BASELINES, each_seed=each_seed, progress=progress)
+    known = None if ledger is None else Ledger(ledger)
+    comparison = train_plans(
+        plans, folder, seeds, workers, BASELINES, each_seed=each_seed, progress=progress, ledger=known
+    )
     comparison = replace(comparison, rows=best_first(comparison.rows), about=_about(plans[0], comparison.about))
-    networks = _look_inside(comparison.rows, folder, progress)
-    numbers = inside.by_quantity(networks)
-    first = {name: looks[0] for name, looks in networks.items() if looks[0] is not None}
+    numbers = inside.by_quantity({row.name: row.inside for row in comparison.rows if row.name in inside.MEASURED})
+    first = _look_inside(comparison.rows, folder)
     accuracies = {row.name: row.measures for row in comparison.rows}
     claims = [claim for claim in CLAIMS if claim.concerns(accuracies)]
-    result = Study(comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first)
+    result = Study(recipes.name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first)
     page = result.save(folder)
     if write is not None:
-        copy_figures(folder, f"{STEM}*.svg", write)
-        replace_between_marks(write, page.read_text(encoding="utf-8"), BEGIN, END)
+        copy_figures(folder, f"{recipes.name}*.svg", write)
+        replace_between_marks(write, page.read_text(encoding="utf-8"), *marks(recipes.name))
     return result
 
 
@@ -139,7 +148,7 @@ def _joined(text: str) -> str:
 def read_variants(recipes: Path) -> list[Plan]:
     """Every recipe of the folder except base.yaml, the baselines first.
 
-    Raises ValueError if a baseline is missing, or if two recipes differ in more than the model.
+    Raises ValueError if a baseline is missing, or if two recipes differ in more than model and learning rate.
     """
     paths = sorted(path for path in recipes.glob("*.yaml") if path.stem != "base")
     missing = [name for name in BASELINES if name not in {path.stem for path in paths}]
@@ -149,20 +158,35 @@ def read_variants(recipes: Path) -> list[Plan]:
             " `recipes`."
         )
     plans = [Plan.of(Cell(path)) for path in paths]
-    shared = [{key: value for key, value in plan.values.items() if key not in ("model", "folder")} for plan in plans]
+    shared = [_shared(plan.values) for plan in plans]
     for path, values in zip(paths, shared, strict=True):
         if values != shared[0]:
             raise ValueError(
-                f"The recipes {paths[0]} and {path} differ in more than the model, but a study trains all alike: move"
-                " the other settings to base.yaml."
+                f"The recipes {paths[0]} and {path} differ in more than model and learning rate, but a study"
+                " trains all alike: move the other settings to base.yaml."
             )
-    plans = [replace(plan, cell=replace(plan.cell, group=_group(plan))) for plan in plans]
+    plans = [replace(plan, cell=replace(plan.cell, group=_group(plan.cell.name), look=_look(plan))) for plan in plans]
     return sorted(plans, key=lambda plan: (plan.cell.name not in BASELINES, plan.cell.name))
 
 
-def _group(plan: Plan) -> str:
-    mechanism = plan.values["model"]["name"].removeprefix(PREFIX)
-    return f"Parts of {mechanism.upper()}" if mechanism in TAKEN_APART and plan.cell.name != mechanism else "Mechanisms"
+def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What all recipes of a study must have in common: everything but the model and the learning rate."""
+    optimizer = {key: value for key, value in values["optimizer"].items() if key != "lr"}
+    return {key: value for key, value in values.items() if key not in ("model", "folder")} | {"optimizer": optimizer}
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The lines of a page that enclose the results of the study with that name."""
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+
+
+def _group(name: str) -> str:
+    parent = name.partition("_")[0]
+    return f"Parts of {parent.upper()}" if parent in TAKEN_APART and name not in MECHANISMS else "Mechanisms"
+
+
+def _look(plan: Plan) -> Callable[[Path], Mapping[str, float]] | None:
+    return inside.numbers_of if plan.cell.name in inside.MEASURED else None
 
 
 def best_first(rows: Sequence[Row]) -> list[Row]:
@@ -174,17 +198,14 @@ def _about(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
     source = plan.source
     images = {"train_images": source.train_set(), "held_out_images": source.val_set()}
     counts = {name: len(cast(Sized, data)) for name, data in images.items()}
-    return {**about, "size": list(source.preprocessing.size), **counts}
+    seeded = "the split, " if plan.values["data"].get("held_out") else ""
+    return {**about, "size": list(source.preprocessing.size), "seeded": seeded, **counts}
 
 
-def _look_inside(rows: Sequence[Row], folder: Path, say: Say) -> dict[str, list[Inside | None]]:
-    """The measurements of every run of the networks in MEASURED; None for runs that diverged."""
-    scores = {row.name: row.measures for row in rows}
-    networks: dict[str, list[Inside | None]] = {}
-    for name in (name for name in inside.MEASURED if name in scores):
-        say(f"Measuring inside the {len(scores[name])} networks of {name}")
-        networks[name] = [
-            inside.of_run(folder / name / f"seed{seed}") if math.isfinite(value) else None
-            for seed, value in enumerate(scores[name])
-        ]
-    return networks
+def _look_inside(rows: Sequence[Row], folder: Path) -> dict[str, Inside]:
+    """The networks with seed 0; none if a run is not in the folder, because it was trained elsewhere."""
+    measured = [row for row in rows if row.inside and row.inside[0]]
+    runs = {row.name: folder / row.name / "seed0" for row in measured}
+    if not all((run / "checkpoints" / LAST).is_file() for run in runs.values()):
+        return {}
+    return {name: inside.of_run(run) for name, run in runs.items()}

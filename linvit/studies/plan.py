@@ -14,6 +14,7 @@ from linvit.analysis.cost import count_cost
 from linvit.data.source import Source
 from linvit.files import check_writable
 from linvit.runs.recipe import Recipe, read_recipe
+from linvit.studies.ledger import Ledger
 from linvit.studies.pool import Training, run_all
 from linvit.studies.statistics import Estimate, estimate, holm, paired
 from linvit.studies.table import Comparison, Row
@@ -34,7 +35,7 @@ def silent(line: str) -> None:
 class Cell:
     """A recipe with overrides, at one value of the varied setting (None if no setting is varied).
 
-    trusted: whether the recipe may run code of any package, see `linvit.train`.
+    trusted: whether the recipe may run code of any package, see `linvit.train`. look: see Training.
     """
 
     recipe: Path
@@ -42,6 +43,7 @@ class Cell:
     value: Any = None
     group: str = ""
     trusted: bool = False
+    look: Callable[[Path], Mapping[str, float]] | None = None
 
     @property
     def name(self) -> str:
@@ -53,7 +55,7 @@ class Cell:
         at = "" if self.value is None else f"at {self.value} "
         folder = folder / self.name / ("" if self.value is None else folder_name(self.value)) / f"seed{seed}"
         values = read_recipe(self.recipe, settings) | {"folder": ""}
-        return Training(f"{self.name} {at}seed {seed}", self.recipe, settings, folder, values, self.trusted)
+        return Training(f"{self.name} {at}seed {seed}", self.recipe, settings, folder, values, self.trusted, self.look)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Plan:
     def row(self) -> dict[str, Any]:
         """The network's columns of a row: parameters and, for image classification, pattern and MACs."""
         network, cell = self.task.network, self.cell
-        facts = {"name": cell.name, "value": cell.value, "group": cell.group}
+        facts = {"name": cell.name, "value": cell.value, "group": cell.group, "lr": self.values["optimizer"]["lr"]}
         if self.values["task"]["name"] != "classification":
             return facts | {"parameters": sum(parameter.numel() for parameter in network.parameters())}
         cost = count_cost(network, (self.source.channels, *self.source.preprocessing.size))
@@ -96,10 +98,11 @@ def train_plans(
     key: str | None = None,
     each_seed: Callable[[int], Sequence[str]] = lambda seed: (),
     progress: Say = silent,
+    ledger: Ledger | None = None,
 ) -> Comparison:
     """Trains every plan with every seed and returns a row per plan; the arguments and errors are those of `compare`.
 
-    each_seed: seed → further overrides.
+    each_seed: seed → further overrides. ledger: finished runs, see Ledger.
     """
     names = sorted({plan.values["task"]["name"] for plan in plans})
     if len(names) > 1:
@@ -115,7 +118,7 @@ def train_plans(
     def outcome(measures: Mapping[str, float]) -> str:
         return known[score].cell(measures.get(score, math.nan))
 
-    results = run_all(trainings, workers, progress, outcome)
+    results = run_all(trainings, workers, progress, outcome, ledger)
     measures = {name: known[name] for name in (score, *also)}
     return Comparison(
         compared(rows, [results[index :: len(plans)] for index in range(len(plans))], measures, baselines),
@@ -156,6 +159,7 @@ def compared(
                 seconds=sum(run["seconds"] for run in runs) / len(runs),
                 differences={name: paired(values, at[name, row["value"]]) for name in others},
                 also={name: _estimate(_over_seeds(finite, name, measures[name])) for name in also},
+                inside=tuple(run.get("inside", {}) for run in runs),
             )
         )
     corrected: list[dict[str, float]] = [{} for _ in rows]

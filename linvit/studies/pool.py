@@ -25,6 +25,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from linvit.files import write_text
+from linvit.studies.ledger import Ledger
 from linvit.tasks.checkpoints import BEST, RunStoppedError
 
 UNMEASURED = ("epoch", "step", "lr", "seconds")  # columns of metrics.csv
@@ -33,7 +34,10 @@ SETTINGS, RESULT = "settings.json", "result.json"
 
 @dataclass(frozen=True)
 class Training:
-    """One run: its recipe with overrides, its folder, a label for messages, and all recipe values but `folder`."""
+    """One run: its recipe with overrides, its folder, a label for messages, and all recipe values but `folder`.
+
+    look: measures inside the trained network, from its folder.
+    """
 
     label: str
     recipe: Path
@@ -41,6 +45,7 @@ class Training:
     folder: Path
     values: Mapping[str, Any]
     trusted: bool = False
+    look: Callable[[Path], Mapping[str, float]] | None = None
 
     def result(self) -> dict[str, Any] | None:
         """The result of the complete training, see `complete`; None if it is not complete.
@@ -99,6 +104,7 @@ def run_all(
     workers: int,
     say: Callable[[str], None],
     outcome: Callable[[Mapping[str, Any]], str] = lambda measures: "complete",
+    ledger: Ledger | None = None,
 ) -> list[dict[str, Any]]:
     """Completes every training and returns the results in order.
 
@@ -107,15 +113,20 @@ def run_all(
         workers: how many processes train at once, one thread each.
         say: called with a line whenever a training is complete.
         outcome: measures → their words in that line.
+        ledger: runs in it are not repeated, and each finished one is added.
 
     Raises:
         ValueError: if a folder contains another run.
         RunStoppedError: after Ctrl-C; the message says how to resume.
         ConnectionError: if a worker was killed.
     """
-    results = [training.result() for training in trainings]
+    results = [_known(training, ledger) for training in trainings]
     waiting = [index for index, result in enumerate(results) if result is None]
     progress = Progress(len(trainings), len(trainings) - len(waiting), outcome)
+    if waiting and progress.complete:
+        mean = sum(result["seconds"] for result in results if result) / progress.complete
+        left = math.ceil(mean * len(waiting) / workers / 60)
+        say(f"{progress.complete} of {len(trainings)} runs are complete; about {left} min left")
     with _workers(min(workers, len(waiting))) as (pools, stop):
         idle, busy = list(pools), dict[Future[dict[str, Any]], tuple[ProcessPoolExecutor, int]]()
         try:
@@ -126,6 +137,8 @@ def run_all(
                 for future in wait(busy, return_when=FIRST_COMPLETED).done:
                     pool, index = busy.pop(future)
                     results[index] = result = _result_of(future, trainings[index])
+                    if ledger is not None:
+                        ledger.add(trainings[index].label, trainings[index].values, result)
                     idle.append(pool)
                     running = [trainings[other].label for _, other in busy.values()]
                     say(progress.line(trainings[index].label, result, running))
@@ -139,6 +152,16 @@ def run_all(
             with suppress(KeyboardInterrupt):
                 wait(busy)
     return results  # type: ignore[return-value]
+
+
+def _known(training: Training, ledger: Ledger | None) -> dict[str, Any] | None:
+    """The result of a finished run, from the ledger or its folder; None if it has to be trained."""
+    if ledger is None:
+        return training.result()
+    result = ledger.result(training.label, training.values)
+    if result is None and (result := training.result()) is not None:
+        ledger.add(training.label, training.values, result)
+    return result
 
 
 def _result_of(future: "Future[dict[str, Any]]", training: Training) -> dict[str, Any]:
@@ -192,7 +215,8 @@ def _complete(training: Training) -> dict[str, Any]:
 def complete(training: Training, stop: Any) -> dict[str, Any]:
     """Trains to the end, writes result.json and returns its content.
 
-    The content: `measures` after the last epoch, `seconds`, and `reason`, why the run diverged (else None).
+    The content: `measures` after the last epoch, `seconds`, `reason`, why the run diverged (else None), and `inside`,
+    what `training.look` returns.
     """
     from linvit.runs.training import train_folder  # the worker imports it, not its parent
 
@@ -213,7 +237,8 @@ def complete(training: Training, stop: Any) -> dict[str, Any]:
         reason = str(error).split(",")[0]
     seconds = round(time.monotonic() - started, 3)
     measures = {} if reason else last_measures(training.folder)
-    result: dict[str, Any] = {"reason": reason, "seconds": seconds, "measures": measures}
+    inside = training.look(training.folder) if training.look and not reason else {}
+    result: dict[str, Any] = {"reason": reason, "seconds": seconds, "measures": measures, "inside": inside}
     (training.folder / "checkpoints" / BEST).unlink(missing_ok=True)  # the last epoch is compared, not the best
     write_text(training.folder / RESULT, json.dumps(result))  # NaN stays
     return result

@@ -27,6 +27,7 @@ class Row:
     measures: the score of each seed, NaN if the run diverged. mean: over the other seeds. differences: baseline →
     difference at the same value, paired by seed. corrected: baseline → p-value, corrected by Holm's procedure over all
     rows. also: further measures. macs, macs_attention: for one image, in image classification. seconds: mean per run.
+    inside: of each seed, what was measured inside the network, if anything.
     """
 
     name: str
@@ -42,6 +43,8 @@ class Row:
     pattern: str | None = None
     macs: int | None = None
     macs_attention: int | None = None
+    lr: float | None = None
+    inside: tuple[Mapping[str, float], ...] = ()
 
     @property
     def diverged(self) -> int:
@@ -76,6 +79,8 @@ class Comparison:
         cells["parameters"] = f"{row.parameters:,}"
         if any(other.macs is not None for other in self.rows):
             cells["MACs"], cells["+ attention"] = _millions(row.macs), _millions(row.macs_attention)
+        if len({other.lr for other in self.rows}) > 1:
+            cells["learning rate"] = f"{row.lr:g}"
         cells[self.measures[self.score].label] = plus_minus(row.mean, digits)
         for name in self.baselines:
             p = "p" if len(self.baselines) == 1 else f"p {name}"

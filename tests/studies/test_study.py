@@ -10,7 +10,8 @@ import yaml
 from tiny_run import curve
 
 from linvit.studies import pool, study
-from linvit.studies.papers import BASELINES, BEGIN, END, best_first, read_variants
+from linvit.studies.ledger import Ledger, digest
+from linvit.studies.papers import BASELINES, best_first, marks, read_variants
 from linvit.studies.plan import compared
 from linvit.studies.pool import Training, complete, last_measures, run_all
 from linvit.tasks.checkpoints import RunStoppedError
@@ -25,6 +26,7 @@ BASE = {
     "data": {"name": "digits", "size": 32, "batch_size": 16, "held_out": 0.95},
     "trainer": {"max_epochs": 1, "accelerator": "cpu", "limit_val_batches": 2},
 }
+BEGIN, END = marks("recipes")  # the name of the folder
 ABOUT = "a page\n\n" + BEGIN + "\nold\n" + END + "\nits end\n"
 
 
@@ -50,10 +52,10 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "[4/4]" in printed
-    results = json.loads((folder / "study.json").read_text())
+    results = json.loads((folder / "recipes.json").read_text())
     assert {row["name"]: len(row["measures"]) for row in results["rows"]} == {"softmax": 2, "linear": 2}
     assert (results["about"]["train_images"], results["about"]["seeds"]) == (89, 2)
-    csv = (folder / "study.csv").read_text().splitlines()
+    csv = (folder / "recipes.csv").read_text().splitlines()
     assert len(csv) == 5
     text = page.read_text()
     assert text.startswith("a page\n\n" + BEGIN)
@@ -63,8 +65,8 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     assert "\nold\n" not in text
     assert "Vanilla linear attention is worse" in text
     assert "RALA is better" not in text  # only claims on these variants
-    assert (tmp_path / "study.svg").read_bytes() == (folder / "study.svg").read_bytes()
-    assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "recipes.svg").read_bytes() == (folder / "recipes.svg").read_bytes()
+    assert (folder / "recipes.png").read_bytes().startswith(b"\x89PNG")
     splits = [
         yaml.safe_load((folder / "linear" / f"seed{s}" / "recipe.yaml").read_text())["data"]["split"] for s in (0, 1)
     ]
@@ -73,11 +75,57 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     made = [path.stat().st_mtime_ns for path in sorted(folder.rglob("result.json"))]
     assert main(arguments) == 0  # complete: nothing is trained again
     assert [path.stat().st_mtime_ns for path in sorted(folder.rglob("result.json"))] == made
-    assert json.loads((folder / "study.json").read_text())["rows"] == results["rows"]
+    assert json.loads((folder / "recipes.json").read_text())["rows"] == results["rows"]
 
     write_recipes(recipes, lr=2e-3)
     assert main(arguments) == 2
     assert "contains a run with other settings" in capsys.readouterr().err
+
+
+def test_another_machine_goes_on_from_the_ledger(tmp_path, capsys):
+    recipes, ledger = write_recipes(tmp_path / "recipes"), tmp_path / "ledger.jsonl"
+    arguments = ["study", "--recipes", str(recipes), "--seeds", "2", "--workers", "1", "--ledger", str(ledger)]
+    assert main([*arguments, "--folder", str(tmp_path / "here")]) == 0
+    rows = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert [row["run"] for row in rows] == ["linear seed 0", "linear seed 1", "softmax seed 0", "softmax seed 1"]
+    assert all(row["result"]["inside"]["entropy"] > 0 for row in rows)
+    assert {row["result"]["reason"] for row in rows} == {None}
+
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:3]))
+    capsys.readouterr()
+    assert main([*arguments, "--folder", str(tmp_path / "there")]) == 0
+    printed = capsys.readouterr().out
+    assert "3 of 4 runs are complete; about 1 min left" in printed
+    assert "[4/4] softmax seed 1" in printed
+    assert [path.parent.name for path in (tmp_path / "there").rglob("result.json")] == ["seed1"]
+    one, two = (json.loads((tmp_path / place / "recipes.json").read_text()) for place in ("here", "there"))
+    assert one["networks"] == two["networks"]
+    assert [row["measures"] for row in one["rows"]] == [row["measures"] for row in two["rows"]]
+    assert (tmp_path / "here" / "recipes_ranks.svg").exists()
+    assert not (tmp_path / "there" / "recipes_ranks.svg").exists(), "seed 0 was trained elsewhere"
+
+    write_recipes(recipes, lr=2e-3)
+    assert main([*arguments, "--folder", str(tmp_path / "new")]) == 2
+    assert "has the run 'softmax seed 0' with other settings: remove its line" in capsys.readouterr().err
+
+
+def test_a_ledger_is_checked_and_knows_settings_but_not_machines(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    values = {"data": {"name": "cifar", "root": "a", "num_workers": 1, "size": 32}, "folder": "x"}
+    Ledger(path).add("rala seed 0", values, {"measures": {"top1": 0.5}, "seconds": 1.0, "reason": None})
+    moved = {"data": values["data"] | {"root": "b", "num_workers": 0}, "folder": "y"}
+    assert digest(moved) == digest(values)
+    assert Ledger(path).result("rala seed 0", moved)["measures"] == {"top1": 0.5}
+    assert Ledger(path).result("rala seed 1", moved) is None
+    path.write_text(path.read_text() + "{}\n")
+    with pytest.raises(ValueError, match="line 2 is not a finished run"):
+        Ledger(path)
+
+
+def test_recipes_may_have_learning_rates_of_their_own(tmp_path):
+    recipes = write_recipes(tmp_path / "recipes")
+    (recipes / "linear.yaml").write_text("base: base.yaml\nmodel: {name: deit_tiny_linear}\noptimizer: {lr: 2e-3}\n")
+    assert [plan.row()["lr"] for plan in read_variants(recipes)] == [2e-3, 1e-3]
 
 
 @pytest.mark.slow  # a process that imports Lightning
@@ -211,7 +259,7 @@ def test_a_page_without_marks_is_refused_before_anything_runs(tmp_path, text):
 def test_recipes_that_differ_in_their_budget_are_refused(tmp_path):
     recipes = write_recipes(tmp_path / "recipes")
     (recipes / "rala.yaml").write_text("base: base.yaml\nmodel: {name: deit_tiny_rala}\noptimizer: {lr: 9e-3}\n")
-    with pytest.raises(ValueError, match="differ in more than the model"):
+    with pytest.raises(ValueError, match="differ in more than model and learning rate"):
         read_variants(recipes)
 
 

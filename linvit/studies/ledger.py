@@ -1,0 +1,73 @@
+"""A file of finished runs, kept under version control: another machine goes on where the last one stopped."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from linvit import environment
+from linvit.files import user_path, write_text
+
+OF_THE_MACHINE = ("root", "num_workers")  # settings of the data that may differ between machines
+
+
+class Ledger:
+    """The finished runs of a comparison or study, one JSON line each: run, settings, commit, machine, result.
+
+    path: the file, which need not exist yet. settings: a digest of all values of the run's recipe but its folder and,
+    of the data, OF_THE_MACHINE.
+
+    Raises ValueError, naming the line, for a file that is not a ledger.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = user_path(path)
+        self._rows: dict[str, dict[str, Any]] = {}
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                self._rows[row["run"]] = {"run": row["run"], "settings": row["settings"], **row}
+                row["result"]["measures"]
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(
+                    f"{self.path}, line {number} is not a finished run: correct or remove the line."
+                ) from error
+
+    def result(self, run: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result of a finished run, None if it is not there.
+
+        Raises ValueError if it was trained with other settings.
+        """
+        row = self._rows.get(run)
+        if row is None:
+            return None
+        if row["settings"] != digest(values):
+            raise ValueError(
+                f"{self.path} has the run {run!r} with other settings: remove its line to train again, or choose"
+                " another `ledger`."
+            )
+        result: dict[str, Any] = row["result"]
+        return result
+
+    def add(self, run: str, values: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        """Adds a finished run and writes the file, runs in alphabetical order."""
+        machine = environment.describe(1, 1)
+        self._rows[run] = {
+            "run": run,
+            "settings": digest(values),
+            "commit": machine["commit"],
+            "machine": machine["devices"],
+            "torch": machine["packages"]["torch"],
+            "result": dict(result),
+        }
+        lines = [json.dumps(self._rows[name]) for name in sorted(self._rows)]
+        write_text(self.path, "\n".join([*lines, ""]))
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """A hash of a recipe's values that is the same on every machine."""
+    data = {key: value for key, value in values["data"].items() if key not in OF_THE_MACHINE}
+    content = {**values, "data": data, "folder": ""}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
