@@ -20,7 +20,7 @@ from linvit.data.speech.transcripts import UNITS, Speller, tokens_of
 from linvit.data.unusable import none_usable
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
-SUFFIXES = (".flac", ".wav")
+SUFFIXES = (".flac", ".wav", ".sph")
 MEASURED = 200  # utterances that mean and deviation of the features are computed from
 Sample = tuple[Tensor, dict[str, Any]]
 Masks = Annotated[int, Range(0, 1000)]
@@ -78,7 +78,7 @@ def find_utterances(folder: Path) -> list[Utterance]:
             name, *words = line.split()
             if name not in files:
                 raise ValueError(
-                    f"{listed} names the utterance {name!r}, but {listed.parent} has no {name}.flac or {name}.wav:"
+                    f"{listed} names the utterance {name!r}, but {listed.parent} has no {name}{' or '.join(SUFFIXES)}:"
                     " add the file or remove the line."
                 )
             utterances.append(Utterance(files[name], " ".join(words)))
@@ -133,7 +133,7 @@ def assembled(samples: list[Sample]) -> tuple[Tensor, dict[str, Any]]:
 
 
 class LibriSpeech(Source):
-    """Utterances in LibriSpeech's layout, flac or wav.
+    """Utterances in LibriSpeech's layout, flac, wav or sph.
 
     Args:
         root: Folder of the subsets.
@@ -212,6 +212,12 @@ class LibriSpeech(Source):
     def subset(self, name: str) -> list[Utterance]:
         """The utterances of one subset."""
         return find_utterances(self.root / name)
+
+    @staticmethod
+    def speaker(path: Path) -> str:
+        """The speaker of a sound file: the folder above the chapter's, or for shorter paths the first folder."""
+        folders = path.parts[:-1]
+        return folders[-2:][0] if folders else "–"
 
     def reader(self) -> Callable[[Utterance], Tensor]:
         """A picklable function that returns the samples of an utterance and raises as read_audio does."""
