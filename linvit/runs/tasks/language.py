@@ -46,11 +46,11 @@ class LanguageSpec(DecoderSpec):
     def evaluate(self, run: "Run", data: str | Path | None, progress: bool, trainer: Any, **options: Any) -> Any:
         """As for every task; with `tasks`, runs tasks of EleutherAI's lm-evaluation-harness with the options
 
-        include: folder with your own tasks, used instead of the harness's. limit: items per task. batch_size: texts per
-        batch. weights: "raw" or "ema".
+        task_data: folder with the tasks' data, instead of downloading it. include: folder with your own tasks, used
+        instead of the harness's. limit: items per task. batch_size: texts per batch. weights: "raw" or "ema".
         """
         if options.get("tasks") is None:
-            for name in ("include", "limit"):
+            for name in ("task_data", "include", "limit"):
                 if name in options:
                     raise ValueError(f"`{name}` needs `tasks`: add tasks, or leave `{name}` out.")
             return super().evaluate(run, data, progress, trainer, **options)
