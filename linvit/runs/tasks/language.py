@@ -10,8 +10,9 @@ import torch
 
 from linvit.analysis.report import paragraph, preformatted
 from linvit.data.source import Source
-from linvit.data.text.files import Stdlib, TextFolder, TextPreprocessing
+from linvit.data.text.files import Stdlib, TextFolder
 from linvit.data.text.hub import HuggingFaceText
+from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import Bytes, Tokenizer
 from linvit.models.sequence import Decoder, generate
 from linvit.ranges import Count, Range
