@@ -40,18 +40,18 @@ class AN4(LibriSpeech):
     def found_in(cls, root: str | Path) -> dict[str, Any] | None:
         """The settings that read this folder, or None if it has no training transcripts in this layout."""
         named = [path.name for path in files_below(Path(root), (".transcription",))]
-        found = any(name.endswith(ENDING.format("train")) for name in named)
-        return {"name": "an4", "root": str(root)} if found else None
+        is_an4 = any(name.endswith(ENDING.format("train")) for name in named)
+        return {"name": "an4", "root": str(root)} if is_an4 else None
 
     def utterances(self, split: str) -> list[Utterance]:
         if not self.held_out:
             return super().utterances(split)
-        known = super().utterances("train")
-        speakers = sorted({self.speaker(utterance.path) for utterance in known})
+        utterances = super().utterances("train")
+        speakers = sorted({self.speaker(utterance.path) for utterance in utterances})
         if len(speakers) < 2:
             raise ValueError(f"{self.root} has one training speaker, none can be held out: set `held_out` to 0.")
         held_out = held_out_of(speakers, self.held_out, split=0)
-        return [one for one in known if (self.speaker(one.path) in held_out) == (split == "val")]
+        return [utterance for utterance in utterances if (self.speaker(utterance.path) in held_out) == (split == "val")]
 
     def subset(self, name: str) -> list[Utterance]:
         """The utterances of "train" or "test"."""

@@ -89,18 +89,18 @@ def read_benchmark(task: str, folder: str | Path) -> list[Row]:
 def _find(task: str, benchmark: Benchmark, folder: Path) -> Path:
     if not folder.is_dir():
         raise ValueError(f"`task_data` is {folder}, expected a folder with the files of the tasks: give one.")
-    found = []
+    paths = []
     for path in files_below(folder, benchmark.formats):
         named = Path(folder.resolve().name, path.relative_to(folder)).as_posix().lower()
         if benchmark.word in named and re.search(MARKS[benchmark.split], named):
-            found.append(path)
-    if len(found) != 1:
-        names = ", ".join(path.relative_to(folder).as_posix() for path in found[:5])
+            paths.append(path)
+    if len(paths) != 1:
+        names = ", ".join(path.relative_to(folder).as_posix() for path in paths[:5])
         raise ValueError(
-            f"{folder} has {len(found)} files for the task {task}{f' ({names})' if found else ''}, expected one whose"
+            f"{folder} has {len(paths)} files for the task {task}{f' ({names})' if paths else ''}, expected one whose"
             f" path names {benchmark.word} and its {benchmark.split} split: add it, or remove the others."
         )
-    return found[0]
+    return paths[0]
 
 
 def _checked(row: Any, columns: Mapping[str, Any], path: Path, number: int) -> Row:
