@@ -5,7 +5,7 @@ A task's data is downloaded from the Hugging Face hub unless it is local: see li
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from linvit.data.text.benchmarks import BENCHMARKS, read_benchmark
 from linvit.models.sequence import Decoder, generate
 from linvit.ranges import known
+from linvit.runs.progress import tracked
 from linvit.runs.run import Run
 
 LONGEST_ANSWER = 256
@@ -34,17 +35,18 @@ class Harness(TemplateLM):
         run: a run of the task language.
         batch_size: texts per batch, padded on the right, which causal attention does not see.
         weights: "raw" or "ema"; default: the moving average, if there is one.
+        progress: show how many batches of texts are done.
 
     Rolling likelihoods use windows of the context length of training, as for other networks.
     """
 
-    def __init__(self, run: Run, batch_size: int = 16, weights: str | None = None) -> None:
+    def __init__(self, run: Run, batch_size: int = 16, weights: str | None = None, progress: bool = False) -> None:
         super().__init__()
         self.network: nn.Module
         self.network, self.place = run.placed_network(weights)
         self.text = run.preprocessing.open()
         self.context = run.preprocessing.context
-        self.batch_size = batch_size
+        self.batch_size, self.progress = batch_size, progress
 
     @property
     def eot_token_id(self) -> int:
@@ -70,7 +72,8 @@ class Harness(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         """(log-likelihood, whether it is the greedy decoding) of each continuation in (_, context, continuation)."""
         answers: dict[int, tuple[float, bool]] = {}
-        for places in self._batches([len(context) + len(rest) for _, context, rest in requests]):
+        batches = self._batches([len(context) + len(rest) for _, context, rest in requests])
+        for places in tracked(batches, "Reading batches of texts", progress=self.progress):
             rows = [[*requests[place][1], *requests[place][2]] for place in places]
             logits = self.network(self._padded(rows)).float().log_softmax(-1).cpu()
             for place, row, likely in zip(places, rows, logits, strict=True):
@@ -112,10 +115,9 @@ class Harness(TemplateLM):
         padded = [[*row, *[self.eot_token_id] * (longest - len(row))] for row in rows]
         return torch.tensor(padded, device=self.place)
 
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+    def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
         order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-        for start in range(0, len(order), self.batch_size):
-            yield order[start : start + self.batch_size]
+        return [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
 
 
 def _joined(context: Sequence[int], rest: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -160,6 +162,7 @@ def evaluate_tasks(
     limit: int | None = None,
     batch_size: int = 16,
     weights: str | None = None,
+    progress: bool = False,
 ) -> HarnessMeasures:
     """Evaluates tasks of the harness; a tag or group stands for all of its tasks.
 
@@ -180,7 +183,7 @@ def evaluate_tasks(
             for task in dict.fromkeys(tasks):
                 known("tasks", task, BENCHMARKS)
                 _write_local_task(task, read_benchmark(task, task_data), Path(folder))
-        model = Harness(run, batch_size, weights)
+        model = Harness(run, batch_size, weights, progress)
         manager = TaskManager(include_path=include, include_defaults=include is None)
         unknown = [name for name in tasks if name not in manager.all_tasks]
         if unknown:

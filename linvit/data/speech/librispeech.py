@@ -66,9 +66,7 @@ def find_utterances(folder: Path) -> list[Utterance]:
             " make_speech."
         )
     utterances = []
-    for listed in files_below(folder, (".txt",)):
-        if not listed.name.endswith(".trans.txt"):
-            continue
+    for listed in filter(_has_transcripts, files_below(folder, (".txt",))):
         files: dict[str, Path] = {}
         sounds = [file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES]
         for file in sounds:
@@ -85,6 +83,11 @@ def find_utterances(folder: Path) -> list[Utterance]:
     if not utterances:
         raise ValueError(f"{folder} has no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
     return utterances
+
+
+def _has_transcripts(path: Path) -> bool:
+    """Whether a file contains transcripts."""
+    return path.name.endswith(".trans.txt")
 
 
 def _read(rate: int, utterance: Utterance) -> Tensor:
@@ -187,6 +190,16 @@ class LibriSpeech(Source):
         self.masks = {"bands": bands, "band_width": band_width, "times": times, "time_share": time_share}
         self._utterances: dict[str, list[Utterance]] = {}
         self._tokenizer = ""
+
+    @classmethod
+    def found_in(cls, root: str | Path) -> dict[str, Any] | None:
+        """The settings that read this folder, or None if it has no subsets for training and validation in this layout."""
+        folder = Path(root)
+        paths = [path.relative_to(folder) for path in files_below(folder, (".txt",)) if _has_transcripts(path)]
+        subsets = sorted({path.parts[0] for path in paths if len(path.parts) == 4})
+        train = [name for name in subsets if name.startswith("train")]
+        val = [name for name in subsets if name.startswith(("val", "dev"))]
+        return {"name": "librispeech", "root": str(root), "train": train, "val": val} if train and val else None
 
     @cached_property
     def class_names(self) -> list[str]:  # type: ignore[override]

@@ -60,7 +60,7 @@ class LanguageSpec(DecoderSpec):
         if data is not None:
             raise ValueError("`tasks` have their own data: leave `data` out.")
         check_options(evaluate_tasks, self.name, options)
-        return evaluate_tasks(run, **options)
+        return evaluate_tasks(run, progress=progress, **options)
 
     def generate(
         self,

@@ -331,6 +331,7 @@ def test_an_an4_folder_is_evaluated_by_speaker(learned, tmp_path):
     page = run.report(tmp_path / "page.html", name="an4", root=str(tmp_path / "an4")).read_text()
     assert "fcaw" in page
     assert "miry" in page
+    assert len(run.predict(tmp_path / "an4" / "wav" / "an4_clstk")) == 2
 
 
 def test_conformers_are_listed_beside_the_published_size():
