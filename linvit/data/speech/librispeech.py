@@ -193,7 +193,7 @@ class LibriSpeech(Source):
 
     @classmethod
     def found_in(cls, root: str | Path) -> dict[str, Any] | None:
-        """The settings that read this folder, or None if it has no subsets for training and validation in this layout."""
+        """The settings that read this folder, or None if it has no subsets for training and validation."""
         folder = Path(root)
         paths = [path.relative_to(folder) for path in files_below(folder, (".txt",)) if _has_transcripts(path)]
         subsets = sorted({path.parts[0] for path in paths if len(path.parts) == 4})
