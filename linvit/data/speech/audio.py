@@ -1,5 +1,6 @@
 """Sound files as features: samples at a fixed rate, log-mel bands, and random masks for training."""
 
+import contextlib
 import io
 import os
 import re
@@ -55,7 +56,9 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
             file_rate = file.samplerate
             samples = _mono(file, rate)
     except Exception as error:  # the library raises many classes, TypeError for samples without a header
-        reason = _packed(path, content) if isinstance(error, soundfile.LibsndfileError) else f" ({reason_of(error)})"
+        reason = (
+            _compression(path, content) if isinstance(error, soundfile.LibsndfileError) else f" ({reason_of(error)})"
+        )
         raise CorruptAudioError(
             f"{path} cannot be read as sound{reason}: use a .wav or .flac file, or leave this one out."
         ) from error
@@ -70,12 +73,13 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
     return torch.from_numpy(mono)
 
 
-def _packed(path: str | Path, content: bytes | None) -> str:
-    """The reason why libsndfile does not read a file, if it is sound in SPHERE that is compressed; "" otherwise."""
+def _compression(path: str | Path, content: bytes | None) -> str:
+    """The reason why libsndfile does not read a file, if it is compressed sound in SPHERE; "" otherwise."""
     if content is None:
-        with open(path, "rb") as file:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
             content = file.read(SPHERE_HEADER)
-    coding = re.search(rb"^sample_coding -s\d+ (.*shorten.*|.*wavpack.*)$", content[:SPHERE_HEADER], re.MULTILINE)
+    header = (content or b"")[:SPHERE_HEADER]
+    coding = re.search(rb"^sample_coding -s\d+ (.*(?:shorten|wavpack).*)$", header, re.MULTILINE)
     return f" (it is compressed as {coding[1].decode(errors='replace')})" if coding else ""
 
 
