@@ -30,7 +30,7 @@ class FileText(PackedText):
     cache = Path(CACHE)
 
     def identity(self, split: str) -> list[Any]:
-        described = []
+        described: list[Any] = [str(self.root)]
         for path in self.files[split]:
             about = path.stat() if path.is_file() else None
             name = path.relative_to(self.root).as_posix()
