@@ -145,7 +145,7 @@ class HarnessMeasures(dict[str, dict[str, Any]]):
                 "measure": name.replace(",none", "").replace(",", " "),
                 "value": f"{value:.4f}",
                 "chance": f"{measures['chance']:.4f}" if name.startswith("acc") and measures["chance"] else "–",
-                "items": f"{measures['items']:,}",
+                "items": f"{measures['items']:,}" if measures["items"] else "–",  # none of a group of tasks
             }
             for task, measures in self.items()
             for name, value in measures.items()
@@ -219,9 +219,7 @@ def _write_local_task(task: str, rows: Sequence[Mapping[str, Any]], folder: Path
 
 
 def _counted(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The number of samples, and the accuracy of guessing if they have choices."""
-    choices = [len(sample["resps"]) for sample in samples]
-    return {
-        "items": len(choices),
-        "chance": fmean(1 / count for count in choices) if choices and min(choices) > 1 else None,
-    }
+    """The number of samples, and the accuracy of guessing if they have choices; each sample counts once."""
+    choices = {sample["doc_id"]: len(sample["resps"]) for sample in samples}.values()
+    chance = fmean(1 / count for count in choices) if choices and min(choices) > 1 else None
+    return {"items": len(choices), "chance": chance}
