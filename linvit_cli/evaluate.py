@@ -30,6 +30,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     language = command.add_argument_group("language")
     text = "tasks of lm-evaluation-harness (default: none, the held-out text of the run)"
     language.add_argument("--tasks", metavar="TASK", nargs="+", help=text)
+    text = "folder with the data of LAMBADA, PIQA, HellaSwag or WinoGrande (default: none, download it)"
+    language.add_argument("--task-data", metavar="FOLDER", type=Path, help=text)
     text = "folder with your own harness tasks (default: none)"
     language.add_argument("--include", metavar="FOLDER", type=Path, help=text)
     language.add_argument("--limit", metavar="N", type=whole, help="items per harness task (default: all)")
@@ -48,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
         check_output_file(options.report)
     evaluated = load(options, options.path)
     settings = data_settings(options.overrides)
-    choices = chosen(options, "beam", "language_model", "lm_weight", "word_bonus", "tasks", "include", "limit")
+    choices = chosen(
+        options, "beam", "language_model", "lm_weight", "word_bonus", "tasks", "task_data", "include", "limit"
+    )
     measures = evaluated.evaluate(progress=not options.json, **settings, **choices)
     if options.json:
         show(json.dumps(measures.by_weights, default=str))

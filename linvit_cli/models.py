@@ -69,7 +69,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "pattern": ("pattern", str),
     "input_size": ("px", lambda size: str(size[-1])),
     "vocabulary": ("vocabulary", "{:,}".format),
-    "pieces": ("pieces", "{:,}".format),
+    "tokens": ("tokens", "{:,}".format),
     "parameters": ("parameters", "{:,}".format),
     "more_parameters": ("parameters over base", "{:+,}".format),
     "macs": ("MACs", _giga),

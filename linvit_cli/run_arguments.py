@@ -24,7 +24,10 @@ def add_decoding(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """How transcripts are decoded."""
     group = command.add_argument_group("speech recognition")
     group.add_argument("--beam", metavar="N", type=whole, help="beam width of CTC decoding (default: 1, greedy)")
-    text = "n-gram language model over words, in ARPA or KenLM's binary format (default: none)"
+    text = (
+        "n-gram language model over words, in ARPA or KenLM's binary format, or train: counted in the training"
+        " transcripts (default: none)"
+    )
     group.add_argument("--lm", metavar="FILE", dest="language_model", help=text)
     text = "weight of the language-model score (default: 0.5)"
     group.add_argument("--lm-weight", metavar="W", type=number, help=text)

@@ -40,6 +40,25 @@ def write_speech(folder: Path, train: int = 16, val: int = 6) -> Path:
     return folder
 
 
+def write_an4(folder: Path, train: dict[str, list[str]], test: dict[str, list[str]]) -> Path:
+    """AN4's layout with these texts by speaker: SPHERE files, and transcripts with silence at both ends in training."""
+    (folder / "etc").mkdir(parents=True)
+    for split, texts, subset in (("train", train, "an4_clstk"), ("test", test, "an4test_clstk")):
+        lines = []
+        for speaker, spoken in texts.items():
+            for number, text in enumerate(spoken):
+                name = f"an{number}-{speaker}-b"
+                path = folder / "wav" / subset / speaker / f"{name}.sph"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                samples = np.concatenate([tone(word) for word in text.split()])
+                soundfile.write(
+                    path, samples, RATE, subtype="PCM_16", format="NIST", endian=("BIG", "LITTLE")[number % 2]
+                )
+                lines.append(f"<s> {text} </s> ({name})\n" if split == "train" else f"{text} ({name})\n")
+        (folder / "etc" / f"an4_{split}.transcription").write_text("".join(lines))
+    return folder
+
+
 def write_speech_recipe(folder: Path, mechanism: str = "mala", **groups) -> Path:
     """Three epochs of four batches on write_speech, as folder/tiny.yaml; the run goes to folder/run."""
     speech = folder / "speech"

@@ -10,32 +10,32 @@ from linvit.layers.checks import Device, Dtype, TensorOptions
 
 
 class Predictor(nn.Module):
-    """An embedding and an LSTM over the pieces so far; the sequence starts with the blank, piece 0."""
+    """An embedding and an LSTM over the tokens so far; the sequence starts with the blank, token 0."""
 
-    def __init__(self, pieces: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, tokens: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
-        self.embed = nn.Embedding(pieces, width, device=device, dtype=dtype)
+        self.embed = nn.Embedding(tokens, width, device=device, dtype=dtype)
         self.lstm = nn.LSTM(width, width, batch_first=True, device=device, dtype=dtype)
 
     def forward(
-        self, pieces: Tensor, before: tuple[Tensor, Tensor] | None = None
+        self, tokens: Tensor, before: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """int64 (batch, pieces) to (batch, pieces, width), and the state of the LSTM for the next call."""
-        states: tuple[Tensor, tuple[Tensor, Tensor]] = self.lstm(self.embed(pieces), before)
+        """int64 (batch, tokens) to (batch, tokens, width), and the state of the LSTM for the next call."""
+        states: tuple[Tensor, tuple[Tensor, Tensor]] = self.lstm(self.embed(tokens), before)
         return states
 
 
 class Joint(nn.Module):
-    """Logits of every piece for each frame and each place in the text: a layer on the tanh of the sum of both."""
+    """Logits of every token for each frame and each place in the text: a layer on the tanh of the sum of both."""
 
-    def __init__(self, pieces: int, frame_width: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
+    def __init__(self, tokens: int, frame_width: int, width: int, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         dd: TensorOptions = {"device": device, "dtype": dtype}
         self.frame = nn.Linear(frame_width, width, **dd)
         self.place = nn.Linear(width, width, **dd)
-        self.head = nn.Linear(width, pieces, **dd)
+        self.head = nn.Linear(width, tokens, **dd)
 
     def forward(self, frames: Tensor, places: Tensor) -> Tensor:
-        """(batch, frames, frame width), (batch, places, width) → (batch, frames, places, pieces)."""
+        """(batch, frames, frame width), (batch, places, width) → (batch, frames, places, tokens)."""
         logits: Tensor = self.head(torch.tanh(self.frame(frames).unsqueeze(2) + self.place(places).unsqueeze(1)))
         return logits

@@ -8,8 +8,8 @@ softmax attention's projection of positions, leads to this number, so we use one
 
 | name | mel bands | channels | layers | heads | kernel | parameters |
 |---|---:|---:|---:|---:|---:|---|
-| conformer_nano | 40 | 64 | 3 | 4 | 15 | 0.4 M with 11 pieces |
-| conformer_small | 80 | 144 | 16 | 4 | 32 | 10.3 M with 1,024 pieces and the transducer's head |
+| conformer_nano | 40 | 64 | 3 | 4 | 15 | 0.4 M with 11 tokens |
+| conformer_small | 80 | 144 | 16 | 4 | 32 | 10.3 M with 1,024 tokens and the transducer's head |
 """
 
 from collections.abc import Mapping
@@ -65,10 +65,10 @@ class StreamCache:
 
 
 class Conformer(Checked, nn.Module):
-    """Features of speech in, logits of pieces of text out, one frame for every four.
+    """Features of speech in, logits of tokens out, one frame for every four.
 
     Args:
-        pieces: number of outputs; piece 0 is the blank.
+        tokens: number of outputs; token 0 is the blank.
         mels: mel bands of the features.
         width, depth, heads, kernel: channels, layers, heads, and kernel size in frames of the convolutions.
         mechanism: a name in MECHANISMS that can be used for sequences; "softmax" has relative positions.
@@ -90,7 +90,7 @@ class Conformer(Checked, nn.Module):
 
     def __init__(
         self,
-        pieces: Outputs,
+        tokens: Outputs,
         mels: Channels,
         width: Width,
         depth: Depth,
@@ -111,7 +111,7 @@ class Conformer(Checked, nn.Module):
         dd: TensorOptions = {"device": device, "dtype": dtype}
         if mechanism == "softmax" and width % 2:
             raise ValueError(f"`width` is {width}, but relative positions need an even number: change it")
-        self.pieces, self.mels, self.width, self.mechanism, self.causal = pieces, mels, width, mechanism, causal
+        self.tokens, self.mels, self.width, self.mechanism, self.causal = tokens, mels, width, mechanism, causal
         self.rotated = rope and mechanism != "softmax"
         self.head_width = multiple_of_heads(width, heads)
         if self.rotated and self.head_width % 2:
@@ -127,10 +127,10 @@ class Conformer(Checked, nn.Module):
         )
         self.transduces = known("head", head, HEADS)
         if self.transduces:
-            self.predictor = Predictor(pieces, predictor_width, **dd)
-            self.joint = Joint(pieces, width, predictor_width, **dd)
+            self.predictor = Predictor(tokens, predictor_width, **dd)
+            self.joint = Joint(tokens, width, predictor_width, **dd)
         else:
-            self.head = nn.Linear(width, pieces, **dd)
+            self.head = nn.Linear(width, tokens, **dd)
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """The frames of the encoder, (batch, frames / 4 rounded up, width), and their number for each utterance.
@@ -153,37 +153,37 @@ class Conformer(Checked, nn.Module):
             x = block(x, positions, valid)
         return x, lengths
 
-    def forward(self, features: Tensor, lengths: Tensor, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits, and the number of their frames for each utterance; features and lengths as in `encode`.
 
-        Logits are (batch, frames / 4 rounded up, pieces) with head "ctc", and (batch, frames, 1 + text, pieces) with
-        head "transducer" for the text `pieces`, int64 (batch, text).
+        Logits are (batch, frames / 4 rounded up, tokens) with head "ctc", and (batch, frames, 1 + text, tokens) with
+        head "transducer" for the text `tokens`, int64 (batch, text).
         """
         x, lengths = self.encode(features, lengths)
         if not self.transduces:
             return self.head(x), lengths
-        if pieces is None:
-            raise ValueError("The logits of a transducer depend on the text: pass its `pieces`, or call `encode`.")
-        check_whole_numbers("pieces", pieces, (len(features), "text"), 0, self.pieces - 1)
-        begun = torch.cat((pieces.new_zeros(len(pieces), 1), pieces), dim=1)
+        if tokens is None:
+            raise ValueError("The logits of a transducer depend on the text: pass its `tokens`, or call `encode`.")
+        check_whole_numbers("tokens", tokens, (len(features), "text"), 0, self.tokens - 1)
+        begun = torch.cat((tokens.new_zeros(len(tokens), 1), tokens), dim=1)
         return self.joint(x, self.predictor(begun)[0]), lengths
 
     @torch.inference_mode()
     def transduce(self, features: Tensor, lengths: Tensor, most: int = 10) -> list[list[int]]:
-        """The texts of a transducer by greedy decoding, with at most `most` pieces per frame, as lists of pieces."""
+        """The texts of a transducer by greedy decoding, with at most `most` tokens per frame, as lists of tokens."""
         x, lengths = self.encode(features, lengths)
         texts = []
         for row, length in zip(x, lengths.tolist(), strict=True):
-            pieces: list[int] = []
+            tokens: list[int] = []
             place, held = self.predictor(torch.zeros(1, 1, dtype=torch.long, device=x.device))
             for frame in row[:length]:
                 for _ in range(most):
-                    piece = int(self.joint(frame[None, None], place).argmax())
-                    if piece == 0:
+                    token = int(self.joint(frame[None, None], place).argmax())
+                    if token == 0:
                         break
-                    pieces.append(piece)
-                    place, held = self.predictor(torch.tensor([[piece]], device=x.device), held)
-            texts.append(pieces)
+                    tokens.append(token)
+                    place, held = self.predictor(torch.tensor([[token]], device=x.device), held)
+            texts.append(tokens)
         return texts
 
     def read(self, features: Tensor, cache: StreamCache) -> Tensor:

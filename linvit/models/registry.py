@@ -31,7 +31,7 @@ def create(name: str, outputs: int, /, *, family: str | None = None, **arguments
 
     Args:
         name: such as "sequence_nano", "conformer_small" or "dit_small_patch2".
-        outputs: number of tokens, pieces of text, or classes.
+        outputs: number of tokens or classes.
         family: a key of FAMILIES, to accept only its names.
         arguments: of the network's class; they override those of the name.
 

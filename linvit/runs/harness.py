@@ -1,20 +1,28 @@
 """A language model under EleutherAI's lm-evaluation-harness.
 
-A task's data is downloaded from the Hugging Face hub unless it is local.
+A task's data is downloaded from the Hugging Face hub unless it is local: see linvit.data.text.benchmarks.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
+import lm_eval.tasks
 import torch
+import yaml
 from lm_eval import simple_evaluate
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows
 from torch import Tensor, nn
 
+from linvit.data.text.benchmarks import BENCHMARKS, read_benchmark
 from linvit.models.sequence import Decoder, generate
+from linvit.ranges import known
+from linvit.runs.progress import tracked
 from linvit.runs.run import Run
 
 LONGEST_ANSWER = 256
@@ -27,17 +35,18 @@ class Harness(TemplateLM):
         run: a run of the task language.
         batch_size: texts per batch, padded on the right, which causal attention does not see.
         weights: "raw" or "ema"; default: the moving average, if there is one.
+        progress: show how many batches of texts are done.
 
     Rolling likelihoods use windows of the context length of training, as for other networks.
     """
 
-    def __init__(self, run: Run, batch_size: int = 16, weights: str | None = None) -> None:
+    def __init__(self, run: Run, batch_size: int = 16, weights: str | None = None, progress: bool = False) -> None:
         super().__init__()
         self.network: nn.Module
         self.network, self.place = run.placed_network(weights)
         self.text = run.preprocessing.open()
         self.context = run.preprocessing.context
-        self.batch_size = batch_size
+        self.batch_size, self.progress = batch_size, progress
 
     @property
     def eot_token_id(self) -> int:
@@ -63,7 +72,8 @@ class Harness(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         """(log-likelihood, whether it is the greedy decoding) of each continuation in (_, context, continuation)."""
         answers: dict[int, tuple[float, bool]] = {}
-        for places in self._batches([len(context) + len(rest) for _, context, rest in requests]):
+        batches = self._batches([len(context) + len(rest) for _, context, rest in requests])
+        for places in tracked(batches, "Reading batches of texts", progress=self.progress):
             rows = [[*requests[place][1], *requests[place][2]] for place in places]
             logits = self.network(self._padded(rows)).float().log_softmax(-1).cpu()
             for place, row, likely in zip(places, rows, logits, strict=True):
@@ -105,10 +115,9 @@ class Harness(TemplateLM):
         padded = [[*row, *[self.eot_token_id] * (longest - len(row))] for row in rows]
         return torch.tensor(padded, device=self.place)
 
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+    def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
         order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-        for start in range(0, len(order), self.batch_size):
-            yield order[start : start + self.batch_size]
+        return [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
 
 
 def _joined(context: Sequence[int], rest: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -118,7 +127,10 @@ def _joined(context: Sequence[int], rest: Sequence[int]) -> tuple[list[int], lis
 
 
 class HarnessMeasures(dict[str, dict[str, Any]]):
-    """Measures by task, with the harness's names."""
+    """Measures by task, with the harness's names; also "items", their number, and "chance", the accuracy of guessing.
+
+    chance is the mean of one over the number of choices, None for tasks without choices.
+    """
 
     @property
     def by_weights(self) -> dict[str, dict[str, Any]]:
@@ -128,10 +140,16 @@ class HarnessMeasures(dict[str, dict[str, Any]]):
     def table(self) -> list[dict[str, str]]:
         """One row per measure, formatted for people."""
         return [
-            {"task": task, "measure": name.replace(",none", "").replace(",", " "), "value": f"{value:.4f}"}
+            {
+                "task": task,
+                "measure": name.replace(",none", "").replace(",", " "),
+                "value": f"{value:.4f}",
+                "chance": f"{measures['chance']:.4f}" if name.startswith("acc") and measures["chance"] else "–",
+                "items": f"{measures['items']:,}" if measures["items"] else "–",  # none of a group of tasks
+            }
             for task, measures in self.items()
             for name, value in measures.items()
-            if isinstance(value, float) and "_stderr" not in name
+            if isinstance(value, float) and "_stderr" not in name and name != "chance"
         ]
 
 
@@ -139,28 +157,69 @@ def evaluate_tasks(
     run: Run,
     *,
     tasks: Sequence[str],
+    task_data: str | Path | None = None,
     include: str | Path | None = None,
     limit: int | None = None,
     batch_size: int = 16,
     weights: str | None = None,
+    progress: bool = False,
 ) -> HarnessMeasures:
     """Evaluates tasks of the harness; a tag or group stands for all of its tasks.
 
-    include: a folder with your own tasks, used instead of the harness's. limit: items per task.
+    task_data: a folder with the data of the tasks, which must be in BENCHMARKS; nothing is downloaded. include: a
+    folder with your own tasks, used instead of the harness's. limit: items per task.
 
-    Raises ValueError for an unknown task, a missing folder, and a limit below 1.
+    Raises ValueError for an unknown task, a missing folder, data as read_benchmark, and a limit below 1.
     """
-    model = Harness(run, batch_size, weights)
     if include is not None and not Path(include).is_dir():
         raise ValueError(f"`include` is {include}, expected a folder with .yaml files of tasks: give one.")
+    if include is not None and task_data is not None:
+        raise ValueError("`task_data` has data for the harness's own tasks: leave `include` out, or `task_data`.")
     if limit is not None and limit < 1:
         raise ValueError(f"`limit` is {limit}, expected 1 item or more: set it higher.")
-    manager = TaskManager(include_path=include, include_defaults=include is None)
-    unknown = [name for name in tasks if name not in manager.all_tasks]
-    if unknown:
-        raise ValueError(
-            f"The harness has no task {unknown[0]!r}: `lm-eval ls tasks` lists its tasks, and `include` accepts a"
-            " folder with your own."
-        )
-    measured = simple_evaluate(model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
-    return HarnessMeasures(measured["results"])
+    with tempfile.TemporaryDirectory() as folder:
+        if task_data is not None:
+            include = folder
+            for task in dict.fromkeys(tasks):
+                known("tasks", task, BENCHMARKS)
+                _write_local_task(task, read_benchmark(task, task_data), Path(folder))
+        model = Harness(run, batch_size, weights, progress)
+        manager = TaskManager(include_path=include, include_defaults=include is None)
+        unknown = [name for name in tasks if name not in manager.all_tasks]
+        if unknown:
+            raise ValueError(
+                f"The harness has no task {unknown[0]!r}: `lm-eval ls tasks` lists its tasks, and `include` accepts a"
+                " folder with your own."
+            )
+        measured = simple_evaluate(model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
+    return HarnessMeasures(
+        {
+            task: dict(measures) | _counted(measured["samples"].get(task, []))
+            for task, measures in measured["results"].items()
+        }
+    )
+
+
+def _write_local_task(task: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Writes the data as JSON lines, and the harness's definition of the task with this data in place of the hub's."""
+    benchmark, data = BENCHMARKS[task], folder / f"{task}.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    definition = {
+        "include": str(Path(lm_eval.tasks.__file__).parent / benchmark.definition),
+        "task": task,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {benchmark.split: str(data)}, "cache_dir": str(folder / "cache")},
+        **{
+            f"{split}_split": split if split == benchmark.split else None
+            for split in ("training", "validation", "test")
+        },
+    }
+    (folder / f"{task}.yaml").write_text(yaml.safe_dump(definition))
+
+
+def _counted(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The number of samples, and the accuracy of guessing if they have choices; each sample counts once."""
+    choices = {sample["doc_id"]: len(sample["resps"]) for sample in samples}.values()
+    chance = fmean(1 / count for count in choices) if choices and min(choices) > 1 else None
+    return {"items": len(choices), "chance": chance}

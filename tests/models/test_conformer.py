@@ -167,7 +167,7 @@ def test_a_transducer_gives_logits_of_every_frame_and_place():
         ({"heads": 0}, "`heads` is 0, expected a whole number from 1 to"),
         ({"kernel": 0}, "`kernel` is 0, expected a whole number from 1 to"),
         ({"depth": 1.5}, "`depth` is 1.5, expected a whole number from 1 to"),
-        ({"pieces": 5}, "no argument 'pieces'"),
+        ({"tokens": 5}, "no argument 'tokens'"),
         ({"hedas": 5}, "did you mean `heads`"),
     ],
 )

@@ -85,7 +85,7 @@ WRONG = {
         (FEATURES, lengths)
         for lengths in (None, [9, 5], LENGTHS[:1], LENGTHS.float(), torch.tensor([0, 9]), torch.tensor([10, 9]), 9)
     ],
-    ("transducer", "pieces"): [
+    ("transducer", "tokens"): [
         (FEATURES, LENGTHS, pieces)
         for pieces in (torch.tensor([[1]]), torch.tensor([[1.0], [2.0]]), torch.tensor([[1], [7]]), [[1], [1]])
     ],

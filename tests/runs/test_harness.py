@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from benchmark_files import HELLASWAG, LAMBADA, PIQA, PIQA_LABELS, WINOGRANDE, write_benchmarks
 from tiny_language import write_language_recipe
 
 from linvit.runs import train
@@ -101,8 +102,52 @@ def test_a_whole_local_task_gives_the_accuracy_by_brute_force(run, harness, tmp_
     assert measured["three_items"]["acc,none"] == pytest.approx(right / 3)
     assert measured["three_items"]["acc_norm,none"] == pytest.approx(normed / 3)
     assert measured.by_weights == dict(measured)
-    assert {"task": "three_items", "measure": "acc", "value": f"{right / 3:.4f}"} in measured.table()
+    acc = {"task": "three_items", "measure": "acc", "value": f"{right / 3:.4f}", "chance": "0.4444", "items": "3"}
+    assert acc in measured.table()
     assert run.evaluate(tasks=["my_tag"], include=tasks) == measured
+
+
+def test_local_benchmarks_need_no_network_and_score_as_by_brute_force(run, harness, tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    data = write_benchmarks(tmp_path / "data")
+    tasks = ["lambada_openai", "piqa", "hellaswag", "winogrande"]
+    measured = run.evaluate(tasks=tasks, task_data=data)
+
+    greedy = [likelihood(harness, text.rpartition(" ")[0], " " + text.rpartition(" ")[2])[1] for text in _texts()]
+    assert measured["lambada_openai"]["acc,none"] == pytest.approx(sum(greedy) / 3)
+    chosen = [_best(harness, f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"])) for row in PIQA]
+    assert measured["piqa"]["acc,none"] == pytest.approx(_share(chosen, PIQA_LABELS))
+    begins = ["Jumping: A man stands. He looks. The man", "Health: How to sleep. Go to bed."]
+    chosen = [_best(harness, begin, row["endings"]) for begin, row in zip(begins, HELLASWAG, strict=True)]
+    assert measured["hellaswag"]["acc,none"] == pytest.approx(_share(chosen, [row["label"] for row in HELLASWAG]))
+    right = [row["answer"] == "21"[_gap(harness, row, 1) > _gap(harness, row, 2)] for row in WINOGRANDE]
+    assert measured["winogrande"]["acc,none"] == pytest.approx(sum(right) / 2)
+
+    rows = {row["task"]: row for row in measured.table() if row["measure"] == "acc"}
+    assert [rows[task]["chance"] for task in tasks] == ["–", "0.5000", "0.2500", "0.5000"]
+    assert [rows[task]["items"] for task in tasks] == ["3", "3", "2", "2"]
+    assert run.evaluate(tasks=["piqa"], task_data=data, limit=2)["piqa"]["items"] == 2
+
+
+def _texts():
+    return [row["text"] for row in LAMBADA]
+
+
+def _best(harness, begin, ends):
+    totals = [likelihood(harness, begin, f" {end}")[0] for end in ends]
+    return totals.index(max(totals))
+
+
+def _gap(harness, row, option):
+    begin, _, rest = row["sentence"].partition("_")
+    return likelihood(harness, begin + row[f"option{option}"], rest)[0]
+
+
+def _share(chosen, labels):
+    return sum(one == label for one, label in zip(chosen, labels, strict=True)) / len(labels)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +159,15 @@ def test_a_whole_local_task_gives_the_accuracy_by_brute_force(run, harness, tmp_
         ({"tasks": ["nowhere"], "root": "texts"}, "`root` is not an option of evaluate_tasks"),
         ({"tasks": ["nowhere"], "data": "stdlib"}, "leave `data` out"),
         ({"limit": 3}, "`limit` needs `tasks`"),
+        ({"task_data": "EMPTY"}, "`task_data` needs `tasks`"),
+        ({"tasks": ["piqa"], "task_data": "nowhere"}, "`task_data` is nowhere, expected a folder"),
+        ({"tasks": ["piqa"], "task_data": "EMPTY"}, "has 0 files for the task piqa"),
+        ({"tasks": ["arc_easy"], "task_data": "EMPTY"}, "`tasks` is 'arc_easy', expected one of lambada_openai"),
+        ({"tasks": ["piqa"], "task_data": "EMPTY", "include": "EMPTY"}, "leave `include` out, or `task_data`"),
     ],
 )
 def test_wrong_options_of_tasks_are_one_sentence(run, options, sentence, tmp_path):
-    if options.get("include") == "EMPTY":
-        options = options | {"include": tmp_path}
+    options = {name: tmp_path if value == "EMPTY" else value for name, value in options.items()}
     with pytest.raises(ValueError, match=sentence):
         run.evaluate(**options)
 

@@ -64,6 +64,25 @@ def test_what_is_no_language_model_is_named(tmp_path):
         NGram(tmp_path / "bad.arpa")
 
 
+def test_counted_probabilities_are_the_formula():
+    from linvit.tasks.n_gram import CountedNGram
+
+    model = CountedNGram(["A B", "A B", "A C"], order=2)  # 3 A, 2 B, 1 C, 3 ends; one more for unknown words
+    alone = {"A": (3 + 4 / 5) / 13, "B": (2 + 4 / 5) / 13, "Z": (4 / 5) / 13}
+    assert model((), "A") == pytest.approx(math.log((3 + alone["A"]) / 4))
+    assert model(("A",), "B") == pytest.approx(math.log((2 + 2 * alone["B"]) / 5))
+    assert model(("C", "A"), "Z") == pytest.approx(math.log(2 * alone["Z"] / 5))
+    assert model(("Z",), "B") == pytest.approx(math.log(alone["B"]))  # an unknown word says nothing of the next
+
+
+@pytest.mark.parametrize("before", [(), ("A",), ("A", "B"), ("Z", "A"), ("C", "C", "C")])
+def test_counted_probabilities_sum_to_one(before):
+    from linvit.tasks.n_gram import CountedNGram
+
+    model = CountedNGram(["A B A", "B", "", "C A B B"])
+    assert sum(math.exp(model(before, word)) for word in ("A", "B", "C", "</s>", "unknown")) == pytest.approx(1)
+
+
 def test_without_kenlm_it_says_what_to_install(monkeypatch):
     from linvit.tasks.n_gram import NGram
 

@@ -1,7 +1,9 @@
 """Sound files as features: samples at a fixed rate, log-mel bands, and random masks for training."""
 
+import contextlib
 import io
 import os
+import re
 from functools import lru_cache
 from math import gcd
 from pathlib import Path
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 WINDOW, HOP = 0.025, 0.010  # seconds
 SLOWEST, FASTEST = 1000, 1_000_000  # hertz; other rates occur in damaged headers only
 MOST_SAMPLES = 2**28  # as read and as resampled: 1 GiB, 4.6 hours at 16 kHz
+SPHERE_HEADER = 1024  # bytes
 BLOCK = 2**22  # values read at a time, because a header may claim more samples than there are
 FLOOR = 1e-6  # added before the logarithm
 
@@ -31,7 +34,8 @@ class CorruptAudioError(ValueError):
 def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Tensor:
     """Samples of a sound file in −1 … 1, float32 (samples,), averaged over its channels and resampled to rate (hertz).
 
-    Reads all formats of libsndfile: wav, flac, ogg, mp3 and others; from `content` if the file is in memory.
+    Reads all formats of libsndfile: wav, flac, ogg, mp3, NIST's SPHERE (PCM and µ-law, not compressed) and others; from
+    `content` if the file is in memory.
 
     Raises:
         CorruptAudioError: for a file that is missing or damaged, has samples that are not finite, is shorter than one
@@ -52,7 +56,9 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
             file_rate = file.samplerate
             samples = _mono(file, rate)
     except Exception as error:  # the library raises many classes, TypeError for samples without a header
-        reason = "" if isinstance(error, soundfile.LibsndfileError) else f" ({reason_of(error)})"
+        reason = (
+            _compression(path, content) if isinstance(error, soundfile.LibsndfileError) else f" ({reason_of(error)})"
+        )
         raise CorruptAudioError(
             f"{path} cannot be read as sound{reason}: use a .wav or .flac file, or leave this one out."
         ) from error
@@ -65,6 +71,16 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
             f"{path} is {seconds:.3f} s long, shorter than one frame of {shortest:.3f} s: leave it out."
         )
     return torch.from_numpy(mono)
+
+
+def _compression(path: str | Path, content: bytes | None) -> str:
+    """The reason why libsndfile does not read a file, if it is compressed sound in SPHERE; "" otherwise."""
+    if content is None:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            content = file.read(SPHERE_HEADER)
+    header = (content or b"")[:SPHERE_HEADER]
+    coding = re.search(rb"^sample_coding -s\d+ (.*(?:shorten|wavpack).*)$", header, re.MULTILINE)
+    return f" (it is compressed as {coding[1].decode(errors='replace')})" if coding else ""
 
 
 def _mono(file: "SoundFile", rate: int) -> np.ndarray:

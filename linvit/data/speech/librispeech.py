@@ -20,7 +20,7 @@ from linvit.data.speech.transcripts import UNITS, Speller, tokens_of
 from linvit.data.unusable import none_usable
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
-SUFFIXES = (".flac", ".wav")
+SUFFIXES = (".flac", ".wav", ".sph")
 MEASURED = 200  # utterances that mean and deviation of the features are computed from
 Sample = tuple[Tensor, dict[str, Any]]
 Masks = Annotated[int, Range(0, 1000)]
@@ -66,9 +66,7 @@ def find_utterances(folder: Path) -> list[Utterance]:
             " make_speech."
         )
     utterances = []
-    for listed in files_below(folder, (".txt",)):
-        if not listed.name.endswith(".trans.txt"):
-            continue
+    for listed in filter(_has_transcripts, files_below(folder, (".txt",))):
         files: dict[str, Path] = {}
         sounds = [file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES]
         for file in sounds:
@@ -78,13 +76,18 @@ def find_utterances(folder: Path) -> list[Utterance]:
             name, *words = line.split()
             if name not in files:
                 raise ValueError(
-                    f"{listed} names the utterance {name!r}, but {listed.parent} has no {name}.flac or {name}.wav:"
+                    f"{listed} names the utterance {name!r}, but {listed.parent} has no {name}{' or '.join(SUFFIXES)}:"
                     " add the file or remove the line."
                 )
             utterances.append(Utterance(files[name], " ".join(words)))
     if not utterances:
         raise ValueError(f"{folder} has no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
     return utterances
+
+
+def _has_transcripts(path: Path) -> bool:
+    """Whether a file contains transcripts."""
+    return path.name.endswith(".trans.txt")
 
 
 def _read(rate: int, utterance: Utterance) -> Tensor:
@@ -133,7 +136,7 @@ def assembled(samples: list[Sample]) -> tuple[Tensor, dict[str, Any]]:
 
 
 class LibriSpeech(Source):
-    """Utterances in LibriSpeech's layout, flac or wav.
+    """Utterances in LibriSpeech's layout, flac, wav or sph.
 
     Args:
         root: Folder of the subsets.
@@ -188,6 +191,16 @@ class LibriSpeech(Source):
         self._utterances: dict[str, list[Utterance]] = {}
         self._tokenizer = ""
 
+    @classmethod
+    def found_in(cls, root: str | Path) -> dict[str, Any] | None:
+        """The settings that read this folder, or None if it has no subsets for training and validation."""
+        folder = Path(root)
+        paths = [path.relative_to(folder) for path in files_below(folder, (".txt",)) if _has_transcripts(path)]
+        subsets = sorted({path.parts[0] for path in paths if len(path.parts) == 4})
+        train = [name for name in subsets if name.startswith("train")]
+        val = [name for name in subsets if name.startswith(("val", "dev"))]
+        return {"name": "librispeech", "root": str(root), "train": train, "val": val} if train and val else None
+
     @cached_property
     def class_names(self) -> list[str]:  # type: ignore[override]
         """The names of the tokens, the blank first; those of the training transcripts unless others are assigned."""
@@ -212,6 +225,12 @@ class LibriSpeech(Source):
     def subset(self, name: str) -> list[Utterance]:
         """The utterances of one subset."""
         return find_utterances(self.root / name)
+
+    @staticmethod
+    def speaker(path: Path) -> str:
+        """The speaker of a sound file: the folder above the chapter's, or for shorter paths the first folder."""
+        folders = path.parts[:-1]
+        return folders[-2:][0] if folders else "–"
 
     def reader(self) -> Callable[[Utterance], Tensor]:
         """A picklable function that returns the samples of an utterance and raises as read_audio does."""

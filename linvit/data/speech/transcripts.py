@@ -21,7 +21,7 @@ def tokens_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str],
         raise ValueError(f"`units` is {units!r}, expected one of {', '.join(UNITS)}: choose a known one.")
     words = {word for text in texts for word in text.split()}
     if not words:
-        raise ValueError("The training transcripts have no words: check the *.trans.txt files.")
+        raise ValueError("The training transcripts have no words: check their files.")
     if units == "words":
         return [BLANK, *(START + word for word in sorted(words))], ""
     characters = sorted({START} | {character for word in words for character in word})

@@ -2,108 +2,64 @@
 
 import platform
 import sysconfig
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from torch.utils.data import Dataset
+from linvit.data.disk import check_regular, files_below, is_hidden
+from linvit.data.source import is_held_out
+from linvit.data.text.packing import CACHE, PackedText, usable
+from linvit.data.text.source import TextPreprocessing
+from linvit.data.text.tokens import Stream, join
+from linvit.ranges import Amount, Share
 
-from linvit.data.disk import check_regular, files_below
-from linvit.data.order import share
-from linvit.data.source import Source, Workers, is_held_out
-from linvit.data.text.tokens import BYTES, Rows, Stream, Tokenizer, join, open_tokenizer
-from linvit.ranges import Count, Range, Seed, Share
-
-LONGEST_ROW = 2**20
+IN_MEMORY = 2**24  # bytes of a split's text; more is packed
+SUFFIXES = (".txt", ".md")
 # Tests, which some distributions leave out, and tables, which are not programs.
 NOT_READ = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 
 
-@dataclass(frozen=True)
-class TextPreprocessing:
-    """The conversion of text to a network's input, and the text it was trained on.
+class FileText(PackedText):
+    """Text files, each a document; `files` has the paths of each split, `root` is their folder.
 
-    tokenizer: "bytes" or the name of a Hugging Face tokenizer. separator: the name of its token between documents.
-    context: tokens per row. corpus: a description of the text.
+    A split of more than IN_MEMORY bytes is packed; it is packed again if a name, a size or a time of its files changes.
     """
 
-    tokenizer: str
-    separator: str | None
-    context: int
-    corpus: str
-
-    def open(self) -> Tokenizer:
-        """The tokenizer itself."""
-        return open_tokenizer(self.tokenizer, self.separator)
-
-
-class TextSource(Source):
-    """Rows of tokens, whose targets are the next tokens; see Rows.
-
-    context: tokens per row. batch_size: rows per batch. tokenizer: "bytes", or the file or name of a Hugging Face
-    tokenizer. separator: its token between documents, if it is not a common one. keeps_apart: documents in the same row
-    do not see each other. seed: of the order of the rows. num_workers: processes that read.
-    """
-
-    task = "language"
-    item = "row"
-    smaller = ("batch_size", "context")
-    preprocessing: TextPreprocessing  # type: ignore[assignment]
-
-    def __init__(
-        self,
-        context: Annotated[int, Range(2, LONGEST_ROW)] = 256,
-        batch_size: Count = 16,
-        tokenizer: str = BYTES,
-        separator: str | None = None,
-        keeps_apart: bool = True,
-        seed: Seed = 0,
-        num_workers: Workers = 0,
-    ) -> None:
-        super().__init__(batch_size, seed, num_workers)
-        self.context = context
-        self.keeps_apart = keeps_apart
-        self.tokenizer = open_tokenizer(tokenizer, separator)
-        self.names = tokenizer, separator
-        self.class_names: list[str] = []
-        self._streams: dict[str, Stream] = {}
-
-    @property
-    def num_classes(self) -> int:
-        return self.tokenizer.vocabulary
-
-    def stream(self, split: str) -> Stream:
-        """The tokens of "train" or "val"."""
-        raise NotImplementedError
-
-    def train_set(self) -> Dataset[Any]:
-        return self._rows("train")
-
-    def val_set(self) -> Dataset[Any]:
-        return self._rows("val", share()[1])
-
-    def _rows(self, split: str, multiple: int = 1) -> Rows:
-        if split not in self._streams:
-            self._streams[split] = self.stream(split)
-        return Rows(self._streams[split], self.context, self.tokenizer.separator, self.keeps_apart, multiple)
-
-
-class FileText(TextSource):
-    """Text files, each a document; `files` has the paths of each split."""
-
+    root: Path
     files: dict[str, list[Path]]
+    cache = Path(CACHE)
+
+    def identity(self, split: str) -> list[Any]:
+        described: list[Any] = [str(self.root)]
+        for path in self.files[split]:
+            about = path.stat() if path.is_file() else None
+            name = path.relative_to(self.root).as_posix()
+            described.append([name, about and about.st_size, about and about.st_mtime_ns])
+        return described
+
+    def contents(self, split: str) -> Iterable[bytes | str]:
+        return map(_content, self.files[split])
+
+    def prepare_data(self) -> None:
+        for split in self.files:
+            if self._size(split) > IN_MEMORY:
+                self.packed(split)
 
     def stream(self, split: str) -> Stream:
-        return join(map(_content, self.files[split]), self.tokenizer, split == "val")
+        if self._size(split) > IN_MEMORY:
+            return super().stream(split)
+        sentences: list[str] = []
+        stream = join(usable(self.contents(split), sentences), self.tokenizer, split == "val")
+        self.leave_out(sentences, stream.documents)
+        return stream
 
     def describe(self) -> str:
         """The number of files and bytes of each split, in words."""
-        sizes = {split: sum(path.stat().st_size for path in files) for split, files in self.files.items()}
-        return (
-            f"{len(self.files['train'])} files of {sizes['train']:,} bytes, {len(self.files['val'])} files of"
-            f" {sizes['val']:,} bytes held out"
-        )
+        train, val = (f"{len(self.files[split])} files of {self._size(split):,} bytes" for split in ("train", "val"))
+        return f"{train}, {val} held out"
+
+    def _size(self, split: str) -> int:
+        return sum(map(_size, self.files[split]))
 
 
 class Stdlib(FileText):
@@ -118,43 +74,60 @@ class Stdlib(FileText):
 
     def __init__(self, held_out: Share = 0.03, **options: Any) -> None:
         super().__init__(**options)
-        root = Path(sysconfig.get_paths()["stdlib"])
-        files = [path for path in root.rglob("*.py") if not NOT_READ & set(path.relative_to(root).parts)]
-        self.files = split_by_hash(root, files, held_out)
-        check_splits(root, self.files, [".py"], trains=held_out < 1)
+        self.root = Path(sysconfig.get_paths()["stdlib"])
+        files = [path for path in self.root.rglob("*.py") if not NOT_READ & set(path.relative_to(self.root).parts)]
+        self.files = split_by_hash(self.root, files, held_out)
+        check_splits(self.root, self.files, [".py"], trains=held_out < 1)
         corpus = f"the standard library of Python {platform.python_version()}: {self.describe()}"
         self.preprocessing = TextPreprocessing(*self.names, self.context, corpus)
 
 
 class TextFolder(FileText):
-    """All text files below a folder; those in its val/ are held out, or a share of all if there is no val/.
+    """All text files below a folder, such as books; those in its val/ are held out, or a share of all without val/.
 
     Args:
         root: The folder.
         suffixes: The endings of its text files.
         held_out: Share of the files that is held out, chosen by a hash of their names, if the folder has no val/. 1
             holds out all, for evaluation.
+        cache: Folder of the packed tokens of a split with more than 16 MiB of text.
+        max_corrupt: Number of files of a split that may be left out because they cannot be read or are not UTF-8.
         options: See TextSource.
 
-    Raises ValueError for a missing folder, a file that cannot be read, and a split without files or without text.
+    Raises ValueError for a missing folder, a split without files or without text, and more unusable files than allowed.
     """
 
-    def __init__(self, root: str, suffixes: Sequence[str] = (".txt",), held_out: Share = 0.03, **options: Any) -> None:
+    def __init__(
+        self,
+        root: str,
+        suffixes: Sequence[str] = SUFFIXES,
+        held_out: Share = 0.03,
+        cache: str = CACHE,
+        max_corrupt: Amount = 0,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
-        folder = Path(root)
-        if not folder.is_dir():
-            wrong = "is a file" if folder.exists() else "does not exist"
-            raise ValueError(f"The data folder {folder} {wrong}: set `root` to a folder of text files.")
-        files = files_below(folder, suffixes)
-        for path in files:
-            check_readable(path)
-        if (folder / "val").is_dir():
-            val = {path for path in files if path.relative_to(folder).parts[0] == "val"}
+        self.root, self.cache, self.max_corrupt = Path(root), Path(cache), max_corrupt
+        if not self.root.is_dir():
+            wrong = "is a file" if self.root.exists() else "does not exist"
+            raise ValueError(f"The data folder {self.root} {wrong}: set `root` to a folder of text files.")
+        files = files_below(self.root, suffixes)
+        if (self.root / "val").is_dir():
+            val = {path for path in files if path.relative_to(self.root).parts[0] == "val"}
             self.files = {"train": sorted(set(files) - val), "val": sorted(val)}
         else:
-            self.files = split_by_hash(folder, files, held_out)
-        check_splits(folder, self.files, suffixes, trains=held_out < 1)
-        self.preprocessing = TextPreprocessing(*self.names, self.context, f"{folder}: {self.describe()}")
+            self.files = split_by_hash(self.root, files, held_out)
+        check_splits(self.root, self.files, suffixes, trains=held_out < 1)
+        self.preprocessing = TextPreprocessing(*self.names, self.context, f"{self.root}: {self.describe()}")
+
+    @classmethod
+    def found_in(cls, root: str | Path) -> dict[str, Any] | None:
+        """The settings that read this folder, or None if most of its files are not text files."""
+        folder = Path(root)
+        if not (texts := files_below(folder, SUFFIXES)):
+            return None
+        files = [path for path in folder.rglob("*") if path.is_file() and not is_hidden(path, folder)]
+        return {"name": "textfolder", "root": str(root)} if 2 * len(texts) > len(files) else None
 
 
 def split_by_hash(root: Path, files: Sequence[Path], held_out: float) -> dict[str, list[Path]]:
@@ -165,17 +138,22 @@ def split_by_hash(root: Path, files: Sequence[Path], held_out: float) -> dict[st
     return splits
 
 
-def check_readable(path: Path) -> None:
-    """Raises ValueError, naming the path, for anything but a regular file."""
+def _content(path: Path) -> bytes | str:
+    """The content of a file, or a sentence if it cannot be read or is not UTF-8."""
     try:
         check_regular(path)
+        content = path.read_bytes()
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"{path} is not text in UTF-8: save it again as UTF-8, or leave it out."
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error}): remove it.") from error
+        return f"{path} cannot be read ({error.strerror or error}): replace it, or leave it out."
+    return content
 
 
-def _content(path: Path) -> bytes:
-    check_readable(path)
-    return path.read_bytes()
+def _size(path: Path) -> int:
+    """In bytes; 0 for anything but a regular file."""
+    return path.stat().st_size if path.is_file() else 0
 
 
 def check_splits(root: Path, files: dict[str, list[Path]], suffixes: Sequence[str], trains: bool) -> None:
@@ -190,5 +168,5 @@ def check_splits(root: Path, files: dict[str, list[Path]], suffixes: Sequence[st
             f"{root} has {count} files that end in {endings}, but none of them is {missing}: set `held_out` between 0"
             " and 1, or add files."
         )
-    if not any(path.stat().st_size for path in files["val"]):
+    if not any(map(_size, files["val"])):
         raise ValueError(f"All held-out files of {root} are empty: add text to them.")

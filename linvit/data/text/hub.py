@@ -1,8 +1,6 @@
 """Text of Hugging Face data sets, packed once into a file of tokens or streamed."""
 
-import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,16 +11,15 @@ from torch.utils.data import IterableDataset
 
 from linvit.data.hub import load_rows
 from linvit.data.order import Batches, share
-from linvit.data.text.files import LONGEST_ROW, TextPreprocessing, TextSource
-from linvit.data.text.tokens import WIDTH, Rows, Stream, Tokenizer, dtype_for
-from linvit.files import replacing, write_json
+from linvit.data.text.packing import CACHE, PackedText, groups
+from linvit.data.text.source import LONGEST_ROW, TextPreprocessing
+from linvit.data.text.tokens import Rows, Stream, dtype_for
 from linvit.ranges import Count, Range
 
-TOGETHER = 256  # documents that are tokenized at once
 SHUFFLED = 10_000  # documents among which a stream chooses the next at random
 
 
-class HuggingFaceText(TextSource):
+class HuggingFaceText(PackedText):
     """Rows of tokens from the documents of a data set that `datasets.load_dataset` reads.
 
     Args:
@@ -56,7 +53,7 @@ class HuggingFaceText(TextSource):
         max_tokens: Count | None = None,
         streaming: bool = False,
         epoch_rows: Count = 262_144,
-        cache: str = "data/packed",
+        cache: str = CACHE,
         options: dict[str, Any] | None = None,
         context: Annotated[int, Range(2, LONGEST_ROW)] = 2048,
         batch_size: Count = 8,
@@ -81,16 +78,19 @@ class HuggingFaceText(TextSource):
         self._skipped = 0
 
     def prepare_data(self) -> None:
-        """Packs the splits that are not packed yet, in one process per machine."""
-        for split in ("val",) if self.streaming else ("train", "val"):
-            self._packed(split)
+        if self.streaming:
+            self.packed("val")
+        else:
+            super().prepare_data()
 
-    def stream(self, split: str) -> Stream:
-        path = self._packed(split)
-        about = json.loads(path.with_suffix(".json").read_text())
-        tokens = np.memmap(path, dtype_for(self.tokenizer.vocabulary), mode="r")
-        widths = np.memmap(path.with_suffix(".widths"), WIDTH, mode="r") if split == "val" else None
-        return Stream(tokens, widths, about["documents"])
+    def identity(self, split: str) -> list[Any]:
+        return [self.arguments, self.column, self.train_split, self.val_split, self.val_documents]
+
+    def contents(self, split: str) -> Iterable[bytes]:
+        return map(self.text, self.documents(split, self.streaming))
+
+    def most_tokens(self, split: str) -> int | None:
+        return self.max_tokens if split == "train" else None
 
     def train_dataloader(self) -> Batches:
         if not self.streaming:
@@ -130,45 +130,6 @@ class HuggingFaceText(TextSource):
             )
         return text.encode("utf-8", "replace")
 
-    def _packed(self, split: str) -> Path:
-        """The file of a split's tokens, which is written if it does not exist."""
-        identity = [split, self.arguments, self.column, self.train_split, self.val_split, self.val_documents]
-        identity += [self.tokenizer.fingerprint(), WIDTH.__name__, self.max_tokens if split == "train" else None]
-        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-        path = self.cache / f"{split}_{key}.tokens"
-        if not path.with_suffix(".json").is_file():
-            texts = map(self.text, self.documents(split, self.streaming))
-            pack(texts, self.tokenizer, path, split == "val", self.max_tokens if split == "train" else None)
-        return path
-
-
-def pack(
-    documents: Iterable[bytes], tokenizer: Tokenizer, path: Path, measures: bool, max_tokens: int | None = None
-) -> None:
-    """Writes documents as a file of tokens, a file of their widths in bytes (if it measures), and finally a .json.
-
-    Each file is written completely or not at all, so if there is a .json the others are complete.
-    """
-    dtype, mark = dtype_for(tokenizer.vocabulary), tokenizer.separator
-    pairs = (pair for texts in _groups(documents) for pair in zip(texts, tokenizer.encode_batch(texts), strict=True))
-    count = total = 0
-    with (
-        replacing(path) as temporary,
-        replacing(path.with_suffix(".widths")) as beside,
-        temporary.open("wb") as tokens,
-        beside.open("wb") as widths,
-    ):
-        for text, encoded in pairs:
-            np.asarray([mark, *encoded], dtype).tofile(tokens)
-            if measures:
-                np.asarray([0, *tokenizer.widths(text)], WIDTH).tofile(widths)
-            count, total = count + 1, total + 1 + len(encoded)
-            if max_tokens is not None and total >= max_tokens:
-                break
-        np.asarray([mark], dtype).tofile(tokens)
-        np.zeros(1, WIDTH).tofile(widths)
-    write_json(path.with_suffix(".json"), {"documents": count, "tokens": total + 1})
-
 
 class TextStream(IterableDataset[Any]):
     """Rows of a stream of documents, `epoch_rows` per epoch; it resumes where it stopped.
@@ -193,7 +154,7 @@ class TextStream(IterableDataset[Any]):
         source, mark = self.source, self.source.tokenizer.separator
         dtype = dtype_for(source.tokenizer.vocabulary)
         held = np.zeros(0, dtype)
-        for texts in _groups(self._documents()):
+        for texts in groups(self._documents()):
             encoded = source.tokenizer.encode_batch(texts)
             held = np.concatenate((held, *(np.asarray([mark, *tokens], dtype) for tokens in encoded)))
             whole = (len(held) - 1) // source.context
@@ -222,9 +183,3 @@ class TextStream(IterableDataset[Any]):
                     f"The data set {self.source.arguments['path']} has no documents to train on besides the"
                     f" {self.source.val_documents} held-out ones: set `val_documents` lower."
                 )
-
-
-def _groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
-    rest = iter(documents)
-    while texts := list(itertools.islice(rest, TOGETHER)):
-        yield texts

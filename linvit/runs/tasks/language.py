@@ -10,8 +10,9 @@ import torch
 
 from linvit.analysis.report import paragraph, preformatted
 from linvit.data.source import Source
-from linvit.data.text.files import Stdlib, TextFolder, TextPreprocessing
+from linvit.data.text.files import Stdlib, TextFolder
 from linvit.data.text.hub import HuggingFaceText
+from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import Bytes, Tokenizer
 from linvit.models.sequence import Decoder, generate
 from linvit.ranges import Count, Range
@@ -46,11 +47,11 @@ class LanguageSpec(DecoderSpec):
     def evaluate(self, run: "Run", data: str | Path | None, progress: bool, trainer: Any, **options: Any) -> Any:
         """As for every task; with `tasks`, runs tasks of EleutherAI's lm-evaluation-harness with the options
 
-        include: folder with your own tasks, used instead of the harness's. limit: items per task. batch_size: texts per
-        batch. weights: "raw" or "ema".
+        task_data: folder with the tasks' data, instead of downloading it. include: folder with your own tasks, used
+        instead of the harness's. limit: items per task. batch_size: texts per batch. weights: "raw" or "ema".
         """
         if options.get("tasks") is None:
-            for name in ("include", "limit"):
+            for name in ("task_data", "include", "limit"):
                 if name in options:
                     raise ValueError(f"`{name}` needs `tasks`: add tasks, or leave `{name}` out.")
             return super().evaluate(run, data, progress, trainer, **options)
@@ -59,7 +60,7 @@ class LanguageSpec(DecoderSpec):
         if data is not None:
             raise ValueError("`tasks` have their own data: leave `data` out.")
         check_options(evaluate_tasks, self.name, options)
-        return evaluate_tasks(run, **options)
+        return evaluate_tasks(run, progress=progress, **options)
 
     def generate(
         self,

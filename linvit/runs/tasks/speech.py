@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from linvit.analysis.report import paragraph, table
 from linvit.data.source import Source
+from linvit.data.speech.an4 import AN4
 from linvit.data.speech.audio import HOP, CorruptAudioError, read_audio, window_samples
 from linvit.data.speech.hub import HuggingFaceSpeech
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, SpeechPreprocessing
@@ -28,8 +29,9 @@ from linvit.runs.predictions import Predictions, Transcript, check_output
 from linvit.runs.progress import tracked
 from linvit.runs.settings import parameters
 from linvit.runs.spec import Section, check_options
+from linvit.tasks.n_gram import CountedNGram, NGram
 from linvit.tasks.speech import Recognizer, Speech, known_beam
-from linvit.tasks.transcription import BLANK, spelled, word_edits
+from linvit.tasks.transcription import BLANK, LanguageModel, spelled, word_edits
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 WORST, CORRECT = 20, 5  # utterances of a report
 DECODING = ("beam", "language_model", "lm_weight", "word_bonus")
-PIECES = {"conformer_nano": 11, "conformer_small": 1024}
+OWN_TEXT = "train"  # in place of a language model's file
+TOKENS = {"conformer_nano": 11, "conformer_small": 1024}
 PUBLISHED = {
     ("conformer_small", mechanism): ROWS[f"MALA, Table 7, {row}"]
     for mechanism, row in {"softmax": "Conformer (S)", "linear": "Linear Attn", "mala": "MALA"}.items()
@@ -49,7 +52,7 @@ class SpeechSpec(NamedSpec):
 
     name = "speech"
     task = Speech
-    sources: ClassVar = {"librispeech": LibriSpeech, "huggingface_speech": HuggingFaceSpeech}
+    sources: ClassVar = {"librispeech": LibriSpeech, "an4": AN4, "huggingface_speech": HuggingFaceSpeech}
     folder_source = "librispeech"
     preprocessing = SpeechPreprocessing
     kept = ("beam",)
@@ -97,7 +100,8 @@ class SpeechSpec(NamedSpec):
 
         Args:
             beam: beam width of CTC decoding (default: the recipe's; 1 = greedy).
-            language_model: word n-gram model, .arpa or KenLM binary; needs a beam.
+            language_model: word n-gram model, .arpa or KenLM binary, or "train" for one counted in the transcripts that
+                the run was trained on; needs a beam.
             lm_weight: weight of the language-model score (0.5).
             word_bonus: score added for each word (0); needs a beam.
             weights, output, progress: see Run.predict; output is a .csv or .json file.
@@ -149,18 +153,18 @@ class SpeechSpec(NamedSpec):
     )
 
     def listing(self) -> Iterator[dict[str, Any]]:
-        """Conformers with each mechanism: name, mechanism, pieces, ctc and transducer (parameters with that head),
+        """Conformers with each mechanism: name, mechanism, tokens, ctc and transducer (parameters with that head),
         published (millions or None)."""
-        for name, pieces in PIECES.items():
+        for name, tokens in TOKENS.items():
             for mechanism in at("sequences"):
                 counts = {}
                 for head in ("ctc", "transducer"):
                     with torch.device("meta"):
-                        network = create(name, pieces, mechanism=mechanism, head=head)
+                        network = create(name, tokens, mechanism=mechanism, head=head)
                     counts[head] = sum(parameter.numel() for parameter in network.parameters())
                 row = PUBLISHED.get((name, mechanism))
                 size = row.values[SIZE] if row else None
-                yield {"name": name, "mechanism": mechanism, "pieces": pieces, **counts, "published": size}
+                yield {"name": name, "mechanism": mechanism, "tokens": tokens, **counts, "published": size}
 
 
 SPEC = SpeechSpec()
@@ -259,10 +263,14 @@ def set_decoding(
             raise ValueError(f"`{name}` needs a beam: set `beam=16`, for example.")
     decoding: dict[str, Any] = {"names": run.class_names, "bonus": word_bonus or 0.0}
     if language_model is not None:
-        from linvit.tasks.n_gram import NGram
-
-        decoding |= {"language_model": NGram(language_model), "weight": 0.5 if lm_weight is None else lm_weight}
+        decoding |= {"language_model": _n_gram(run, language_model), "weight": 0.5 if lm_weight is None else lm_weight}
     task.beam, task.decoding = beam, decoding
+
+
+def _n_gram(run: "Run", language_model: str | Path) -> LanguageModel:
+    if str(language_model) != OWN_TEXT:
+        return NGram(language_model)
+    return CountedNGram(utterance.text for utterance in cast(LibriSpeech, run.source()).utterances("train"))
 
 
 @torch.inference_mode()
@@ -295,15 +303,14 @@ def _utterances(run: "Run", source: Source) -> list[dict[str, Any]]:
         for tokens, text, path in zip(answers, targets["texts"], targets["paths"], strict=True):
             transcript = spelled(tokens, run.class_names)
             edits, words = word_edits(text, transcript)
-            row = {"speaker": _speaker(path), "file": path.name, "reference": text, "transcript": transcript}
+            row = {
+                "speaker": cast(LibriSpeech, source).speaker(path),
+                "file": path.name,
+                "reference": text,
+                "transcript": transcript,
+            }
             rows.append(row | {"edits": edits, "words": words})
     return rows
-
-
-def _speaker(path: Path) -> str:
-    """The folder above the chapter's, or for shorter paths the first folder (of the hub's data sets, the split)."""
-    folders = path.parts[:-1]
-    return folders[-2:][0] if folders else "–"
 
 
 def _by_speaker(utterances: Sequence[dict[str, Any]], run: "Run") -> list[dict[str, Any]]:

@@ -167,3 +167,9 @@ def test_a_folder_names_its_subsets(speech):
     names, preprocessing = source(speech).class_names, source(speech).preprocessing
     assert SpeechFolder(str(speech), names, preprocessing).subset_names() == ["train", "val"]
     assert SpeechFolder(str(speech / "val"), names, preprocessing).subset_names() == []
+
+
+def test_the_layout_is_recognized_with_its_subsets(speech):
+    settings = {"name": "librispeech", "root": str(speech), "train": ["train"], "val": ["val"]}
+    assert LibriSpeech.found_in(speech) == settings
+    assert LibriSpeech.found_in(speech / "train") is None

@@ -1,5 +1,7 @@
+import os
 import re
 
+import numpy as np
 import pytest
 
 from linvit.data.text import Stdlib, TextFolder
@@ -11,7 +13,7 @@ def folder(tmp_path):
     for number in range(40):
         (tmp_path / f"part{number % 3}").mkdir(exist_ok=True)
         (tmp_path / f"part{number % 3}" / f"{number}.txt").write_text(f"text {number} " * 9)
-    (tmp_path / "notes.md").write_text("no text")
+    (tmp_path / "notes.rst").write_text("no text")
     return tmp_path
 
 
@@ -60,8 +62,8 @@ def test_all_files_can_be_held_out_to_measure_on(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"held_out": 0.0}, "has 40 files that end in .txt, but none of them is held out: set `held_out`"),
-        ({"suffixes": [".rst"]}, "has no file that ends in .rst: choose another folder, or set `suffixes`"),
+        ({"held_out": 0.0}, "has 40 files that end in .txt or .md, but none of them is held out: set `held_out`"),
+        ({"suffixes": [".tex"]}, "has no file that ends in .tex: choose another folder, or set `suffixes`"),
         ({"context": 1}, "`context` is 1, expected a whole number from 2 to 1,048,576"),
         ({"batch_size": 0}, "`batch_size` is 0, expected a whole number of 1 or more"),
     ],
@@ -75,7 +77,7 @@ def test_a_folder_with_nothing_but_val_can_be_measured_on_but_not_trained_on(tmp
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "a.txt").write_text("held out")
     assert len(TextFolder(str(tmp_path), held_out=1.0).files["val"]) == 1
-    with pytest.raises(ValueError, match=r"has 1 files that end in \.txt, but none of them is to train on"):
+    with pytest.raises(ValueError, match=r"has 1 files that end in .txt or .md, but none of them is to train on"):
         TextFolder(str(tmp_path))
 
 
@@ -100,3 +102,71 @@ def test_a_file_is_no_folder(folder):
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere does not exist: set `root`"):
         TextFolder(str(tmp_path / "nowhere"))
+
+
+def test_books_of_both_kinds_at_any_depth_are_found(folder):
+    (folder / "A. Writer").mkdir()
+    (folder / "A. Writer" / "A Book.md").write_text("---\ntitle: A Book\n---\n# One\n")
+    source = TextFolder(str(folder), held_out=0.3)
+    assert sum(map(len, source.files.values())) == 41
+    assert source.found_in(folder) == {"name": "textfolder", "root": str(folder)}
+    for number in range(50):
+        (folder / f"{number}.jpg").touch()
+    assert source.found_in(folder) is None
+    assert source.found_in(folder / "nowhere") is None
+
+
+@pytest.fixture(params=[False, True], ids=["in memory", "packed"])
+def packs(request, monkeypatch):
+    monkeypatch.setattr("linvit.data.text.files.IN_MEMORY", 0 if request.param else 2**24)
+    return request.param
+
+
+def test_damaged_texts_are_named_or_left_out(folder, packs, caplog):
+    (folder / "val").mkdir()
+    (folder / "val" / "a.txt").write_text("held out")
+    (folder / "part0" / "latin.txt").write_bytes(b"caf\xe9")
+    os.mkfifo(folder / "part0" / "pipe.txt")
+    settings = {"cache": str(folder / "packed"), "context": 8}
+    for _ in range(2):  # the second time, from the packed files
+        with pytest.raises(
+            ValueError, match=r"(?s)latin.txt is not text in UTF-8.*`max_corrupt`=0.*pipe.txt cannot be"
+        ):
+            TextFolder(str(folder), **settings).train_set()
+        caplog.clear()
+        source = TextFolder(str(folder), max_corrupt=2, **settings)
+        assert source.stream("train").documents == 40
+        assert "Left out (2 of at most 2)" in caplog.text
+    assert source.stream("val").documents == 1
+    assert (folder / "packed").is_dir() == packs
+    (folder / "val" / "a.txt").write_bytes(b"\xff" * 9)
+    with pytest.raises(ValueError, match="None of the 1 documents can be used"):
+        TextFolder(str(folder), max_corrupt=9, **settings).val_set()
+
+
+def test_large_text_is_packed_once_and_mapped_into_memory(folder, monkeypatch):
+    in_memory = TextFolder(str(folder), held_out=0.3)
+    expected = {split: in_memory.stream(split) for split in ("train", "val")}
+    monkeypatch.setattr("linvit.data.text.files.IN_MEMORY", 0)
+    monkeypatch.setattr("linvit.data.text.packing.TOGETHER_BYTES", 300)
+    settings = {"held_out": 0.3, "cache": str(folder / "packed")}
+    TextFolder(str(folder), **settings).prepare_data()
+    packed = {path: path.stat().st_mtime_ns for path in (folder / "packed").iterdir()}
+    assert len(packed) == 6
+    found = {split: TextFolder(str(folder), **settings).stream(split) for split in ("train", "val")}
+    for split, stream in found.items():
+        assert isinstance(stream.tokens, np.memmap)
+        assert np.array_equal(stream.tokens, expected[split].tokens)
+        assert stream.documents == expected[split].documents
+    assert np.array_equal(found["val"].widths, expected["val"].widths)
+    assert {path: path.stat().st_mtime_ns for path in (folder / "packed").iterdir()} == packed
+    in_memory.files["train"][0].write_text("changed")
+    assert len(TextFolder(str(folder), **settings).stream("train").tokens) < len(expected["train"].tokens)
+
+
+def test_packing_says_how_far_it_is(folder, monkeypatch, caplog):
+    monkeypatch.setattr("linvit.data.text.files.IN_MEMORY", 0)
+    monkeypatch.setattr("linvit.data.text.packing.INTERVAL", 0.0)
+    with caplog.at_level("INFO"):
+        TextFolder(str(folder), held_out=0.3, cache=str(folder / "packed")).stream("train")
+    assert re.search(r"Packing text into .*train_\w+\.tokens: \d+ documents, [\d,]+ tokens so far", caplog.text)

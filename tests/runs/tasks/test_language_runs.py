@@ -101,6 +101,8 @@ def test_another_folder_and_its_report(run, tmp_path):
         (["generate", "RUN", "--guidance", "2"], "--guidance is not an option of generate for the task language"),
         (["eval", "RUN", "data=nowhere"], "nowhere does not exist"),
         (["eval", "RUN", "--limit", "3"], "--limit needs --tasks"),
+        (["eval", "RUN", "--task-data", "."], "--task-data needs --tasks"),
+        (["eval", "RUN", "--tasks", "piqa", "--task-data", "nowhere"], "--task-data is nowhere, expected a folder"),
         (["eval", "RUN", "--beam", "3"], "Unknown setting of the data 'beam'"),
         (["eval", "RUN", "--tasks", "piqa", "data=stdlib"], "leave data out"),
     ],

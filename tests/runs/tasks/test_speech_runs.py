@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_run import check_resumes_bit_for_bit, content, curve
-from tiny_speech import say, write_speech_recipe
+from tiny_speech import say, write_an4, write_speech_recipe
 
+from linvit.data.speech import LibriSpeech
 from linvit.data.speech.audio import read_audio
 from linvit.models.conformer import StreamCache
 from linvit.models.listed import list_networks
 from linvit.runs import load_run, train
-from linvit.runs.tasks.speech import _speaker
 from linvit.runs.training import train_folder
 from linvit.studies import compare
+from linvit.tasks.n_gram import CountedNGram
 from linvit.tasks.transcription import greedy, spelled, word_edits
 from linvit_cli import main
 
@@ -167,7 +168,7 @@ def test_the_report_names_each_utterance_beside_one_that_is_left_out(learned, tm
 def test_the_report_on_a_subset_seen_from_within_and_on_a_data_set_of_the_hub(learned, tmp_path, monkeypatch):
     monkeypatch.chdir(learned.parent / "speech" / "val" / "7" / "3")
     assert "By speaker" in load_run(learned).report(tmp_path / "page.html", data=".").read_text()
-    assert [_speaker(Path(name)) for name in ("a.wav", "train/3", "7/3/7-3-0001.wav")] == ["–", "train", "7"]
+    assert [LibriSpeech.speaker(Path(name)) for name in ("a.wav", "train/3", "7/3/7-3-0001.wav")] == ["–", "train", "7"]
 
 
 def test_a_run_without_data_to_evaluate_on_says_so(learned):
@@ -255,7 +256,7 @@ def test_a_wrong_recipe_ends_in_a_sentence(run, groups, message, tmp_path):
 
 
 @pytest.mark.parametrize("units", ["characters", "subwords"])
-def test_other_pieces_are_learned_and_loaded(run, units, tmp_path):
+def test_other_tokens_are_learned_and_loaded(run, units, tmp_path):
     data = {"root": str(run.parent / "speech"), "units": units, "num_tokens": 14, "groups": 2}
     trained = train(write_speech_recipe(tmp_path, data=data, trainer={"max_epochs": 1}))
     assert trained.evaluate()["utterances"] == 6
@@ -307,6 +308,30 @@ def test_a_language_model_has_its_say(learned, tmp_path, capsys):
     assert "MID" not in capsys.readouterr().out
     assert main(["eval", str(learned), "--beam", "4", "--lm", str(model), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["raw"]["utterances"] == 6
+
+
+def test_a_language_model_is_counted_in_the_training_transcripts(learned, tmp_path, capsys):
+    sound = say(tmp_path / "a.wav", "MID")
+    asked = ["predict", str(learned), str(sound), "--beam", "8", "--lm", "train"]
+    assert main([*asked, "--lm-weight", "0"]) == 0
+    assert "MID" in capsys.readouterr().out
+    assert main([*asked, "--lm-weight", "99"]) == 0  # no word is worth it
+    assert "MID" not in capsys.readouterr().out
+    run = load_run(learned)
+    run.evaluate(beam=2, language_model="train")
+    counted = CountedNGram(one.text for one in run.source().utterances("train"))
+    for word in ("LOW", "MID", "HIGH"):
+        assert run.task.decoding["language_model"](("LOW",), word) == counted(("LOW",), word)
+
+
+def test_an_an4_folder_is_evaluated_by_speaker(learned, tmp_path):
+    write_an4(tmp_path / "an4", {"fash": ["LOW HIGH"], "mgah": ["MID"]}, {"fcaw": ["HIGH", "LOW MID"], "miry": ["LOW"]})
+    run = load_run(learned)
+    assert run.evaluate(**{"name": "an4", "root": str(tmp_path / "an4")})["utterances"] == 3
+    page = run.report(tmp_path / "page.html", name="an4", root=str(tmp_path / "an4")).read_text()
+    assert "fcaw" in page
+    assert "miry" in page
+    assert len(run.predict(tmp_path / "an4" / "wav" / "an4_clstk")) == 2
 
 
 def test_conformers_are_listed_beside_the_published_size():

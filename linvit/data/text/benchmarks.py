@@ -1,0 +1,194 @@
+"""LAMBADA, PIQA, HellaSwag and WinoGrande from local files, as rows for the tasks of lm-evaluation-harness."""
+
+import bz2
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from linvit.data.disk import check_regular, files_below, read_text
+from linvit.files import reason_of
+from linvit.ranges import Like, OneOf, Range, allows, expected, known, shown
+
+Row = dict[str, Any]
+LARGEST = 2**28  # bytes of an unpacked file
+HELLASWAG_LINES = 6
+MARKS = {"validation": r"(?<![a-z])(val|valid|validation|dev)(?![a-z])", "test": r"(?<![a-z])test(?![a-z])"}
+Choice = Annotated[int, Range(0, 1)]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Where the files of a benchmark are, and the columns that the harness's task reads.
+
+    word: in the path of its file. split: the name of the split in the harness. columns: name → type. definition: the
+    task's file in the harness. formats: the endings of its file.
+    """
+
+    word: str
+    split: str
+    columns: Mapping[str, Any]
+    definition: str
+    formats: tuple[str, ...] = (".jsonl", ".arrow")
+
+
+SEVERAL_WORDS = Annotated[str, Like(r"(?s).*\S .*\S.*", "several words")]
+BENCHMARKS = {
+    "lambada_openai": Benchmark("lambada", "test", {"text": SEVERAL_WORDS}, "lambada/lambada_openai.yaml"),
+    "lambada_standard": Benchmark("lambada", "test", {"text": SEVERAL_WORDS}, "lambada/lambada_standard.yaml"),
+    "piqa": Benchmark("piqa", "validation", {"goal": str, "sol1": str, "sol2": str, "label": Choice}, "piqa/piqa.yaml"),
+    "hellaswag": Benchmark(
+        "hellaswag",
+        "validation",
+        {
+            "activity_label": str,
+            "ctx_a": str,
+            "ctx_b": str,
+            "endings": tuple[str, str, str, str],
+            "label": Annotated[int, Range(0, 3)],
+        },
+        "hellaswag/hellaswag.yaml",
+        (".jsonl", ".arrow", ".txt", ".bz2"),
+    ),
+    "winogrande": Benchmark(
+        "winogrande",
+        "validation",
+        {
+            "sentence": Annotated[str, Like(r".*_.*", "a sentence with a gap, _")],
+            "option1": str,
+            "option2": str,
+            "answer": Annotated[str, OneOf(("1", "2"))],
+        },
+        "winogrande/default.yaml",
+    ),
+}
+
+
+def read_benchmark(task: str, folder: str | Path) -> list[Row]:
+    """The rows of a task's data, with the columns of its Benchmark.
+
+    The file is found at any depth by its path, which names the benchmark and the split: piqa/valid.jsonl with
+    piqa/valid-labels.lst beside it, hellaswag_val.jsonl, lambada_test.jsonl, winogrande/validation/*.arrow (as
+    `datasets` saves them), or hellaswag_val.txt, also .txt.bz2, with six lines per item: context, number of the right
+    ending, four endings.
+
+    Raises:
+        ValueError: for an unknown task, a missing folder, no file or several, and a file that is damaged or lacks a
+            column, naming its first wrong row.
+    """
+    benchmark = known("task", task, BENCHMARKS)
+    path = _find(task, benchmark, Path(folder))
+    rows = READERS[path.suffix.lower()](path)
+    if not rows:
+        raise ValueError(f"{path} has no items of {task}: use another copy.")
+    return [_checked(row, benchmark.columns, path, number) for number, row in enumerate(rows, start=1)]
+
+
+def _find(task: str, benchmark: Benchmark, folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ValueError(f"`task_data` is {folder}, expected a folder with the files of the tasks: give one.")
+    paths = []
+    for path in files_below(folder, benchmark.formats):
+        named = Path(folder.resolve().name, path.relative_to(folder)).as_posix().lower()
+        if benchmark.word in named and re.search(MARKS[benchmark.split], named):
+            paths.append(path)
+    if len(paths) != 1:
+        names = ", ".join(path.relative_to(folder).as_posix() for path in paths[:5])
+        raise ValueError(
+            f"{folder} has {len(paths)} files for the task {task}{f' ({names})' if paths else ''}, expected one whose"
+            f" path names {benchmark.word} and its {benchmark.split} split: add it, or remove the others."
+        )
+    return paths[0]
+
+
+def _checked(row: Any, columns: Mapping[str, Any], path: Path, number: int) -> Row:
+    if not isinstance(row, dict):
+        raise ValueError(f"{path}, item {number}, is {shown(row)}, expected an object with columns: correct it.")
+    values: Row = {name: row.get(name) for name in columns}
+    if isinstance(values.get("label"), str) and values["label"].isdecimal():
+        values["label"] = int(values["label"])
+    for name, value in values.items():
+        if not allows(columns[name], value):
+            raise ValueError(
+                f"{path}, item {number}, has {shown(value)} as {name!r}, expected {expected(columns[name])}: correct"
+                " it, or use another copy."
+            )
+    return values
+
+
+def _json_lines(path: Path) -> list[Any]:
+    rows = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path}, line {number}, is not JSON: correct it, or use another copy.") from None
+    labels = path.with_name(f"{path.stem}-labels.lst")
+    if not labels.is_file():
+        return rows
+    given = read_text(labels).split()
+    if len(given) != len(rows):
+        raise ValueError(f"{labels} has {len(given)} labels for {len(rows)} items: use another copy.")
+    return [row | {"label": label} if isinstance(row, dict) else row for row, label in zip(rows, given, strict=True)]
+
+
+def _arrow(path: Path) -> list[Any]:
+    import datasets
+
+    try:
+        check_regular(path)
+        return list(datasets.Dataset.from_file(str(path)))
+    except Exception as error:  # the library raises many classes
+        raise ValueError(f"{path} cannot be read as Arrow ({reason_of(error)}): use another copy.") from error
+
+
+def _packed_text(path: Path) -> list[Any]:
+    try:
+        check_regular(path)
+        with bz2.open(path) as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise OSError(f"it unpacks to more than {LARGEST:,} bytes")
+        text = content.decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as text ({reason_of(error)}): use another copy.") from error
+    return _hellaswag_items(text, path)
+
+
+def _plain_text(path: Path) -> list[Any]:
+    return _hellaswag_items(read_text(path), path)
+
+
+def _hellaswag_items(text: str, path: Path) -> list[Any]:
+    """Items of six lines; the first is "activity: context", whose last sentence the endings may complete."""
+    lines = text.rstrip("\n").split("\n")
+    if len(lines) % HELLASWAG_LINES:
+        raise ValueError(f"{path} has {len(lines)} lines, expected {HELLASWAG_LINES} per item: use another copy.")
+    items = []
+    for start in range(0, len(lines), HELLASWAG_LINES):
+        context, label, *endings = lines[start : start + HELLASWAG_LINES]
+        activity, _, context = context.partition(": ")
+        begun = re.search(r"(?<=[.!?]) ?([a-z][^.!?]*)$", context)
+        cut = begun.start(1) if begun else len(context)
+        items.append(
+            {
+                "activity_label": activity,
+                "ctx_a": context[:cut].strip(),
+                "ctx_b": context[cut:],
+                "endings": endings,
+                "label": label,
+            }
+        )
+    return items
+
+
+READERS: dict[str, Callable[[Path], list[Any]]] = {
+    ".jsonl": _json_lines,
+    ".arrow": _arrow,
+    ".txt": _plain_text,
+    ".bz2": _packed_text,
+}
