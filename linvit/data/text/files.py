@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from torch.utils.data import Dataset
 
-from linvit.data.disk import check_regular, files_below
+from linvit.data.contents import Content, Contents
+from linvit.data.disk import check_regular, files_below, read_text
 from linvit.data.order import share
 from linvit.data.source import Source, Workers, is_held_out
 from linvit.data.text.tokens import BYTES, Rows, Stream, Tokenizer, join, open_tokenizer
@@ -94,6 +95,9 @@ class FileText(TextSource):
 
     files: dict[str, list[Path]]
 
+    def contents(self, split: str) -> Contents:
+        return Contents(self.files[split], _text_content, item="file")
+
     def stream(self, split: str) -> Stream:
         return join(map(_content, self.files[split]), self.tokenizer, split == "val")
 
@@ -139,6 +143,10 @@ class TextFolder(FileText):
     Raises ValueError for a missing folder, a file that cannot be read, and a split without files or without text.
     """
 
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        return {"name": "textfolder", "root": str(root)} if files_below(root, (".txt",)) else None
+
     def __init__(self, root: str, suffixes: Sequence[str] = (".txt",), held_out: Share = 0.03, **options: Any) -> None:
         super().__init__(**options)
         folder = Path(root)
@@ -171,6 +179,14 @@ def check_readable(path: Path) -> None:
         check_regular(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error}): remove it.") from error
+
+
+def _text_content(path: Path) -> Content | str:
+    try:
+        text = read_text(path)
+    except ValueError as error:
+        return str(error)
+    return Content((len(text.encode()),), others={"characters": len(text)})
 
 
 def _content(path: Path) -> bytes:
