@@ -22,7 +22,7 @@ from linvit.runs.tasks import SOURCES
 
 SPLITS = ("train", "val")
 FALLBACKS = ("imagefolder", "textfolder")  # they fit almost every folder
-RECOGNIZED = {name: kind for name, kind in SOURCES.items() if kind.found_in.__func__ is not Source.found_in.__func__}  # type: ignore[attr-defined]
+RECOGNIZED = {name: kind for name, kind in SOURCES.items() if "found_in" in vars(kind)}
 
 
 @dataclass(frozen=True)

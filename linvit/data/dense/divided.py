@@ -66,6 +66,6 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def images_by_name(folder: Path) -> dict[str, Path]:
-    """The image files of a folder by their names without ending, sorted; {} without a folder. Hidden ones are left out."""
+    """The image files of a folder by their names without ending, sorted; hidden ones and folders are left out."""
     paths = sorted(path for path in folder.glob("*") if path.suffix.lower() in IMG_EXTENSIONS)
     return {path.stem: path for path in paths if not path.name.startswith(".")}

@@ -50,7 +50,7 @@ class InstanceMasks(HeldOutObjects):
         folder = self.folder(split)
         collected = Collected(names)
         pairs, collected.unusable = find_masks(folder)
-        by_name = {str(image.relative_to(folder)): (image, masks) for image, masks in pairs}
+        by_name = {image.relative_to(folder).as_posix(): (image, masks) for image, masks in pairs}
         for name in by_name if folder != self.root else self.divided(list(by_name), split):
             image, masks = by_name[name]
             try:

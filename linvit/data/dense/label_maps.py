@@ -1,5 +1,6 @@
 """Images with label maps: 8-bit images whose values are classes, in several layouts."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -179,13 +180,11 @@ class LabelMaps(MapSource):
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
-        if not any(folders_of(root, name) for name in LabelMaps.splits):
+        labels = _peeked(root)
+        if not labels:
             return None
-        about: dict[str, Any] = {"name": "label_maps", "root": str(root)}
-        if (root / CLASSES_FILE).exists():
-            return about
-        labels = _peeked(cls(str(root), num_labels=1))
-        return about | {"num_labels": max(labels) + 1} if labels else None
+        number = {} if (root / CLASSES_FILE).exists() else {"num_labels": max(labels) + 1}
+        return {"name": "label_maps", "root": str(root)} | number
 
     def read_names(self, classes: str | None, num_labels: int | None) -> list[str]:
         """The names of the classes, from a file with one on each line or numbered from 0."""
@@ -340,19 +339,13 @@ def _by_name(folder: Path, suffixes: Sequence[str], complaints: list[str]) -> di
     return files
 
 
-def _peeked(source: LabelMaps) -> set[int]:
-    """The labels below 255 of maps that are evenly spread over a source's data."""
-    maps = [
-        pair.map
-        for split, name in source.names.items()
-        if folders_of(source.root, name)
-        for pair in source.find_pairs(split)[0]
-    ]
+def _peeked(root: Path) -> set[int]:
+    """The labels below 255 of maps that are evenly spread over a folder; none if it has no 8-bit maps."""
+    folders = filter(None, (folders_of(root, name) for name in LabelMaps.splits))
+    maps = [path for _, folder in folders for path in _by_name(folder, (".png",), []).values()]
     labels: set[int] = set()
     for place in range(0, len(maps), max(1, len(maps) // PEEKED)):
-        try:
+        with contextlib.suppress(CorruptImageError):
             mode, values = read_pixels(maps[place])
-        except CorruptImageError:
-            continue
-        labels |= set(np.unique(values).tolist()) if mode in ("L", "P") else set()
+            labels |= set(np.unique(values).tolist()) if mode in ("L", "P") else set()
     return labels - {IGNORED}

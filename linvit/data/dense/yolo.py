@@ -55,7 +55,8 @@ class Yolo(HeldOutObjects):
         by_split = _images(self.root)
         images = by_split.get(split, [])
         if "" in by_split:
-            images = [Path(name) for name in self.divided(list(map(str, by_split[""])), split)]
+            names = [path.relative_to(self.root).as_posix() for path in by_split[""]]
+            images = [self.root / name for name in self.divided(names, split)]
         if not images:
             expected = " or ".join(f"images/{name}, {name}/images" for name in SPLITS[split][:2])
             raise ValueError(f"The data folder {self.root} has no {split} images: expected {expected}.")
