@@ -40,7 +40,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     _add_numbers(scenes, "scenes", train=1000, val=200)
     scenes.add_argument("--size", metavar="PX", type=whole, default=128, help="height and width in pixels")
 
-    text = "Find the format of a folder, read every file, count, and list what is wrong."
+    text = "Find the format of data, read every file, and list problems."
     check = add("check", _check, text, "linvit data check photos", "linvit data check data/coco data.needs_masks=false")
     check.usage = "linvit data check FOLDER [data.key=value ...] [options]"
     check.add_argument("path", metavar="FOLDER", type=Path, help="the data; or one .json file in COCO's format")

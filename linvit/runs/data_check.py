@@ -72,15 +72,15 @@ def check_data(root: str | Path, format: str | None = None, progress: bool = Fal
         raise ValueError(f"There is no {root}: give a folder of data.")
     if not root.is_dir():
         return _check_file(root, **settings)
-    found = find_format(root, format) | settings
-    kind = SOURCES[found["name"]]
+    whole = find_format(root, format) | settings
+    kind = SOURCES[whole["name"]]
     check_names("setting of the data", settings, parameters(kind))
     with collecting() as problems:
-        source = kind(**{key: as_tuple(value) for key, value in found.items() if key != "name"})
+        source = kind(**{key: as_tuple(value) for key, value in whole.items() if key != "name"})
         splits = [split for name in SPLITS for split in _checked(source, name, problems, progress)]
     if not splits:
         raise ValueError(f"{root} has neither training nor validation data: {problems[0] if problems else 'add some.'}")
-    return CheckedData(source.task, found, splits, list(dict.fromkeys(problems)))
+    return CheckedData(source.task, whole, splits, list(dict.fromkeys(problems)))
 
 
 def find_format(root: Path, format: str | None = None) -> dict[str, Any]:

@@ -50,8 +50,8 @@ class Ade20k(LabelMaps):
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
-        found = any(folders_of(root, name, cls.layouts) for name in SPLITS.values())
-        return {"name": "ade20k", "root": str(root)} if found else None
+        fits = any(folders_of(root, name, cls.layouts) for name in SPLITS.values())
+        return {"name": "ade20k", "root": str(root)} if fits else None
 
     def read_names(self, classes: str | None, num_labels: int | None) -> list[str]:
         """The last column of the table that comes with ADE20K; without it, numbers from 1."""

@@ -36,8 +36,8 @@ class InstanceMasks(HeldOutObjects):
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
-        found = any(layout_of(folder) for folder in (root, *(root / split for split in SPLITS)))
-        return {"name": "instance_masks", "root": str(root)} if found else None
+        fits = any(layout_of(folder) for folder in (root, *(root / split for split in SPLITS)))
+        return {"name": "instance_masks", "root": str(root)} if fits else None
 
     def folder(self, split: str) -> Path:
         divided = any((self.root / name).is_dir() for name in SPLITS)

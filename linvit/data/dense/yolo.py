@@ -92,8 +92,8 @@ class Yolo(HeldOutObjects):
                 class_names = [line.strip() for line in read_text(path).split("\n") if line.strip()]
         if not class_names:
             raise ValueError(
-                f"The data folder {self.root} names no classes: set `class_names`, or add data.yaml with `names`, or"
-                " classes.txt."
+                f"The data folder {self.root} names no classes: set `class_names`, or add a .yaml file with `names`,"
+                " or classes.txt."
             )
         return dict(enumerate(class_names))
 
@@ -135,11 +135,11 @@ def read_line(line: str, label_of: Mapping[int, int]) -> tuple[int, list[float]]
 
 def label_file(image: Path) -> Path:
     """The text file of an image: in the folder labels/ parallel to the last images/ in its path, else next to it."""
-    parts = list(image.parts)
-    places = [place for place, part in enumerate(parts[:-1]) if part == IMAGES]
+    names = list(image.parts)
+    places = [place for place, name in enumerate(names[:-1]) if name == IMAGES]
     if places:
-        parts[places[-1]] = LABELS
-        parallel = Path(*parts).with_suffix(".txt")
+        names[places[-1]] = LABELS
+        parallel = Path(*names).with_suffix(".txt")
         if parallel.parent.is_dir():
             return parallel
     return image.with_suffix(".txt")

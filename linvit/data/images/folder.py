@@ -61,8 +61,8 @@ class ImageFolder(AugmentedSource):
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
-        found = any(files_below(root / name, IMG_EXTENSIONS) for name in _folders(root))
-        return {"name": "imagefolder", "root": str(root)} if found else None
+        fits = any(files_below(root / name, IMG_EXTENSIONS) for name in _folders(root))
+        return {"name": "imagefolder", "root": str(root)} if fits else None
 
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         return ImageFiles(self.files(split), transform, self.channels)

@@ -285,7 +285,7 @@ def test_classes_of_yolo_are_named_by_a_list_a_mapping_a_file_or_the_recipe(tmp_
         with pytest.raises(ValueError, match=says):
             yolo(root, needs_masks=False)
     names.unlink()
-    with pytest.raises(ValueError, match=r"names no classes: set `class_names`, or add data\.yaml"):
+    with pytest.raises(ValueError, match=r"names no classes: set `class_names`, or add a \.yaml file"):
         yolo(root, needs_masks=False)
     (root / "classes.txt").write_text("kitten\npuppy\n")
     assert yolo(root, needs_masks=False).class_names == ["kitten", "puppy"]
