@@ -1,7 +1,10 @@
 import json
 from functools import partial
 
+import numpy as np
 import pytest
+import soundfile
+import torch
 import yaml
 from dense_formats import (
     write_image,
@@ -11,6 +14,7 @@ from dense_formats import (
     write_voc,
     write_yolo,
 )
+from safetensors.torch import save_file
 
 from linvit.data.dense.scenes import make_scenes
 from linvit.runs.data_check import FALLBACKS, RECOGNIZED, check_data
@@ -47,6 +51,26 @@ def write_texts(root):
     return root
 
 
+def write_speech(root):
+    for split in ("train-clean", "dev-clean"):
+        chapter = root / split / "1" / "2"
+        chapter.mkdir(parents=True)
+        soundfile.write(chapter / "1-2-0.wav", np.zeros(8_000), 16_000)
+        soundfile.write(chapter / "1-2-1.wav", np.zeros(24_000), 16_000)
+        (chapter / "1-2.trans.txt").write_text("1-2-0 ONE\n1-2-1 ONE TWO\n")
+    return root
+
+
+def write_latents(root):
+    for split in ("train", "val"):
+        (root / split).mkdir(parents=True)
+        tensors = {"moments": torch.zeros(3, 2, 8, 4, 5).half(), "labels": torch.tensor([0, 1, 1])}
+        save_file(tensors, root / split / "0.safetensors")
+    about = {"class_names": ["cat", "dog"], "vae": "any", "scale": 0.2, "channels": 4, "size": [4, 5]}
+    (root / "latents.json").write_text(json.dumps(about))
+    return root
+
+
 WRITTEN = {
     "voc": write_voc,
     "yolo": partial(write_yolo, polygons=True),
@@ -58,6 +82,8 @@ WRITTEN = {
     "imagefolder": write_classes,
     "labelled": write_labelled,
     "textfolder": write_texts,
+    "librispeech": write_speech,
+    "latents": write_latents,
 }
 COUNTED = {
     "voc": {"images": 3, "objects": 5},
@@ -70,11 +96,13 @@ COUNTED = {
     "imagefolder": {"images": 8},
     "labelled": {"images": 6},
     "textfolder": {"files": 1, "characters": 16},
+    "librispeech": {"utterances": 2, "words": 3},
+    "latents": {"images": 3},
 }
 
 
-def test_every_recognized_format_is_tried_here_or_by_its_own_tests():
-    assert set(WRITTEN) | {"latents", "librispeech"} <= set(RECOGNIZED)
+def test_all_these_formats_are_recognized():
+    assert set(WRITTEN) <= set(RECOGNIZED)
     assert set(FALLBACKS) <= set(RECOGNIZED)
 
 
@@ -97,7 +125,7 @@ def test_the_format_is_found_and_the_data_are_counted(tmp_path, name):
     assert values["task"]["name"] == checked.task
     model = {"backbone": "mavit_nano", "framework": {"detection": "mask_rcnn"}.get(checked.task, "upernet")}
     model = model if checked.task in ("detection", "segmentation") else {"name": "mavit_nano"}
-    if checked.task != "language":
+    if checked.task in ("detection", "segmentation", "classification", "multilabel"):
         Recipe(values | {"model": model, "folder": "run"}).resolved()
 
 
@@ -110,6 +138,20 @@ def test_amounts_by_class_and_sizes_are_those_of_the_files(tmp_path):
     assert train.classes["cat"] == {"images": 2, "pixels": 170 + 529 + 128}
     train, _ = check_data(write_labelled(tmp_path / "labelled")).splits
     assert train.classes == {"cat": {"images": 6}, "dog": {"images": 3}}
+    train, _ = check_data(write_latents(tmp_path / "latents")).splits
+    assert (train.classes, train.sizes[0]) == ({"cat": {"images": 1}, "dog": {"images": 2}}, (4, 5))
+
+
+def test_sound_is_measured_in_seconds_and_text_in_bytes(tmp_path):
+    checked = check_data(write_speech(tmp_path / "speech"))
+    assert (checked.settings["train"], checked.settings["val"]) == (["train-clean"], ["dev-clean"])
+    assert checked.splits[0].sizes == [(0.5,), (0.5,), (1.5,)]
+    (tmp_path / "speech/dev-clean/1/2/1-2-0.wav").write_bytes(b"broken")
+    assert ["1-2-0.wav" in problem for problem in check_data(tmp_path / "speech").problems] == [True]
+    root = write_texts(tmp_path / "text")
+    assert check_data(root).splits[0].sizes[0] == (17,)
+    (root / "train/a.txt").write_bytes(b"\xff\xfe")
+    assert ["a.txt is not text in UTF-8" in problem for problem in check_data(root).problems] == [True]
 
 
 def test_every_problem_is_listed_whatever_the_limits(tmp_path, caplog):
