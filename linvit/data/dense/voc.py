@@ -35,7 +35,10 @@ class Voc(HeldOutObjects):
     def found_in(cls, root: Path) -> dict[str, Any] | None:
         if not (root / "Annotations").is_dir() or not (root / "JPEGImages").is_dir():
             return None
-        return {"name": "voc", "root": str(root)}
+        lists = {path.stem for path in (root / LISTS).glob("*.txt")}
+        others = {"train": "trainval", "val": "test"}
+        chosen = {split: other for split, other in others.items() if split not in lists and other in lists}
+        return {"name": "voc", "root": str(root)} | chosen
 
     def folder(self, split: str) -> Path:
         return self.existing(self.root / "JPEGImages")

@@ -130,6 +130,10 @@ def test_other_lists_of_voc_can_be_named(tmp_path):
     root = write_voc(tmp_path / "data")
     (root / "ImageSets/Main/trainval.txt").write_text("a\nb\nc\nd\ne\n")
     (root / "ImageSets/Main/test.txt").write_text("b\n")
+    assert Voc.found_in(root) == {"name": "voc", "root": str(root)}
+    (root / "ImageSets/Main/val.txt").rename(root / "ImageSets/Main/other.txt")
+    assert Voc.found_in(root) == {"name": "voc", "root": str(root), "val": "test"}
+    (root / "ImageSets/Main/other.txt").rename(root / "ImageSets/Main/val.txt")
     source = voc(root, train="trainval", val="test")
     assert (len(source.train_set()), len(source.val_set())) == (5, 1)
     with pytest.raises(
