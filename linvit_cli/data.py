@@ -110,7 +110,7 @@ def _make_latents(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from linvit.runs.data_check import check_data
 
-    checked = check_data(options.path, options.format, progress=True, **data_settings(options.overrides))
+    checked = check_data(options.path, options.format, data_settings(options.overrides), progress=True)
     show_rows([_counts(split) for split in checked.splits], title=f"{options.path}: {checked.settings['name']}")
     rows = _classes(checked.splits)
     if rows:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
@@ -15,13 +15,14 @@ from linvit.data.dense.annotations import read_annotations
 from linvit.data.source import Source, listed
 from linvit.data.unusable import collecting
 from linvit.files import user_path
-from linvit.ranges import known
+from linvit.ranges import check, known
 from linvit.runs.progress import tracked
 from linvit.runs.settings import as_tuple, check_names, parameters
 from linvit.runs.tasks import SOURCES
 
 SPLITS = ("train", "val")
 FALLBACKS = ("imagefolder", "textfolder")  # they fit almost every folder
+FILE_SETTINGS = {"needs_masks": bool}
 RECOGNIZED = {name: kind for name, kind in SOURCES.items() if "found_in" in vars(kind)}
 
 
@@ -55,26 +56,34 @@ class CheckedData:
         return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=math.inf)).strip()
 
 
-def check_data(root: str | Path, format: str | None = None, progress: bool = False, **settings: Any) -> CheckedData:
+def check_data(
+    root: str | Path,
+    format: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> CheckedData:
     """Reads every sample of a data set; files are only read.
 
     Args:
         root: folder of the data, or one .json file in COCO's format, whose annotations are then checked alone.
         format: `data.name` of the data in recipes; by default the only format that fits the folder.
+        overrides: further settings of the data, as in recipes, such as {"needs_masks": False}.
         progress: shows a bar, or log lines if stderr is not a terminal.
-        settings: further settings of the data, as in recipes, such as needs_masks.
 
     Raises:
-        ValueError: for a folder that fits no format or several, and for data that cannot be used at all.
+        ValueError: for a folder that fits no format or several, an unknown setting, and data that cannot be used at
+            all.
     """
+    overrides = overrides or {}
     root = user_path(root)
     if not root.exists():
         raise ValueError(f"There is no {root}: give a folder of data.")
     if not root.is_dir():
-        return _check_file(root, **settings)
-    whole = find_format(root, format) | settings
+        return _check_file(root, overrides)
+    whole = find_format(root, format)
     kind = SOURCES[whole["name"]]
-    check_names("setting of the data", settings, parameters(kind))
+    check_names("setting of the data", overrides, parameters(kind))
+    whole |= overrides
     with collecting() as problems:
         source = kind(**{key: as_tuple(value) for key, value in whole.items() if key != "name"})
         splits = [split for name in SPLITS for split in _checked(source, name, problems, progress)]
@@ -151,9 +160,11 @@ def _checked(source: Source, name: str, problems: list[str], progress: bool) -> 
     yield CheckedSplit(name, dict(counts), classes, shown)
 
 
-def _check_file(path: Path, needs_masks: bool = True) -> CheckedData:
+def _check_file(path: Path, overrides: Mapping[str, Any]) -> CheckedData:
     """The annotations of one file in COCO's format, without its images."""
-    known_annotations = read_annotations(path, needs_masks)
+    check_names("setting of a file in COCO's format", overrides, FILE_SETTINGS)
+    check(FILE_SETTINGS, overrides)
+    known_annotations = read_annotations(path, **overrides)
     entries = [known_annotations.of_image(index) for index in range(len(known_annotations.images))]
     objects = Counter(entry["label"] for image in entries for entry in image if not entry["iscrowd"])
     classes = {name: {"objects": objects[label]} for label, name in enumerate(known_annotations.class_names)}

@@ -94,6 +94,8 @@ def test_an_unclear_format_is_one_sentence_that_names_the_option(scenes, capsys)
         ["check", "."],
         ["check", "nowhere"],
         ["check", ".", "data.sise=3"],
+        ["check", ".", "--format", "voc", "data.format=3", "data.progress=1"],
+        ["check", "letter.md", "data.format=3"],
         ["check", ".", "--format", "x"],
         ["make-scenes", "."],
         ["make-scenes", "new", "--size", "8"],

@@ -7,6 +7,7 @@ import soundfile
 import torch
 import yaml
 from dense_formats import (
+    write_id_maps,
     write_image,
     write_label_maps,
     write_masks,
@@ -109,13 +110,13 @@ def test_all_these_formats_are_recognized():
 @pytest.mark.parametrize("name", WRITTEN)
 def test_the_format_is_found_and_the_data_are_counted(tmp_path, name):
     root = WRITTEN[name](tmp_path / "data")
-    options = {"void": (7,)} if name == "label_maps" else {}
+    options = {"void": [7]} if name == "label_maps" else {}
     if name == "label_maps":
         problems = check_data(root).problems
         assert len(problems) == 5
         assert all("has the label 7 at row 0" in problem for problem in problems)
         COUNTED[name]["ignored pixels"] = 60 + 36 + 44
-    checked = check_data(root, **options)
+    checked = check_data(root, overrides=options)
     assert checked.problems == []
     assert checked.settings["name"] == name
     train, val = checked.splits
@@ -134,7 +135,7 @@ def test_amounts_by_class_and_sizes_are_those_of_the_files(tmp_path):
     assert train.classes == {"cat": {"objects": 3, "pixels": 170 + 529 + 128}, "dog": {"objects": 2, "pixels": 874}}
     assert val.classes["dog"] == {"objects": 2, "pixels": 400 + 200}
     assert train.sizes == [(48, 36), (44, 44), (40, 60)]
-    train, _ = check_data(write_label_maps(tmp_path / "maps"), void=(7,)).splits
+    train, _ = check_data(write_label_maps(tmp_path / "maps"), overrides={"void": [7]}).splits
     assert train.classes["cat"] == {"images": 2, "pixels": 170 + 529 + 128}
     train, _ = check_data(write_labelled(tmp_path / "labelled")).splits
     assert train.classes == {"cat": {"images": 6}, "dog": {"images": 3}}
@@ -181,6 +182,13 @@ def test_two_formats_in_a_folder_need_a_choice(tmp_path):
         check_data(root, format="cocoo")
 
 
+def test_maps_of_objects_may_be_maps_of_classes(tmp_path):
+    root = write_id_maps(tmp_path, "images", "masks", "")
+    with pytest.raises(ValueError, match="fits the formats instance_masks and label_maps"):
+        check_data(root)
+    assert check_data(root, "instance_masks").splits[0].counts["objects"] == 5
+
+
 def test_data_sets_one_folder_below_are_named(tmp_path):
     write_voc(tmp_path / "a")
     write_masks(tmp_path / "b")
@@ -196,13 +204,13 @@ def test_other_folders_and_formats_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"Annotations does not exist: set `root`"):
         check_data(tmp_path, format="voc")
     with pytest.raises(ValueError, match=r"Unknown setting of the data 'needs_mask'.*Did you mean 'needs_masks'"):
-        check_data(write_yolo(tmp_path), needs_mask=False)
+        check_data(write_yolo(tmp_path), overrides={"needs_mask": False})
 
 
 def test_settings_of_the_data_are_those_of_recipes(tmp_path):
     root = write_yolo(tmp_path)
     assert check_data(root).settings["needs_masks"] is False
-    assert len(check_data(root, needs_masks=True).problems) == 8
+    assert len(check_data(root, overrides={"needs_masks": True}).problems) == 8
 
 
 def test_a_split_that_is_not_there_is_a_problem(tmp_path):
@@ -221,6 +229,12 @@ def test_a_file_in_cocos_format_is_checked_without_its_images(tmp_path):
     checked = check_data(path)
     assert ["the unknown category 99" in problem for problem in checked.problems] == [True]
     assert checked.splits[0].counts["objects"] == len(content["annotations"]) - 1
+    with pytest.raises(
+        ValueError, match="Unknown setting of a file in COCO's format 'void', expected one of needs_masks"
+    ):
+        check_data(path, overrides={"void": 3})
+    with pytest.raises(ValueError, match="`needs_masks` is 3, expected true or false"):
+        check_data(path, overrides={"needs_masks": 3})
 
 
 def test_progress_is_logged_and_nothing_is_printed(tmp_path, capsys, caplog, monkeypatch):

@@ -1,4 +1,4 @@
-"""What formats without splits of their own share: a held-out share, and the sizes and names of image files."""
+"""Shared by formats other than COCO's: a held-out share, and the sizes and names of image files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,8 +44,7 @@ class HeldOutObjects(ObjectSource):
     def existing(self, folder: Path) -> Path:
         """The folder itself; raises ValueError if there is none."""
         if not folder.is_dir():
-            name = "folder" if folder == self.root else "data folder"
-            raise ValueError(f"The {name} {folder} does not exist: set `root` to another folder.")
+            raise ValueError(f"The data folder {folder} does not exist: set `root` to another folder.")
         return folder
 
 

@@ -47,17 +47,18 @@ class Voc(HeldOutObjects):
         folder = self.existing(self.root / "Annotations")
         files = {path.stem: path for path in files_below(folder, (".xml",)) if path.parent == folder}
         names = self._names(split, list(files))
+        wanted = set(names)
         missing = [name for name in names if name not in files]
         documents: dict[str, list[_Object | str]] = {}
         sizes: dict[str, tuple[int, int] | None] = {}
         damaged = [f"{folder / name}.xml does not exist: add it, or remove its line from the list." for name in missing]
         for name, path in files.items():
-            if class_names is not None and name not in names:
+            if class_names is not None and name not in wanted:
                 continue
             try:
                 sizes[name], documents[name] = read_document(path)
             except ValueError as error:
-                damaged += [str(error)] if name in names else []
+                damaged += [str(error)] if name in wanted else []
         objects = (item for items in documents.values() for item in items)
         classes = class_names or sorted({item.name for item in objects if isinstance(item, _Object)})
         if not classes:
