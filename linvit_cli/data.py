@@ -1,20 +1,23 @@
-"""`linvit data make-…` writes stand-ins for COCO, ADE20K and LibriSpeech, or latents; `data check` reads dense data."""
+"""`linvit data make-…` writes stand-ins for COCO, ADE20K and LibriSpeech, or latents; `data check` reads any data."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linvit_cli.failures import SOME_FAILED
+from linvit_cli.overrides import data_settings
 from linvit_cli.parser import examples, listing, whole
 from linvit_cli.streams import complain, show
 from linvit_cli.tables import show_rows
 
 if TYPE_CHECKING:
-    from linvit.data.dense.check import Checked
+    from linvit.runs.data_check import CheckedSplit
 
-HELP = "Make small data sets, or check detection and segmentation data."
-EXAMPLES = ("linvit data make-scenes data/scenes", "linvit data check data/scenes")
+HELP = "Make small data sets, or check your own."
+EXAMPLES = ("linvit data make-scenes data/scenes", "linvit data check data/scenes/segmentation")
+TAKES_OVERRIDES = True
+MOST_CLASSES = 30
 Action = Callable[[argparse.Namespace], int]
 
 
@@ -37,13 +40,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     _add_numbers(scenes, "scenes", train=1000, val=200)
     scenes.add_argument("--size", metavar="PX", type=whole, default=128, help="height and width in pixels")
 
-    text = "Read every image and annotation, and list what is wrong."
-    check = add("check", _check, text, "linvit data check data/coco", "linvit data check instances_val.json --boxes")
-    text = "folder in the layout of COCO or ADE20K, or a COCO .json file"
-    check.add_argument("path", metavar="PATH", type=Path, help=text)
-    check.add_argument("--boxes", action="store_true", help="do not expect masks: objects have only boxes")
-    text = "number of classes of label maps (default: as in the folder's table of classes, else 150)"
-    check.add_argument("--labels", metavar="N", type=whole, help=text)
+    text = "Find the format of data, read every file, and list problems."
+    check = add("check", _check, text, "linvit data check photos", "linvit data check data/coco data.needs_masks=false")
+    check.usage = "linvit data check FOLDER [data.key=value ...] [options]"
+    check.add_argument("path", metavar="FOLDER", type=Path, help="the data; or one .json file in COCO's format")
+    text = "format, as data.name in recipes (default: the one that fits the folder)"
+    check.add_argument("--format", metavar="NAME", help=text)
 
     text = "Encode images with an autoencoder, for image generators."
     example = "linvit data make-latents imagenet data/latents --vae stabilityai/sd-vae-ft-mse"
@@ -70,6 +72,8 @@ def _add_numbers(action: argparse.ArgumentParser, things: str, train: int, val: 
 
 def run(options: argparse.Namespace) -> int:
     make: Action = options.make
+    if options.overrides and make is not _check:
+        options.parser.refuse(options.overrides)
     return make(options)
 
 
@@ -104,27 +108,39 @@ def _make_latents(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from linvit.data.dense.check import check_dense
-    from linvit.runs.progress import tracked
+    from linvit.runs.data_check import check_data
 
-    checked = check_dense(options.path, options.labels, not options.boxes, tracked)
-    _show(checked)
-    problems = [problem for split in checked for problem in split.problems]
-    if not problems:
+    checked = check_data(options.path, options.format, data_settings(options.overrides), progress=True)
+    show_rows([_counts(split) for split in checked.splits], title=f"{options.path}: {checked.settings['name']}")
+    rows = _classes(checked.splits)
+    if rows:
+        more = f"and {len(rows) - MOST_CLASSES:,} more classes" if len(rows) > MOST_CLASSES else None
+        show_rows(rows[:MOST_CLASSES], caption=more)
+    if "root" in checked.settings:
+        show(f"In a recipe:\n\n{checked.recipe}")
+    if not checked.problems:
         return 0
-    heading = f"linvit: {len(problems)} problem{'s' if len(problems) > 1 else ''} found:"
-    complain("\n  ".join([heading, *problems]))
+    heading = f"linvit: {len(checked.problems)} problem{'s' if len(checked.problems) > 1 else ''} found:"
+    complain("\n  ".join([heading, *checked.problems]))
     return SOME_FAILED
 
 
-def _show(checked: list["Checked"]) -> None:
-    """Prints one table for each kind of data."""
-    for columns in dict.fromkeys(tuple(split.counts) for split in checked):
-        splits = [split for split in checked if tuple(split.counts) == columns]
-        show_rows(
-            [
-                {"data": split.name, **{key: str(value) for key, value in split.counts.items()}}
-                | {"problems": str(len(split.problems))}
-                for split in splits
-            ]
-        )
+def _counts(split: "CheckedSplit") -> dict[str, str]:
+    sizes = dict(zip(("smallest", "median", "largest"), map(_size, split.sizes), strict=False))
+    return {"split": split.name, **{key: f"{value:,}" for key, value in split.counts.items()}, **sizes}
+
+
+def _classes(splits: "Sequence[CheckedSplit]") -> list[dict[str, str]]:
+    """A row for each class, with its amounts in each split."""
+    rows: dict[str, dict[str, str]] = {}
+    for split in splits:
+        for name, amounts in split.classes.items():
+            row = rows.setdefault(name, {"class": name})
+            row |= {f"{split.name} {heading}": f"{amount:,}" for heading, amount in amounts.items()}
+    return list(rows.values())
+
+
+def _size(size: tuple[float, ...]) -> str:
+    if len(size) == 2:
+        return f"{size[0]}×{size[1]} px"
+    return f"{size[0]:,} bytes" if isinstance(size[0], int) else f"{size[0]:.2f} s"

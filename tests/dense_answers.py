@@ -72,20 +72,21 @@ def knows_objects(scenes: Path) -> Run:
     root = str(scenes / "detection")
     source = Coco(root, SEEN, SEEN, num_workers=0)
     data = {"name": "coco", "root": root, "long_side": SEEN, "short_side": SEEN, "num_workers": 0}
-    return _run("detection", Detection(TrueObjects(source)), source, data)
+    stored = {"category_ids": source.annotations("val").category_ids}
+    return _run("detection", Detection(TrueObjects(source)), source, data, stored)
 
 
-def knows_maps(scenes: Path, **data) -> Run:
-    """A segmentor that is always right."""
+def knows_maps(scenes: Path, first: int = 1) -> Run:
+    """A segmentor that is always right; the label of its first class is `first`."""
     root = str(scenes / "segmentation")
     source = Ade20k(root, SEEN, SEEN, num_workers=0)
-    data |= {"name": "ade20k", "root": root, "long_side": SEEN, "short_side": SEEN, "num_workers": 0}
-    return _run("segmentation", Segmentation(TrueMaps(source), source.num_classes), source, data)
+    data = {"name": "ade20k", "root": root, "long_side": SEEN, "short_side": SEEN, "num_workers": 0}
+    stored = {"labels": [*range(first, first + source.num_classes)]}
+    return _run("segmentation", Segmentation(TrueMaps(source), source.num_classes), source, data, stored)
 
 
-def _run(name: str, task, source, data: dict) -> Run:
+def _run(name: str, task, source, data: dict, stored: dict) -> Run:
     spec = TASKS[name]
-    stored = {"category_ids": source.annotations("val").category_ids} if name == "detection" else {}
     return Run(spec, task, source.class_names, source.preprocessing, Path("run"), "truth", {"data": data}, stored)
 
 

@@ -4,12 +4,14 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import lightning
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from linvit.data.contents import Contents
 from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
 from linvit.data.unusable import SHOWN
 from linvit.ranges import Amount, Checked, Count, Range, Seed, allows, shown
@@ -89,6 +91,15 @@ class Source(lightning.LightningDataModule, Checked):
         self.repeats = repeats
         self._batches: ResumableBatches | None = None
         self._reached = (0, 0)
+
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        """The settings of the data in a recipe for a folder in this source's format, None for any other folder."""
+        return None
+
+    def contents(self, split: str) -> Contents:
+        """What each sample of "train" or "val" contains; every file is read completely."""
+        raise NotImplementedError
 
     @property
     def num_classes(self) -> int:

@@ -1,11 +1,25 @@
 """Items of a data set that cannot be used: one sentence per item, of which the first five are shown."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 
 SHOWN = 5
 
 logger = logging.getLogger(__name__)
+_collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[str]]:
+    """Yields a list that gets the sentences of all items left out meanwhile, whatever the limits are."""
+    sentences: list[str] = []
+    token = _collected.set(sentences)
+    try:
+        yield sentences
+    finally:
+        _collected.reset(token)
 
 
 def shown(sentences: Sequence[str]) -> str:
@@ -28,6 +42,10 @@ def none_usable(sentences: Sequence[str], item: str = "sample") -> ValueError:
 
 def allow(sentences: Sequence[str], limit: int, argument: str) -> None:
     """Warns of the items that are left out; raises ValueError if they are more than limit, the value of `argument`."""
+    collected = _collected.get()
+    if collected is not None:
+        collected += sentences
+        return
     if len(sentences) > limit:
         raise refusal(sentences, limit, argument)
     if sentences:

@@ -1,6 +1,7 @@
 """Where task, network and data meet: train, load, evaluate, predict, generate, analyze, report."""
 
 from linvit.runs.bundled import recipes as recipes
+from linvit.runs.data_check import check_data as check_data
 from linvit.runs.own_images import new_recipe as new_recipe
 from linvit.runs.run import Run as Run
 from linvit.runs.run import load_run as load_run

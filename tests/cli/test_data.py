@@ -1,3 +1,4 @@
+import contextlib
 import json
 
 import pytest
@@ -14,13 +15,16 @@ def scenes(tmp_path, capsys):
     return folder
 
 
-def test_made_scenes_are_found_sound(scenes, capsys):
-    assert main(["data", "check", str(scenes)]) == 0
+def test_made_scenes_are_found_sound_and_shown_as_tables(scenes, capsys):
+    assert main(["data", "check", str(scenes / "segmentation")]) == 0
     shown = capsys.readouterr()
-    assert "instances_train.json" in shown.out
-    assert "images/validation" in shown.out
+    assert "segmentation: ade20k" in shown.out
+    assert "64×64 px" in shown.out
+    assert "canvas" in shown.out
+    assert "data:\n  name: ade20k\n  root: " in shown.out
     assert shown.err == ""
-    assert main(["data", "check", str(scenes / "detection/annotations/instances_val.json")]) == 0
+    assert main(["data", "check", str(scenes / "detection"), "--format", "coco"]) == 0
+    assert "train objects" in capsys.readouterr().out
 
 
 def test_everything_wrong_is_named(scenes, capsys):
@@ -31,12 +35,15 @@ def test_everything_wrong_is_named(scenes, capsys):
     (scenes / "detection/images/train/000002.jpg").unlink()
     Image.new("L", (64, 64), 77).save(scenes / "segmentation/annotations/training/000001.png")
     (scenes / "segmentation/annotations/training/000003.png").unlink()
-    assert main(["data", "check", str(scenes)]) == 1
+    assert main(["data", "check", str(scenes / "detection"), "--format", "coco"]) == 1
     first, *listed = capsys.readouterr().err.splitlines()
-    assert first == "linvit: 4 problems found:"
+    assert first == "linvit: 2 problems found:"
     said = "\n".join(listed)
     assert "train/000002.jpg is not a readable image" in said
     assert "instances_val.json: annotation 1 of image 1 has the unknown category 99" in said
+    assert main(["data", "check", str(scenes / "segmentation")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("linvit: 2 problems found:")
     assert "000003.jpg has no map" in said
     assert "000001.png has the label 77" in said
 
@@ -52,26 +59,53 @@ def test_boxes_alone_are_checked_if_asked(scenes, capsys):
     assert len(said) == 1 + len(content["annotations"]) > 9, "all are listed"
     assert said[0] == f"linvit: {len(said) - 1} problems found:"
     assert all("has no mask" in line for line in said[1:])
-    assert main(["data", "check", str(path), "--boxes"]) == 0
+    assert main(["data", "check", str(path), "data.needs_masks=false"]) == 0
 
 
 def test_a_single_problem_is_singular(scenes, capsys):
-    (scenes / "detection/images/train/000002.jpg").unlink()
-    assert main(["data", "check", str(scenes)]) == 1
+    (scenes / "segmentation/images/training/000002.jpg").unlink()
+    assert main(["data", "check", str(scenes / "segmentation")]) == 1
     assert capsys.readouterr().err.startswith("linvit: 1 problem found:\n")
 
 
-def test_a_file_without_its_images_is_checked_alone(scenes, tmp_path, capsys):
-    alone = tmp_path / "instances_val.json"
-    alone.write_bytes((scenes / "detection/annotations/instances_val.json").read_bytes())
-    assert main(["data", "check", str(alone)]) == 0
-    assert "no images found" in capsys.readouterr().out
+def test_of_many_classes_only_the_first_are_shown(tmp_path, capsys):
+    for number in range(33):
+        for name in ("a", "b"):
+            path = tmp_path / f"class {number:02d}" / f"{name}.png"
+            path.parent.mkdir(exist_ok=True)
+            Image.new("RGB", (40, 40)).save(path)
+    assert main(["data", "check", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "class 29" in shown
+    assert "class 30" not in shown
+    assert "and 3 more classes" in shown
 
 
-@pytest.mark.parametrize("argv", [["check", "."], ["make-scenes", "."], ["make-scenes", "new", "--size", "8"]])
+def test_an_unclear_format_is_one_sentence_that_names_the_option(scenes, capsys):
+    assert main(["data", "check", str(scenes / "detection")]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "fits the formats labelled and coco: choose one with --format, such as --format labelled." in said
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["check", "."],
+        ["check", "nowhere"],
+        ["check", ".", "data.sise=3"],
+        ["check", ".", "--format", "voc", "data.format=3", "data.progress=1"],
+        ["check", "letter.md", "data.format=3"],
+        ["check", ".", "--format", "x"],
+        ["make-scenes", "."],
+        ["make-scenes", "new", "--size", "8"],
+        ["make-scenes", "new", "data.size=8"],
+    ],
+)
 def test_what_cannot_be_is_one_sentence(tmp_path, monkeypatch, capsys, argv):
-    (tmp_path / "letter.txt").touch()
+    (tmp_path / "letter.md").touch()
     monkeypatch.chdir(tmp_path)
-    assert main(["data", *argv]) == 2
+    with contextlib.suppress(SystemExit):
+        assert main(["data", *argv]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "new").exists()

@@ -2,6 +2,11 @@
 
 from linvit.data.dense.ade20k import Ade20k
 from linvit.data.dense.coco import Coco
+from linvit.data.dense.instance_masks import InstanceMasks
+from linvit.data.dense.label_maps import LabelMaps
+from linvit.data.dense.panoptic import CocoPanoptic
 from linvit.data.dense.source import DensePreprocessing
+from linvit.data.dense.voc import Voc
+from linvit.data.dense.yolo import Yolo
 
-__all__ = ["Ade20k", "Coco", "DensePreprocessing"]
+__all__ = ["Ade20k", "Coco", "CocoPanoptic", "DensePreprocessing", "InstanceMasks", "LabelMaps", "Voc", "Yolo"]

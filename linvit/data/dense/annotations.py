@@ -1,8 +1,10 @@
-"""Annotation files in COCO's format, checked entry by entry before anything trains on them."""
+"""Annotations in COCO's format, checked entry by entry before anything trains on them."""
 
 import os
 import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,28 @@ SHOWN = 80  # characters
 LISTS = ("images", "annotations", "categories")
 
 
+class UnusableEntryError(ValueError):
+    """An annotation that cannot be used: its name in the file, and the fault, which completes a sentence."""
+
+    def __init__(self, name: str, fault: str) -> None:
+        super().__init__(fault)
+        self.name = name
+
+
 @dataclass
 class Annotations:
-    """The content of an annotation file, with classes numbered from 0.
+    """The annotations of one split, with classes numbered from 0.
 
-    images: id, file_name, height and width of each. category_ids: the category id of each class. records: the
-    annotations of each image, pickled, because worker processes share bytes but would copy millions of numbers.
-    num_objects: number of annotations per image that are not crowds. complaints: a sentence for each annotation that
-    was left out. kept: positions in the file of the others. clipped: number of boxes that were cut at the image border.
+    path: file or folder that they come from. read: reads them again, as a dictionary in COCO's format. images: id,
+    file_name, height and width of each. category_ids: the category id of each class. records: the annotations of each
+    image, pickled, because worker processes share bytes but would copy millions of numbers. num_objects: number of
+    annotations per image that are not crowds. complaints: a sentence for each annotation that was left out. kept:
+    positions in the dictionary of the others. clipped: number of boxes that were cut at the image border. unusable: a
+    sentence for each image that was left out.
     """
 
     path: Path
+    read: Callable[[], dict[str, Any]]
     images: list[dict[str, Any]]
     category_ids: list[int]
     class_names: list[str]
@@ -38,6 +51,7 @@ class Annotations:
     complaints: list[str] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     clipped: int = 0
+    unusable: list[str] = field(default_factory=list)
 
     def of_image(self, index: int) -> list[dict[str, Any]]:
         """The annotations of one image: id, box (xyxy, pixels), label (from 0), segmentation, iscrowd, area."""
@@ -45,14 +59,48 @@ class Annotations:
         return records
 
     def ground_truth(self) -> dict[str, Any]:
-        """The file's content for the COCO tools, without the annotations that were left out; boxes are not cut."""
-        content = _content(self.path)
+        """The content for the COCO tools, without the annotations that were left out; boxes are not cut."""
+        content = self.read()
         entries = [content["annotations"][place] for place in self.kept]
         complete = [
             {**entry, "id": number, "iscrowd": int(bool(entry.get("iscrowd"))), "area": _area(entry)}
             for number, entry in enumerate(entries, start=1)  # to the tools an id of 0 means "not matched"
         ]
         return {"info": {}, "licenses": [], **content, "annotations": complete}
+
+
+class Collected:
+    """Annotations of another format, collected as a dictionary in COCO's format.
+
+    complaints: a sentence for each annotation that cannot be used. unusable: the same for images.
+    """
+
+    def __init__(self, class_names: Sequence[str]) -> None:
+        categories = [{"id": number, "name": name} for number, name in enumerate(class_names, start=1)]
+        self.content: dict[str, list[Any]] = {"images": [], "annotations": [], "categories": categories}
+        self.places: list[str] = []
+        self.complaints: list[str] = []
+        self.unusable: list[str] = []
+
+    def add_image(self, file_name: str, size: tuple[int, int]) -> None:
+        """Adds an image of size (height, width), with its path in the folder of the images."""
+        number = len(self.content["images"]) + 1
+        self.content["images"].append({"id": number, "file_name": file_name, "height": size[0], "width": size[1]})
+
+    def add_object(self, place: str, label: int, **entry: Any) -> None:
+        """Adds an object to the last image: its place in the files, for messages, its class, and COCO's other keys."""
+        number = len(self.places) + 1
+        about = {"id": number, "image_id": len(self.content["images"]), "category_id": label + 1}
+        self.content["annotations"].append(about | entry)
+        self.places.append(place)
+
+    def annotations(self, path: Path, needs_masks: bool) -> Annotations:
+        """The annotations after all checks. path: file or folder that they come from."""
+        read = partial(pickle.loads, pickle.dumps(self.content))
+        known = check_annotations(path, read, needs_masks, places=self.places)
+        known.complaints[:0] = self.complaints
+        known.unusable = self.unusable
+        return known
 
 
 def read_annotations(path: str | Path, needs_masks: bool = True, class_names: list[str] | None = None) -> Annotations:
@@ -62,9 +110,23 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
     that is missing or damaged, and for images and categories that cannot be used.
     """
     path = Path(path)
-    content = _content(path)
+    return check_annotations(path, partial(_content, path), needs_masks, class_names)
+
+
+def check_annotations(
+    path: Path,
+    read: Callable[[], dict[str, Any]],
+    needs_masks: bool,
+    class_names: list[str] | None = None,
+    places: Sequence[str] | None = None,
+) -> Annotations:
+    """Checks what `read` returns, a dictionary in COCO's format; see read_annotations.
+
+    places: the place of each annotation in the files, if they have another format.
+    """
+    content = read()
     category_ids, names = _categories(path, content["categories"], class_names)
-    known = Annotations(path, _images(path, content["images"]), category_ids, names)
+    known = Annotations(path, read, _images(path, content["images"]), category_ids, names)
     place = {image["id"]: index for index, image in enumerate(known.images)}
     label_of = {category: label for label, category in enumerate(category_ids)}
     records: list[list[dict[str, Any]]] = [[] for _ in known.images]
@@ -72,8 +134,9 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
     for number, entry in enumerate(content["annotations"]):
         try:
             index, record = _checked(entry, place, known.images, label_of, needs_masks, seen)
-        except ValueError as error:
-            known.complaints.append(f"{path}: {error}: correct or remove it.")
+        except UnusableEntryError as error:
+            where = places[number] if places else " ".join(filter(None, (f"{path}:", error.name)))
+            known.complaints.append(f"{where} {error}: correct or remove it.")
             continue
         known.kept.append(number)
         known.clipped += _clip(record["box"], known.images[index])
@@ -143,17 +206,17 @@ def _checked(
     needs_masks: bool,
     seen: set[Any],
 ) -> tuple[int, dict[str, Any]]:
-    """(index of the image, record) of one annotation; raises ValueError, whose text states the fault."""
+    """(index of the image, record) of one annotation; raises UnusableEntryError."""
     if not isinstance(entry, dict) or not _is_id(entry.get("id")):
-        raise ValueError(f"an annotation has no whole number as id ({_short(entry)})")
+        raise UnusableEntryError("", f"an annotation has no whole number as id ({_short(entry)})")
     name = f"annotation {entry['id']} of image {_short(entry.get('image_id'))}"
     if entry["id"] in seen:
-        raise ValueError(f"{name} has the id of another annotation")
+        raise UnusableEntryError(name, "has the id of another annotation")
     seen.add(entry["id"])
     if not _is_id(entry.get("image_id")) or entry["image_id"] not in place:
-        raise ValueError(f"{name} belongs to no image of the file")
+        raise UnusableEntryError(name, "belongs to no image of the file")
     if not _is_id(entry.get("category_id")) or entry["category_id"] not in label_of:
-        raise ValueError(f"{name} has the unknown category {_short(entry.get('category_id'))}")
+        raise UnusableEntryError(name, f"has the unknown category {_short(entry.get('category_id'))}")
     index = place[entry["image_id"]]
     size = images[index]["height"], images[index]["width"]
     try:
@@ -164,7 +227,7 @@ def _checked(
         if needs_masks:
             check_mask(entry.get("segmentation"), size)
     except ValueError as error:
-        raise ValueError(f"{name} {error}") from None
+        raise UnusableEntryError(name, str(error)) from None
     return index, {
         "id": entry["id"],
         "box": box,

@@ -1,210 +1,39 @@
 """Objects with boxes and masks, in COCO's layout: image folders and annotations/instances_*.json."""
 
-import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import interpolate
-from torch.utils.data import Dataset
-from torchvision import tv_tensors
-from torchvision.ops import box_convert
+from typing import Any
 
 from linvit.data.dense.annotations import Annotations, read_annotations
-from linvit.data.dense.masks import to_mask, to_runs
-from linvit.data.dense.source import DenseSource, as_lists, read_image
-from linvit.data.dense.transforms import (
-    CROP_RANGE,
-    CROP_SHORT_SIDES,
-    RESIZINGS,
-    SHORT_SIDES,
-    detection_transform,
-)
-from linvit.data.images.image import CorruptImageError, Side
-from linvit.data.order import GroupedOrder, ShuffledOrder
-from linvit.data.unusable import allow
-from linvit.ranges import Amount, OneOf, Share
+from linvit.data.dense.objects import ObjectSource
 
 SPLITS = {"train": ("train2017", "train"), "val": ("val2017", "val")}
 
-logger = logging.getLogger(__name__)
 
-
-class Coco(DenseSource):
-    """Batches (images, targets): lists of float32 (3, height, width) and of dictionaries.
-
-    A target has boxes (n, 4) float32 xyxy in pixels of the scaled image, labels (n,) int64 from 0, masks
-    (n, height, width) uint8 if needs_masks, iscrowd (n,) int64, area (n,) float32 in pixels of the file, image_id, and
-    original_size (height, width). Training leaves out crowds and, unless keeps_empty, images without other objects;
-    evaluation has every image once, with its crowds.
+class Coco(ObjectSource):
+    """Objects in COCO's format.
 
     root: folder with annotations/instances_train2017.json (or …_train.json) and the images in train2017, train,
-    images/train2017 or images/train; the same for val. resizing: of training images, one of single, multiscale (short
-    side from short_sides), detr (multiscale, or first scaled to one of crop_short_sides and cropped to crop_range) and
-    jitter (large-scale, to a square of jitter_size). flip: probability. groups_shapes: puts wide and tall images into
-    different batches where possible. max_bad_annotations: number of unusable annotations that may be left out.
-    class_names: fixes the order of the classes; by default it is that of the category ids. options: see DenseSource.
+    images/train2017 or images/train; the same for val. class_names: fixes the order of the classes; by default it is
+    that of the category ids. options: see ObjectSource.
 
     Raises ValueError for files that are missing or cannot be used.
     """
 
-    task = "detection"
-    assemble = staticmethod(as_lists)
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        if not any((root / "annotations").glob("instances_*.json")):
+            return None
+        return {"name": "coco", "root": str(root)}
 
-    def __init__(
-        self,
-        root: str,
-        long_side: Side = 1333,
-        short_side: Side = 800,
-        resizing: Annotated[str, OneOf(tuple(RESIZINGS))] = "single",
-        short_sides: Sequence[Side] = SHORT_SIDES,
-        crop_short_sides: Sequence[Side] = CROP_SHORT_SIDES,
-        crop_range: tuple[Side, Side] = CROP_RANGE,
-        jitter_size: Side = 1024,
-        flip: Share = 0.5,
-        needs_masks: bool = True,
-        keeps_empty: bool = False,
-        groups_shapes: bool = True,
-        max_bad_annotations: Amount = 0,
-        class_names: list[str] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(long_side, short_side, **options)
-        resize = RESIZINGS[resizing](
-            long_side,
-            short_side,
-            short_sides=short_sides,
-            crop_short_sides=crop_short_sides,
-            crop_range=tuple(crop_range),
-            jitter_size=jitter_size,
-            mean=self.mean,
-        )
-        self.transform = detection_transform(resize, flip, self.mean, self.std)
-        self.root = Path(root)
-        self.needs_masks = needs_masks
-        self.keeps_empty = keeps_empty
-        self.groups_shapes = groups_shapes
-        self.max_bad_annotations = max_bad_annotations
-        self._read: dict[str, Annotations] = {}
-        known = self.annotations("val" if os.path.exists(find_file(self.root, "val")) else "train", class_names)
-        self.class_names = known.class_names
+    def read(self, split: str, class_names: list[str] | None) -> Annotations:
+        return read_annotations(find_file(self.root, split), self.needs_masks, class_names)
 
-    def annotations(self, split: str, class_names: list[str] | None = None) -> Annotations:
-        """The checked annotations of "train" or "val"; read once."""
-        if split not in self._read:
-            path = find_file(self.root, split)
-            names = class_names or getattr(self, "class_names", None)
-            known = read_annotations(path, self.needs_masks, names)
-            allow(known.complaints, self.max_bad_annotations, "max_bad_annotations")
-            if known.clipped:
-                logger.info(
-                    "%s: %d boxes that reached beyond their images were cut at the border.", path, known.clipped
-                )
-            self._read[split] = known
-        return self._read[split]
+    def folder(self, split: str) -> Path:
+        return find_images(self.root, split)
 
-    def train_set(self) -> Dataset[Any]:
-        known = self.annotations("train")
-        indices = [index for index, count in enumerate(known.num_objects) if count or self.keeps_empty]
-        if not indices:
-            raise ValueError(f"{known.path} has no image with an object in it: set `root` to other data.")
-        if len(indices) < len(known.images):
-            empty = len(known.images) - len(indices)
-            logger.info("%s: %d images without objects are not used for training.", known.path, empty)
-        return CocoImages(find_images(self.root, "train"), known, self.transform, indices, self.needs_masks, False)
-
-    def val_set(self) -> Dataset[Any]:
-        known = self.annotations("val")
-        about = self.preprocessing
-        resizing = RESIZINGS["single"](about.long_side, about.short_side)
-        transform = detection_transform(resizing, 0.0, about.mean, about.std)
-        indices = range(len(known.images))
-        return CocoImages(find_images(self.root, "val"), known, transform, indices, self.needs_masks, True)
-
-    def ground_truth(self) -> dict[str, Any]:
-        """The content of the validation file in the form that the COCO tools take."""
-        return self.annotations("val").ground_truth()
-
-    def results(
-        self,
-        images: Sequence[Tensor],
-        targets: Sequence[Mapping[str, Any]],
-        predictions: Sequence[Mapping[str, Tensor]],
-    ) -> list[dict[str, Any]]:
-        """The entries of a COCO results file for a validation batch, in pixels of the image files."""
-        category_ids = self.annotations("val").category_ids
-        return [
-            row
-            for image, target, prediction in zip(images, targets, predictions, strict=True)
-            for row in to_results(
-                target["image_id"],
-                to_original(prediction, (image.shape[-2], image.shape[-1]), target["original_size"]),
-                category_ids,
-            )
-        ]
-
-    def train_order(self, dataset: Any) -> ShuffledOrder:
-        if not self.groups_shapes:
-            return super().train_order(dataset)
-        images = self.annotations("train").images
-        shapes = [images[index]["width"] > images[index]["height"] for index in dataset.indices]
-        return GroupedOrder(shapes, self.batch_size, self.seed)
-
-
-@dataclass(eq=False)
-class CocoImages(Dataset[Any]):
-    """(image, target) for the images at some indices of a file; a sentence for an image that cannot be used."""
-
-    folder: Path
-    annotations: Annotations
-    transform: Callable[..., Any]
-    indices: Sequence[int]
-    needs_masks: bool
-    keeps_crowds: bool
-
-    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]] | str:
-        about = self.annotations.images[self.indices[index]]
-        entries = self.annotations.of_image(self.indices[index])
-        path = self.folder / about["file_name"]
-        try:
-            image = read_image(path)
-        except CorruptImageError as error:
-            return str(error)
-        size = about["height"], about["width"]
-        if tuple(image.shape[-2:]) != size:
-            height, width = image.shape[-2:]
-            return (
-                f"{path} has {height}×{width} px, but {self.annotations.path} says that image {about['id']} has"
-                f" {size[0]}×{size[1]} px (height × width): use images and annotations that belong together."
-            )
-        kept = [entry for entry in entries if self.keeps_crowds or not entry["iscrowd"]]
-        sample: tuple[Tensor, dict[str, Any]] = self.transform(image, self._target(kept, about))
-        return sample
-
-    def _target(self, entries: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
-        size = about["height"], about["width"]
-        boxes = torch.tensor([entry["box"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
-        target = {
-            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),
-            "labels": torch.tensor([entry["label"] for entry in entries], dtype=torch.int64),
-            "iscrowd": torch.tensor([entry["iscrowd"] for entry in entries], dtype=torch.int64),
-            "area": torch.tensor([entry["area"] for entry in entries], dtype=torch.float32),
-            "image_id": about["id"],
-            "original_size": size,
-        }
-        if self.needs_masks:
-            masks = [to_mask(entry["segmentation"], size) for entry in entries]
-            stacked = np.stack(masks) if masks else np.zeros((0, *size), np.uint8)
-            target["masks"] = tv_tensors.Mask(torch.from_numpy(stacked))
-        return target
-
-    def __len__(self) -> int:
-        return len(self.indices)
+    def first_split(self) -> str:
+        return "val" if os.path.exists(find_file(self.root, "val")) else "train"
 
 
 def find_file(root: Path, split: str) -> Path:
@@ -223,34 +52,3 @@ def find_images(root: Path, split: str) -> Path:
             return folder
     names = ", ".join(str(folder.relative_to(root)) for folder in folders)
     raise ValueError(f"The data folder {root} has no {split} images: expected one of the folders {names}.")
-
-
-def to_original(prediction: Mapping[str, Tensor], size: tuple[int, int], original: tuple[int, int]) -> dict[str, Any]:
-    """Scales predicted boxes and masks to the size of the image file.
-
-    prediction: boxes (n, 4) xyxy, labels, scores, and masks (n, height, width) or (n, 1, height, width), boolean or
-    probabilities, which are thresholded at 0.5 after scaling. size, original: (height, width) of the network's input
-    and of the image file.
-    """
-    factor = torch.tensor([original[1] / size[1], original[0] / size[0]] * 2, device=prediction["boxes"].device)
-    moved = {**prediction, "boxes": prediction["boxes"] * factor}
-    if "masks" in prediction:
-        masks = prediction["masks"].float().reshape(-1, 1, *size)
-        if tuple(size) != tuple(original) and len(masks):
-            masks = interpolate(masks, original, mode="bilinear", align_corners=False)
-        moved["masks"] = masks.reshape(-1, *original) >= 0.5
-    return moved
-
-
-def to_results(image_id: int, prediction: Mapping[str, Tensor], category_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The entries of a COCO results file for one image; its prediction is in pixels of the image file."""
-    boxes = box_convert(prediction["boxes"].float(), "xyxy", "xywh").tolist()
-    rows = zip(boxes, prediction["labels"].tolist(), prediction["scores"].tolist(), strict=True)
-    results = [
-        {"image_id": image_id, "category_id": category_ids[label], "bbox": box, "score": score}
-        for box, label, score in rows
-    ]
-    if "masks" in prediction:
-        for result, mask in zip(results, prediction["masks"].cpu().numpy(), strict=True):
-            result["segmentation"] = to_runs(mask)
-    return results

@@ -46,9 +46,9 @@ def to_counts(mask: np.ndarray) -> dict[str, Any]:
     return {"size": list(mask.shape), "counts": [0, *lengths] if flat[0] else lengths}
 
 
-def box_around(mask: np.ndarray) -> tuple[float, float, float, float]:
-    """x, y, width and height of the smallest box around a mask's pixels; zeros for an empty mask."""
-    return tuple(_runs().toBbox(to_runs(mask)).tolist())
+def box_around(runs: dict[str, Any]) -> tuple[float, float, float, float]:
+    """x, y, width and height of the smallest box around the pixels of compressed run lengths; zeros without pixels."""
+    return tuple(_runs().toBbox(runs).tolist())
 
 
 @cache

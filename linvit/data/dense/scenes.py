@@ -92,7 +92,7 @@ def coco_annotations(scene: Scene, image_id: int, first_id: int) -> list[dict[st
                 "id": first_id + len(annotations),
                 "image_id": image_id,
                 "category_id": digit + 1,
-                "bbox": list(box_around(mask)),
+                "bbox": list(box_around(to_runs(mask))),
                 "area": area,
                 "iscrowd": int(fragment),
                 "segmentation": to_counts(mask) if fragment else to_runs(mask),

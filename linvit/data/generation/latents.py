@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision.transforms.functional import pil_to_tensor
 
+from linvit.data.contents import Content, Contents
 from linvit.data.disk import check_regular, read_json
 from linvit.data.generation.digits import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
@@ -72,6 +73,13 @@ class Latents(Source):
         mean, std = (0.0,) * about["channels"], (1 / self.scale,) * about["channels"]
         self.preprocessing = GenerationPreprocessing((height, width), mean, std, about["vae"])
 
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        return {"name": "latents", "root": str(root)} if (root / ABOUT).exists() else None
+
+    def contents(self, split: str) -> Contents:
+        return Contents(self._files(split, samples=False), _latent_content)
+
     def train_set(self) -> Dataset[Any]:
         return self._files("train", samples=True)
 
@@ -84,6 +92,10 @@ class Latents(Source):
         if not files:
             raise ValueError(f"The folder {folder} has no .safetensors files: make the latents again.")
         return ConcatDataset([LatentFile(file, self.scale, samples, self.shape, self.num_classes) for file in files])
+
+
+def _latent_content(sample: tuple[Tensor, Tensor]) -> Content:
+    return Content(tuple(sample[0].shape[-2:]), {"images": {int(sample[1]): 1}})
 
 
 class LatentFile(Dataset[Any]):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import Compose
 
+from linvit.data.contents import Contents, image_content, untransformed
 from linvit.data.images.image import Channels, Deviation, Preprocessing, Side
 from linvit.data.source import Source, Workers, listed
 from linvit.ranges import Amount, Count, OneOf, Range, Rule, Seed, Share
@@ -93,6 +94,9 @@ class AugmentedSource(Source):
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         """The transformed images of "train" or "val"."""
         raise NotImplementedError
+
+    def contents(self, split: str) -> Contents:
+        return Contents(self.images(split, untransformed), image_content)
 
     def train_set(self) -> Dataset[Any]:
         return self.images("train", self.train_transform())

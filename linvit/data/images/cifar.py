@@ -78,6 +78,14 @@ class Cifar(AugmentedSource):
         self.class_names = class_names or known
         self._place = np.array(self.places(known, self.root))
 
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        try:
+            find_layout(root)
+        except ValueError:
+            return None
+        return {"name": "cifar", "root": str(root)}
+
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         testing = split == "val" and not self.held_out
         files = (self.layout.test,) if testing else self.layout.train
@@ -142,12 +150,3 @@ def find_layout(root: Path) -> tuple[Path, Layout]:
                 return folder, layout
     expected = " or ".join(f"{layout.folder}/ with {layout.names}" for layout in LAYOUTS)
     raise ValueError(f"The data folder {root} has no {expected}: set `root` to the binary version of CIFAR.")
-
-
-def found_in(root: Path) -> dict[str, Any] | None:
-    """The recipe's data settings if the folder contains CIFAR in its binary form, else None."""
-    try:
-        find_layout(root)
-    except ValueError:
-        return None
-    return {"name": "cifar", "root": str(root)}

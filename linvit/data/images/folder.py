@@ -64,6 +64,11 @@ class ImageFolder(AugmentedSource):
             )
         _warn_of_mistakes(folder, self.class_names)
 
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        fits = any(files_below(root / name, IMG_EXTENSIONS) for name in _folders(root))
+        return {"name": "imagefolder", "root": str(root)} if fits else None
+
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
         return ImageFiles(self.files(split), transform, self.channels)
 

@@ -22,6 +22,7 @@ from linvit.ranges import Share
 
 FILE, LABELS, SPLIT = "file", "labels", "split"
 SPLITS = ("train", "val")
+TABLE = "labels.csv"
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class MultiLabelImages(AugmentedSource):
     ) -> None:
         super().__init__(**options)
         self.root = user_path(root)
-        self.table = user_path(labels) if labels else self.root / "labels.csv"
+        self.table = user_path(labels) if labels else self.root / TABLE
         classes, entries = read_table(self.table, held_out)
         self.class_names = class_names or classes
         self.places(classes, self.table)
@@ -72,6 +73,10 @@ class MultiLabelImages(AugmentedSource):
                 " files, or remove their rows."
             )
         self.entries = {split: [entry for entry in entries if entry.split == split] for split in SPLITS}
+
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        return {"name": "labelled", "root": str(root)} if (root / TABLE).exists() else None
 
     def train_set(self) -> Dataset[Any]:
         present = {name for entry in self.entries["train"] for name in entry.labels}

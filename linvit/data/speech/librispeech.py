@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from linvit.data.contents import Content, Contents
 from linvit.data.disk import files_below, read_text
 from linvit.data.order import GroupedOrder, ShuffledOrder
 from linvit.data.source import Source, Workers
@@ -21,6 +22,7 @@ from linvit.data.unusable import none_usable
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
 SUFFIXES = (".flac", ".wav", ".sph")
+SUBSETS = {"train": ("train",), "val": ("val", "dev")}  # beginnings of their names
 MEASURED = 200  # utterances that mean and deviation of the features are computed from
 Sample = tuple[Tensor, dict[str, Any]]
 Masks = Annotated[int, Range(0, 1000)]
@@ -88,6 +90,14 @@ def find_utterances(folder: Path) -> list[Utterance]:
 def _has_transcripts(path: Path) -> bool:
     """Whether a file contains transcripts."""
     return path.name.endswith(".trans.txt")
+
+
+def _utterance_content(rate: int, utterance: Utterance) -> Content | str:
+    try:
+        seconds = len(read_audio(utterance.path, rate)) / rate
+    except CorruptAudioError as error:
+        return str(error)
+    return Content((seconds,), others={"words": len(utterance.text.split())})
 
 
 def _read(rate: int, utterance: Utterance) -> Tensor:
@@ -191,16 +201,6 @@ class LibriSpeech(Source):
         self._utterances: dict[str, list[Utterance]] = {}
         self._tokenizer = ""
 
-    @classmethod
-    def found_in(cls, root: str | Path) -> dict[str, Any] | None:
-        """The settings that read this folder, or None if it has no subsets for training and validation."""
-        folder = Path(root)
-        paths = [path.relative_to(folder) for path in files_below(folder, (".txt",)) if _has_transcripts(path)]
-        subsets = sorted({path.parts[0] for path in paths if len(path.parts) == 4})
-        train = [name for name in subsets if name.startswith("train")]
-        val = [name for name in subsets if name.startswith(("val", "dev"))]
-        return {"name": "librispeech", "root": str(root), "train": train, "val": val} if train and val else None
-
     @cached_property
     def class_names(self) -> list[str]:  # type: ignore[override]
         """The names of the tokens, the blank first; those of the training transcripts unless others are assigned."""
@@ -215,6 +215,20 @@ class LibriSpeech(Source):
         mean, std = self._measured()
         corpus = f"{self.root.name}: {', '.join(self.subsets['train'])}, {len(names) - 1} {self.units}"
         return SpeechPreprocessing(self.rate, self.mels, mean, std, self._tokenizer, corpus)
+
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        subsets = sorted(path.parts[-4] for path in root.glob("[!.]*/*/*/*.trans.txt"))
+        if not subsets:
+            return None
+        about: dict[str, Any] = {"name": "librispeech", "root": str(root)}
+        for split, usual in SUBSETS.items():
+            names = [name for name in dict.fromkeys(subsets) if name.startswith(usual)]
+            about |= {split: names} if names and names != [split] else {}
+        return about
+
+    def contents(self, split: str) -> Contents:
+        return Contents(self.utterances(split), partial(_utterance_content, self.rate))
 
     def utterances(self, split: str) -> list[Utterance]:
         """The utterances of "train" or "val"."""

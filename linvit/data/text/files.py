@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from linvit.data.contents import Content, Contents
 from linvit.data.disk import check_regular, files_below, is_hidden
 from linvit.data.source import is_held_out
 from linvit.data.text.packing import CACHE, PackedText, usable
 from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import Stream, join
+from linvit.files import user_path
 from linvit.ranges import Amount, Share
 
 IN_MEMORY = 2**24  # bytes of a split's text; more is packed
@@ -37,8 +39,11 @@ class FileText(PackedText):
             described.append([name, about and about.st_size, about and about.st_mtime_ns])
         return described
 
-    def contents(self, split: str) -> Iterable[bytes | str]:
-        return map(_content, self.files[split])
+    def texts(self, split: str) -> Iterable[bytes | str]:
+        return map(_text, self.files[split])
+
+    def contents(self, split: str) -> Contents:
+        return Contents(self.files[split], _content, item="file")
 
     def prepare_data(self) -> None:
         for split in self.files:
@@ -49,7 +54,7 @@ class FileText(PackedText):
         if self._size(split) > IN_MEMORY:
             return super().stream(split)
         sentences: list[str] = []
-        stream = join(usable(self.contents(split), sentences), self.tokenizer, split == "val")
+        stream = join(usable(self.texts(split), sentences), self.tokenizer, split == "val")
         self.leave_out(sentences, stream.documents)
         return stream
 
@@ -107,7 +112,7 @@ class TextFolder(FileText):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.root, self.cache, self.max_corrupt = Path(root), Path(cache), max_corrupt
+        self.root, self.cache, self.max_corrupt = user_path(root), user_path(cache), max_corrupt
         if not self.root.is_dir():
             wrong = "is a file" if self.root.exists() else "does not exist"
             raise ValueError(f"The data folder {self.root} {wrong}: set `root` to a folder of text files.")
@@ -138,17 +143,22 @@ def split_by_hash(root: Path, files: Sequence[Path], held_out: float) -> dict[st
     return splits
 
 
-def _content(path: Path) -> bytes | str:
+def _text(path: Path) -> bytes | str:
     """The content of a file, or a sentence if it cannot be read or is not UTF-8."""
     try:
         check_regular(path)
-        content = path.read_bytes()
-        content.decode("utf-8")
+        text = path.read_bytes()
+        text.decode("utf-8")
     except UnicodeDecodeError:
         return f"{path} is not text in UTF-8: save it again as UTF-8, or leave it out."
     except OSError as error:
         return f"{path} cannot be read ({error.strerror or error}): replace it, or leave it out."
-    return content
+    return text
+
+
+def _content(path: Path) -> Content | str:
+    text = _text(path)
+    return text if isinstance(text, str) else Content((len(text),), others={"characters": len(text.decode())})
 
 
 def _size(path: Path) -> int:

@@ -86,7 +86,7 @@ class HuggingFaceText(PackedText):
     def identity(self, split: str) -> list[Any]:
         return [self.arguments, self.column, self.train_split, self.val_split, self.val_documents]
 
-    def contents(self, split: str) -> Iterable[bytes]:
+    def texts(self, split: str) -> Iterable[bytes]:
         return map(self.text, self.documents(split, self.streaming))
 
     def most_tokens(self, split: str) -> int | None:

@@ -34,7 +34,7 @@ class PackedText(TextSource):
         """What the documents of "train" or "val" depend on, as JSON."""
         raise NotImplementedError
 
-    def contents(self, split: str) -> Iterable[bytes | str]:
+    def texts(self, split: str) -> Iterable[bytes | str]:
         """The documents of "train" or "val" in UTF-8; a sentence for each that cannot be used."""
         raise NotImplementedError
 
@@ -68,17 +68,17 @@ class PackedText(TextSource):
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         path = self.cache / f"{split}_{key}.tokens"
         if not path.with_suffix(".json").is_file():
-            pack(self.contents(split), self.tokenizer, path, split == "val", most)
+            pack(self.texts(split), self.tokenizer, path, split == "val", most)
         return path
 
 
 def pack(
-    contents: Iterable[bytes | str], tokenizer: Tokenizer, path: Path, measures: bool, max_tokens: int | None = None
+    texts: Iterable[bytes | str], tokenizer: Tokenizer, path: Path, measures: bool, max_tokens: int | None = None
 ) -> None:
     """Writes documents as a file of tokens, a file of their widths in bytes (if it measures), and finally a .json.
 
     Each file is written completely or not at all, so if there is a .json the others are complete. It has the numbers of
-    documents and tokens, and the sentences among the contents, which stand for documents that cannot be used.
+    documents and tokens, and the sentences among the texts, which stand for documents that cannot be used.
     """
     dtype = dtype_for(tokenizer.vocabulary)
     mark = np.array([tokenizer.separator], dtype)
@@ -91,7 +91,7 @@ def pack(
         temporary.open("wb") as tokens,
         beside.open("wb") as widths,
     ):
-        for text, encoded in _encoded(usable(contents, unusable), tokenizer):
+        for text, encoded in _encoded(usable(texts, unusable), tokenizer):
             mark.tofile(tokens)
             np.asarray(encoded, dtype).tofile(tokens)
             if measures:
@@ -107,13 +107,13 @@ def pack(
     write_json(path.with_suffix(".json"), {"documents": count, "tokens": total + 1, "unusable": unusable})
 
 
-def usable(contents: Iterable[bytes | str], unusable: list[str]) -> Iterator[bytes]:
-    """The documents among the contents; the sentences are appended to `unusable`."""
-    for content in contents:
-        if isinstance(content, str):
-            unusable.append(content)
+def usable(texts: Iterable[bytes | str], unusable: list[str]) -> Iterator[bytes]:
+    """The documents among the texts; the sentences are appended to `unusable`."""
+    for text in texts:
+        if isinstance(text, str):
+            unusable.append(text)
         else:
-            yield content
+            yield text
 
 
 def groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:

@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from linvit.analysis import answer_figures as figures
 from linvit.analysis.dense_images import draw_objects
 from linvit.analysis.report import figure_image, paragraph, table
-from linvit.data.dense.coco import Coco, to_original, to_results
+from linvit.data.dense.coco import Coco
+from linvit.data.dense.instance_masks import InstanceMasks
 from linvit.data.dense.masks import to_mask, to_runs
+from linvit.data.dense.objects import ObjectSource, to_original, to_results
 from linvit.data.dense.source import DenseSource
+from linvit.data.dense.voc import Voc
+from linvit.data.dense.yolo import Yolo
 from linvit.data.source import Source
 from linvit.files import replacing
 from linvit.models.dense.frameworks import DETECTORS
@@ -48,13 +52,13 @@ class DetectionSpec(DenseSpec):
 
     name = "detection"
     task = Detection
-    sources: ClassVar = {"coco": Coco}
+    sources: ClassVar = {"coco": Coco, "voc": Voc, "yolo": Yolo, "instance_masks": InstanceMasks}
     folder_source = "coco"
     frameworks = DETECTORS
     stored_facts: ClassVar = {"category_ids": list[Amount]}
 
     def stored(self, source: Source) -> dict[str, Any]:
-        return {"category_ids": list(cast(Coco, source).annotations("train").category_ids)}
+        return {"category_ids": list(cast(ObjectSource, source).annotations("train").category_ids)}
 
     def predict(
         self,
@@ -122,7 +126,7 @@ class DetectionSpec(DenseSpec):
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         network, device = run.placed_network()
-        data, task = cast(Coco, source), cast(Detection, run.task)
+        data, task = cast(ObjectSource, source), cast(Detection, run.task)
         rows: list[dict[str, Any]] = []
         image_ids: list[int] = []
         with torch.inference_mode():

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,14 @@ from linvit.analysis import answer_figures as figures
 from linvit.analysis.dense_images import draw_map, shares
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.dense.ade20k import Ade20k
+from linvit.data.dense.label_maps import LabelMaps, MapSource
+from linvit.data.dense.panoptic import CocoPanoptic
 from linvit.data.dense.source import DenseSource
 from linvit.data.images.image import SMALLEST
 from linvit.data.source import Source
 from linvit.files import write_json
 from linvit.models.dense.frameworks import SEGMENTORS
+from linvit.ranges import Amount
 from linvit.runs.dense import (
     OVERLAYS,
     DensePredictions,
@@ -47,9 +50,13 @@ class SegmentationSpec(DenseSpec):
 
     name = "segmentation"
     task = Segmentation
-    sources: ClassVar = {"ade20k": Ade20k}
+    sources: ClassVar = {"ade20k": Ade20k, "label_maps": LabelMaps, "coco_panoptic": CocoPanoptic}
     folder_source = "ade20k"
     frameworks = SEGMENTORS
+    stored_facts: ClassVar = {"labels": list[Amount]}
+
+    def stored(self, source: Source) -> dict[str, Any]:
+        return {"labels": list(cast(MapSource, source).labels)}
 
     def predict(
         self,
@@ -79,17 +86,18 @@ class SegmentationSpec(DenseSpec):
 
     @contextlib.contextmanager
     def save_one_by_one(self, run: "Run", folder: Path) -> Iterator[Saver]:
-        first = int(((run.recipe or {}).get("data") or {}).get("reduces_zero_label", True))
+        labels = run.stored.get("labels") or list(range(1, len(run.class_names) + 1))
+        label_of = torch.tensor(labels, dtype=torch.uint8)
         taken: set[str] = set()
 
         def save(row: MapPrediction, image: Tensor) -> None:
             assert row.labels is not None
             name = untaken_name(row.file, taken)
-            save_pixels(row.labels + first, folder / "maps" / f"{name}.png")
+            save_pixels(label_of[row.labels.long()], folder / "maps" / f"{name}.png")
             save_pixels(draw_map(image, row.labels, run.class_names), folder / OVERLAYS / f"{name}.jpg")
 
         yield save
-        names = {str(number): name for number, name in enumerate(run.class_names, start=first)}
+        names = {str(label): name for label, name in zip(labels, run.class_names, strict=True)}
         write_json(folder / "labels.json", names, indent=1)
 
     def sections(self, run: "Run", source: Source) -> list[Section]:

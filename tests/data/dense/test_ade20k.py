@@ -3,7 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
-from linvit.data.dense.ade20k import Ade20k, find_pairs, read_map
+from linvit.data.dense.ade20k import Ade20k
+from linvit.data.dense.label_maps import pairs_in, read_map
 from linvit.data.dense.scenes import make_scenes
 
 SIZE = 64
@@ -37,8 +38,14 @@ def test_zero_is_ignored_and_one_is_the_first_class(tmp_path):
     path = tmp_path / "map.png"
     values = np.array([[0, 1, 2], [149, 150, 255]], np.uint8)
     Image.fromarray(values).save(path)
-    assert read_map(path, 150).tolist() == [[255, 0, 1], [148, 149, 255]]
-    assert read_map(path, 151, reduces_zero_label=False).tolist() == values.tolist()
+    assert read_map(path, range(1, 151), (0, 255)).tolist() == [[255, 0, 1], [148, 149, 255]]
+    assert read_map(path, range(151)).tolist() == values.tolist()
+
+
+def test_labels_in_the_middle_may_be_ignored(tmp_path):
+    path = tmp_path / "map.png"
+    Image.fromarray(np.array([[0, 2, 5, 9]], np.uint8)).save(path)
+    assert read_map(path, [0, 5, 9], (2, 255)).tolist() == [[0, 255, 1, 2]]
 
 
 def test_palettes_are_read_as_labels(tmp_path):
@@ -46,17 +53,17 @@ def test_palettes_are_read_as_labels(tmp_path):
     image = Image.fromarray(np.array([[1, 2], [3, 0]], np.uint8), mode="L").convert("P")
     image.putpalette([200, 100, 50] * 256)
     image.save(path)
-    assert read_map(path, 3).tolist() == [[0, 1], [2, 255]]
+    assert read_map(path, [1, 2, 3], (0,)).tolist() == [[0, 1], [2, 255]]
 
 
-@pytest.mark.parametrize(("reduces", "value", "expected"), [(True, 4, "1 to 3"), (False, 3, "0 to 2")])
-def test_a_label_out_of_range_is_named_with_file_and_value(tmp_path, reduces, value, expected):
+@pytest.mark.parametrize(("labels", "value", "expected"), [([1, 2, 3], 4, "1 to 3"), ([0, 1, 2], 3, "0 to 2")])
+def test_a_label_out_of_range_is_named_with_file_and_value(tmp_path, labels, value, expected):
     path = tmp_path / "map.png"
     values = np.ones((4, 5), np.uint8)
     values[2, 3] = value
     Image.fromarray(values).save(path)
     with pytest.raises(ValueError, match=rf"map\.png has the label {value} at row 2, column 3, expected {expected}"):
-        read_map(path, 3, reduces)
+        read_map(path, labels, (0, 255) if labels[0] else (255,))
 
 
 def test_a_second_file_of_a_name_is_a_problem_and_hidden_ones_are_not(tmp_path):
@@ -66,9 +73,10 @@ def test_a_second_file_of_a_name_is_a_problem_and_hidden_ones_are_not(tmp_path):
         folder.mkdir(parents=True)
         Image.new("L", (40, 40)).save(folder / f"1.{ending}")
         (folder / f"._1.{ending}").write_bytes(b"hidden")
-    assert find_pairs(root, "train")[1] == []
+    folders = root / "images" / "training", root / "annotations" / "training"
+    assert pairs_in(*folders)[1] == []
     Image.new("L", (40, 40)).save(root / "images" / "training" / "1.jpeg")
-    pairs, problems = find_pairs(root, "train")
+    pairs, problems = pairs_in(*folders)
     assert len(pairs) == 1
     assert problems == [f"{root / 'images' / 'training' / '1.jpg'} has the name of 1.jpeg: remove one of them."]
 
@@ -78,7 +86,7 @@ def test_maps_of_other_modes_are_named(tmp_path, mode):
     path = tmp_path / "map.png"
     Image.new(mode, (4, 4)).save(path)
     with pytest.raises(ValueError, match=r"map\.png has the mode .* one 8-bit channel"):
-        read_map(path, 3)
+        read_map(path, [1, 2, 3])
 
 
 def test_training_gives_windows_of_images_and_maps(scenes):
@@ -173,8 +181,10 @@ def test_a_map_that_cannot_be_used_is_named_and_left_out_up_to_the_limit(tmp_pat
 
 
 def test_missing_folders_and_odd_numbers_of_classes_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"images/training does not exist: set `root`"):
+    with pytest.raises(ValueError, match=r"expected the folders images/training and annotations/training\."):
         source(tmp_path).train_dataloader()
+    with pytest.raises(ValueError, match="nowhere does not exist: set `root`"):
+        source(tmp_path / "nowhere").train_dataloader()
     with pytest.raises(ValueError, match="`num_labels` is 3, but `class_names` has 2 names"):
         source(tmp_path, num_labels=3, class_names=["a", "b"])
     with pytest.raises(ValueError, match="`num_labels` is 300, expected a whole number from 1 to 254"):

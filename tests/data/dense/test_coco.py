@@ -9,7 +9,8 @@ from PIL import Image
 from pycocotools import coco as judge_files
 from pycocotools import cocoeval as judge
 
-from linvit.data.dense.coco import Coco, to_original, to_results
+from linvit.data.dense.coco import Coco
+from linvit.data.dense.objects import to_original, to_results
 from linvit.data.dense.scenes import make_scenes
 
 SIZE = 96
@@ -210,7 +211,7 @@ def test_an_image_that_cannot_be_used_is_named_and_left_out_up_to_the_limit(tmp_
         path.write_bytes(b"broken")
     else:
         Image.new("RGB", (50, 60)).save(path)
-        says = r"val2017/2\.png has 60×50 px, but \S+instances_val2017\.json says that image 2 has 30×20 px"
+        says = r"val2017/2\.png has 60×50 px, but \S+instances_val2017\.json says that it has 30×20 px"
     with pytest.raises(ValueError, match=says):
         list(source(root).val_dataloader())
     batches = list(source(root, max_corrupt=1).val_dataloader())

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linvit.data.dense.masks import box_around, to_mask
+from linvit.data.dense.masks import box_around, to_mask, to_runs
 from linvit.data.dense.scenes import (
     HELD_OUT,
     Scene,
@@ -86,7 +86,7 @@ def test_detection_files_agree_with_each_other(scenes):
         for entry in content["annotations"]:
             mask = to_mask(entry["segmentation"], (96, 96))
             assert entry["area"] == mask.sum()
-            assert tuple(entry["bbox"]) == box_around(mask)
+            assert tuple(entry["bbox"]) == box_around(to_runs(mask))
         for about in content["images"]:
             with Image.open(scenes / "detection/images" / part / about["file_name"]) as image:
                 assert (image.size, image.mode) == ((96, 96), "RGB")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from linvit.data.images.cifar import Cifar, found_in
+from linvit.data.images.cifar import Cifar
 
 PLAIN = {"batch_size": 4, "num_workers": 0, "auto_augment": None, "color_jitter": 0.0, "random_erasing": 0.0}
 
@@ -101,5 +101,5 @@ def test_files_that_are_missing_or_damaged_are_named(ten):
 
 
 def test_the_format_is_recognized(ten, tmp_path):
-    assert found_in(ten[0]) == {"name": "cifar", "root": str(ten[0])}
-    assert found_in(tmp_path / "cifar-10-batches-bin" / "none") is None
+    assert Cifar.found_in(ten[0]) == {"name": "cifar", "root": str(ten[0])}
+    assert Cifar.found_in(tmp_path / "cifar-10-batches-bin" / "none") is None

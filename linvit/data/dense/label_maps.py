@@ -1,0 +1,351 @@
+"""Images with label maps: 8-bit images whose values are classes, in several layouts."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from linvit.data.contents import Content, Contents, untransformed
+from linvit.data.dense.source import DenseSource, read_image
+from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
+from linvit.data.disk import check_regular, read_text
+from linvit.data.images.image import CorruptImageError, Side
+from linvit.data.unusable import allow
+from linvit.files import reason_of
+from linvit.ranges import Range, Share
+
+LAYOUTS: tuple[tuple[str, str], ...] = (
+    ("{}", "{}annot"),
+    ("images/{}", "annotations/{}"),
+    ("images/{}", "labels/{}"),
+    ("images/{}", "masks/{}"),
+    ("{}/images", "{}/annotations"),
+    ("{}/images", "{}/labels"),
+    ("{}/images", "{}/masks"),
+)
+CLASSES_FILE = "classes.txt"
+PEEKED = 100  # maps whose labels are read to find the number of classes
+
+Factor = Annotated[float, Range(above=0, most=10)]
+Label = Annotated[int, Range(0, IGNORED)]
+NumLabels = Annotated[int, Range(1, IGNORED - 1)]
+
+
+class Pair(NamedTuple):
+    """An image and its map. segments: the class of each segment of a panoptic map, pickled."""
+
+    image: Path
+    map: Path
+    segments: bytes = b""
+
+
+class MapSource(DenseSource):
+    """Batches (images, maps): float32 (batch, 3, height, width) and int64 (batch, height, width), 255 where ignored.
+
+    Training images are scaled by a random factor from the range ratio, cropped to crop (height, width) so that no label
+    has more than cat_max_ratio of the pixels, flipped with probability flip, distorted in colour if distorts_colors,
+    and padded to crop. For evaluation only the image is scaled; its map keeps its size, so images of different sizes
+    need val_batch_size 1.
+
+    root: folder of the data. options: see DenseSource.
+
+    A subclass sets class_names, labels (the label of each class in the files) and read_labels, and has find_pairs.
+    """
+
+    task = "segmentation"
+    labels: list[int]
+    read_labels: Callable[[Pair], Tensor]
+
+    def __init__(
+        self,
+        root: str,
+        long_side: Side = 2048,
+        short_side: Side = 512,
+        ratio: tuple[Factor, Factor] = (0.5, 2.0),
+        crop: tuple[Side, Side] = (512, 512),
+        cat_max_ratio: Annotated[float, Range(above=0, most=1)] = 0.75,
+        flip: Share = 0.5,
+        distorts_colors: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(long_side, short_side, **options)
+        self.root = Path(root)
+        self.transform = v2.Compose(
+            [
+                Resize(long_side, [short_side], (ratio[0], ratio[1])),
+                VariedCrop((crop[0], crop[1]), cat_max_ratio),
+                v2.RandomHorizontalFlip(flip),
+                *([PhotometricDistortion()] if distorts_colors else []),
+                *normalize(self.mean, self.std),
+                PadTo((crop[0], crop[1])),
+                v2.ToPureTensor(),
+            ]
+        )
+
+    def find_pairs(self, split: str) -> tuple[list[Pair], list[str]]:
+        """The pairs of a split, sorted by name, and a sentence for each file that belongs to no pair.
+
+        Raises ValueError for a missing folder and for one without pairs.
+        """
+        raise NotImplementedError
+
+    def maps(self, split: str, transform: Callable[..., Any]) -> "LabelledMaps":
+        """The transformed images and maps of "train" or "val"."""
+        pairs, unpaired = self.find_pairs(split)
+        allow(unpaired, self.max_corrupt, "max_corrupt")
+        return LabelledMaps(pairs, transform, self.read_labels)
+
+    def contents(self, split: str) -> Contents:
+        return Contents(self.maps(split, untransformed), _content)
+
+    def train_set(self) -> Dataset[Any]:
+        return self.maps("train", self.transform)
+
+    def val_set(self) -> Dataset[Any]:
+        return self.maps("val", partial(_image_alone, self.preprocessing.transform()))
+
+    @staticmethod
+    def assemble(samples: list[tuple[Tensor, Tensor]]) -> Any:
+        """Stacks images and maps; raises ValueError if their sizes differ."""
+        sizes = {(image.shape[-2:], labels.shape) for image, labels in samples}
+        if len(sizes) > 1:
+            shown = sorted("×".join(map(str, image)) for image, _ in sizes)
+            raise ValueError(
+                f"Images of {' and '.join(shown[:2])} px do not fit into one batch: set `val_batch_size` to 1."
+            )
+        return default_collate(samples)
+
+    def check_number(self) -> None:
+        """Raises ValueError if there are more classes than a map of 8 bits can have."""
+        if self.num_classes >= IGNORED:
+            raise ValueError(
+                f"There are {self.num_classes} classes, but maps of 8 bits can have at most {IGNORED - 1}."
+            )
+
+
+class LabelMaps(MapSource):
+    """Images and label maps of the same name, 8-bit grey or palette, in separate folders.
+
+    root: folder with train/ and trainannot/ (as CamVid), images/train and annotations/train (or labels/ or masks/), or
+    train/images and train/annotations (or labels, masks); the same for val. train, val: names of the splits. void:
+    labels that are ignored; 255 always is. The other labels, from 0 in their order, are the classes. classes: file with
+    the name of each class on a line, by default root/classes.txt. num_labels: number of classes, if they have no names.
+    class_names: in the order of the labels, instead of that file. options: see MapSource.
+
+    Raises ValueError for a folder without pairs of image and map, for classes without names or number, and for numbers
+    that do not fit together.
+    """
+
+    layouts = LAYOUTS
+    splits = ("train", "val")
+
+    def __init__(
+        self,
+        root: str,
+        long_side: Side = 2048,
+        short_side: Side = 512,
+        train: str = splits[0],
+        val: str = splits[1],
+        void: Sequence[Label] = (),
+        classes: str | None = None,
+        num_labels: NumLabels | None = None,
+        class_names: list[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, long_side, short_side, **options)
+        self.names = {"train": train, "val": val}
+        self.class_names = class_names or self.read_names(classes, num_labels)
+        if num_labels not in (None, self.num_classes):
+            raise ValueError(
+                f"`num_labels` is {num_labels}, but `class_names` has {self.num_classes} names: leave out one of them."
+            )
+        self.check_number()
+        usable = [label for label in range(IGNORED) if label not in void]
+        if len(usable) < self.num_classes:
+            raise ValueError(
+                f"`void` leaves {len(usable)} labels for {self.num_classes} classes: leave out some of its labels."
+            )
+        self.labels = usable[: self.num_classes]
+        self.read_labels = partial(_read_pair, tuple(self.labels), (*void, IGNORED))
+
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        labels = _peeked(root)
+        if not labels:
+            return None
+        number = {} if (root / CLASSES_FILE).exists() else {"num_labels": max(labels) + 1}
+        return {"name": "label_maps", "root": str(root)} | number
+
+    def read_names(self, classes: str | None, num_labels: int | None) -> list[str]:
+        """The names of the classes, from a file with one on each line or numbered from 0."""
+        path = Path(classes) if classes else self.root / CLASSES_FILE
+        if classes or (num_labels is None and path.exists()):
+            return [line.strip() for line in read_text(path).split("\n") if line.strip()]
+        if num_labels is None:
+            raise ValueError(
+                f"The classes of {self.root} have no names: set `class_names`, `classes` or `num_labels`, or add"
+                f" {CLASSES_FILE}."
+            )
+        return list(map(str, range(num_labels)))
+
+    def find_pairs(self, split: str) -> tuple[list[Pair], list[str]]:
+        name = self.names[split]
+        if not self.root.is_dir():
+            raise ValueError(f"The data folder {self.root} does not exist: set `root` to another folder.")
+        folders = folders_of(self.root, name, self.layouts)
+        if folders is None:
+            expected = " or ".join(f"{images} and {maps}".format(name, name) for images, maps in self.layouts[:2])
+            raise ValueError(
+                f"The data folder {self.root} has no {split} images with maps: expected the folders {expected}."
+            )
+        return pairs_in(*folders)
+
+
+def folders_of(root: Path, name: str, layouts: Sequence[tuple[str, str]] = LAYOUTS) -> tuple[Path, Path] | None:
+    """The folders of images and maps of the split of this name, None if there are none."""
+    for shapes in layouts:
+        images, maps = (root / shape.format(name) for shape in shapes)
+        if images.is_dir() and maps.is_dir():
+            return images, maps
+    return None
+
+
+@dataclass(eq=False)
+class LabelledMaps(Dataset[Any]):
+    """(image, map) for each pair of files; a sentence for a pair that cannot be used.
+
+    read_labels: returns the labels of a pair, uint8 (height, width), or raises CorruptImageError.
+    """
+
+    pairs: Sequence[Pair]
+    transform: Callable[..., Any]
+    read_labels: Callable[[Pair], Tensor]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | str:
+        pair = self.pairs[index]
+        try:
+            image, labels = read_image(pair.image), self.read_labels(pair)
+        except CorruptImageError as error:
+            return str(error)
+        if labels.shape != image.shape[-2:]:
+            sizes = ["×".join(map(str, size)) for size in (labels.shape, image.shape[-2:])]
+            return (
+                f"{pair.map} has {sizes[0]} px, but its image {sizes[1]} px (height × width): make them the same size."
+            )
+        image, labels = self.transform(image, tv_tensors.Mask(labels))
+        return image, labels.long()
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+def _content(sample: tuple[Tensor, Tensor]) -> Content:
+    counts = torch.bincount(sample[1].as_subclass(Tensor).flatten(), minlength=IGNORED + 1).tolist()
+    pixels = {label: count for label, count in enumerate(counts[:IGNORED]) if count}
+    ignored = counts[IGNORED]
+    amounts = {"images": dict.fromkeys(pixels, 1), "pixels": pixels}
+    return Content((sample[1].shape[-2], sample[1].shape[-1]), amounts, {"ignored pixels": ignored})
+
+
+def _image_alone(transform: Callable[[Any], Tensor], image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return transform(image), labels.as_subclass(Tensor)
+
+
+def _read_pair(labels: Sequence[int], void: Sequence[int], pair: Pair) -> Tensor:
+    return read_map(pair.map, labels, void)
+
+
+def read_map(path: Path, labels: Sequence[int], void: Sequence[int] = (IGNORED,)) -> Tensor:
+    """Reads a label map: uint8 (height, width), the place in `labels` of each pixel's label; 255 for labels in `void`.
+
+    Raises CorruptImageError, naming the file, for anything but an image of one 8-bit channel with known labels.
+    """
+    mode, values = read_pixels(path)
+    if mode not in ("L", "P"):
+        raise CorruptImageError(
+            f"{path} has the mode {mode}, expected one 8-bit channel: save the labels as a grey or palette PNG."
+        )
+    unknown = IGNORED + 1
+    class_of = np.full(unknown, unknown, np.int16)
+    class_of[list(labels)] = np.arange(len(labels))
+    class_of[list(void)] = IGNORED
+    classes = class_of[values]
+    if (classes == unknown).any():
+        row, column = np.argwhere(classes == unknown)[0].tolist()
+        ignored = f"{' and '.join(map(str, sorted(set(void))))} for ignored pixels"
+        raise CorruptImageError(
+            f"{path} has the label {values[row, column]} at row {row}, column {column}, expected {labels[0]} to"
+            f" {labels[-1]}, and {ignored}: correct the map, or set `num_labels`."
+        )
+    return torch.from_numpy(classes.astype(np.uint8))
+
+
+def read_pixels(path: Path) -> tuple[str, np.ndarray]:
+    """Mode and values of a map; raises CorruptImageError, naming the file, if it cannot be read."""
+    try:
+        check_regular(path)
+        with Image.open(path) as image:
+            image.load()
+            return image.mode, np.asarray(image)
+    except Exception as error:  # the error for a damaged file depends on its format
+        raise CorruptImageError(
+            f"{path} is not a readable label map ({reason_of(error)}): replace the file."
+        ) from error
+
+
+def pairs_in(images_folder: Path, maps_folder: Path) -> tuple[list[Pair], list[str]]:
+    """The pairs of two folders, sorted by name, and a sentence for each file that belongs to no pair.
+
+    Raises ValueError for folders without pairs.
+    """
+    unpaired: list[str] = []
+    images = _by_name(images_folder, (".jpg", ".jpeg", ".png"), unpaired)
+    maps = _by_name(maps_folder, (".png",), unpaired)
+    both = [Pair(images[name], maps[name]) for name in images if name in maps]
+    if not both:
+        raise ValueError(
+            f"{images_folder} and {maps_folder} have no X.jpg and X.png in common: expected pairs of files."
+        )
+    unpaired += [
+        f"{path} has no map {maps_folder / name}.png: add or remove one."
+        for name, path in images.items()
+        if name not in maps
+    ]
+    unpaired += [
+        f"{path} has no image in {images_folder}: add or remove one."
+        for name, path in maps.items()
+        if name not in images
+    ]
+    return both, unpaired
+
+
+def _by_name(folder: Path, suffixes: Sequence[str], complaints: list[str]) -> dict[str, Path]:
+    """The files with these endings by their names without ending; a second file of the same name is a complaint."""
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        is_visible = path.suffix.lower() in suffixes and not path.name.startswith(".")
+        if is_visible and files.setdefault(path.stem, path) != path:
+            complaints.append(f"{path} has the name of {files[path.stem].name}: remove one of them.")
+    return files
+
+
+def _peeked(root: Path) -> set[int]:
+    """The labels below 255 of maps that are evenly spread over a folder; none if it has no 8-bit maps."""
+    folders = filter(None, (folders_of(root, name) for name in LabelMaps.splits))
+    maps = [path for _, folder in folders for path in _by_name(folder, (".png",), []).values()]
+    labels: set[int] = set()
+    for place in range(0, len(maps), max(1, len(maps) // PEEKED)):
+        with contextlib.suppress(CorruptImageError):
+            mode, values = read_pixels(maps[place])
+            labels |= set(np.unique(values).tolist()) if mode in ("L", "P") else set()
+    return labels - {IGNORED}

@@ -1,0 +1,170 @@
+"""Objects with boxes in Pascal VOC's layout: Annotations/*.xml, JPEGImages/ and ImageSets/Main/*.txt."""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from linvit.data.dense.annotations import Annotations, Collected
+from linvit.data.dense.divided import HeldOutObjects, image_size, images_by_name
+from linvit.data.disk import check_regular, files_below, read_text, stays_inside
+from linvit.data.images.image import CorruptImageError
+from linvit.files import reason_of
+from linvit.ranges import shown
+
+LISTS = Path("ImageSets", "Main")
+NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,30})?", re.ASCII)
+SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+
+class Voc(HeldOutObjects):
+    """Objects in Pascal VOC's format; an object that is marked as difficult is a crowd, which is not scored.
+
+    root: folder with Annotations/*.xml, JPEGImages/ and, optionally, ImageSets/Main/*.txt. train, val: names of the
+    lists in ImageSets/Main; without lists, a share held_out of the images is held out. held_out, split, options: see
+    HeldOutObjects. class_names: the classes and their order; by default the names in all files of Annotations/, sorted.
+
+    Raises ValueError for folders and lists that are missing, and for annotations that cannot be used.
+    """
+
+    def __init__(self, root: str, train: str = "train", val: str = "val", **options: Any) -> None:
+        self.lists = {"train": train, "val": val}
+        super().__init__(root, needs_masks=False, **options)
+
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        if not (root / "Annotations").is_dir() or not (root / "JPEGImages").is_dir():
+            return None
+        lists = {path.stem for path in (root / LISTS).glob("*.txt")}
+        others = {"train": "trainval", "val": "test"}
+        chosen = {split: other for split, other in others.items() if split not in lists and other in lists}
+        return {"name": "voc", "root": str(root)} | chosen
+
+    def folder(self, split: str) -> Path:
+        return self.existing(self.root / "JPEGImages")
+
+    def read(self, split: str, class_names: list[str] | None) -> Annotations:
+        folder = self.existing(self.root / "Annotations")
+        files = {path.stem: path for path in files_below(folder, (".xml",)) if path.parent == folder}
+        names = self._names(split, list(files))
+        wanted = set(names)
+        missing = [name for name in names if name not in files]
+        documents: dict[str, list[_Object | str]] = {}
+        sizes: dict[str, tuple[int, int] | None] = {}
+        damaged = [f"{folder / name}.xml does not exist: add it, or remove its line from the list." for name in missing]
+        for name, path in files.items():
+            if class_names is not None and name not in wanted:
+                continue
+            try:
+                sizes[name], documents[name] = read_document(path)
+            except ValueError as error:
+                damaged += [str(error)] if name in wanted else []
+        objects = (item for items in documents.values() for item in items)
+        classes = class_names or sorted({item.name for item in objects if isinstance(item, _Object)})
+        if not classes:
+            raise ValueError(f"The annotations in {folder} name no object: set `root` to other data.")
+        collected = Collected(classes)
+        collected.unusable += damaged
+        images = images_by_name(self.folder(split))
+        for name in names:
+            if name in documents:
+                self._add(collected, files[name], images.get(name), sizes[name], documents[name], classes)
+        return collected.annotations(folder, needs_masks=False)
+
+    def _add(
+        self,
+        collected: Collected,
+        path: Path,
+        image: Path | None,
+        size: tuple[int, int] | None,
+        objects: "list[_Object | str]",
+        classes: list[str],
+    ) -> None:
+        if image is None:
+            collected.unusable.append(f"{path} has no image {path.stem} in JPEGImages: add it, or remove the file.")
+            return
+        try:
+            collected.add_image(image.name, size or image_size(image))
+        except CorruptImageError as error:
+            collected.unusable.append(str(error))
+            return
+        for number, item in enumerate(objects, start=1):
+            place = f"{path}, object {number}"
+            if isinstance(item, str):
+                collected.complaints.append(item)
+            elif item.name not in classes:
+                collected.complaints.append(f"{place} has the unknown class {shown(item.name)}: correct or remove it.")
+            else:
+                collected.add_object(place, classes.index(item.name), bbox=item.box, iscrowd=int(item.is_difficult))
+
+    def _names(self, split: str, all_names: list[str]) -> list[str]:
+        """The names of a split's images, from its list, or by a hash if there are no lists."""
+        folder = self.root / LISTS
+        paths = {key: folder / f"{name}.txt" for key, name in self.lists.items()}
+        if not any(path.exists() for path in paths.values()):
+            return self.divided(all_names, split)
+        if not paths[split].exists():
+            known = ", ".join(sorted(path.stem for path in folder.glob("*.txt"))) or "no lists"
+            raise ValueError(f"The list {paths[split]} does not exist: set `{split}` to one of {known}.")
+        names = [line.strip() for line in read_text(paths[split]).split("\n") if line.strip()]
+        outside = [name for name in names if not stays_inside(name)]
+        if outside:
+            raise ValueError(f"{paths[split]} has the name {shown(outside[0])}, expected that of an image: correct it.")
+        return list(dict.fromkeys(names))
+
+
+class _Object(NamedTuple):
+    name: str
+    box: list[float]
+    is_difficult: bool
+
+
+class _Builder(ElementTree.TreeBuilder):
+    """Refuses documents that could define entities, which may grow without bound or name other files."""
+
+    def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
+        raise ValueError("it has a document type declaration")
+
+
+def read_document(path: Path) -> tuple[tuple[int, int] | None, list[_Object | str]]:
+    """The size (height, width) that a file states, if it does, and its objects; boxes are x, y, width, height from 0.
+
+    VOC's boxes count pixels from 1, and their last pixel belongs to the object.
+
+    Raises ValueError, naming the file, for anything but an annotation in VOC's format without a document type.
+    """
+    try:
+        check_regular(path)
+        tree = ElementTree.parse(path, ElementTree.XMLParser(target=_Builder())).getroot()
+    except Exception as error:  # the error depends on the damage
+        raise ValueError(f"{path} is not a readable XML file ({reason_of(error)}): replace the file.") from error
+    if tree.tag != "annotation":
+        raise ValueError(f"{path} has the element {shown(tree.tag)}, expected VOC's <annotation>: replace the file.")
+    sides = [tree.find(f"size/{name}") for name in ("height", "width")]
+    try:
+        height, width = (0.0 if side is None else _number(side, side.tag) for side in sides)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}: correct it.") from None
+    objects: list[_Object | str] = []
+    for number, item in enumerate(tree.findall("object"), start=1):
+        try:
+            objects.append(_object(item))
+        except ValueError as error:
+            objects.append(f"{path}, object {number} {error}: correct or remove it.")
+    return (int(height), int(width)) if min(height, width) >= 1 else None, objects
+
+
+def _object(item: ElementTree.Element) -> _Object:
+    name = (item.findtext("name") or "").strip()
+    if not name:
+        raise ValueError("has no name")
+    left, top, right, bottom = (_number(item.find(f"bndbox/{side}"), side) for side in SIDES)
+    box = [left - 1, top - 1, right - left + 1, bottom - top + 1]
+    return _Object(name, box, (item.findtext("difficult") or "").strip() == "1")
+
+
+def _number(element: ElementTree.Element | None, name: str) -> float:
+    text = "" if element is None or element.text is None else element.text.strip()
+    if not NUMBER.fullmatch(text):
+        raise ValueError(f"has {shown(text)} as {name}, expected a number of pixels")
+    return float(text)

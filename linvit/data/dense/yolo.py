@@ -1,0 +1,199 @@
+"""Objects in YOLO's format: a text file for each image, with boxes or polygons in shares of its width and height."""
+
+import itertools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from linvit.data.dense.annotations import Annotations, Collected
+from linvit.data.dense.divided import HeldOutObjects, image_size
+from linvit.data.disk import files_below, read_text
+from linvit.ranges import allows, shown
+
+SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
+IMAGES, LABELS = "images", "labels"
+NO_LABELS = ("classes.txt", "train.txt", "val.txt", "test.txt")  # lists that may lie next to the label files
+LARGEST = 2**20  # bytes of a file that names the classes
+BOX, POLYGON = 5, 7  # numbers on a line: the class and a box, or the class and three points or more
+
+
+class Yolo(HeldOutObjects):
+    """Objects in YOLO's format: lines of class, centre x, centre y, width and height, or of class and polygon.
+
+    root: folder with images/train and labels/train, or train/images and train/labels, or images next to their text
+    files in train/; the same for val (or valid, validation, train2017 and val2017). Without such folders, a share
+    held_out of all images is held out. An image without a text file has no objects. class_names: the classes in order;
+    by default those of a .yaml file in root with `names`, or the lines of classes.txt. held_out, split, options: see
+    HeldOutObjects.
+
+    Raises ValueError for folders without images, missing class names, and annotations that cannot be used.
+    """
+
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        images = itertools.chain.from_iterable(_images(root).values())
+        lines = (line.split() for image in images for line in _lines_if_readable(label_file(image)) if line.strip())
+        words = next(lines, [])
+        if len(words) < BOX or not all(map(_is_number, words)):
+            return None
+        return {"name": "yolo", "root": str(root)} | ({"needs_masks": False} if len(words) == BOX else {})
+
+    def folder(self, split: str) -> Path:
+        return self.existing(self.root)
+
+    def read(self, split: str, class_names: list[str] | None) -> Annotations:
+        self.existing(self.root)
+        name_of = self._names(class_names)
+        classes = class_names or list(name_of.values())
+        collected = Collected(classes)
+        label_of = {number: classes.index(name) for number, name in name_of.items() if name in classes}
+        by_split = _images(self.root)
+        images = by_split.get(split, [])
+        if "" in by_split:
+            names = [path.relative_to(self.root).as_posix() for path in by_split[""]]
+            images = [self.root / name for name in self.divided(names, split)]
+        if not images:
+            expected = " or ".join(f"images/{name}, {name}/images" for name in SPLITS[split][:2])
+            raise ValueError(f"The data folder {self.root} has no {split} images: expected {expected}.")
+        present = {image: label_file(image) for image in images if os.path.lexists(label_file(image))}
+        if not present:
+            raise ValueError(f"None of the {len(images)} {split} images of {self.root} has a text file: add labels.")
+        for image in images:
+            try:
+                size = image_size(image)
+                lines = read_text(present[image]).split("\n") if image in present else []
+            except ValueError as error:
+                collected.unusable.append(str(error))
+                continue
+            collected.add_image(image.relative_to(self.root).as_posix(), size)
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    _add(collected, f"{present[image]}, line {number}", line, label_of, size)
+        of_images = {label_file(image) for images in by_split.values() for image in images}
+        lonely = sorted({other for path in present.values() for other in path.parent.glob("*.txt")} - of_images)
+        collected.unusable += [
+            f"{path} has no image: add it, or remove the file." for path in lonely if path.name not in NO_LABELS
+        ]
+        return collected.annotations(self.root, self.needs_masks)
+
+    def _names(self, class_names: list[str] | None) -> dict[int, str]:
+        """The name of each class by its number in the files."""
+        for path in sorted([*self.root.glob("*.yaml"), *self.root.glob("*.yml")]):
+            names = _names_in(path)
+            if names:
+                return names
+        for path in (self.root / "classes.txt", self.root / LABELS / "classes.txt"):
+            if path.exists() and class_names is None:
+                class_names = [line.strip() for line in read_text(path).split("\n") if line.strip()]
+        if not class_names:
+            raise ValueError(
+                f"The data folder {self.root} names no classes: set `class_names`, or add a .yaml file with `names`,"
+                " or classes.txt."
+            )
+        return dict(enumerate(class_names))
+
+
+def _add(collected: Collected, place: str, line: str, label_of: Mapping[int, int], size: tuple[int, int]) -> None:
+    """Adds the object of a line to an image of size (height, width)."""
+    try:
+        label, shape = read_line(line, label_of)
+    except ValueError as error:
+        collected.complaints.append(f"{place} {error}: correct or remove it.")
+        return
+    height, width = size
+    if len(shape) == BOX - 1:
+        x, y, w, h = shape
+        collected.add_object(place, label, bbox=[(x - w / 2) * width, (y - h / 2) * height, w * width, h * height])
+        return
+    across, down = [x * width for x in shape[::2]], [y * height for y in shape[1::2]]
+    polygon = [value for point in zip(across, down, strict=True) for value in point]
+    box = [min(across), min(down), max(across) - min(across), max(down) - min(down)]
+    collected.add_object(place, label, bbox=box, segmentation=[polygon], area=_area(across, down))
+
+
+def read_line(line: str, label_of: Mapping[int, int]) -> tuple[int, list[float]]:
+    """The class and the numbers of a box (4) or polygon (6 or more) in 0..1; raises ValueError that states the fault.
+
+    label_of: the class of each number that the files may have.
+    """
+    words = line.split()
+    if not all(map(_is_number, words)):
+        raise ValueError(f"is {shown(line)}, expected numbers")
+    if len(words) != BOX and (len(words) < POLYGON or len(words) % 2 == 0):
+        raise ValueError(f"has {len(words)} numbers, expected a class and a box (5) or a polygon (7, 9, 11 …)")
+    number = float(words[0])
+    if number not in label_of:
+        known = f"one of {len(label_of)} from {min(label_of)} to {max(label_of)}" if label_of else "a known one"
+        raise ValueError(f"has the class {words[0]}, expected {known}")
+    return label_of[int(number)], [float(word) for word in words[1:]]
+
+
+def label_file(image: Path) -> Path:
+    """The text file of an image: in the folder labels/ parallel to the last images/ in its path, else next to it."""
+    names = list(image.parts)
+    places = [place for place, name in enumerate(names[:-1]) if name == IMAGES]
+    if places:
+        names[places[-1]] = LABELS
+        parallel = Path(*names).with_suffix(".txt")
+        if parallel.parent.is_dir():
+            return parallel
+    return image.with_suffix(".txt")
+
+
+def _images(root: Path) -> dict[str, list[Path]]:
+    """The image files of each split that has a folder; without such folders, all of them under ""."""
+    by_split = {}
+    for split, names in SPLITS.items():
+        places = (root / shape.format(name) for name in names for shape in (f"{IMAGES}/{{}}", f"{{}}/{IMAGES}", "{}"))
+        folder = next((place for place in places if place.is_dir()), None)
+        if folder:
+            by_split[split] = files_below(folder, IMG_EXTENSIONS)
+    if by_split:
+        return by_split
+    everything = [*files_below(root, IMG_EXTENSIONS), *files_below(root / IMAGES, IMG_EXTENSIONS)]
+    return {"": sorted(set(everything))}  # a link, which is not followed, may lead to images/
+
+
+def _lines_if_readable(path: Path) -> list[str]:
+    try:
+        return read_text(path).split("\n")
+    except ValueError:
+        return []
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
+
+
+def _area(across: Sequence[float], down: Sequence[float]) -> float:
+    """The area of a polygon in square pixels (the shoelace formula)."""
+    following = [*range(1, len(across)), 0]
+    doubled: float = sum(across[i] * down[j] - across[j] * down[i] for i, j in enumerate(following))
+    return abs(doubled) / 2
+
+
+def _names_in(path: Path) -> dict[int, str]:
+    """The `names` of a .yaml file, a list or a mapping from whole numbers; {} if it has none."""
+    if os.path.isfile(path) and path.stat().st_size > LARGEST:
+        raise ValueError(f"{path} is larger than {LARGEST // 2**10:,} KiB, expected a list of classes: remove it.")
+    try:
+        content = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid YAML ({' '.join(str(error).split()):.100}): correct it.") from error
+    names = content.get("names", {}) if isinstance(content, dict) else {}
+    names = dict(enumerate(names)) if isinstance(names, list) else names
+    if not allows(dict, names) or not all(type(key) is int and type(name) in (str, int) for key, name in names.items()):
+        raise ValueError(
+            f"{path} has the names {shown(names)}, expected a list, or numbers with a name each: correct it."
+        )
+    if len(set(names.values())) < len(names):
+        raise ValueError(f"{path} names two classes alike: rename one of them.")
+    return {key: str(names[key]) for key in sorted(names)}

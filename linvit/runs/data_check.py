@@ -1,0 +1,174 @@
+"""Finds out the format of a folder of data, reads all of it, counts it and lists what is wrong with it."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+import yaml
+
+from linvit.data.contents import Content
+from linvit.data.dense.annotations import read_annotations
+from linvit.data.source import Source, listed
+from linvit.data.unusable import collecting
+from linvit.files import user_path
+from linvit.ranges import check, check_names, known
+from linvit.runs.progress import tracked
+from linvit.runs.settings import as_tuple, parameters
+from linvit.runs.tasks import SOURCES
+
+SPLITS = ("train", "val")
+FALLBACKS = ("imagefolder", "textfolder")  # they fit almost every folder
+FILE_SETTINGS = {"needs_masks": bool}
+RECOGNIZED = {name: kind for name, kind in SOURCES.items() if "found_in" in vars(kind)}
+
+
+@dataclass(frozen=True)
+class CheckedSplit:
+    """The contents of a split.
+
+    counts: amounts by what is counted. classes: amounts of each class, by its name and by what is counted. sizes: the
+    smallest, median and largest size, (height, width) in pixels, (seconds,) of sound or (bytes,) of text.
+    """
+
+    name: str
+    counts: dict[str, int]
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    sizes: list[tuple[float, ...]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CheckedData:
+    """The result of check_data: the task, the settings `data` of a recipe, the splits, a sentence for each problem."""
+
+    task: str
+    settings: dict[str, Any]
+    splits: list[CheckedSplit]
+    problems: list[str]
+
+    @property
+    def recipe(self) -> str:
+        """The lines of a recipe that train on these data, in YAML."""
+        values = {"task": {"name": self.task}, "data": self.settings}
+        return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=math.inf)).strip()
+
+
+def check_data(
+    root: str | Path,
+    format: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> CheckedData:
+    """Reads every sample of a data set; files are only read.
+
+    Args:
+        root: folder of the data, or one .json file in COCO's format, whose annotations are then checked alone.
+        format: `data.name` of the data in recipes; by default the only format that fits the folder.
+        overrides: further settings of the data, as in recipes, such as {"needs_masks": False}.
+        progress: shows a bar, or log lines if stderr is not a terminal.
+
+    Raises:
+        ValueError: for a folder that fits no format or several, an unknown setting, and data that cannot be used at
+            all.
+    """
+    overrides = overrides or {}
+    root = user_path(root)
+    if not root.exists():
+        raise ValueError(f"There is no {root}: give a folder of data.")
+    if not root.is_dir():
+        return _check_file(root, overrides)
+    whole = find_format(root, format)
+    kind = SOURCES[whole["name"]]
+    check_names("setting of the data", overrides, parameters(kind))
+    whole |= overrides
+    with collecting() as problems:
+        source = kind(**{key: as_tuple(value) for key, value in whole.items() if key != "name"})
+        splits = [split for name in SPLITS for split in _checked(source, name, problems, progress)]
+    if not splits:
+        raise ValueError(f"{root} has neither training nor validation data: {problems[0] if problems else 'add some.'}")
+    return CheckedData(source.task, whole, splits, list(dict.fromkeys(problems)))
+
+
+def find_format(root: Path, format: str | None = None) -> dict[str, Any]:
+    """The settings `data` of a recipe for a folder of data.
+
+    Raises ValueError for a folder that fits no format or several, and for a format that is unknown.
+    """
+    if format is not None:
+        return known("format", format, RECOGNIZED).found_in(root) or {"name": format, "root": str(root)}
+    fitting = _fitting(root)
+    if len(fitting) > 1:
+        *first, last = fitting
+        raise ValueError(
+            f"{root} fits the formats {', '.join(first)} and {last}: choose one with `format`, such as"
+            f" `format={first[0]}`."
+        )
+    if fitting:
+        return fitting.popitem()[1]
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    inside = [f"{folder.name}/ ({' or '.join(_fitting(folder))})" for folder in folders if _fitting(folder)]
+    if inside:
+        raise ValueError(f"{root} has data sets in its folders {listed(inside)}: check one of these folders.")
+    for name in FALLBACKS:
+        settings = RECOGNIZED[name].found_in(root)
+        if settings:
+            return settings
+    raise ValueError(
+        f"{root} is in none of the formats {', '.join(RECOGNIZED)}: choose another folder, or set `format` to learn"
+        " what is missing."
+    )
+
+
+def _fitting(root: Path) -> dict[str, dict[str, Any]]:
+    """The settings of the data for each format that fits a folder, except those that fit almost every folder."""
+    by_name = {name: kind.found_in(root) for name, kind in RECOGNIZED.items() if name not in FALLBACKS}
+    return {name: settings for name, settings in by_name.items() if settings}
+
+
+def _checked(source: Source, name: str, problems: list[str], progress: bool) -> Iterable[CheckedSplit]:
+    """The contents of a split; nothing if the data have no such split, which becomes a problem."""
+    try:
+        contents = source.contents(name)
+    except ValueError as error:
+        problems.append(str(error))
+        return
+    item = f"{contents.item or source.item}s"
+    samples: list[Content] = []
+    for content in tracked(contents, name, len(contents), progress):
+        if isinstance(content, str):
+            problems.append(content)
+        else:
+            samples.append(content)
+    counts = Counter({item: len(samples)})
+    by_class: dict[str, Counter[int]] = {}
+    for sample in samples:
+        counts.update(sample.others)
+        for heading, amounts in sample.amounts.items():
+            by_class.setdefault(heading, Counter()).update(amounts)
+    counts.update(contents.others)
+    classes = {
+        class_name: {heading: amounts[label] for heading, amounts in by_class.items()}
+        for label, class_name in enumerate(source.class_names if by_class else [])
+    }
+    sizes = sorted((sample.size for sample in samples), key=math.prod)
+    shown = [sizes[0], sizes[median_low(range(len(sizes)))], sizes[-1]] if sizes else []
+    if "objects" in by_class:
+        counts["objects"] = by_class["objects"].total()
+    yield CheckedSplit(name, dict(counts), classes, shown)
+
+
+def _check_file(path: Path, overrides: Mapping[str, Any]) -> CheckedData:
+    """The annotations of one file in COCO's format, without its images."""
+    check_names("setting of a file in COCO's format", overrides, FILE_SETTINGS)
+    check(FILE_SETTINGS, overrides)
+    known_annotations = read_annotations(path, **overrides)
+    entries = [known_annotations.of_image(index) for index in range(len(known_annotations.images))]
+    objects = Counter(entry["label"] for image in entries for entry in image if not entry["iscrowd"])
+    classes = {name: {"objects": objects[label]} for label, name in enumerate(known_annotations.class_names)}
+    counts = {"images": len(entries), "objects": objects.total()}
+    return CheckedData(
+        "detection", {"name": "coco"}, [CheckedSplit(path.name, counts, classes)], known_annotations.complaints
+    )

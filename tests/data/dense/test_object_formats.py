@@ -1,0 +1,370 @@
+"""VOC, YOLO, masks and maps of objects: the same objects in every format give the same targets as COCO's."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from dense_formats import (
+    EVERY,
+    IMAGES,
+    mask_of,
+    write_array,
+    write_id_maps,
+    write_image,
+    write_masks,
+    write_voc,
+    write_yolo,
+    xml,
+)
+from PIL import Image
+
+from linvit.data.dense import InstanceMasks, Voc, Yolo
+
+SIZES = {"long_side": 64, "short_side": 64, "num_workers": 0, "flip": 0.0}
+
+
+def voc(root, **options):
+    return Voc(str(root), **SIZES | options)
+
+
+def yolo(root, **options):
+    return Yolo(str(root), **SIZES | options)
+
+
+def masks(root, **options):
+    return InstanceMasks(str(root), **SIZES | options)
+
+
+WRITTEN = {
+    "voc": (write_voc, voc),
+    "yolo boxes": (write_yolo, partial(yolo, needs_masks=False)),
+    "yolo polygons": (partial(write_yolo, polygons=True), yolo),
+    "yolo in train/images": (partial(write_yolo, shape="{}/images", polygons=True), yolo),
+    "yolo next to the images": (partial(write_yolo, shape="{}", polygons=True), yolo),
+    "masks": (write_masks, masks),
+    "maps": (write_id_maps, masks),
+    "maps without ending": (partial(write_id_maps, images="images", maps="masks", ending=""), masks),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_targets_are_the_objects(tmp_path, written, split):
+    write, read = WRITTEN[written]
+    source = read(write(tmp_path / "data"))
+    contents = source.contents(split)
+    assert len(contents) == len(IMAGES[split])
+    for (image, target), (name, (size, objects)) in zip(
+        (contents.items[index] for index in range(len(contents))), IMAGES[split].items(), strict=True
+    ):
+        assert tuple(image.shape[-2:]) == target["original_size"] == size
+        order = target["boxes"][:, 0].argsort().tolist()
+        expected = sorted(objects, key=lambda item: item[1])
+        torch.testing.assert_close(
+            target["boxes"].as_subclass(torch.Tensor)[order],
+            torch.tensor([box for _, *box in expected], dtype=torch.float32),
+        )
+        areas = [(right - left) * (bottom - top) for _, left, top, right, bottom in expected]
+        assert target["area"][order].tolist() == pytest.approx(areas, rel=1e-5)
+        classes = [0 if isinstance(source, InstanceMasks) else label for label, *_ in expected]
+        assert target["labels"][order].tolist() == classes, name
+        if source.needs_masks:
+            truth = np.stack([mask_of(size, box) > 0 for _, *box in expected])
+            assert np.array_equal(target["masks"][order].numpy() > 0, truth)
+
+
+@pytest.mark.parametrize("written", ["voc", "yolo polygons", "masks"])
+def test_batches_train_repeat_and_go_on(tmp_path, written):
+    write, read = WRITTEN[written]
+    write(tmp_path / "data")
+
+    def seen(reached=(0, 0)):
+        loader = read(tmp_path / "data", batch_size=1, keeps_empty=True).train_dataloader()
+        loader.reached = reached
+        return [(targets[0]["image_id"], images[0].sum().item()) for images, targets in loader]
+
+    whole = seen()
+    assert len(whole) == 3
+    assert seen() == whole
+    assert seen((0, 1)) == whole[1:]
+
+
+def undivided(kind, root):
+    if kind == "voc":
+        return voc, write_voc(root, lists=False)
+    return (yolo, write_yolo(root, "images", polygons=True)) if kind == "yolo" else (masks, write_masks(root, False))
+
+
+@pytest.mark.parametrize("kind", ["voc", "yolo", "masks"])
+def test_a_share_is_held_out_by_name_if_the_data_name_no_splits(tmp_path, kind):
+    read, root = undivided(kind, tmp_path / "data")
+
+    def names(name, **options):
+        known = read(root, **options).annotations(name)
+        return {image["file_name"].rpartition("/")[2][0] for image in known.images}
+
+    train, val = names("train"), names("val")
+    assert len(val) == 1
+    assert train | val == set(EVERY)
+    assert not train & val
+    assert len({*names("val", split=1), *names("val", split=2), *names("val", split=3)}) > 1
+    assert names("val", held_out=1.0) == set(EVERY)
+    with pytest.raises(ValueError, match="5 images with annotations, but none of them is held out: set `held_out`"):
+        read(root, held_out=0.0)
+
+
+def test_difficult_objects_are_evaluated_as_crowds_and_not_trained_on(tmp_path):
+    root = write_voc(tmp_path / "data")
+    for name in ("a", "e"):
+        (root / "Annotations" / f"{name}.xml").write_text(xml(*EVERY[name], difficult=(0,)))
+    source = voc(root, batch_size=3)
+    (_, targets), *_ = source.train_dataloader()
+    assert sorted(len(target["labels"]) for target in targets) == [1, 1, 2]
+    assert [target["iscrowd"].tolist() for _, target in map(source.val_set().__getitem__, (0, 1))] == [[0], [1, 0]]
+    assert [entry["iscrowd"] for entry in source.ground_truth()["annotations"]] == [0, 1, 0]
+
+
+def test_other_lists_of_voc_can_be_named(tmp_path):
+    root = write_voc(tmp_path / "data")
+    (root / "ImageSets/Main/trainval.txt").write_text("a\nb\nc\nd\ne\n")
+    (root / "ImageSets/Main/test.txt").write_text("b\n")
+    assert Voc.found_in(root) == {"name": "voc", "root": str(root)}
+    (root / "ImageSets/Main/val.txt").rename(root / "ImageSets/Main/other.txt")
+    assert Voc.found_in(root) == {"name": "voc", "root": str(root), "val": "test"}
+    (root / "ImageSets/Main/other.txt").rename(root / "ImageSets/Main/val.txt")
+    source = voc(root, train="trainval", val="test")
+    assert (len(source.train_set()), len(source.val_set())) == (5, 1)
+    with pytest.raises(
+        ValueError, match=r"Main/none\.txt does not exist: set `val` to one of test, train, trainval, val"
+    ):
+        voc(root, val="none")
+    (root / "ImageSets/Main/test.txt").write_text("../../b\n")
+    with pytest.raises(ValueError, match=r"test\.txt has the name '\.\./\.\./b', expected that of an image"):
+        voc(root, val="test")
+
+
+ENTITIES = '<!DOCTYPE a [<!ENTITY x "y"><!ENTITY z "&x;&x;&x;">]><annotation><size>&z;</size></annotation>'
+FILES = {
+    "empty": ("", r"d\.xml is not a readable XML file \(no element found"),
+    "entities": (ENTITIES, r"d\.xml is not a readable XML file \(it has a document type declaration\)"),
+    "other": ("<svg/>", r"d\.xml has the element 'svg', expected VOC's <annotation>"),
+    "size": ("<annotation><size><width>a</width><height>3</height></size></annotation>", r"d\.xml has 'a' as width"),
+}
+
+
+@pytest.mark.parametrize("fault", FILES)
+def test_a_file_of_voc_that_cannot_be_used_is_left_out_up_to_the_limit(tmp_path, fault):
+    root = write_voc(tmp_path / "data")
+    content, says = FILES[fault]
+    (root / "Annotations" / "d.xml").write_text(content)
+    with pytest.raises(ValueError, match=says):
+        voc(root)
+    assert len(voc(root, max_corrupt=1).val_set()) == 1
+
+
+def test_images_and_annotations_of_voc_without_partner_are_named(tmp_path):
+    root = write_voc(tmp_path / "data")
+    (root / "JPEGImages/d.jpg").unlink()
+    with pytest.raises(ValueError, match=r"Annotations/d\.xml has no image d in JPEGImages: add it"):
+        voc(root)
+    (root / "Annotations/e.xml").unlink()
+    with pytest.raises(
+        ValueError, match=r"Annotations/e\.xml does not exist: add it, or remove its line from the list"
+    ):
+        voc(root)
+    with pytest.raises(ValueError, match=r"nowhere/Annotations does not exist: set `root`"):
+        voc(root / "nowhere")
+
+
+OBJECTS = {
+    "no name": ("<name>dog</name>", "", "object 1 has no name"),
+    "no number": ("<xmin>6</xmin>", "<xmin>nan</xmin>", "object 1 has 'nan' as xmin, expected a number of pixels"),
+    "no corner": ("<xmin>6</xmin>", "", "object 1 has '' as xmin, expected a number of pixels"),
+    "inverted": ("<xmin>6</xmin>", "<xmin>30</xmin>", r"object 1 has a box of -4×20 px .*smaller than a pixel"),
+    "outside": ("<xmax>25</xmax>", "<xmax>-25</xmax>", "object 1 has a box of -30×20 px"),
+}
+
+
+@pytest.mark.parametrize("fault", OBJECTS)
+def test_an_object_of_voc_that_cannot_be_used_is_left_out_up_to_the_limit(tmp_path, fault):
+    root = write_voc(tmp_path / "data")
+    path = root / "Annotations" / "d.xml"
+    before, after, says = OBJECTS[fault]
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(ValueError, match=rf"d\.xml, {says}"):
+        voc(root)
+    assert voc(root, max_bad_annotations=1).annotations("val").num_objects == [0, 2]
+
+
+def test_an_unknown_class_of_voc_is_named(tmp_path):
+    root = write_voc(tmp_path / "data")
+    with pytest.raises(ValueError, match=r"e\.xml, object 1 has the unknown class 'cat': correct or remove it"):
+        voc(root, class_names=["dog", "bird"])
+    known = voc(root, class_names=["dog", "cat", "bird"])
+    assert known.class_names == ["dog", "cat", "bird"]
+    assert known.contents("val").items[0][1]["labels"].tolist() == [0]
+
+
+def test_an_image_may_lack_its_size_in_voc_but_not_have_another(tmp_path):
+    root = write_voc(tmp_path / "data")
+    path = root / "Annotations" / "d.xml"
+    path.write_text(path.read_text().replace("<width>64</width>", ""))
+    assert voc(root).val_set()[0][1]["original_size"] == (36, 64)
+    path.write_text(xml((64, 64), []))
+    assert "d.jpg has 36×64 px, but " in voc(root).val_set()[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("0 0.5 0.5 0.2", r"has 4 numbers, expected a class and a box \(5\) or a polygon \(7, 9, 11"),
+        ("0 0.5 0.5 0.2 0.2 0.9", "has 6 numbers"),
+        ("0 0.5 0.5 0.2 nan", "is '0 0.5 0.5 0.2 nan', expected numbers"),
+        ("0 0.5 0.5 0.2 wide", "is .* expected numbers"),
+        ("2 0.5 0.5 0.2 0.2", "has the class 2, expected one of 2 from 0 to 1"),
+        ("0.5 0.5 0.5 0.2 0.2", "has the class 0.5"),
+        ("-1 0.5 0.5 0.2 0.2", "has the class -1"),
+        ("0 30 20 8 8", "has the box .* outside its image"),
+        ("0 0.5 0.5 0 0.2", "has a box of 0×7.2 px"),
+    ],
+)
+def test_a_line_of_yolo_that_cannot_be_used_is_left_out_up_to_the_limit(tmp_path, line, says):
+    root = write_yolo(tmp_path / "data")
+    path = root / "labels" / "val" / "d.txt"
+    path.write_text(f"\n{line}\n{path.read_text()}")
+    with pytest.raises(ValueError, match=rf"labels/val/d\.txt, line 2 {says}"):
+        yolo(root, needs_masks=False)
+    known = yolo(root, needs_masks=False, max_bad_annotations=1).annotations("val")
+    assert known.num_objects == [1, 2]
+
+
+def test_boxes_alone_are_no_masks(tmp_path):
+    with pytest.raises(ValueError, match=r"d\.txt, line 1 has no mask, expected polygons"):
+        yolo(write_yolo(tmp_path / "data"))
+
+
+def test_images_without_labels_have_no_objects_and_labels_without_images_are_named(tmp_path):
+    root = write_yolo(tmp_path / "data")
+    (root / "labels/val/d.txt").unlink()
+    assert yolo(root, needs_masks=False).annotations("val").num_objects == [0, 2]
+    (root / "images/val/e.jpg").unlink()
+    with pytest.raises(ValueError, match=r"None of the 1 val images of \S+ has a text file"):
+        yolo(root, needs_masks=False)
+    write_image(root / "images/val/f.jpg", (40, 40))
+    (root / "labels/val/f.txt").touch()
+    with pytest.raises(ValueError, match=r"labels/val/e\.txt has no image: add it, or remove the file"):
+        yolo(root, needs_masks=False)
+    (root / "labels/val/e.txt").rename(root / "labels/val/classes.txt")
+    assert len(yolo(root, needs_masks=False).val_set()) == 2
+
+
+def test_a_damaged_image_is_left_out_up_to_the_limit(tmp_path):
+    for write, read, file in ((write_yolo, yolo, "images/val/d.jpg"), (write_masks, masks, "val/d/images/d.png")):
+        root = write(tmp_path / file[:3])
+        (root / file).write_bytes(b"broken")
+        options = {"needs_masks": read is masks}
+        with pytest.raises(ValueError, match=r"d\.\wp?ng? is not a readable image \(its format is unknown\)|d\.jpg is"):
+            read(root, **options)
+        assert len(read(root, max_corrupt=1, **options).val_set()) == 1
+
+
+def test_classes_of_yolo_are_named_by_a_list_a_mapping_a_file_or_the_recipe(tmp_path):
+    root = write_yolo(tmp_path / "data")
+    names = root / "data.yaml"
+    names.write_text("names:\n  1: dog\n  0: cat\n")
+    assert yolo(root, needs_masks=False).class_names == ["cat", "dog"]
+    names.write_text("names: {0: cat, 1: dog, 7: 8}")
+    assert yolo(root, needs_masks=False).class_names == ["cat", "dog", "8"]
+    reordered = yolo(root, needs_masks=False, class_names=["dog", "cat"])
+    assert reordered.contents("val").items[0][1]["labels"].tolist() == [0]
+    for content, says in (
+        ("names: {cat: 0}", "has the names .*, expected a list, or numbers with a name each"),
+        ("names: [cat, cat]", "names two classes alike"),
+        ("names: [", "is not valid YAML"),
+    ):
+        names.write_text(content)
+        with pytest.raises(ValueError, match=says):
+            yolo(root, needs_masks=False)
+    names.unlink()
+    with pytest.raises(ValueError, match=r"names no classes: set `class_names`, or add a \.yaml file"):
+        yolo(root, needs_masks=False)
+    (root / "classes.txt").write_text("kitten\npuppy\n")
+    assert yolo(root, needs_masks=False).class_names == ["kitten", "puppy"]
+    assert yolo(root, needs_masks=False, class_names=["a", "b"]).class_names == ["a", "b"]
+
+
+def test_photos_that_are_turned_by_their_exif_data_keep_their_boxes(tmp_path):
+    root = write_yolo(tmp_path / "data")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with Image.open(root / "images/val/d.jpg") as image:
+        image.transpose(Image.Transpose.ROTATE_90).save(root / "images/val/d.jpg", exif=exif)
+    image, target = yolo(root, needs_masks=False).contents("val").items[0]
+    assert tuple(image.shape[-2:]) == target["original_size"] == (36, 64)
+
+
+def test_masks_may_be_of_several_modes(tmp_path):
+    root = write_masks(tmp_path / "data")
+    folder = root / "val" / "d" / "masks"
+    with Image.open(folder / "0.png") as mask:
+        truth = np.asarray(mask) > 0
+    for mode in ("1", "L", "RGB", "RGBA", "I;16", "P"):
+        Image.fromarray(truth.astype(np.uint8) * 255).convert("L" if mode == "I;16" else mode).convert(mode).save(
+            folder / "0.png"
+        )
+        found = masks(root).contents("val").items[0][1]["masks"]
+        assert np.array_equal(found[0].numpy() > 0, truth), mode
+
+
+@pytest.mark.parametrize("fault", ["broken", "empty", "size"])
+def test_a_mask_that_cannot_be_used_is_left_out_up_to_the_limit(tmp_path, fault):
+    root = write_masks(tmp_path / "data")
+    path = root / "val/e/masks/1.png"
+    if fault == "broken":
+        path.write_bytes(b"broken")
+    else:
+        write_array(path, np.full((50, 40) if fault == "empty" else (40, 50), int(fault == "size"), np.uint8))
+    says = {
+        "broken": r"1\.png is not a readable mask",
+        "empty": r"1\.png has a box of 0×0 px",
+        "size": r"1\.png has a mask of 40×50 px, but its image has 50×40 px|1\.png has the box .* outside its image",
+    }
+    with pytest.raises(ValueError, match=says[fault]):
+        masks(root)
+    assert masks(root, max_bad_annotations=1).annotations("val").num_objects == [1, 1]
+
+
+def test_folders_without_masks_or_with_two_images_are_named(tmp_path):
+    root = write_masks(tmp_path / "data")
+    write_image(root / "val/e/images/second.png", (50, 40))
+    with pytest.raises(ValueError, match=r"val/e/images has 2 images, expected one"):
+        masks(root)
+    assert len(masks(root, max_corrupt=1).val_set()) == 1
+    with pytest.raises(
+        ValueError, match=r"has no masks: expected NAME/images and NAME/masks, or PNGImages and PedMasks"
+    ):
+        masks(root / "val" / "e" / "images")
+    maps = write_id_maps(tmp_path / "maps")
+    (maps / "val/PedMasks/d_mask.png").unlink()
+    with pytest.raises(ValueError, match=r"PNGImages/d\.png has no map \S+PedMasks/d_mask\.png: add or remove one"):
+        masks(maps)
+
+
+def test_masks_have_one_class_which_may_be_named(tmp_path):
+    root = write_masks(tmp_path / "data")
+    assert masks(root).class_names == ["object"]
+    assert masks(root, class_names=["nucleus"]).class_names == ["nucleus"]
+    with pytest.raises(ValueError, match="`class_names` has 2 names, expected one"):
+        masks(root, class_names=["a", "b"])
+
+
+@pytest.mark.parametrize("written", ["voc", "yolo boxes", "masks"])
+def test_ground_truth_is_what_the_coco_tools_take(tmp_path, written):
+    write, read = WRITTEN[written]
+    truth = read(write(tmp_path / "data")).ground_truth()
+    assert len(truth["images"]) == 2
+    assert [entry["id"] for entry in truth["annotations"]] == [1, 2, 3]
+    json.dumps(truth)

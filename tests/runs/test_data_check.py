@@ -1,0 +1,245 @@
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import yaml
+from dense_formats import (
+    write_id_maps,
+    write_image,
+    write_label_maps,
+    write_masks,
+    write_panoptic,
+    write_voc,
+    write_yolo,
+)
+from safetensors.torch import save_file
+
+from linvit.data.dense.scenes import make_scenes
+from linvit.runs.data_check import FALLBACKS, RECOGNIZED, check_data
+from linvit.runs.recipe import Recipe
+
+
+def write_classes(root, split=""):
+    for label in ("cat", "dog"):
+        for number in range(5):
+            write_image(root / split / label / f"{number}.png", (40, 36 + number))
+    return root
+
+
+def write_labelled(root):
+    for number in range(8):
+        write_image(root / f"{number}.png", (40, 40))
+    rows = [
+        f"{number}.png,{'cat|dog' if number % 2 else 'cat'},{'val' if number < 2 else 'train'}" for number in range(8)
+    ]
+    (root / "labels.csv").write_text("\n".join(["file,labels,split", *rows]))
+    return root
+
+
+def write_scenes(root, kind):
+    list(make_scenes(root, 2, 1, 64, 0))
+    (root / "detection" / "labels.csv").unlink()
+    return root / kind
+
+
+def write_texts(root):
+    for split in ("train", "val"):
+        (root / split).mkdir(parents=True)
+        (root / split / "a.txt").write_text("Ünder the tree.\n")
+    return root
+
+
+def write_speech(root):
+    for split in ("train-clean", "dev-clean"):
+        chapter = root / split / "1" / "2"
+        chapter.mkdir(parents=True)
+        soundfile.write(chapter / "1-2-0.wav", np.zeros(8_000), 16_000)
+        soundfile.write(chapter / "1-2-1.wav", np.zeros(24_000), 16_000)
+        (chapter / "1-2.trans.txt").write_text("1-2-0 ONE\n1-2-1 ONE TWO\n")
+    return root
+
+
+def write_latents(root):
+    for split in ("train", "val"):
+        (root / split).mkdir(parents=True)
+        tensors = {"moments": torch.zeros(3, 2, 8, 4, 5).half(), "labels": torch.tensor([0, 1, 1])}
+        save_file(tensors, root / split / "0.safetensors")
+    about = {"class_names": ["cat", "dog"], "vae": "any", "scale": 0.2, "channels": 4, "size": [4, 5]}
+    (root / "latents.json").write_text(json.dumps(about))
+    return root
+
+
+WRITTEN = {
+    "voc": write_voc,
+    "yolo": partial(write_yolo, polygons=True),
+    "instance_masks": write_masks,
+    "label_maps": write_label_maps,
+    "coco_panoptic": write_panoptic,
+    "coco": partial(write_scenes, kind="detection"),
+    "ade20k": partial(write_scenes, kind="segmentation"),
+    "imagefolder": write_classes,
+    "labelled": write_labelled,
+    "textfolder": write_texts,
+    "librispeech": write_speech,
+    "latents": write_latents,
+}
+COUNTED = {
+    "voc": {"images": 3, "objects": 5},
+    "yolo": {"images": 3, "objects": 5},
+    "instance_masks": {"images": 3, "objects": 5},
+    "label_maps": {"images": 3, "ignored pixels": 0},
+    "coco_panoptic": {"images": 3},
+    "coco": {"images": 2},
+    "ade20k": {"images": 2},
+    "imagefolder": {"images": 8},
+    "labelled": {"images": 6},
+    "textfolder": {"files": 1, "characters": 16},
+    "librispeech": {"utterances": 2, "words": 3},
+    "latents": {"images": 3},
+}
+
+
+def test_all_these_formats_are_recognized():
+    assert set(WRITTEN) <= set(RECOGNIZED)
+    assert set(FALLBACKS) <= set(RECOGNIZED)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_format_is_found_and_the_data_are_counted(tmp_path, name):
+    root = WRITTEN[name](tmp_path / "data")
+    options = {"void": [7]} if name == "label_maps" else {}
+    if name == "label_maps":
+        problems = check_data(root).problems
+        assert len(problems) == 5
+        assert all("has the label 7 at row 0" in problem for problem in problems)
+        COUNTED[name]["ignored pixels"] = 60 + 36 + 44
+    checked = check_data(root, overrides=options)
+    assert checked.problems == []
+    assert checked.settings["name"] == name
+    train, val = checked.splits
+    assert (train.name, val.name) == ("train", "val")
+    assert {key: train.counts[key] for key in COUNTED[name]} == COUNTED[name]
+    values = yaml.safe_load(checked.recipe)
+    assert values["task"]["name"] == checked.task
+    model = {"backbone": "mavit_nano", "framework": {"detection": "mask_rcnn"}.get(checked.task, "upernet")}
+    model = model if checked.task in ("detection", "segmentation") else {"name": "mavit_nano"}
+    if checked.task in ("detection", "segmentation", "classification", "multilabel"):
+        Recipe(values | {"model": model, "folder": "run"}).resolved()
+
+
+def test_amounts_by_class_and_sizes_are_those_of_the_files(tmp_path):
+    train, val = check_data(write_voc(tmp_path / "voc")).splits
+    assert train.classes == {"cat": {"objects": 3, "pixels": 170 + 529 + 128}, "dog": {"objects": 2, "pixels": 874}}
+    assert val.classes["dog"] == {"objects": 2, "pixels": 400 + 200}
+    assert train.sizes == [(48, 36), (44, 44), (40, 60)]
+    train, _ = check_data(write_label_maps(tmp_path / "maps"), overrides={"void": [7]}).splits
+    assert train.classes["cat"] == {"images": 2, "pixels": 170 + 529 + 128}
+    train, _ = check_data(write_labelled(tmp_path / "labelled")).splits
+    assert train.classes == {"cat": {"images": 6}, "dog": {"images": 3}}
+    train, _ = check_data(write_latents(tmp_path / "latents")).splits
+    assert (train.classes, train.sizes[0]) == ({"cat": {"images": 1}, "dog": {"images": 2}}, (4, 5))
+
+
+def test_sound_is_measured_in_seconds_and_text_in_bytes(tmp_path):
+    checked = check_data(write_speech(tmp_path / "speech"))
+    assert (checked.settings["train"], checked.settings["val"]) == (["train-clean"], ["dev-clean"])
+    assert checked.splits[0].sizes == [(0.5,), (0.5,), (1.5,)]
+    (tmp_path / "speech/dev-clean/1/2/1-2-0.wav").write_bytes(b"broken")
+    assert ["1-2-0.wav" in problem for problem in check_data(tmp_path / "speech").problems] == [True]
+    root = write_texts(tmp_path / "text")
+    assert check_data(root).splits[0].sizes[0] == (17,)
+    (root / "train/a.txt").write_bytes(b"\xff\xfe")
+    assert ["a.txt is not text in UTF-8" in problem for problem in check_data(root).problems] == [True]
+
+
+def test_every_problem_is_listed_whatever_the_limits(tmp_path, caplog):
+    root = write_voc(tmp_path)
+    (root / "JPEGImages/a.jpg").write_bytes(b"broken")
+    (root / "JPEGImages/d.jpg").unlink()
+    path = root / "Annotations/b.xml"
+    path.write_text(path.read_text().replace("<xmin>1</xmin>", "<xmin>x</xmin>"))
+    checked = check_data(root)
+    assert {problem.split()[0].rpartition("/")[2] for problem in checked.problems} == {"b.xml,", "a.jpg", "d.xml"}
+    assert len(checked.problems) == 3
+    assert checked.splits[0].counts["images"] == 2
+    assert "Left out" not in caplog.text
+
+
+def test_two_formats_in_a_folder_need_a_choice(tmp_path):
+    list(make_scenes(tmp_path / "scenes", 2, 1, 64, 0))
+    root = tmp_path / "scenes" / "detection"
+    with pytest.raises(
+        ValueError, match=r"fits the formats labelled and coco: choose one with `format`, such as"
+    ) as error:
+        check_data(root)
+    assert "\n" not in str(error.value)
+    assert check_data(root, format="coco").task == "detection"
+    assert check_data(root, format="labelled").task == "multilabel"
+    with pytest.raises(ValueError, match=r"`format` is 'cocoo', expected one of .*Did you mean 'coco'"):
+        check_data(root, format="cocoo")
+
+
+def test_maps_of_objects_may_be_maps_of_classes(tmp_path):
+    root = write_id_maps(tmp_path, "images", "masks", "")
+    with pytest.raises(ValueError, match="fits the formats instance_masks and label_maps"):
+        check_data(root)
+    assert check_data(root, "instance_masks").splits[0].counts["objects"] == 5
+
+
+def test_data_sets_one_folder_below_are_named(tmp_path):
+    write_voc(tmp_path / "a")
+    write_masks(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"has data sets in its folders a/ \(voc\), b/ \(instance_masks\): check one"):
+        check_data(tmp_path)
+
+
+def test_other_folders_and_formats_that_do_not_fit_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"is in none of the formats .*voc"):
+        check_data(tmp_path)
+    with pytest.raises(ValueError, match=r"There is no .*nowhere: give a folder"):
+        check_data(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"Annotations does not exist: set `root`"):
+        check_data(tmp_path, format="voc")
+    with pytest.raises(ValueError, match=r"Unknown setting of the data 'needs_mask'.*Did you mean 'needs_masks'"):
+        check_data(write_yolo(tmp_path), overrides={"needs_mask": False})
+
+
+def test_settings_of_the_data_are_those_of_recipes(tmp_path):
+    root = write_yolo(tmp_path)
+    assert check_data(root).settings["needs_masks"] is False
+    assert len(check_data(root, overrides={"needs_masks": True}).problems) == 8
+
+
+def test_a_split_that_is_not_there_is_a_problem(tmp_path):
+    root = write_scenes(tmp_path / "scenes", "detection")
+    (root / "annotations/instances_train.json").unlink()
+    checked = check_data(root)
+    assert [split.name for split in checked.splits] == ["val"]
+    assert ["instances_train2017.json does not exist" in problem for problem in checked.problems] == [True]
+
+
+def test_a_file_in_cocos_format_is_checked_without_its_images(tmp_path):
+    path = write_scenes(tmp_path / "scenes", "detection") / "annotations/instances_val.json"
+    content = json.loads(path.read_text())
+    content["annotations"][0]["category_id"] = 99
+    path.write_text(json.dumps(content))
+    checked = check_data(path)
+    assert ["the unknown category 99" in problem for problem in checked.problems] == [True]
+    assert checked.splits[0].counts["objects"] == len(content["annotations"]) - 1
+    with pytest.raises(
+        ValueError, match="Unknown setting of a file in COCO's format 'void', expected one of needs_masks"
+    ):
+        check_data(path, overrides={"void": 3})
+    with pytest.raises(ValueError, match="`needs_masks` is 3, expected true or false"):
+        check_data(path, overrides={"needs_masks": 3})
+
+
+def test_progress_is_logged_and_nothing_is_printed(tmp_path, capsys, caplog, monkeypatch):
+    monkeypatch.setattr("linvit.runs.progress.INTERVAL", 0.0)
+    caplog.set_level("INFO", "linvit")
+    check_data(write_masks(tmp_path), progress=True)
+    assert "train: 2 of 3 done" in caplog.text
+    assert capsys.readouterr().out == ""
