@@ -1,5 +1,6 @@
 """A recipe: YAML values, optionally with a `base` file and overrides, checked against the code's arguments."""
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -93,6 +94,13 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pairs(overrides: Overrides) -> Iterable[tuple[str, Any]]:
     return overrides.items() if isinstance(overrides, Mapping) else map(parsed_override, overrides)
+
+
+def overrides(values: Mapping[str, Any], key: str = "") -> list[str]:
+    """Nested values as `key.key=value` strings, the inverse of `parsed_override`."""
+    if values and isinstance(values, Mapping):
+        return [line for name, value in values.items() for line in overrides(value, f"{key}.{name}" if key else name)]
+    return [f"{key}={json.dumps(values)}"]
 
 
 def parsed_override(override: str) -> tuple[str, Any]:

@@ -10,8 +10,10 @@ from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, replace_between_marks
 from linvit.files import user_path
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.ranges import Count, Range, check
-from linvit.runs.bundled import bundled_folder
+from linvit.ranges import Count, Range, check, check_names
+from linvit.runs.bundled import bundled_folder, find_recipe
+from linvit.runs.recipe import overrides
+from linvit.runs.yaml_text import read_yaml
 from linvit.studies import inside
 from linvit.studies.claims import ACCURACY, CLAIMS, MARGIN, Verdict, verdicts
 from linvit.studies.figures import group_figure
@@ -94,6 +96,7 @@ def study(
     write: str | Path | None = None,
     progress: Say = silent,
     ledger: str | Path | None = None,
+    over: str | Path | None = None,
 ) -> Study:
     """Trains every recipe of a folder with every seed and decides the papers' claims on them. Complete runs are kept.
 
@@ -102,11 +105,14 @@ def study(
         folder: gets a folder for each variant and seed, and the files of `Study.save`.
         seeds: how many seeds, 2 or more.
         workers: how many runs are trained at once, one thread each.
-        write: a Markdown file; the text between its two marks with the name of the folder of recipes is replaced, and
-            the SVG figures go next to it.
+        write: a Markdown file; the text between its two marks with the name of the study, that of the folder of
+            recipes, is replaced, and the SVG figures go next to it.
         progress: called with a line whenever a run is complete; `print`, for example.
         ledger: a file of finished runs, which are not repeated; each new one is added. Figures of the inside are drawn
             only if the runs with seed 0 are in `folder`.
+        over: a .yaml file of settings to lay over every recipe, so that the same variants are trained in another
+            network or on other data; its group `each` has further settings of single recipes by name. The study is
+            then named after the folder of this file.
 
     Raises:
         ValueError: for a folder without recipes, recipes that differ in more than model and learning rate, fewer
@@ -114,10 +120,11 @@ def study(
     """
     check(ARGUMENTS, {"seeds": seeds, "workers": workers})
     recipes = bundled_folder() / "study" if recipes is None else user_path(recipes)
+    name = (recipes if over is None else user_path(over).parent).name
     write = None if write is None else user_path(write)
     if write is not None:
-        check_marks(write, *marks(recipes.name))
-    folder, plans = user_path(folder), read_variants(recipes)
+        check_marks(write, *marks(name))
+    folder, plans = user_path(folder), read_variants(recipes, over)
     every = f"trainer.check_val_every_n_epoch={plans[0].values['trainer']['max_epochs']}"
 
     def each_seed(seed: int) -> tuple[str, ...]:
@@ -132,11 +139,11 @@ def study(
     first = _look_inside(comparison.rows, folder)
     accuracies = {row.name: row.measures for row in comparison.rows}
     claims = [claim for claim in CLAIMS if claim.concerns(accuracies)]
-    result = Study(recipes.name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first)
+    result = Study(name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first)
     page = result.save(folder)
     if write is not None:
-        copy_figures(folder, f"{recipes.name}*.svg", write)
-        replace_between_marks(write, page.read_text(encoding="utf-8"), *marks(recipes.name))
+        copy_figures(folder, f"{name}*.svg", write)
+        replace_between_marks(write, page.read_text(encoding="utf-8"), *marks(name))
     return result
 
 
@@ -145,8 +152,8 @@ def _joined(text: str) -> str:
     return " ".join(text.split())
 
 
-def read_variants(recipes: Path) -> list[Plan]:
-    """Every recipe of the folder except base.yaml, the baselines first.
+def read_variants(recipes: Path, over: str | Path | None = None) -> list[Plan]:
+    """Every recipe of the folder except base.yaml, the baselines first. over: see `study`.
 
     Raises ValueError if a baseline is missing, or if two recipes differ in more than model and learning rate.
     """
@@ -157,10 +164,11 @@ def read_variants(recipes: Path) -> list[Plan]:
             f"The folder {recipes} has no recipe {missing[0]}.yaml, a baseline of the study: give another folder as"
             " `recipes`."
         )
-    plans = [Plan.of(Cell(path)) for path in paths]
-    shared = [_shared(plan.values) for plan in plans]
-    for path, values in zip(paths, shared, strict=True):
-        if values != shared[0]:
+    shared, each = _settings(over, [path.stem for path in paths])
+    plans = [Plan.of(Cell(path, tuple(overrides(shared) + overrides(each.get(path.stem, {}))))) for path in paths]
+    common = [_common(plan.values) for plan in plans]
+    for path, values in zip(paths, common, strict=True):
+        if values != common[0]:
             raise ValueError(
                 f"The recipes {paths[0]} and {path} differ in more than model and learning rate, but a study"
                 " trains all alike: move the other settings to base.yaml."
@@ -169,7 +177,16 @@ def read_variants(recipes: Path) -> list[Plan]:
     return sorted(plans, key=lambda plan: (plan.cell.name not in BASELINES, plan.cell.name))
 
 
-def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(over: str | Path | None, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a file for all recipes, and those for single ones by name."""
+    shared = {} if over is None else read_yaml(find_recipe(over))
+    each = shared.pop("each", {})
+    check({"each": dict[str, dict[str, Any]]}, {"each": each})
+    check_names("recipe in `each`", each, names)
+    return shared, each
+
+
+def _common(values: Mapping[str, Any]) -> dict[str, Any]:
     """What all recipes of a study must have in common: everything but the model and the learning rate."""
     optimizer = {key: value for key, value in values["optimizer"].items() if key != "lr"}
     return {key: value for key, value in values.items() if key not in ("model", "folder")} | {"optimizer": optimizer}
