@@ -43,7 +43,7 @@ def commit() -> str | None:
     if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None  # installed, though perhaps below somebody else's repository
     head = _git(here, "rev-parse", "HEAD")
-    changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".", "../recipes")
+    changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(top)recipes")
     return f"{head}-dirty" if changed else head
 
 

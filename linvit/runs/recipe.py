@@ -98,7 +98,7 @@ def _pairs(overrides: Overrides) -> Iterable[tuple[str, Any]]:
 
 def overrides(values: Mapping[str, Any], key: str = "") -> list[str]:
     """Nested values as `key.key=value` strings, the inverse of `parsed_override`."""
-    if values and isinstance(values, Mapping):
+    if isinstance(values, Mapping) and (values or not key):
         return [line for name, value in values.items() for line in overrides(value, f"{key}.{name}" if key else name)]
     return [f"{key}={json.dumps(values)}"]
 

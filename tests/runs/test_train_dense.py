@@ -154,7 +154,10 @@ def test_masks_are_missed_before_anything_trains(scenes, tmp_path):
 
 def test_a_source_of_another_task_is_refused(scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, "mask_rcnn", task={"name": "segmentation"})
-    with pytest.raises(ValueError, match=r"data\.name is 'coco', but the task segmentation learns from ade20k: choose"):
+    with pytest.raises(
+        ValueError,
+        match=r"data\.name is 'coco', but the task segmentation learns from ade20k, label_maps, coco_panoptic: choose",
+    ):
         train_folder(recipe)
 
 

@@ -106,7 +106,7 @@ def test_another_machine_goes_on_from_the_ledger(tmp_path, capsys):
 
     write_recipes(recipes, lr=2e-3)
     assert main([*arguments, "--folder", str(tmp_path / "new")]) == 2
-    assert "has the run 'softmax seed 0' with other settings: remove its line" in capsys.readouterr().err
+    assert "seed 0' with other settings: remove its line" in capsys.readouterr().err
 
 
 def test_a_ledger_is_checked_and_knows_settings_but_not_machines(tmp_path):
@@ -258,7 +258,7 @@ def test_a_page_without_marks_is_refused_before_anything_runs(tmp_path, text):
 
 def test_recipes_that_differ_in_their_budget_are_refused(tmp_path):
     recipes = write_recipes(tmp_path / "recipes")
-    (recipes / "rala.yaml").write_text("base: base.yaml\nmodel: {name: deit_tiny_rala}\noptimizer: {lr: 9e-3}\n")
+    (recipes / "rala.yaml").write_text("base: base.yaml\nmodel: {name: deit_tiny_rala}\ntrainer: {max_epochs: 9}\n")
     with pytest.raises(ValueError, match="differ in more than model and learning rate"):
         read_variants(recipes)
 
@@ -285,3 +285,20 @@ def test_every_recipe_of_the_study_is_a_variant_with_an_equal_budget():
 def test_measures_are_those_of_the_last_epoch_and_of_the_average_where_it_alone_was_measured(tmp_path):
     (tmp_path / "metrics.csv").write_text("epoch,lr,ema_fid,val_loss,ema_loss,seconds\n1,1,9,9,9,9\n2,1,4,0.5,0.25,9\n")
     assert last_measures(tmp_path) == {"fid": 4, "loss": 0.5}
+
+
+def test_settings_are_laid_over_every_recipe_and_over_single_ones(tmp_path):
+    recipes, over = write_recipes(tmp_path / "recipes"), tmp_path / "wide" / "base.yaml"
+    over.parent.mkdir()
+    over.write_text("model: {embed_dim: 32}\ntrainer: {max_epochs: 2}\neach: {linear: {optimizer: {lr: 4e-3}}}\n")
+    plans = read_variants(recipes, over)
+    assert [plan.values["model"]["embed_dim"] for plan in plans] == [32, 32]
+    assert {plan.cell.name: plan.values["optimizer"]["lr"] for plan in plans} == {"linear": 4e-3, "softmax": 1e-3}
+    over.write_text("each: {linaer: {optimizer: {lr: 4e-3}}}\n")
+    with pytest.raises(
+        ValueError, match=r"Unknown recipe in `each` 'linaer', expected one of .* Did you mean 'linear'"
+    ):
+        read_variants(recipes, over)
+    over.write_text("each: 3\n")
+    with pytest.raises(ValueError, match="`each` is 3, expected a mapping"):
+        read_variants(recipes, over)
