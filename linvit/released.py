@@ -1,16 +1,17 @@
-"""Loading the authors' published weights, and converting them to safetensors."""
+"""Loading the authors' published weights, and writing weights as safetensors."""
 
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from timm.models import create_model
-from torch import nn
+from torch import Tensor, nn
 
 from linvit.arguments import kind
-from linvit.files import read_checkpoint, replacing
+from linvit.files import read_checkpoint, replacing, user_path
 from linvit.models.by_name import check_model
 from linvit.models.pretrained import require_fit
 
@@ -48,7 +49,7 @@ def load_released(model: nn.Module, source: str | Path | Mapping[str, Any]) -> n
     return model
 
 
-def convert(source: str | Path | Mapping[str, Any], target: str | Path, model_name: str) -> Path:
+def convert(source: str | Path | Mapping[str, Any], target: str | Path, model_name: str, *, half: bool = False) -> Path:
     """Rewrite published weights as a safetensors file in our key names.
 
     `timm.create_model(model_name, checkpoint_path=target)` reads it. The file is written completely or not at all.
@@ -57,6 +58,7 @@ def convert(source: str | Path | Mapping[str, Any], target: str | Path, model_na
         source: see load_released.
         target: path of the new file, ending in .safetensors; an existing file is replaced.
         model_name: the registered model that the weights belong to.
+        half: round the weights to float16.
 
     Returns:
         The target's path.
@@ -65,12 +67,33 @@ def convert(source: str | Path | Mapping[str, Any], target: str | Path, model_na
         FileNotFoundError, ValueError: see load_released; also for another ending, a missing folder or an unknown model.
     """
     check_model(model_name)
-    target = Path(target)
+    target = check_target(target)
+    weights = load_released(create_model(model_name), source).state_dict()
+    write_weights(rounded(weights) if half else weights, target)
+    return target
+
+
+def check_target(target: str | Path) -> Path:
+    """The expanded path of a new file; raises ValueError for a wrong ending, FileNotFoundError without its folder."""
+    target = user_path(target)
     if target.suffix != ".safetensors":
         raise ValueError(f"convert: the target is {target}, expected a name ending in .safetensors: rename it")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"convert: the folder {target.parent} does not exist: create it first")
-    weights = load_released(create_model(model_name), source).state_dict()
-    with replacing(target) as temporary:
-        save_file({key: value.contiguous() for key, value in weights.items()}, temporary, metadata={"format": "pt"})
     return target
+
+
+def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights in float16, counters unchanged; raises ValueError for a weight too large for it."""
+    halves = {key: value.half() if value.is_floating_point() else value for key, value in weights.items()}
+    for key, value in halves.items():
+        if not torch.isfinite(value).all():
+            raise ValueError(f"convert: the weights {key} are not finite in float16: leave `half` out")
+    return halves
+
+
+def write_weights(weights: Mapping[str, Tensor], target: Path, about: Mapping[str, str] | None = None) -> None:
+    """Writes weights to a .safetensors file, completely or not at all; about: further entries of its header."""
+    with replacing(target) as temporary:
+        content = {key: value.cpu().contiguous() for key, value in weights.items()}
+        save_file(content, temporary, metadata={"format": "pt", **(about or {})})

@@ -40,13 +40,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from linvit.models.by_name import bundled_weights
+
     names_analysis = bool(options.paths) and options.paths[0] in ANALYSES
     what, paths = (options.paths[0], options.paths[1:]) if names_analysis else ("all", options.paths)
     if len(paths) > 1:
         raise ValueError(
             f"analyze got {' '.join(paths)}, expected one of {', '.join(ANALYSES)} and one run or checkpoint."
         )
-    untrained = options.model is not None and options.checkpoint is None and not paths
+    without_weights = options.model is not None and options.checkpoint is None and not bundled_weights(options.model)
+    untrained = without_weights and not paths
     analyzed = load(options, paths[0] if paths else None, untrained=untrained)
     choices = chosen(options, "images", "output", "layers", "count", "query")
     analysis = analyzed.analyze(what, progress=True, **choices, **data_settings(options.overrides))

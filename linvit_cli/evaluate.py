@@ -20,7 +20,7 @@ TAKES_OVERRIDES = True
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
-        "linvit eval (RUN | CHECKPOINT | --model NAME --checkpoint FILE)\n"
+        "linvit eval (RUN | CHECKPOINT | --model NAME [--checkpoint FILE])\n"
         "         [data.key=value ...] [options]; data=FOLDER evaluates on other data"
     )
     network = command.add_argument_group("what to evaluate")

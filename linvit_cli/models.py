@@ -81,7 +81,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "transducer": ("as transducer", "{:,}".format),
     "published_parameters": ("published M", str),
     "published_macs": ("published G", str),
-    "released_weights": ("released weights", lambda value: "yes" if value else "–"),
+    "weights": ("weights", str),
     "published": ("published", str),
 }
 """The heading of each key, and how its values are shown."""

@@ -20,6 +20,7 @@ from linvit_cli.tables import show_pieces, show_rows
 HELP = "Predict classes, objects, regions or transcripts from files."
 EXAMPLES = (
     "linvit predict runs/ravlt_nano_digits photos scan.png --output predictions.csv",
+    "linvit predict photo.jpg --model mavit_nano.cifar10",
     "linvit predict runs/spoken_mala speech.flac --beam 16 --lm words.arpa",
 )
 TAKES_OVERRIDES = True
@@ -27,7 +28,7 @@ TAKES_OVERRIDES = True
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
-        "linvit predict (RUN | CHECKPOINT | --model NAME --checkpoint FILE)\n"
+        "linvit predict (RUN | CHECKPOINT | --model NAME [--checkpoint FILE])\n"
         "         PATH ... [data.key=value ...] [options]"
     )
     network = command.add_argument_group("what to predict")

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 def add_network(group: argparse._ArgumentGroup, framework: bool = True) -> None:
     """A network without a run: its name and a file of weights."""
-    text = "architecture of a weight file that does not record it (default: none, a run is given)"
+    text = (
+        "network that comes with weights, such as mavit_nano.cifar10, or architecture of the weight file"
+        " (default: none, a run is given)"
+    )
     group.add_argument("--model", metavar="NAME", help=text)
     text = "weight file for --model, released (.pth) or converted (default: none)"
     group.add_argument("--checkpoint", metavar="FILE", help=text)

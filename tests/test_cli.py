@@ -167,7 +167,7 @@ def test_models_as_json_has_the_promised_keys_first(capsys):
     assert [row["name"] for row in rows] == ["care_nano", "care_s0", "care_s1", "care_s2"]
     assert list(rows[0])[:5] == ["name", "parameters", "macs", "macs_attention", "pattern"]
     s2 = rows[3]
-    assert (s2["parameters"], s2["published_top1"], s2["released_weights"]) == (19_481_288, 82.1, False)
+    assert (s2["parameters"], s2["published_top1"], s2["weights"]) == (19_481_288, 82.1, None)
 
 
 @pytest.mark.slow
@@ -177,9 +177,10 @@ def test_models_lists_every_registered_name(capsys):
     families = {n for n in timm.list_models() if n.startswith(("ravlt_", "mavit_", "care_"))}
     assert set(rows) == families | set(SWAPPED_NAMES)
     assert rows["ravlt_small"]["published_top1"] == 84.4
-    assert rows["ravlt_small"]["released_weights"]
+    assert rows["ravlt_small"]["weights"] == "in1k"
+    assert rows["ravlt_nano"]["weights"] == "cifar10"
     assert rows["ravlt_small_linear"]["published_top1"] is None
-    assert not rows["ravlt_small_linear"]["released_weights"]
+    assert rows["ravlt_small_linear"]["weights"] is None
     swapped = rows["swin_tiny_inline"]
     assert (swapped["pattern"], swapped["published_parameters"], swapped["published_macs"]) == ("LLLS", "30", "4.5")
 

@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import timm
@@ -60,6 +61,17 @@ def is_ours(name: str) -> bool:
     return timm.model_entrypoint(name).__module__.startswith("linvit.")
 
 
+def bundled_weights(name: str) -> Path | None:
+    """The file of weights that comes with linvit for this network and tag, such as mavit_nano.cifar10; None without."""
+    config = timm.get_pretrained_cfg(name) if name in timm.list_pretrained(name) else None
+    return Path(config.file) if config and config.file else None
+
+
+def bundled_names() -> list[str]:
+    """The networks, with their tags, whose weights come with linvit."""
+    return [name for name in timm.list_pretrained("*.cifar10") if bundled_weights(name)]
+
+
 def check_model(name: str) -> None:
     """Raises ValueError, offering the nearest name, for a model that timm does not know or would fetch by its name."""
     if not isinstance(name, str):
@@ -72,3 +84,7 @@ def check_model(name: str) -> None:
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=1, cutoff=0.0)
         raise ValueError(f"Unknown model {name!r}: did you mean {near[0]!r}? `linvit models` lists ours.")
+    architecture, dot, tag = name.partition(".")
+    tagged = timm.list_models(f"{architecture}.*", include_tags=True)
+    if dot and name not in tagged:
+        raise ValueError(f"Unknown tag {tag!r} of the model {architecture!r}: choose {' or '.join(tagged)}.")

@@ -33,7 +33,15 @@ from torch import Tensor, nn
 from linvit.layers import CareBlock, PatchDownsample, PatchStem
 from linvit.layers.checks import Channels, Classes, Depth, Device, Dtype, Expansion, Rate, Scale, TensorOptions, Width
 from linvit.models.backbone import Backbone, Stage
-from linvit.models.family import imagenet_cfg, register, renamed, stage_mechanisms, unwrapped, warn_of_pattern
+from linvit.models.family import (
+    imagenet_cfg,
+    nano_cfgs,
+    register,
+    renamed,
+    stage_mechanisms,
+    unwrapped,
+    warn_of_pattern,
+)
 from linvit.models.pretrained import create
 from linvit.ranges import OneOf
 
@@ -219,17 +227,10 @@ _RULES = [
 ]
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return imagenet_cfg(classifier=("head.fc", "dist_head.fc"), **kwargs)
-
-
+_HEADS = ("head.fc", "dist_head.fc")
 default_cfgs = generate_default_cfgs(
-    {
-        "care_nano.untrained": _cfg(input_size=(3, 32, 32), pool_size=(1, 1)),
-        "care_s0.untrained": _cfg(),
-        "care_s1.untrained": _cfg(),
-        "care_s2.untrained": _cfg(),
-    }
+    nano_cfgs("care_nano", classifier=_HEADS)
+    | {f"care_{size}.untrained": imagenet_cfg(classifier=_HEADS) for size in ("s0", "s1", "s2")}
 )
 
 

@@ -4,6 +4,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -11,6 +12,9 @@ from timm.models import clean_state_dict, register_model
 from torch import nn
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
+WEIGHTS = Path(__file__).with_name("weights")
+"""The folder of the weights that come with linvit, and of their model cards."""
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def stage_mechanisms(pattern: str, letters: Mapping[str, str]) -> tuple[str, ...]:
@@ -64,6 +68,25 @@ def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
         },
         **kwargs,
     )
+
+
+def nano_cfgs(name: str, **kwargs: Any) -> dict[str, Any]:
+    """The pretrained_cfgs of a nano network: its weights in WEIGHTS, which only the tag asks for, and none without it.
+
+    The recipes in recipes/weights trained them, with this preprocessing.
+    """
+    size = imagenet_cfg(input_size=(3, 32, 32), pool_size=(1, 1), **kwargs)
+    cifar10 = {
+        "file": str(WEIGHTS / f"{name}.cifar10.safetensors"),
+        "num_classes": len(CIFAR10),
+        "label_names": CIFAR10,
+        "crop_pct": 1.0,
+        "mean": (0.4914, 0.4822, 0.4465),
+        "std": (0.2470, 0.2435, 0.2616),
+        "license": "apache-2.0",
+    }
+    # timm takes the last one marked * as the default
+    return {f"{name}.cifar10": size | cifar10, f"{name}.untrained*": size}
 
 
 def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

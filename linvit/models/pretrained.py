@@ -1,10 +1,13 @@
-"""Building a registered variant through timm, with the authors' published weights if asked for."""
+"""Building a registered variant through timm, with weights of its own or the authors' published ones if asked for."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from timm.models import build_model_with_cfg, resolve_pretrained_cfg
+from safetensors import SafetensorError
+from timm.models import build_model_with_cfg, list_pretrained, resolve_pretrained_cfg
 from torch import Tensor, nn
 
 from linvit.ranges import Range, Some, check
@@ -24,8 +27,9 @@ def create(
 ) -> nn.Module:
     """A variant with timm's adaptation of channels and classes and with features_only.
 
-    timm finds the weights; those on a hub are downloaded once into its cache. No checksums are known: keys and shapes
-    must fit exactly, except for the first convolution and the classifier if the model has other channels or classes.
+    timm finds the weights: those that come with linvit in the package, others on a hub, from where they are downloaded
+    once into its cache. No checksums are known: keys and shapes must fit exactly, except for the first convolution and
+    the classifier if the model has other channels or classes. Weights in half precision become float32.
 
     Args:
         model_cls, variant: the family and the registered name.
@@ -34,28 +38,26 @@ def create(
         kwargs: arguments of the family and of timm's builder.
 
     Raises:
-        RuntimeError: if there are no published weights, or if they cannot be downloaded.
-        ValueError: if the weights do not fit (the message lists every key), and for arguments that do not fit together.
+        RuntimeError: if there are no weights, or if they cannot be downloaded.
+        FileNotFoundError: if the file of weights is missing.
+        ValueError: if the weights are damaged or do not fit (the message lists every key), and for arguments that do
+            not fit together.
     """
     check(FEATURES, {**kwargs, "pretrained": pretrained})
     overlay = kwargs.get("pretrained_cfg_overlay")
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay).to_dict() if pretrained else {}
-    given = cfg.get("file") or cfg.get("state_dict")
-    if pretrained and not (given or cfg.get("url") or cfg.get("hf_hub_id")):
-        raise RuntimeError(
-            f"{variant} has no published weights on a hub: create it with pretrained=False, "
-            f"and load a file of the authors with linvit.load_released(model, path)"
-        )
-
+    if pretrained:
+        _check_weights(variant, cfg)
     headless = kwargs.get("features_only", False)
 
     def fitting(checkpoint: dict[str, Any], model: nn.Module) -> dict[str, Any]:
         translate: Callable[[Any], dict[str, Any]] = getattr(model, "native_state_dict", dict)
         weights = translate(checkpoint)
         require_fit(weights, model, "pretrained", _adapted(model, cfg, headless))
-        return weights
+        # timm would round the first convolution again when it adapts it to other channels
+        return {key: value.float() if value.dtype == torch.float16 else value for key, value in weights.items()}
 
-    try:
+    with _explained(variant, cfg, kwargs):
         model: nn.Module = build_model_with_cfg(
             model_cls,
             variant,
@@ -64,20 +66,47 @@ def create(
             feature_cfg=dict(FOUR_STAGES if feature_cfg is None else feature_cfg),
             **kwargs,
         )
-        return model
+    return model
+
+
+@contextmanager
+def _explained(variant: str, cfg: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Raises what timm's builder and the hub's client raise as sentences that name the variant."""
+    try:
+        yield
     except (AssertionError, IndexError) as error:  # raised by timm for wrong arguments
         raise ValueError(
-            f"timm cannot build {variant} from its arguments {', '.join(kwargs)} ({error}): correct them"
+            f"timm cannot build {variant} from its arguments {', '.join(arguments)} ({error}): correct them"
         ) from error
+    except SafetensorError as error:
+        raise ValueError(f"{variant}: the weights {cfg.get('file')} are damaged: use another copy.") from error
     except OSError as error:  # the base of all errors of the hub's client
         file = cfg.get("hf_hub_filename")
-        if given or not file:
+        if cfg.get("file") or cfg.get("state_dict") or not file:
             raise
         raise RuntimeError(
             f"{variant}: {file} could not be downloaded from {cfg['hf_hub_id']} on the Hugging Face hub "
             f"({type(error).__name__}): download that file by hand, then either linvit.load_released(model, {file!r}), "
             f"or `linvit convert` it to weights.safetensors and set checkpoint_path='weights.safetensors'"
         ) from error
+
+
+def _check_weights(variant: str, cfg: Mapping[str, Any]) -> None:
+    """Raises RuntimeError if the configuration names no weights, and FileNotFoundError if their file is missing."""
+    file = cfg.get("file")
+    if file and not Path(file).exists():
+        raise FileNotFoundError(
+            f"{variant}: the file of weights {file} does not exist: install linvit again if it belongs to it, otherwise"
+            " correct the path."
+        )
+    if any(cfg.get(key) for key in ("file", "state_dict", "url", "hf_hub_id")):
+        return
+    if tagged := list_pretrained(f"{variant}.*"):
+        raise RuntimeError(f"{variant} has weights under another name: create {' or '.join(tagged)}.")
+    raise RuntimeError(
+        f"{variant} has no published weights on a hub: create it with pretrained=False, "
+        f"and load a file of the authors with linvit.load_released(model, path)"
+    )
 
 
 def require_fit(weights: Mapping[str, Any], model: nn.Module, caller: str, adapted: tuple[str, ...] = ()) -> None:

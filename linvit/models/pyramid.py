@@ -27,7 +27,7 @@ from linvit.layers.checks import (
 )
 from linvit.layers.pointwise import PointwiseConv
 from linvit.models.backbone import Backbone, Stage
-from linvit.models.family import imagenet_cfg, renamed, stage_mechanisms, unwrapped, warn_of_pattern
+from linvit.models.family import imagenet_cfg, nano_cfgs, renamed, stage_mechanisms, unwrapped, warn_of_pattern
 from linvit.models.pretrained import create
 from linvit.ops import rotary_1d
 from linvit.ranges import OneOf
@@ -231,9 +231,9 @@ def _compare_angles(key: str, angle: Tensor, model: Pyramid) -> None:
 
 
 def pyramid_cfgs(family: str) -> dict[str, Any]:
-    """timm's configurations of a family: the authors' files on the hub, and our variants, without weights."""
+    """timm's configurations of a family: the authors' files on the hub, the nano size, and variants without weights."""
     name = family.lower()
-    cfgs: dict[str, Any] = {f"{name}_nano.untrained": imagenet_cfg(input_size=(3, 32, 32), pool_size=(1, 1))}
+    cfgs = nano_cfgs(f"{name}_nano")
     for size in ("tiny", "small", "base", "large"):
         file = f"{family}_{size[0].upper()}.pth"
         cfgs[f"{name}_{size}.in1k"] = imagenet_cfg(hf_hub_id=f"aldjalkdf/{family}", hf_hub_filename=file)

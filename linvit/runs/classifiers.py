@@ -73,14 +73,17 @@ class ClassifierSpec(TaskSpec):
             predictions.save(path)
         return predictions
 
-    listing_caption = "MACs per image at the given size: convolutions and linear layers, + attention products"
+    listing_caption = (
+        "MACs per image at the given size: convolutions and linear layers, + attention products. Weights: the tag of"
+        " those that timm.create_model(MODEL.TAG, pretrained=True) loads, cifar10 from linvit itself, in1k from the hub"
+    )
 
     def listing(self) -> Iterator[dict[str, Any]]:
         """The networks that linvit registers with timm, by family.
 
         Keys: name, those of Cost, pattern, input_size, published_top1 (percent), published_parameters
         (millions) and published_macs (billions) as printed in the papers, None if they are not,
-        released_weights and family.
+        weights (timm's tag of the weights: cifar10 for those that come with linvit; None if there are none) and family.
         """
         for name in model_names():
             network = timm.create_model(name, device="meta")
@@ -94,7 +97,7 @@ class ClassifierSpec(TaskSpec):
                 "published_top1": published.top1 if published else None,
                 "published_parameters": published.parameters if published else None,
                 "published_macs": published.macs if published else None,
-                "released_weights": bool(config.get("hf_hub_id") or config.get("url")),
+                "weights": _tag_of_weights(name),
                 "family": _family(name),
             }
 
@@ -102,6 +105,10 @@ class ClassifierSpec(TaskSpec):
 def model_names() -> list[str]:
     """The names that linvit registers with timm, by family."""
     return [name for name in timm.list_models() if is_ours(name)]
+
+
+def _tag_of_weights(name: str) -> str | None:
+    return next((tagged.partition(".")[2] for tagged in timm.list_pretrained(f"{name}.*")), None)
 
 
 def _family(name: str) -> str:

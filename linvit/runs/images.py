@@ -19,7 +19,8 @@ from linvit.data.images.image import SMALLEST, CorruptImageError, converted, ope
 from linvit.data.source import Source
 from linvit.files import user_path
 
-PHOTOS = ("china.jpg", "flower.jpg")
+PHOTOS = {"china.jpg": "danielbuechele", "flower.jpg": "vultilion"}
+"""The photos that come with scikit-learn, and their photographers on Flickr; their licence is CC BY 2.0."""
 CROP_SHARE = 0.5  # a crop's side over the image's shorter side
 Transform = Callable[[Image.Image], Tensor]
 
@@ -132,11 +133,16 @@ def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count
     return _with_crops(images, transform, count, shown, f"{len(images)} image files", unreadable)
 
 
-def from_photos(transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
-    """The two photos that come with scikit-learn, and regular crops from them."""
+def photos(channels: int = 3) -> list[Image.Image]:
+    """The images of PHOTOS, grey (1 channel) or RGB (3)."""
     from sklearn.datasets import load_sample_image
 
-    images = [converted(Image.fromarray(load_sample_image(name)), channels) for name in PHOTOS]
+    return [converted(Image.fromarray(load_sample_image(name)), channels) for name in PHOTOS]
+
+
+def from_photos(transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
+    """The two photos that come with scikit-learn, and regular crops from them."""
+    images = photos(channels)
     return _with_crops(images, transform, count, shown, f"scikit-learn's photos {' and '.join(PHOTOS)}", [])
 
 

@@ -18,7 +18,7 @@ from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import Preprocessing
 from linvit.data.source import Source
 from linvit.files import read_checkpoint, user_path
-from linvit.models.by_name import check_model
+from linvit.models.by_name import bundled_names, bundled_weights, check_model
 from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.ranges import check
 from linvit.released import load_released
@@ -59,9 +59,11 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The run's folder, or the folder of the weight file."""
+        """The run's folder, or the folder of the weight file; below runs/ without a file and for one in the package."""
         if self.path is None:
             return Path("runs") / "untrained" / self.name.replace("/", "_")
+        if self.path == bundled_weights(self.name):
+            return Path("runs") / self.name
         return self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
 
     @property
@@ -194,6 +196,12 @@ class Run:
 
         return analyze(self, what, **options)
 
+    def save_weights(self, path: str | Path, **options: Any) -> Path:
+        """Writes weights that timm reads, with a model card, see `linvit.runs.weight_file.save_weights`."""
+        from linvit.runs.weight_file import save_weights
+
+        return save_weights(self, path, **options)
+
     def report(
         self,
         path: str | Path | None = None,
@@ -222,7 +230,8 @@ def load_run(
 
     Args:
         path: a run's folder, or one of its checkpoints.
-        model: a timm model name, for weight files that do not record their architecture; with framework, the backbone.
+        model: a timm model name: with its tag one whose weights come with linvit, such as "mavit_nano.cifar10", or the
+            architecture of a weight file that does not record it; with framework, the backbone.
         checkpoint: the weights of model: the authors' .pth, a converted .safetensors, or a file that timm can read.
         framework: mask_rcnn, upernet …: a released detector (COCO classes) or segmentor (ADE20K classes).
         untrained: give model random weights (seed 0), for analysis.
@@ -245,16 +254,18 @@ def load_run(
         )
     if model is None:
         return _from_checkpoint(_checkpoint_of(user_path(path)))  # type: ignore[arg-type]
+    check_model(model)
     if untrained:
         return _untrained(model)
-    if checkpoint is None:
+    bundled = bundled_weights(model) if framework is None else None
+    weights = user_path(checkpoint) if checkpoint is not None else bundled
+    if weights is None:
         raise ValueError(
-            "`model` needs `checkpoint`, its file of weights, because linvit has no weights of its own and downloads"
-            " none here: give the authors' file or one saved from timm (docs/timm.md), or a run of `linvit train`."
+            f"`model` needs `checkpoint`, its file of weights: only {', '.join(bundled_names())} come with weights, and"
+            " none are downloaded here. Give the authors' file or one saved from timm (docs/timm.md), or a run of"
+            " `linvit train`."
         )
-    if framework is not None:
-        return _from_dense_weights(framework, model, user_path(checkpoint))
-    return _from_weights(model, user_path(checkpoint))
+    return _from_weights(model, weights) if framework is None else _from_dense_weights(framework, model, weights)
 
 
 def _checkpoint_of(path: Path) -> Path:
@@ -286,7 +297,6 @@ def _from_checkpoint(path: Path) -> Run:
 
 def _from_weights(model: str, path: Path) -> Run:
     """Weights of a named model: for linvit's the authors' or converted ones, for timm's any file that timm reads."""
-    check_model(model)
     shapes = timm.create_model(model, device="meta")
     content = read_checkpoint(path)
     native = getattr(shapes, "native_state_dict", None)
@@ -309,7 +319,6 @@ def _from_weights(model: str, path: Path) -> Run:
 
 
 def _untrained(model: str) -> Run:
-    check_model(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return _of_classifier(model, timm.create_model(model), None)
@@ -318,19 +327,25 @@ def _untrained(model: str) -> Run:
 def _of_classifier(model: str, network: nn.Module, path: Path | None) -> Run:
     """A run around a timm network, with the class names and preprocessing that timm knows."""
     count = cast(int, network.num_classes)
-    imagenet = ImageNetInfo("imagenet-1k")
-    names = [imagenet.index_to_description(index) if count == 1000 else str(index) for index in range(count)]
     config = resolve_data_config(model=network)
     preprocessing = Preprocessing(
         tuple(config["input_size"][1:]), config["mean"], config["std"], config["interpolation"], config["crop_pct"]
     )
     spec = TASKS["classification"]
     task = spec.around(network, max(1, count), preprocessing.channels)
-    return Run(spec, task, names, preprocessing, path, spec.title({"name": model}, network))
+    return Run(spec, task, _class_names(network, count), preprocessing, path, model)
+
+
+def _class_names(network: nn.Module, count: int) -> list[str]:
+    """The names that the network's configuration has for this many classes, ImageNet's for 1,000, otherwise numbers."""
+    known = cast(Mapping[str, Any], network.pretrained_cfg).get("label_names", ())
+    if len(known) == count:
+        return list(known)
+    imagenet = ImageNetInfo("imagenet-1k")
+    return [imagenet.index_to_description(index) if count == 1000 else str(index) for index in range(count)]
 
 
 def _from_dense_weights(framework: str, backbone: str, path: Path) -> Run:
-    check_model(backbone)
     model = {"framework": framework, "backbone": backbone}
     stored: dict[str, Any] = {}
     if framework in SEGMENTORS:

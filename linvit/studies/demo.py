@@ -1,4 +1,4 @@
-"""The demo: three families and a softmax twin trained on real handwritten digits, with a page that compares them."""
+"""The demo: three families and a softmax twin trained on handwritten digits, and trained ones on photographs."""
 
 import html
 from dataclasses import replace
@@ -12,6 +12,7 @@ from linvit.runs.bundled import bundled_folder
 from linvit.runs.report import PAGE
 from linvit.studies import inside
 from linvit.studies.comparison import compare
+from linvit.studies.photographs import on_photographs
 from linvit.studies.plan import Say, silent
 from linvit.studies.table import Comparison
 
@@ -30,7 +31,8 @@ rank are nearly the same for all tokens."""
 def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progress: Say = silent) -> Comparison:
     """Trains the recipes of a folder and writes a report on each network and a page that compares them.
 
-    Complete runs are kept, and unfinished ones resume.
+    The page also shows the networks that come with trained weights on photographs. Complete runs are kept, and
+    unfinished ones resume.
 
     Args:
         recipes: a folder of recipes *_nano_digits.yaml with the same data; None for the bundled ones.
@@ -58,6 +60,7 @@ def demo(recipes: str | Path | None, folder: str | Path, workers: int = 2, progr
     networks = {name: inside.of_run(run.folder) for name, run in runs.items()}
     figures = [figure_image(draw(networks), inside.DESCRIPTIONS[name]) for name, draw in inside.FIGURES.items()]
     sections.append(("Inside the attention", [*figures, paragraph(ABOUT_INSIDE.format(images=inside.IMAGES))]))
+    sections.append(("Photographs", on_photographs(folder, progress)))
     write_page(folder / PAGE, "linvit demo: handwritten digits with linear attention", sections)
     return comparison
 

@@ -1,0 +1,192 @@
+"""The weights of a classifier's run as a file that timm reads, with a model card that says where they come from."""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from linvit.analysis.markdown import markdown_table
+from linvit.files import write_text
+from linvit.models.by_name import bundled_weights
+from linvit.ranges import check
+from linvit.released import check_target, rounded, write_weights
+from linvit.runs.evaluate import Measures
+from linvit.runs.run import Run
+from linvit.runs.training import ENVIRONMENT
+from linvit.runs.yaml_text import dump_yaml
+from linvit.tasks.checkpoints import BEST
+
+ARGUMENTS = {"half": bool, "note": str | None, "license": str | None}
+BEST_EPOCH = "The epoch with the best score on the measured images was taken, so the measures are slightly too good."
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where weights come from: their run, its measures and samples per split, and what the user says about them."""
+
+    run: Run
+    recipe: dict[str, Any]
+    measures: Measures
+    samples: dict[str, int]
+    half: bool
+    note: str | None
+    license: str | None
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return dict(self.recipe["model"])
+
+    @property
+    def commits(self) -> str:
+        """The commits of linvit that trained the run, one after the other if it was resumed with another."""
+        path = self.run.folder / ENVIRONMENT
+        entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        return ", ".join(dict.fromkeys(str(entry["commit"]) for entry in entries if entry["commit"])) or "unknown"
+
+    @property
+    def limits(self) -> list[str]:
+        height, width = self.run.preprocessing.size
+        limits = [
+            f"Every image is given one of the {len(self.run.class_names)} classes, even if it shows none of them.",
+            f"Trained and measured with images of {height}×{width} px; larger ones are scaled down to that. The"
+            " accuracy at other sizes, and on other data, is unknown.",
+        ]
+        chosen = self.run.path is not None and self.run.path.name == BEST
+        return limits + [BEST_EPOCH] * chosen + ([self.note] if self.note else [])
+
+
+def save_weights(
+    run: Run,
+    path: str | Path,
+    *,
+    half: bool = False,
+    note: str | None = None,
+    license: str | None = None,
+    measures: Measures | None = None,
+    progress: bool = False,
+    **overrides: Any,
+) -> Path:
+    """Writes the weights of a classifier's run to a file that timm reads, and its model card next to it, as .md.
+
+    Args:
+        run: of a timm network; the moving average of its weights is written if there is one.
+        path: the file, ending in .safetensors; existing files are replaced.
+        half: round the weights to float16, which halves the file.
+        note: a sentence about data or limits, for header and card.
+        license: of the weights, in the notation of the Hugging Face hub, such as "apache-2.0"; None names none.
+        measures: of these weights on the same data; by default they are evaluated here, as rounded.
+        progress: show a progress bar.
+        overrides: settings of the data to evaluate on, see `Run.source`.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        ValueError: for a run without recipe or of another task, another ending, weights too large for float16, and as
+            `Run.source`.
+        FileNotFoundError: if the folder does not exist.
+    """
+    check(ARGUMENTS, {"half": half, "note": note, "license": license})
+    target = check_target(path)
+    recipe = _recipe(run)
+    weights: Mapping[str, Tensor] = run.network.state_dict()
+    if half:
+        weights = rounded(weights)
+    source = run.source(**overrides)
+    samples = {"train": len(source.train_set()), "val": len(source.val_set())}  # type: ignore[arg-type]
+    measures = measures or _with_weights(run, weights).evaluate(progress=progress, **overrides)
+    origin = _Origin(run, recipe, measures, samples, half, note, license)
+    write_weights(weights, target, _header(origin))
+    write_text(target.with_suffix(".md"), _card(origin, target))
+    return target
+
+
+def _recipe(run: Run) -> dict[str, Any]:
+    """The run's recipe without the paths of its machine; raises ValueError for another task or weights without one."""
+    if run.recipe is None or run.spec.name != "classification":
+        what = "comes without a recipe" if run.recipe is None else f"is a run of the task {run.spec.name}"
+        raise ValueError(f"{run.name} {what}, expected a run of classification that `linvit train` made: give one.")
+    data = {key: value for key, value in run.recipe["data"].items() if key != "root"}
+    trainer = {key: value for key, value in run.recipe["trainer"].items() if value is not None}
+    return {key: value for key, value in run.recipe.items() if key != "folder"} | {"data": data, "trainer": trainer}
+
+
+def _with_weights(run: Run, weights: Mapping[str, Tensor]) -> Run:
+    """The run with a copy of its network that has only these weights."""
+    network = copy.deepcopy(run.network)
+    network.load_state_dict(weights)
+    return replace(run, task=run.spec.around(network, len(run.class_names), run.preprocessing.channels))
+
+
+def _header(origin: _Origin) -> dict[str, str]:
+    """What the file of weights says about itself; safetensors allows only text."""
+    about = {
+        "model": origin.model,
+        "class_names": origin.run.class_names,
+        "preprocessing": asdict(origin.run.preprocessing),
+        "samples": origin.samples,
+        "measures": dict(origin.measures),
+        "recipe": origin.recipe,
+        "seed": origin.recipe.get("seed"),
+        "commit": origin.commits,
+        "limits": origin.limits,
+        "license": origin.license,
+    }
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
+
+
+def _card(origin: _Origin, target: Path) -> str:
+    matter = {
+        "library_name": "timm",
+        "pipeline_tag": "image-classification",
+        "tags": ["image-classification", "timm", "linvit"],
+        "metrics": ["accuracy"],
+    } | ({"license": origin.license} if origin.license else {})
+    limits = "\n".join(f"- {limit}" for limit in origin.limits)
+    return "\n".join(
+        (
+            f"---\n{dump_yaml(matter)}---",
+            f"# {target.stem}\n",
+            f"Weights of `{origin.model['name']}`, trained and written by linvit.\n",
+            markdown_table(("", ""), list(_facts(origin).items()), left=2),
+            f"\n## Use\n\n```python\n{_use(origin, target)}\n```",
+            f"\n## Limits\n\n{limits}",
+            f"\n## Recipe\n\n```yaml\n{dump_yaml(origin.recipe)}```\n",
+        )
+    )
+
+
+def _facts(origin: _Origin) -> dict[str, str]:
+    run, measures = origin.run, origin.measures
+    about = run.preprocessing
+    measured = {measures.declared[name].heading: measures.declared[name].cell(measures[name]) for name in measures}
+    train, val = origin.samples["train"], origin.samples["val"]
+    return {
+        "parameters": f"{sum(parameter.numel() for parameter in run.network.parameters()):,}",
+        "weights": f"{run.weights}, {'float16' if origin.half else 'float32'}",
+        "input": f"{about.channels}×{about.size[0]}×{about.size[1]} px, {about.interpolation}, crop {about.crop_pct:g}",
+        "mean, std": f"{', '.join(map(str, about.mean))}; {', '.join(map(str, about.std))}",
+        "classes": ", ".join(run.class_names),
+        "data": f"{origin.recipe['data']['name']}: {train:,} images to train on, {val:,} held out",
+        "epochs": str(origin.recipe["trainer"].get("max_epochs")),
+        "seed": str(origin.recipe.get("seed")),
+        **measured,
+        "commit of linvit": origin.commits,
+    }
+
+
+def _use(origin: _Origin, target: Path) -> str:
+    bundled = bundled_weights(target.stem)
+    if bundled is not None and bundled.name == target.name:
+        arguments = [repr(target.stem), "pretrained=True"]
+    else:
+        model = {"num_classes": len(origin.run.class_names), "in_chans": origin.run.preprocessing.channels}
+        model |= {key: value for key, value in origin.model.items() if key not in ("name", "checkpoint_path")}
+        arguments = [repr(origin.model["name"]), *(f"{key}={value!r}" for key, value in model.items())]
+        arguments.append(f"checkpoint_path={target.name!r}")
+    call = f"timm.create_model({', '.join(arguments)})".replace("'", '"')
+    return f"import timm\n\nimport linvit  # registers the models with timm\n\nmodel = {call}.eval()"

@@ -1,0 +1,138 @@
+import json
+
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+from safetensors import safe_open
+from stand_in_weights import write_stand_ins
+from tiny_run import write_recipe
+from torch.testing import assert_close
+
+from linvit.environment import commit
+from linvit.models.by_name import bundled_weights
+from linvit.runs import load_run
+from linvit.runs.training import train_folder
+from linvit.studies.photographs import on_photographs
+from linvit_cli import main
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train_folder(write_recipe(tmp_path_factory.mktemp("run"), trainer={"max_epochs": 1}))
+
+
+@pytest.fixture(scope="module")
+def written(trained, tmp_path_factory):
+    path = tmp_path_factory.mktemp("written") / "digits.safetensors"
+    arguments = ["convert", str(trained), str(path), "--half", "--license", "mit", "--note", "Digits: not letters."]
+    assert main(arguments) == 0
+    return path
+
+
+@pytest.fixture
+def stand_ins(tmp_path, monkeypatch):
+    return write_stand_ins(tmp_path, monkeypatch)
+
+
+def test_the_file_has_the_rounded_weights_of_the_run(trained, written):
+    run = load_run(trained)
+    read = timm.create_model("ravlt_nano", num_classes=10, checkpoint_path=str(written)).state_dict()
+    for key, value in run.network.state_dict().items():
+        assert_close(read[key], value, rtol=2**-11, atol=2**-25)
+    assert written.stat().st_size < 2.1 * sum(parameter.numel() for parameter in run.network.parameters()) + 2**15
+
+
+def test_its_header_and_card_say_where_it_comes_from(trained, written):
+    with safe_open(written, "pt") as file:
+        about = file.metadata()
+    read = load_run(model="ravlt_nano", checkpoint=written)
+    read.prepare(**json.loads(about["preprocessing"]))
+    assert json.loads(about["measures"]) == pytest.approx(dict(read.evaluate(data="digits")))
+    assert (json.loads(about["seed"]), about["license"], about["commit"]) == (3, "mit", commit())
+    assert json.loads(about["model"]) == {"name": "ravlt_nano", "drop_path_rate": 0.2}
+    assert json.loads(about["class_names"]) == [str(digit) for digit in range(10)]
+    assert set(json.loads(about["recipe"])) == set(yaml.safe_load((trained / "recipe.yaml").read_text())) - {"folder"}
+    card = written.with_suffix(".md").read_text()
+    _, matter, text = card.split("---\n", 2)
+    assert yaml.safe_load(matter)["license"] == "mit"
+    assert f"| top-1 | {100 * json.loads(about['measures'])['top1']:.2f} % |" in text
+    for words in (
+        "396,370",
+        "float16",
+        "1,437 images to train on, 360 held out",
+        "- Digits: not letters.",
+        "10 classes",
+    ):
+        assert words in text
+    code = text.split("```python\n")[1].split("```")[0].replace('"digits.safetensors"', repr(str(written)))
+    held = {}
+    exec(code, held)
+    assert held["model"].num_classes == 10
+
+
+def test_the_measures_are_those_of_the_rounded_weights(trained, tmp_path, monkeypatch):
+    """A rounding so coarse that it changes the answers."""
+    run = load_run(trained)
+    before = {key: value.clone() for key, value in run.network.state_dict().items()}
+    monkeypatch.setattr(
+        "linvit.runs.weight_file.rounded", lambda weights: {key: torch.zeros_like(v) for key, v in weights.items()}
+    )
+    path = run.save_weights(tmp_path / "zero.safetensors", half=True)
+    with safe_open(path, "pt") as file:
+        measures = json.loads(file.metadata()["measures"])
+    assert measures["loss"] == pytest.approx(torch.tensor(10.0).log().item())
+    assert all(torch.equal(value, before[key]) for key, value in run.network.state_dict().items())
+
+
+def test_what_cannot_be_written_is_refused(trained, tmp_path):
+    run = load_run(trained)
+    with pytest.raises(ValueError, match=r"ending in \.safetensors: rename it"):
+        run.save_weights(tmp_path / "weights.pth")
+    with pytest.raises(FileNotFoundError, match="create it first"):
+        run.save_weights(tmp_path / "missing" / "weights.safetensors")
+    with pytest.raises(ValueError, match="ravlt_nano comes without a recipe, expected a run of classification"):
+        load_run(model="ravlt_nano", untrained=True).save_weights(tmp_path / "weights.safetensors")
+    with torch.no_grad():
+        run.network.get_parameter("stem.0.weight").mul_(1e9)
+    with pytest.raises(ValueError, match=r"stem\.0\.weight are not finite in float16: leave `half` out"):
+        run.save_weights(tmp_path / "weights.safetensors", half=True)
+    assert not list(tmp_path.iterdir())
+    assert main(["convert", str(trained), str(tmp_path / "w.safetensors"), "--model", "ravlt_nano", "--note", "x"]) == 2
+
+
+def test_networks_with_weights_need_no_checkpoint(stand_ins, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = load_run(model="mavit_nano.cifar10")
+    assert (run.name, run.class_names[-1], run.preprocessing.crop_pct) == ("mavit_nano.cifar10", "truck", 1.0)
+    assert not run.folder.is_absolute()
+    expected = timm.create_model("mavit_nano.cifar10", pretrained=True).state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in run.network.state_dict().items())
+    Image.linear_gradient("L").save("photo.png")
+    assert main(["predict", "photo.png", "--model", "mavit_nano.cifar10", "--output", "classes.json"]) == 0
+    (answer,) = json.loads((tmp_path / "classes.json").read_text())
+    logits = run.network(run.preprocessing.transform()(Image.open("photo.png").convert("RGB"))[None])[0]
+    assert answer["predictions"][0]["class"] == run.class_names[logits.argmax()]
+    assert main(["analyze", "rank", "--model", "mavit_nano.cifar10", "--count", "2", "--images", "photo.png"]) == 0
+    page = (tmp_path / "runs" / "mavit_nano.cifar10" / "analysis" / "report.html").read_text()
+    assert "never trained" not in page
+    capsys.readouterr()
+    assert main(["predict", "photo.png", "--model", "mavit_nano"]) == 2
+    assert "only care_nano.cifar10, mavit_nano.cifar10, ravlt_nano.cifar10 come with weights" in capsys.readouterr().err
+    bundled_weights("mavit_nano.cifar10").unlink()
+    assert main(["predict", "photo.png", "--model", "mavit_nano.cifar10"]) == 2
+    assert "mavit_nano.cifar10.safetensors does not exist" in capsys.readouterr().err
+
+
+def test_the_demo_shows_networks_with_weights_on_photographs(stand_ins, tmp_path):
+    for name in ("care_nano.cifar10", "ravlt_nano.cifar10"):
+        bundled_weights(name).unlink()
+    said = []
+    parts = "".join(on_photographs(tmp_path, said.append))
+    assert said == ["Showing photographs to mavit_nano.cifar10"]
+    for words in ("china.jpg by danielbuechele", "CC BY 2.0", "airplane", "photographs/mavit_nano.cifar10/report.html"):
+        assert words in parts
+    bundled_weights("mavit_nano.cifar10").unlink()
+    assert on_photographs(tmp_path, said.append) == [f"<p>{said[-1]}</p>"]
+    assert said[-1].startswith("No trained weights come with this copy of linvit")

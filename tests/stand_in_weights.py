@@ -1,0 +1,24 @@
+"""Random weights in the place of those that come with linvit, for tests that must not depend on a training."""
+
+import timm
+import torch
+from timm.models import _registry
+
+from linvit.models.by_name import bundled_names
+from linvit.released import rounded, write_weights
+
+
+def write_stand_ins(folder, monkeypatch):
+    """Writes a float16 file for each network with weights into folder/weights, where they are then looked for.
+
+    Returns the float32 networks by name.
+    """
+    (folder / "weights").mkdir()
+    networks = {}
+    for number, name in enumerate(bundled_names()):
+        torch.manual_seed(number)
+        networks[name] = timm.create_model(name).eval()
+        path = folder / "weights" / f"{name}.safetensors"
+        write_weights(rounded(networks[name].state_dict()), path)
+        monkeypatch.setattr(_registry._model_pretrained_cfgs[name], "file", str(path))
+    return networks
