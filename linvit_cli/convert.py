@@ -7,7 +7,7 @@ from linvit_cli.overrides import data_settings
 from linvit_cli.run_arguments import chosen
 from linvit_cli.streams import show
 
-HELP = "Write the weights of a run, or released weights, to a file that timm can load."
+HELP = "Write the weights of a run, or released ones, to a file for timm."
 EXAMPLES = (
     "linvit convert runs/ravlt_nano_digits digits.safetensors --half",
     "linvit convert RAVLT_T.pth ravlt_tiny.safetensors --model ravlt_tiny",
@@ -17,7 +17,8 @@ TAKES_OVERRIDES = True
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
-        "linvit convert (RUN | CHECKPOINT) OUT.safetensors [data.key=value ...] [options]\n"
+        "linvit convert (RUN | CHECKPOINT) OUT.safetensors\n"
+        "         [data.key=value ...] [options]\n"
         "       linvit convert IN.pth OUT.safetensors --model NAME [--half]"
     )
     text = "folder of a run of classification, or a checkpoint of it; with --model the released weights"

@@ -15,6 +15,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[1]
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"]
 SHORT += ["trainer.accelerator=cpu", "trainer.precision=32-true"]
+PACKAGED = (".py", ".cpp", ".h", ".typed", ".safetensors", ".md")
 pytestmark = pytest.mark.slow
 
 
@@ -50,12 +51,14 @@ def installed(wheel, tmp_path_factory):
 
 def test_the_wheel_holds_everything(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    files = [path for path in (ROOT / "linvit").rglob("*") if path.suffix in (".py", ".cpp", ".h", ".typed")]
+    files = [path for path in (ROOT / "linvit").rglob("*") if path.suffix in PACKAGED]
     assert len(files) > 200
     assert {path.relative_to(ROOT).as_posix() for path in files} <= names
     recipes = {f"linvit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "recipes").rglob("*.yaml")}
     assert {name for name in names if name.endswith(".yaml")} == recipes
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    weights = [info for info in zipfile.ZipFile(wheel).infolist() if info.filename.endswith(".safetensors")]
+    assert sum(info.file_size for info in weights) < 4e6
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 
 
