@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo study language speech speech-demo generation scenes counts parity precision bench bench-compiled bench-gpu clean
+.PHONY: setup check format test test-slow judge judge-nano demo weights study language speech speech-demo generation scenes counts parity precision bench bench-compiled bench-gpu clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,18 @@ judge-nano: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/linvit demo
+
+# The weights that come with linvit: an hour per network on one core; resumes. make weights CIFAR=FOLDER NOTE="a sentence for the cards"
+CIFAR := data/cifar
+NOTE :=
+
+weights: $(STAMP)
+	mkdir -p linvit/models/weights
+	for name in mavit_nano ravlt_nano care_nano; do \
+		$(BIN)/linvit train recipes/weights/$${name}_cifar10.yaml --resume data.root="$(CIFAR)" && \
+		$(BIN)/linvit convert runs/$${name}_cifar10/checkpoints/last.ckpt linvit/models/weights/$$name.cifar10.safetensors \
+			--half --license apache-2.0 --note "$(NOTE)" || exit 1; \
+	done
 
 study: $(STAMP)
 	$(BIN)/linvit study --write docs/results.md

@@ -1,10 +1,11 @@
-"""Random weights in the place of those that come with linvit, for tests that must not depend on a training."""
+"""Random weights in the place of those that come with linvit, and a CIFAR-10 of a few bytes."""
 
 import timm
 import torch
 from timm.models import _registry
 
 from linvit.models.by_name import bundled_names
+from linvit.models.family import CIFAR10
 from linvit.released import rounded, write_weights
 
 
@@ -22,3 +23,10 @@ def write_stand_ins(folder, monkeypatch):
         write_weights(rounded(networks[name].state_dict()), path)
         monkeypatch.setattr(_registry._model_pretrained_cfgs[name], "file", str(path))
     return networks
+
+
+def write_black_cifar10(folder):
+    """CIFAR-10 with one image per file, black and called an airplane."""
+    (folder / "batches.meta.txt").write_text("\n".join(CIFAR10))
+    for file in ("test_batch", *(f"data_batch_{number}" for number in range(1, 6))):
+        (folder / f"{file}.bin").write_bytes(bytes(3073))

@@ -9,7 +9,7 @@ from linvit.runs import load_run
 from linvit.runs.images import PHOTOS, photos
 from linvit.studies.plan import Say
 
-SIZE = 128  # px, so that the first score maps have 32×32 tokens; at the 32 px of the training they have 8×8
+SIZE = 128  # px: at the 32 px of the training the largest score maps would have 8×8 tokens
 MISSING = "No trained weights come with this copy of linvit, so the part on photographs is left out."
 ABOUT = """These networks know these classes: {classes}. Neither photograph shows one of them, and each network must
 choose one all the same: the table shows what it takes them for, and how sure it is."""
@@ -41,7 +41,7 @@ def on_photographs(folder: Path, progress: Say) -> list[str]:
         run.prepare(size=SIZE)
         analysis = run.analyze("scores", output=folder / "photographs" / name)
         link = html.escape(analysis.page.relative_to(folder).as_posix())
+        shown.append(f'<p>{html.escape(name)} (<a href="{link}">its analysis</a>):</p>')
         shown.append(figure_image(analysis.figures["score_maps"], f"scores of {name} on the photographs"))
-        shown.append(f'<p><a href="{link}">Analysis of {html.escape(name)}</a></p>')
     about = ABOUT.format(classes=", ".join(runs[names[0]].class_names))
     return [table(rows), paragraph(about), paragraph(ABOUT_SCORES.format(size=SIZE)), *shown, paragraph(CREDITS)]

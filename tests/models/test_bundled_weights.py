@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 from safetensors import safe_open
-from stand_in_weights import write_stand_ins
+from stand_in_weights import write_black_cifar10, write_stand_ins
 from torch.testing import assert_close
 
 from linvit.data.images.cifar import Cifar
@@ -94,10 +94,8 @@ def test_an_unknown_tag_is_refused():
 def test_the_configuration_is_that_of_the_recipe(name, tmp_path):
     values = Recipe(read_recipe(ROOT / "recipes" / "weights" / f"{name.replace('.', '_')}.yaml")).resolved()
     assert values["model"] == {"name": name.removesuffix(".cifar10")}
-    (tmp_path / "batches.meta.txt").write_text("\n".join(CIFAR10))
+    write_black_cifar10(tmp_path)
     data = {key: value for key, value in values["data"].items() if key not in ("name", "root")}
-    for file in ("test_batch", *(f"data_batch_{number}" for number in range(1, 6))):
-        (tmp_path / f"{file}.bin").write_bytes(bytes(3073))
     source = Cifar(str(tmp_path), **data)
     assert source.preprocessing == preprocessing(name)
     assert timm.get_pretrained_cfg(name).label_names == tuple(source.class_names)

@@ -6,7 +6,7 @@ import torch
 import yaml
 from PIL import Image
 from safetensors import safe_open
-from stand_in_weights import write_stand_ins
+from stand_in_weights import write_black_cifar10, write_stand_ins
 from tiny_run import write_recipe
 from torch.testing import assert_close
 
@@ -118,6 +118,12 @@ def test_networks_with_weights_need_no_checkpoint(stand_ins, tmp_path, monkeypat
     page = (tmp_path / "runs" / "mavit_nano.cifar10" / "analysis" / "report.html").read_text()
     assert "never trained" not in page
     capsys.readouterr()
+    write_black_cifar10(tmp_path)
+    assert main(["eval", "--model", "mavit_nano.cifar10", "data=cifar", "data.root=.", "--json", "--report"]) == 0
+    assert (tmp_path / "runs" / "mavit_nano.cifar10" / "report.html").is_file()
+    black = run.preprocessing.transform()(Image.new("RGB", (32, 32)))
+    is_airplane = run.network(black[None]).argmax().item() == 0
+    assert json.loads(capsys.readouterr().out)["raw"]["top1"] == is_airplane
     assert main(["predict", "photo.png", "--model", "mavit_nano"]) == 2
     assert "only care_nano.cifar10, mavit_nano.cifar10, ravlt_nano.cifar10 come with weights" in capsys.readouterr().err
     bundled_weights("mavit_nano.cifar10").unlink()
