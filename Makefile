@@ -48,7 +48,7 @@ weights: $(STAMP)
 	for name in mavit_nano ravlt_nano care_nano; do \
 		$(BIN)/linvit train recipes/weights/$${name}_cifar10.yaml --resume data.root="$(CIFAR)" && \
 		$(BIN)/linvit convert runs/$${name}_cifar10/checkpoints/last.ckpt linvit/models/weights/$$name.cifar10.safetensors \
-			--half --license apache-2.0 --note "$(NOTE)" || exit 1; \
+			--half --license apache-2.0 $(if $(NOTE),--note "$(NOTE)") || exit 1; \
 	done
 
 study: $(STAMP)

@@ -257,15 +257,18 @@ def load_run(
     check_model(model)
     if untrained:
         return _untrained(model)
-    bundled = bundled_weights(model) if framework is None else None
-    weights = user_path(checkpoint) if checkpoint is not None else bundled
-    if weights is None:
+    bundled = bundled_weights(model)
+    if checkpoint is None and framework is None and bundled is not None:
+        return _of_classifier(model, timm.create_model(model, pretrained=True), bundled)
+    if checkpoint is None:
         raise ValueError(
-            f"`model` needs `checkpoint`, its file of weights: only {', '.join(bundled_names())} come with weights, and"
-            " none are downloaded here. Give the authors' file or one saved from timm (docs/timm.md), or a run of"
+            f"`model` needs `checkpoint`, its file of weights: only {', '.join(bundled_names())} come with weights,"
+            " and none are downloaded here. Give the authors' file or one saved from timm (docs/timm.md), or a run of"
             " `linvit train`."
         )
-    return _from_weights(model, weights) if framework is None else _from_dense_weights(framework, model, weights)
+    if framework is not None:
+        return _from_dense_weights(framework, model, user_path(checkpoint))
+    return _from_weights(model, user_path(checkpoint))
 
 
 def _checkpoint_of(path: Path) -> Path:

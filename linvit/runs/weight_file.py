@@ -1,5 +1,6 @@
 """The weights of a classifier's run as a file that timm reads, with a model card that says where they come from."""
 
+import contextlib
 import copy
 import json
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table
+from linvit.data.source import Source
 from linvit.files import write_text
 from linvit.models.by_name import bundled_weights
 from linvit.ranges import check
@@ -26,12 +28,12 @@ BEST_EPOCH = "The epoch with the best score on the measured images was taken, so
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where weights come from: their run, its measures and samples per split, and what the user says about them."""
+    """Where weights come from: their run, its measures and number of training samples, and what the user says."""
 
     run: Run
     recipe: dict[str, Any]
     measures: Measures
-    samples: dict[str, int]
+    trained_on: int | None
     half: bool
     note: str | None
     license: str | None
@@ -96,10 +98,9 @@ def save_weights(
     weights: Mapping[str, Tensor] = run.network.state_dict()
     if half:
         weights = rounded(weights)
-    source = run.source(**overrides)
-    samples = {"train": len(source.train_set()), "val": len(source.val_set())}  # type: ignore[arg-type]
+    count = _training_samples(run.source(**overrides))
     measures = measures or _with_weights(run, weights).evaluate(progress=progress, **overrides)
-    origin = _Origin(run, recipe, measures, samples, half, note, license)
+    origin = _Origin(run, recipe, measures, count, half, note, license)
     write_weights(weights, target, _header(origin))
     write_text(target.with_suffix(".md"), _card(origin, target))
     return target
@@ -115,6 +116,13 @@ def _recipe(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.recipe.items() if key != "folder"} | {"data": data, "trainer": trainer}
 
 
+def _training_samples(source: Source) -> int | None:
+    """Their number; None for a stream, which does not know it, and for a folder of held-out samples alone."""
+    with contextlib.suppress(TypeError, ValueError):
+        return len(source.train_set()) or None  # type: ignore[arg-type]
+    return None
+
+
 def _with_weights(run: Run, weights: Mapping[str, Tensor]) -> Run:
     """The run with a copy of its network that has only these weights."""
     network = copy.deepcopy(run.network)
@@ -128,7 +136,7 @@ def _header(origin: _Origin) -> dict[str, str]:
         "model": origin.model,
         "class_names": origin.run.class_names,
         "preprocessing": asdict(origin.run.preprocessing),
-        "samples": origin.samples,
+        "trained_on": origin.trained_on,
         "measures": dict(origin.measures),
         "recipe": origin.recipe,
         "seed": origin.recipe.get("seed"),
@@ -164,17 +172,17 @@ def _facts(origin: _Origin) -> dict[str, str]:
     run, measures = origin.run, origin.measures
     about = run.preprocessing
     measured = {measures.declared[name].heading: measures.declared[name].cell(measures[name]) for name in measures}
-    train, val = origin.samples["train"], origin.samples["val"]
     return {
         "parameters": f"{sum(parameter.numel() for parameter in run.network.parameters()):,}",
         "weights": f"{run.weights}, {'float16' if origin.half else 'float32'}",
         "input": f"{about.channels}×{about.size[0]}×{about.size[1]} px, {about.interpolation}, crop {about.crop_pct:g}",
         "mean, std": f"{', '.join(map(str, about.mean))}; {', '.join(map(str, about.std))}",
         "classes": ", ".join(run.class_names),
-        "data": f"{origin.recipe['data']['name']}: {train:,} images to train on, {val:,} held out",
+        "data": origin.recipe["data"]["name"],
+        "images to train on": f"{origin.trained_on:,}" if origin.trained_on else "unknown",
         "epochs": str(origin.recipe["trainer"].get("max_epochs")),
         "seed": str(origin.recipe.get("seed")),
-        **measured,
+        **{f"{heading}, held out": value for heading, value in measured.items()},
         "commit of linvit": origin.commits,
     }
 

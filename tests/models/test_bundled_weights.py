@@ -77,7 +77,9 @@ def test_a_missing_or_damaged_file_ends_in_one_sentence(stand_ins):
     with pytest.raises(ValueError, match=r"^mavit_nano: the weights .*mavit_nano.cifar10.safetensors are damaged: use"):
         timm.create_model("mavit_nano.cifar10", pretrained=True)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"^mavit_nano: the file of weights .* does not exist: install linvit"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^mavit_nano: the file of weights .* does not exist: correct the path, or install"
+    ):
         timm.create_model("mavit_nano.cifar10", pretrained=True)
 
 
@@ -113,8 +115,8 @@ def test_the_file_in_the_package_says_where_it_comes_from(name):
     assert about["model"]["name"] == name.removesuffix(".cifar10")
     assert tuple(about["class_names"]) == CIFAR10
     assert about["preprocessing"] == json.loads(json.dumps(asdict(preprocessing(name))))
-    assert about["samples"] == {"train": 50_000, "val": 10_000}
+    assert (about["trained_on"], about["measures"]["images"]) == (50_000, 10_000)
     card = path.with_suffix(".md").read_text()
-    assert f"| top-1 | {100 * about['measures']['top1']:.2f} % |" in card
+    assert f"| top-1, held out | {100 * about['measures']['top1']:.2f} % |" in card
     assert "license: apache-2.0" in card
     assert timm.create_model(name, pretrained=True).num_classes == 10

@@ -57,11 +57,12 @@ def test_its_header_and_card_say_where_it_comes_from(trained, written):
     card = written.with_suffix(".md").read_text()
     _, matter, text = card.split("---\n", 2)
     assert yaml.safe_load(matter)["license"] == "mit"
-    assert f"| top-1 | {100 * json.loads(about['measures'])['top1']:.2f} % |" in text
+    assert f"| top-1, held out | {100 * json.loads(about['measures'])['top1']:.2f} % |" in text
     for words in (
         "396,370",
         "float16",
-        "1,437 images to train on, 360 held out",
+        "| images to train on | 1,437 |",
+        "| images, held out | 360 |",
         "- Digits: not letters.",
         "10 classes",
     ):
