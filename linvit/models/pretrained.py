@@ -96,8 +96,8 @@ def _check_weights(variant: str, cfg: Mapping[str, Any]) -> None:
     file = cfg.get("file")
     if file and not Path(file).exists():
         raise FileNotFoundError(
-            f"{variant}: the file of weights {file} does not exist: correct the path, or install linvit again if the file"
-            " comes with it."
+            f"{variant}: the file of weights {file} does not exist: correct the path, or install linvit again if it is"
+            " one of its own."
         )
     if any(cfg.get(key) for key in ("file", "state_dict", "url", "hf_hub_id")):
         return
