@@ -18,7 +18,7 @@ TAKES_OVERRIDES = True
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "linvit convert (RUN | CHECKPOINT) OUT.safetensors\n"
-        "         [data.key=value ...] [options]\n"
+        "         [data.root=FOLDER] [options]\n"
         "       linvit convert IN.pth OUT.safetensors --model NAME [--half]"
     )
     text = "folder of a run of classification, or a checkpoint of it; with --model the released weights"

@@ -23,6 +23,7 @@ from linvit.runs.yaml_text import dump_yaml
 from linvit.tasks.checkpoints import BEST
 
 ARGUMENTS = {"half": bool, "note": str | None, "license": str | None}
+PLACES = {"root", "batch_size", "num_workers"}
 BEST_EPOCH = "The epoch with the best score on the measured images was taken, so the measures are slightly too good."
 
 
@@ -82,17 +83,22 @@ def save_weights(
         license: of the weights, in the notation of the Hugging Face hub, such as "apache-2.0"; None names none.
         measures: of these weights on the same data; by default they are evaluated here, as rounded.
         progress: show a progress bar.
-        overrides: settings of the data to evaluate on, see `Run.source`.
+        overrides: settings in PLACES, if the run's data have moved, see `Run.source`.
 
     Returns:
         The file's path.
 
     Raises:
-        ValueError: for a run without recipe or of another task, another ending, weights too large for float16, and as
-            `Run.source`.
+        ValueError: for a run without recipe or of another task, another ending, weights too large for float16, other
+            settings of the data, and as `Run.source`.
         FileNotFoundError: if the folder does not exist.
     """
     check(ARGUMENTS, {"half": half, "note": note, "license": license})
+    for name in overrides.keys() - PLACES:
+        raise ValueError(
+            f"`{name}` would describe other data than those of the run: only `root`, `batch_size` and `num_workers` may"
+            " change, leave it out."
+        )
     target = check_target(path)
     recipe = _recipe(run)
     weights: Mapping[str, Tensor] = run.network.state_dict()

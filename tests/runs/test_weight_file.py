@@ -93,6 +93,8 @@ def test_what_cannot_be_written_is_refused(trained, tmp_path):
         run.save_weights(tmp_path / "weights.pth")
     with pytest.raises(FileNotFoundError, match="create it first"):
         run.save_weights(tmp_path / "missing" / "weights.safetensors")
+    with pytest.raises(ValueError, match="`held_out` would describe other data than those of the run"):
+        run.save_weights(tmp_path / "weights.safetensors", held_out=0.5)
     with pytest.raises(ValueError, match="ravlt_nano comes without a recipe, expected a run of classification"):
         load_run(model="ravlt_nano", untrained=True).save_weights(tmp_path / "weights.safetensors")
     with torch.no_grad():
