@@ -116,7 +116,7 @@ class Study:
         """Writes NAME.md, .csv, .json, NAME_claims.csv and the figures as .svg and .png; returns the Markdown file."""
         folder, comparison = user_path(folder), self.comparison
         words = comparison.measures[comparison.score].label
-        write_figure(group_figure(comparison.rows, BASELINES, words), folder / self.name)
+        write_figure(group_figure(comparison.rows, comparison.baselines, words), folder / self.name)
         for name, draw in inside.FIGURES.items() if self.first else ():
             write_figure(draw(self.first), folder / f"{self.name}_{name}")
         write_text(folder / f"{self.name}_claims.csv", self.claims_csv())
@@ -168,7 +168,7 @@ def study(
 
     known = None if ledger is None else Ledger(ledger)
     comparison = train_plans(
-        plans, folder, seeds, workers, BASELINES, each_seed=each_seed, progress=progress, ledger=known
+        plans, folder, seeds, workers, baselines_of(recipes), each_seed=each_seed, progress=progress, ledger=known
     )
     comparison = replace(comparison, rows=best_first(comparison.rows), about=_about(plans[0], comparison.about))
     numbers = inside.by_quantity({row.name: row.inside for row in comparison.rows if row.name in inside.MEASURED})
@@ -192,13 +192,19 @@ def _joined(text: str) -> str:
     return " ".join(text.split())
 
 
+def baselines_of(recipes: Path) -> tuple[str, ...]:
+    """The recipes that all others are compared with: the one named after its folder, or softmax and linear."""
+    return (recipes.name,) if (recipes / f"{recipes.name}.yaml").is_file() else BASELINES
+
+
 def read_variants(recipes: Path, over: str | Path | None = None) -> list[Plan]:
     """Every recipe of the folder except base.yaml, the baselines first. over: see `study`.
 
     Raises ValueError if a baseline is missing, or if two recipes differ in more than model and learning rate.
     """
     paths = sorted(path for path in recipes.glob("*.yaml") if path.stem != "base")
-    missing = [name for name in BASELINES if name not in {path.stem for path in paths}]
+    baselines = baselines_of(recipes)
+    missing = [name for name in baselines if name not in {path.stem for path in paths}]
     if missing:
         raise ValueError(
             f"The folder {recipes} has no recipe {missing[0]}.yaml, a baseline of the study: give another folder as"
@@ -214,7 +220,7 @@ def read_variants(recipes: Path, over: str | Path | None = None) -> list[Plan]:
                 " trains all alike: move the other settings to base.yaml."
             )
     plans = [replace(plan, cell=replace(plan.cell, group=_group(plan.cell.name), look=_look(plan))) for plan in plans]
-    return sorted(plans, key=lambda plan: (plan.cell.name not in BASELINES, plan.cell.name))
+    return sorted(plans, key=lambda plan: (plan.cell.name not in baselines, plan.cell.name))
 
 
 def _settings(over: str | Path | None, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
