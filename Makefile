@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo weights study language speech speech-demo generation scenes counts parity precision bench bench-compiled bench-gpu clean
+.PHONY: setup check format test test-slow judge judge-nano demo weights study evidence language speech speech-demo generation scenes counts parity precision bench bench-compiled bench-gpu clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,13 @@ weights: $(STAMP)
 
 study: $(STAMP)
 	$(BIN)/linvit study --write docs/results.md
+
+EVIDENCE := nice -n 19 $(BIN)/linvit study --seeds $(or $(SEEDS),5) --write docs/evidence.md
+
+evidence: $(STAMP)
+	$(EVIDENCE) --over recipes/evidence/vit/base.yaml --folder runs/evidence/vit --ledger docs/evidence/vit.jsonl
+	$(EVIDENCE) --recipes recipes/evidence/pyramid --folder runs/evidence/pyramid --ledger docs/evidence/pyramid.jsonl
+	$(EVIDENCE) --recipes recipes/evidence/care --folder runs/evidence/care --ledger docs/evidence/care.jsonl
 
 language: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/stdlib_bytes_$(m).yaml) \

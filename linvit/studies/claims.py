@@ -6,32 +6,38 @@ The statements are in our words. The published numbers beside them are ImageNet-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from statistics import stdev
 
 from linvit.models.published import cited
 from linvit.studies.statistics import (
+    FAILS,
+    HOLDS,
+    UNCLEAR,
     Estimate,
+    differences,
     estimate,
-    holm_levels,
-    paired,
-    verdict_all,
-    verdict_equal,
-    verdict_higher,
+    holm,
+    p_higher,
+    p_within,
     verdict_share,
 )
 
 MARGIN = 1.0  # percentage points within which two accuracies count as equal
+RELEVANT = 0.5  # percentage points: an advantage below it is none
 FAR = 10.0  # percentage points: a large loss
 ALPHA = 0.05
 ACCURACY = "accuracy"
 
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 
-COMPARED: dict[str, Callable[[Estimate], str]] = {
-    "higher": verdict_higher,
-    "equal": partial(verdict_equal, margin=MARGIN),
+COMPARED: dict[str, Callable[[Sequence[float], float, float], tuple[float, float]]] = {
+    "higher": lambda values, by, relevant: (p_higher(values, by), p_higher(_negative(values), -by - relevant)),
+    "equal": lambda values, by, relevant: (
+        p_within(values, MARGIN),
+        min(p_higher(values, MARGIN), p_higher(_negative(values), MARGIN)),
+    ),
 }
-"""Rules for a pair: the corrected estimate of its difference → verdict."""
+"""Rules for a pair: differences by seed, `by`, `relevant` → the p-values that speak for the claim, and against it."""
 
 COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
     "diverges": (math.isnan, "{}: {} of {} runs diverged"),
@@ -45,9 +51,9 @@ class Claim:
     """A claim: every pair (first, second) of variants is compared seed by seed in one quantity.
 
     sources: tables with the rows meant, or places in words, as `linvit.models.published.cited` takes them. rule:
-    "higher" (first − second > by), "equal" (|first − second| < MARGIN), "diverges" (every run of the first ends with a
-    loss that is not finite) or "zero" (the quantity of the first is exactly 0 in every run); the second of the last two
-    is "".
+    "higher" (first − second > by; an accuracy that is higher by less than RELEVANT speaks against it), "equal"
+    (|first − second| < MARGIN), "diverges" (every run of the first ends with a loss that is not finite) or "zero" (the
+    quantity of the first is exactly 0 in every run); the second of the last two is "".
     """
 
     statement: str
@@ -67,77 +73,112 @@ class Claim:
         """The sources as text, with the published numbers."""
         return cited(*self.sources)
 
+    @property
+    def relevant(self) -> float:
+        return RELEVANT if self.quantity == ACCURACY and not self.by else 0.0
+
     def concerns(self, variants: Collection[str]) -> bool:
         """Whether one of the comparisons can be made between these variants; the others are then "not measured"."""
         return any(all(name in variants for name in pair if name) for pair in self.pairs)
 
 
 @dataclass(frozen=True)
+class Effect:
+    """A measured comparison in words; of a difference also the estimate and the standard deviation over the seeds."""
+
+    pair: tuple[str, str]
+    words: str
+    difference: Estimate | None = None
+    deviation: float = 0.0
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """A claim, whether it holds, and a line of measurements for each pair."""
+    """A claim, whether it holds, and the effects that decide it. p: after Holm's procedure; None for runs counted."""
 
     claim: Claim
     outcome: str
-    measured: tuple[str, ...]
+    effects: tuple[Effect, ...]
+    p: float | None = None
 
 
 def verdicts(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) -> list[Verdict]:
     """Decides every claim by rules that were fixed before the experiments.
 
+    A claim holds only if all of its comparisons do, so the largest of their p-values speaks for it (an
+    intersection-union test); it fails if one of them does, so the smallest times their number speaks against it
+    (Bonferroni). The smaller of both is corrected for the number of claims by Holm's procedure.
+
     Args:
-        claims: the claims. All their comparisons are one family of tests, corrected by Holm's procedure (rule "higher")
-            and Bonferroni's (rule "equal").
+        claims: the claims.
         numbers: quantity → variant → one number per seed, seeds in the same order; NaN if a run diverged.
         alpha: family-wise error rate.
 
-    A comparison without numbers is "not measured", and its claim undecided.
+    A comparison without numbers is "not measured", and its claim can only fail.
     """
-    tested = [
-        (claim, pair)
+    compared = [claim for claim in claims if claim.rule in COMPARED and _measured(claim, numbers)]
+    found = [_p_values(claim, numbers) for claim in compared]
+    corrected = dict(zip(compared, holm([min(pair) for pair in found]), strict=True))
+    speak = dict(zip(compared, found, strict=True))
+    return [
+        _of_runs(claim, numbers)
+        if claim.rule in COUNTED
+        else _of_pairs(claim, numbers, speak.get(claim, (1.0, 1.0)), corrected.get(claim, 1.0), alpha)
         for claim in claims
-        for pair in claim.pairs
-        if claim.rule in COMPARED and all(name in numbers.get(claim.quantity, {}) for name in pair)
     ]
-    first = [_difference(claim, pair, numbers, 0.95) for claim, pair in tested]
-    levels = holm_levels([difference.p for difference in first], alpha)
-    corrected: dict[tuple[Claim, tuple[str, str]], Estimate] = {}
-    for (claim, pair), level in zip(tested, levels, strict=True):
-        level = level if claim.rule == "higher" else 1 - alpha / len(tested)
-        corrected[claim, pair] = _difference(claim, pair, numbers, level)
-    return [_of_pairs(claim, corrected) if claim.rule in COMPARED else _of_runs(claim, numbers) for claim in claims]
 
 
-def _difference(claim: Claim, pair: tuple[str, str], numbers: Numbers, level: float) -> Estimate:
+def _measured(claim: Claim, numbers: Numbers) -> list[tuple[str, str]]:
+    return [pair for pair in claim.pairs if all(name in numbers.get(claim.quantity, {}) for name in pair)]
+
+
+def _p_values(claim: Claim, numbers: Numbers) -> tuple[float, float]:
+    """What speaks for the claim, and what against it."""
+    pairs = _measured(claim, numbers)
+    tested = [COMPARED[claim.rule](_differences(claim, pair, numbers), claim.by, claim.relevant) for pair in pairs]
+    holding = max(p for p, _ in tested) if len(pairs) == len(claim.pairs) else 1.0
+    return holding, min(1.0, len(pairs) * min(p for _, p in tested))
+
+
+def _differences(claim: Claim, pair: tuple[str, str], numbers: Numbers) -> list[float]:
     first, second = (numbers[claim.quantity][name] for name in pair)
-    return paired([value - claim.by for value in first], second, level)
+    return differences(first, second)
 
 
-def _of_pairs(claim: Claim, corrected: Mapping[tuple[Claim, tuple[str, str]], Estimate]) -> Verdict:
-    differences = {pair: corrected.get((claim, pair)) for pair in claim.pairs}
-    rule = COMPARED[claim.rule]
-    outcomes = [rule(difference) if difference else "not measured" for difference in differences.values()]
-    return Verdict(claim, verdict_all(outcomes), tuple(_line(claim, *item) for item in differences.items()))
+def _negative(values: Sequence[float]) -> list[float]:
+    return [-value for value in values]
+
+
+def _of_pairs(claim: Claim, numbers: Numbers, found: tuple[float, float], p: float, alpha: float) -> Verdict:
+    holding, failing = found
+    outcome = UNCLEAR if p > alpha else HOLDS if holding < failing else FAILS
+    measured = _measured(claim, numbers)
+    effects = []
+    for pair in claim.pairs:
+        label = " − ".join(pair)
+        if pair not in measured:
+            effects.append(Effect(pair, f"{label}: not measured"))
+            continue
+        values = _differences(claim, pair, numbers)
+        difference, deviation = estimate(values), stdev(values) if len(values) > 1 else 0.0
+        low, mean, high = (f"{value:+.2f}" for value in (difference.low, difference.mean, difference.high))
+        effects.append(Effect(pair, f"{label} = {mean} [{low}, {high}]", difference, deviation))
+    return Verdict(claim, outcome, tuple(effects), p)
 
 
 def _of_runs(claim: Claim, numbers: Numbers) -> Verdict:
     holds, text = COUNTED[claim.rule]
     count = total = 0
-    lines = []
-    for name, *_ in claim.pairs:
+    effects = []
+    for pair in claim.pairs:
+        name = pair[0]
         values = numbers.get(claim.quantity, {}).get(name, ())
         holding = sum(holds(value) for value in values)
         count, total = count + holding, total + len(values)
         spread = "" if claim.rule == "diverges" or not values else f" (mean share {estimate(values).mean:.3g})"
-        lines.append(text.format(name, holding, len(values)) + spread if values else f"{name}: not measured")
-    return Verdict(claim, verdict_share(count, total), tuple(lines))
-
-
-def _line(claim: Claim, pair: tuple[str, str], difference: Estimate | None) -> str:
-    label = " − ".join(pair)
-    if difference is None:
-        return f"{label}: not measured"
-    low, mean, high = (f"{value + claim.by:+.2f}" for value in (difference.low, difference.mean, difference.high))
-    return f"{label} = {mean} [{low}, {high}]"
+        words = text.format(name, holding, len(values)) + spread if values else f"{name}: not measured"
+        effects.append(Effect(pair, words))
+    return Verdict(claim, verdict_share(count, total), tuple(effects))
 
 
 def _all(first: str, others: Sequence[str]) -> tuple[tuple[str, str], ...]:

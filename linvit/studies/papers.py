@@ -1,26 +1,29 @@
 """The study: every mechanism and every part of RALA and MALA in one small network, and the papers' claims tested."""
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, cast
 
 from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, replace_between_marks
-from linvit.files import user_path
+from linvit.files import user_path, write_text
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.ranges import Count, Range, check, check_names
 from linvit.runs.bundled import bundled_folder, find_recipe
 from linvit.runs.recipe import overrides
 from linvit.runs.yaml_text import read_yaml
 from linvit.studies import inside
-from linvit.studies.claims import ACCURACY, CLAIMS, MARGIN, Verdict, verdicts
+from linvit.studies.claims import ACCURACY, ALPHA, CLAIMS, MARGIN, RELEVANT, Verdict, verdicts
 from linvit.studies.figures import group_figure
 from linvit.studies.inside import Inside
 from linvit.studies.ledger import Ledger
 from linvit.studies.plan import Cell, Plan, Say, silent, train_plans
-from linvit.studies.statistics import FAILS, HOLDS, UNCLEAR
+from linvit.studies.statistics import FAILS, HOLDS, UNCLEAR, found_with, power_within
 from linvit.studies.table import Comparison, Row, about_line, write_texts
 from linvit.tasks.checkpoints import LAST
 
@@ -35,12 +38,16 @@ after the last epoch."""
 ABOUT_TABLE = """Mean over the seeds ± half of the 95 % t-interval. Δ is the paired difference in percentage points with
 its 95 % t-interval; p is that of the paired t-test, corrected by Holm's procedure for the number of variants. MACs are
 those of convolutions and linear layers for one image; "+ attention" are the products inside the attention."""
-ABOUT_CLAIMS = """The rules were fixed before the experiments. All comparisons below are one family of tests with an
-error rate of 5 %. "A is better than B" holds if the interval of the paired difference, at the level of Holm's
-procedure, lies above zero; it does not hold if the interval lies below zero. "A is as good as B" holds if the interval
-(Bonferroni) lies within ±{margin:g} point and does not hold if it lies outside. Otherwise the claim is undecided:
-networks and data of this size cannot tell. A claim with several comparisons holds if all of them hold and does not
-hold if one fails. Accuracies are in percentage points."""
+ABOUT_CLAIMS = """The rules were fixed before the experiments. Intervals are 95 % t-intervals of differences paired by
+seed, accuracies in percentage points; p is corrected by Holm's procedure for the number of claims, and a claim with
+p > 5 % is undecided. "A is better than B" holds if the mean difference is above zero (two-sided t-test) and does not
+hold if it is below +{relevant:g} points, so that there is no relevant advantage; "A is as good as B" holds if it is
+within ±{margin:g} point (two one-sided tests) and does not hold if it is outside; the smaller p decides. A claim with
+several comparisons holds if all of them hold and does not hold if one fails (Bonferroni)."""
+ABOUT_POWER = """The differences between two variants have a standard deviation of {deviation:.2f} points over the seeds
+(median of the comparisons above). With {seeds} seeds and the strictest level of Holm's procedure, a difference of
+{effect:.1f} points is found with a probability of 80 %, and a difference of 0 is found to be within ±{margin:g} point
+with a probability of {within:.0%}."""
 
 ARGUMENTS = {"seeds": Annotated[int, Range(2, because="intervals need two")], "workers": Count}
 
@@ -64,12 +71,15 @@ class Study:
         comparison, about = self.comparison, self.comparison.about
         counts = Counter(verdict.outcome for verdict in self.verdicts)
         total = ", ".join(f"{counts[outcome]} {words}" for outcome, words in COUNTED.items())
-        claims = [[v.claim.statement, v.claim.source, "<br>".join(v.measured), v.outcome] for v in self.verdicts]
+        claims = [
+            [v.claim.statement, v.claim.source, "<br>".join(effect.words for effect in v.effects), _p(v.p), v.outcome]
+            for v in self.verdicts
+        ]
         rates = "" if len({row.lr for row in comparison.rows}) == 1 else " and the learning rate in the table"
         facts = _joined(ABOUT.format(**about, rates=rates))
         blocks = [f"Of {len(claims)} claims {total}.", facts, "### Claims"]
-        blocks += [markdown_table(["claim", "source", "measured", "verdict"], claims, left=4)]
-        blocks += [_joined(ABOUT_CLAIMS.format(margin=MARGIN)), about_line(about)]
+        blocks += [markdown_table(["claim", "source", "measured", "p", "verdict"], claims, left=5)]
+        blocks += [_joined(ABOUT_CLAIMS.format(margin=MARGIN, relevant=RELEVANT)), *self._power(), about_line(about)]
         blocks += ["### Accuracy", f"![Accuracy of every variant]({self.name}.svg)", _joined(ABOUT_TABLE)]
         for group in dict.fromkeys(row.group for row in comparison.rows):
             blocks += [f"#### {group}", comparison.table([row for row in comparison.rows if row.group == group])]
@@ -77,13 +87,39 @@ class Study:
             blocks += [inside.section(self.name, self.numbers, self.first), about_line(about)]
         return "\n\n".join(blocks) + "\n"
 
+    def _power(self) -> list[str]:
+        """What the study could find, if it compares accuracies."""
+        tested = [verdict for verdict in self.verdicts if verdict.claim.quantity == ACCURACY]
+        spreads = [effect.deviation for verdict in tested for effect in verdict.effects if effect.deviation]
+        if not spreads:
+            return []
+        deviation, seeds = median(spreads), self.comparison.about["seeds"]
+        alpha = ALPHA / len(self.verdicts)
+        found, within = found_with(0.8, deviation, seeds, alpha), power_within(MARGIN, deviation, seeds, alpha)
+        text = ABOUT_POWER.format(deviation=deviation, seeds=seeds, effect=found, margin=MARGIN, within=within)
+        return [_joined(text)]
+
+    def claims_csv(self) -> str:
+        """CSV with a line for each comparison of each claim."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["claim", "source", "data", "first", "second", "effect", "low", "high", "p", "verdict"])
+        for verdict in self.verdicts:
+            for effect in verdict.effects:
+                estimate = effect.difference
+                numbers = [f"{x:.3f}" for x in (estimate.mean, estimate.low, estimate.high)] if estimate else [""] * 3
+                about = [verdict.claim.statement, verdict.claim.source, f"{self.name}: {self.comparison.about['data']}"]
+                writer.writerow([*about, *effect.pair, *numbers, _p(verdict.p), verdict.outcome])
+        return text.getvalue()
+
     def save(self, folder: str | Path) -> Path:
-        """Writes NAME.md, .csv and .json and the figures as .svg and .png; returns the Markdown file."""
+        """Writes NAME.md, .csv, .json, NAME_claims.csv and the figures as .svg and .png; returns the Markdown file."""
         folder, comparison = user_path(folder), self.comparison
         words = comparison.measures[comparison.score].label
-        write_figure(group_figure(comparison.rows, BASELINES, words), folder / self.name)
+        write_figure(group_figure(comparison.rows, comparison.baselines, words), folder / self.name)
         for name, draw in inside.FIGURES.items() if self.first else ():
             write_figure(draw(self.first), folder / f"{self.name}_{name}")
+        write_text(folder / f"{self.name}_claims.csv", self.claims_csv())
         claims = {"claims": [asdict(verdict) for verdict in self.verdicts], "networks": self.numbers}
         return write_texts(folder / self.name, self.to_markdown(), comparison.to_csv(), comparison.to_dict() | claims)
 
@@ -132,7 +168,7 @@ def study(
 
     known = None if ledger is None else Ledger(ledger)
     comparison = train_plans(
-        plans, folder, seeds, workers, BASELINES, each_seed=each_seed, progress=progress, ledger=known
+        plans, folder, seeds, workers, baselines_of(recipes), each_seed=each_seed, progress=progress, ledger=known
     )
     comparison = replace(comparison, rows=best_first(comparison.rows), about=_about(plans[0], comparison.about))
     numbers = inside.by_quantity({row.name: row.inside for row in comparison.rows if row.name in inside.MEASURED})
@@ -147,9 +183,18 @@ def study(
     return result
 
 
+def _p(p: float | None) -> str:
+    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def _joined(text: str) -> str:
     """One line."""
     return " ".join(text.split())
+
+
+def baselines_of(recipes: Path) -> tuple[str, ...]:
+    """The recipes that all others are compared with: the one named after its folder, or softmax and linear."""
+    return (recipes.name,) if (recipes / f"{recipes.name}.yaml").is_file() else BASELINES
 
 
 def read_variants(recipes: Path, over: str | Path | None = None) -> list[Plan]:
@@ -158,7 +203,8 @@ def read_variants(recipes: Path, over: str | Path | None = None) -> list[Plan]:
     Raises ValueError if a baseline is missing, or if two recipes differ in more than model and learning rate.
     """
     paths = sorted(path for path in recipes.glob("*.yaml") if path.stem != "base")
-    missing = [name for name in BASELINES if name not in {path.stem for path in paths}]
+    baselines = baselines_of(recipes)
+    missing = [name for name in baselines if name not in {path.stem for path in paths}]
     if missing:
         raise ValueError(
             f"The folder {recipes} has no recipe {missing[0]}.yaml, a baseline of the study: give another folder as"
@@ -174,7 +220,7 @@ def read_variants(recipes: Path, over: str | Path | None = None) -> list[Plan]:
                 " trains all alike: move the other settings to base.yaml."
             )
     plans = [replace(plan, cell=replace(plan.cell, group=_group(plan.cell.name), look=_look(plan))) for plan in plans]
-    return sorted(plans, key=lambda plan: (plan.cell.name not in BASELINES, plan.cell.name))
+    return sorted(plans, key=lambda plan: (plan.cell.name not in baselines, plan.cell.name))
 
 
 def _settings(over: str | Path | None, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
+from scipy.optimize import brentq
 
 HOLDS, FAILS, UNCLEAR = "holds", "does not hold", "undecided"
 
@@ -39,12 +40,8 @@ def estimate(values: Sequence[float], level: float = 0.95) -> Estimate:
 
 
 def paired(ours: Sequence[float], others: Sequence[float], level: float = 0.95) -> Estimate:
-    """Estimate of the difference ours − others, seed by seed; p is that of the paired t-test.
-
-    Seeds with a value that is not finite are left out.
-    """
-    pairs = zip(ours, others, strict=True)
-    return estimate([our - other for our, other in pairs if math.isfinite(our - other)], level)
+    """Estimate of the mean of `differences`; p is that of the paired t-test."""
+    return estimate(differences(ours, others), level)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -57,41 +54,48 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
-    """Confidence levels for the differences, such that an interval excludes zero if and only if Holm's test rejects.
+def differences(ours: Sequence[float], others: Sequence[float]) -> list[float]:
+    """ours − others, seed by seed; seeds with a value that is not finite are left out."""
+    return [our - other for our, other in zip(ours, others, strict=True) if math.isfinite(our - other)]
 
-    The k-th smallest of m p-values gets the level 1 − α / (m − k + 1); the first that is not rejected and all
-    after it get the same level.
+
+def p_above(values: Sequence[float], bound: float) -> float:
+    """The p-value of the one-sided t-test that the mean is above a bound; 1 for fewer than two values."""
+    if len(values) < 2:
+        return 1.0
+    if np.ptp(values) == 0:
+        return float(values[0] <= bound)
+    return float(stats.ttest_1samp(values, bound, alternative="greater").pvalue)
+
+
+def p_higher(values: Sequence[float], bound: float) -> float:
+    """The two-sided p-value if the mean is above a bound, else 1."""
+    return min(1.0, 2 * p_above(values, bound))
+
+
+def p_within(values: Sequence[float], margin: float) -> float:
+    """The p-value of the equivalence test that the mean lies within ±margin: two one-sided tests (Schuirmann, 1987)."""
+    return max(p_above(values, -margin), p_above([-value for value in values], -margin))
+
+
+def power(effect: float, deviation: float, count: int, alpha: float) -> float:
+    """The probability that a two-sided paired t-test at level alpha finds an effect.
+
+    effect, deviation: mean and standard deviation of the differences. count: number of seeds.
     """
-    levels = [0.0] * len(p_values)
-    stopped: float | None = None
-    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
-        share = alpha / (len(p_values) - rank)
-        levels[index] = 1 - (stopped or share)
-        if stopped is None and p_values[index] > share:
-            stopped = share
-    return levels
+    critical = stats.t.ppf(1 - alpha / 2, count - 1)
+    return float(stats.nct.sf(critical, count - 1, effect / deviation * math.sqrt(count)))
 
 
-def verdict_higher(difference: Estimate) -> str:
-    """The claim that a difference is positive: holds if its interval lies above zero, fails if it lies below."""
-    if difference.low > 0:
-        return HOLDS
-    return FAILS if difference.high < 0 else UNCLEAR
+def power_within(margin: float, deviation: float, count: int, alpha: float) -> float:
+    """The probability that the equivalence test at level alpha finds a difference of 0 to be within ±margin."""
+    critical = stats.t.ppf(1 - alpha, count - 1)
+    return max(0.0, 2 * float(stats.nct.sf(critical, count - 1, margin / deviation * math.sqrt(count))) - 1)
 
 
-def verdict_equal(difference: Estimate, margin: float) -> str:
-    """The claim that a difference is small: holds if its interval lies within ±margin, fails if it lies outside."""
-    if -margin < difference.low and difference.high < margin:
-        return HOLDS
-    return FAILS if difference.low > margin or difference.high < -margin else UNCLEAR
-
-
-def verdict_all(verdicts: Sequence[str]) -> str:
-    """A claim of several comparisons: holds if all of them hold, fails if one fails."""
-    if FAILS in verdicts:
-        return FAILS
-    return HOLDS if verdicts and all(verdict == HOLDS for verdict in verdicts) else UNCLEAR
+def found_with(probability: float, deviation: float, count: int, alpha: float) -> float:
+    """The smallest effect that `power` says is found with that probability."""
+    return float(brentq(lambda effect: power(effect, deviation, count, alpha) - probability, 0.0, 100 * deviation))
 
 
 def verdict_share(count: int, total: int) -> str:

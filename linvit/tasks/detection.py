@@ -51,7 +51,8 @@ class Detection(Task):
         if self.network.has_masks and not source.needs_masks:
             name = type(self.network).__name__
             raise ValueError(
-                f"{name} needs masks, but the data is read without them: set `needs_masks` to true, or use retinanet."
+                f"{name} needs masks, but the data is read without them: set `needs_masks` to true if it has masks, or"
+                " use retinanet."
             )
 
     def training_step(self, batch: tuple[list[Tensor], list[dict[str, Any]]], batch_idx: int) -> Tensor:

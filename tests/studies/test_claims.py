@@ -9,7 +9,7 @@ from linvit.studies.claims import ACCURACY, CLAIMS, Claim, verdicts
 from linvit.studies.statistics import FAILS, HOLDS, UNCLEAR
 
 FAR_APART = {"good": (90.0, 90.4, 90.1, 89.9, 90.2), "bad": (70.0, 70.3, 70.2, 69.8, 70.1)}
-NEAR = {"near": (90.1, 90.3, 90.1, 90.0, 90.1)}
+NEAR = {"near": (90.1, 90.3, 90.1, 90.0, 90.1), "noisy": (85.0, 95.2, 88.1, 93.0, 90.4)}
 LOST = {"lost": (math.nan,) * 5, "half": (math.nan, 90.0, 90.0, math.nan, 90.0)}
 NUMBERS = {ACCURACY: FAR_APART | NEAR | LOST, "share": {"good": (0.0,) * 5, "bad": (0.0, 0.2, 0.1, 0.3, 0.2)}}
 
@@ -23,8 +23,9 @@ def claim(*pairs, **settings):
     [
         (claim(("good", "bad")), HOLDS),
         (claim(("bad", "good")), FAILS),
-        (claim(("good", "near")), UNCLEAR),
-        (claim(("good", "bad"), ("good", "near")), UNCLEAR),
+        (claim(("good", "noisy")), UNCLEAR),
+        (claim(("good", "near")), FAILS),
+        (claim(("good", "bad"), ("good", "noisy")), UNCLEAR),
         (claim(("good", "bad"), ("bad", "near")), FAILS),
         (claim(("good", "bad"), by=10.0), HOLDS),
         (claim(("good", "bad"), by=30.0), FAILS),
@@ -53,9 +54,28 @@ def test_more_comparisons_make_each_harder():
     assert verdicts([alone, *noise], {ACCURACY: slightly})[0].outcome == UNCLEAR
 
 
-def test_measurement_is_told_with_its_margin_added_back():
+def test_an_effect_is_told_as_it_was_measured():
     (verdict,) = verdicts([claim(("good", "bad"), by=10.0)], NUMBERS)
-    assert verdict.measured[0].startswith("good − bad = +20.04 [")
+    assert verdict.effects[0].words.startswith("good − bad = +20.04 [")
+    assert verdict.effects[0].difference.mean == pytest.approx(20.04)
+    assert verdict.p < 1e-4
+
+
+def test_an_advantage_too_small_to_matter_speaks_against_a_claim():
+    slightly = {"one": (1.0, 2.0, 3.0, 4.0, 5.0), "other": (0.9, 2.1, 3.0, 3.9, 5.1)}
+    made = claim(("one", "other"))
+    assert verdicts([made], {ACCURACY: slightly})[0].outcome == FAILS
+    assert verdicts([claim(("one", "other"), quantity="rank")], {"rank": slightly})[0].outcome == UNCLEAR
+
+
+def test_a_claim_needs_all_of_its_comparisons_and_falls_with_one():
+    both, one = claim(("good", "bad"), ("near", "bad")), claim(("good", "bad"))
+    assert verdicts([both], NUMBERS)[0].p == max(
+        verdicts([claim(pair)], NUMBERS)[0].p for pair in (("good", "bad"), ("near", "bad"))
+    )
+    wrong = claim(("bad", "good"), ("near", "bad"))
+    assert verdicts([wrong], NUMBERS)[0].p == pytest.approx(2 * verdicts([claim(("bad", "good"))], NUMBERS)[0].p)
+    assert verdicts([one, both], NUMBERS)[0].p == pytest.approx(2 * verdicts([one], NUMBERS)[0].p)
 
 
 def test_an_unknown_rule_is_refused():
@@ -80,7 +100,7 @@ def test_a_claim_concerns_a_study_that_can_make_one_of_its_comparisons():
     assert several.concerns({"good", "bad"})
     assert not several.concerns({"good", "other"})
     assert claim(("good", ""), rule="zero").concerns({"good"})
-    assert verdicts([several], NUMBERS)[0].measured[1] == "good − absent: not measured"
+    assert verdicts([several], NUMBERS)[0].effects[1].words == "good − absent: not measured"
 
 
 def test_the_study_of_digits_leaves_out_the_claims_about_care():

@@ -1,6 +1,8 @@
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from linvit.studies.statistics import (
     FAILS,
@@ -8,12 +10,14 @@ from linvit.studies.statistics import (
     UNCLEAR,
     Estimate,
     estimate,
+    found_with,
     holm,
-    holm_levels,
+    p_above,
+    p_higher,
+    p_within,
     paired,
-    verdict_all,
-    verdict_equal,
-    verdict_higher,
+    power,
+    power_within,
     verdict_share,
 )
 
@@ -60,53 +64,35 @@ def test_holm_by_hand():
     assert holm([]) == []
 
 
-def test_holm_levels_by_hand():
-    # ascending: .005 ≤ .05/4, .01 ≤ .05/3, .03 > .05/2 stops, .04 shares its level
-    assert holm_levels([0.01, 0.04, 0.03, 0.005]) == pytest.approx(
-        [1 - 0.05 / 3, 1 - 0.05 / 2, 1 - 0.05 / 2, 1 - 0.05 / 4]
-    )
+def test_one_sided_p_values_are_halves_of_the_two_sided_one():
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert p_above(values, 0.0) == pytest.approx(estimate(values).p / 2)
+    assert p_higher(values, 0.0) == pytest.approx(estimate(values).p)
+    assert p_above(values, 3.0) == pytest.approx(0.5)
+    assert p_higher(values, 3.5) == 1
+    assert (p_above([2.0], 0.0), p_above([2.0, 2.0], 1.0), p_above([2.0, 2.0], 2.0)) == (1.0, 0.0, 1.0)
 
 
-def test_corrected_intervals_exclude_zero_exactly_where_holm_rejects():
-    samples = [
-        [3.0, 3.4, 2.7, 3.1],
-        [1.0, 0.2, 1.5, 0.9],
-        [0.4, -0.3, 0.6, 0.2],
-        [-2.0, -2.1, -2.6, -2.2],
-        [0.1, 0.3, 0.2, 0.9],
-    ]
-    p_values = [estimate(sample).p for sample in samples]
-    rejected = [p <= 0.05 for p in holm(p_values)]
-    intervals = [estimate(sample, level) for sample, level in zip(samples, holm_levels(p_values), strict=True)]
-    assert [one.low > 0 or one.high < 0 for one in intervals] == rejected
-    assert True in rejected
-    assert False in rejected
+def test_equivalence_is_the_worse_of_both_sides():
+    values = [0.1, 0.3, 0.2, 0.4, 0.0]  # mean 0.2, deviation 0.158, t = ±(1 ∓ 0.2)·√5/0.158
+    assert p_within(values, 1.0) == pytest.approx(float(stats.t.sf(0.8 * math.sqrt(5) / math.sqrt(0.025), 4)))
+    assert p_within([-value for value in values], 1.0) == pytest.approx(p_within(values, 1.0))
+    assert p_within(values, 0.1) > 0.5
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "higher", "equal"),
-    [
-        (0.1, 0.9, HOLDS, HOLDS),
-        (-0.9, -0.1, FAILS, HOLDS),
-        (-0.5, 0.5, UNCLEAR, HOLDS),
-        (-2.0, 2.0, UNCLEAR, UNCLEAR),
-        (0.5, 2.0, HOLDS, UNCLEAR),
-        (1.5, 2.0, HOLDS, FAILS),
-        (-3.0, -1.5, FAILS, FAILS),
-        (0.0, 0.5, UNCLEAR, HOLDS),
-        (-math.inf, math.inf, UNCLEAR, UNCLEAR),
-    ],
-)
-def test_verdict_follows_the_interval(low, high, higher, equal):
-    difference = Estimate((low + high) / 2, low, high, 0.5, 5)
-    assert verdict_higher(difference) == higher
-    assert verdict_equal(difference, margin=1.0) == equal
+def test_power_is_what_simulations_find():
+    generator = np.random.default_rng(0)
+    found = within = 0
+    for _ in range(2000):
+        values = generator.normal(0.8, 0.6, 5)
+        found += estimate(values).p < 0.05
+        within += p_within(values - 0.8, 1.0) < 0.05
+    assert power(0.8, 0.6, 5, 0.05) == pytest.approx(found / 2000, abs=0.03)
+    assert power_within(1.0, 0.6, 5, 0.05) == pytest.approx(within / 2000, abs=0.03)
+    assert power(found_with(0.8, 0.6, 5, 0.05), 0.6, 5, 0.05) == pytest.approx(0.8)
+    assert power_within(0.1, 0.6, 5, 0.05) == 0
 
 
-def test_a_claim_of_several_parts():
-    assert verdict_all([HOLDS, HOLDS]) == HOLDS
-    assert verdict_all([HOLDS, UNCLEAR]) == UNCLEAR
-    assert verdict_all([HOLDS, UNCLEAR, FAILS]) == FAILS
-    assert verdict_all([]) == UNCLEAR
+def test_something_happens_in_every_run_in_some_or_in_none():
     assert [verdict_share(part, 5) for part in (5, 3, 0)] == [HOLDS, UNCLEAR, FAILS]
     assert verdict_share(0, 0) == UNCLEAR

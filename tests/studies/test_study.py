@@ -268,6 +268,11 @@ def test_a_folder_without_the_baselines_is_refused(tmp_path):
         read_variants(write_recipes(tmp_path / "recipes", names=("softmax",)))
 
 
+def test_the_recipe_named_after_its_folder_is_the_only_baseline(tmp_path):
+    recipes = write_recipes(tmp_path / "rala", names=("inline", "rala"))
+    assert [plan.cell.name for plan in read_variants(recipes)] == ["rala", "inline"]
+
+
 def test_too_few_seeds_are_refused(tmp_path):
     with pytest.raises(ValueError, match="`seeds` is 1, expected a whole number of 2 or more, because"):
         study(tmp_path, tmp_path / "study", seeds=1)

@@ -1,7 +1,7 @@
 """Images with label maps: 8-bit images whose values are classes, in several layouts."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, 
 from linvit.data.disk import check_regular, read_text
 from linvit.data.images.image import CorruptImageError, Side
 from linvit.data.unusable import allow
-from linvit.files import reason_of
+from linvit.files import reason_of, user_path
 from linvit.ranges import Range, Share
 
 LAYOUTS: tuple[tuple[str, str], ...] = (
@@ -42,11 +42,11 @@ NumLabels = Annotated[int, Range(1, IGNORED - 1)]
 
 
 class Pair(NamedTuple):
-    """An image and its map. segments: the class of each segment of a panoptic map, pickled."""
+    """An image and its map. segments: the class of each segment of a panoptic map, by its number."""
 
     image: Path
     map: Path
-    segments: bytes = b""
+    segments: Mapping[int, int] = {}
 
 
 class MapSource(DenseSource):
@@ -79,7 +79,7 @@ class MapSource(DenseSource):
         **options: Any,
     ) -> None:
         super().__init__(long_side, short_side, **options)
-        self.root = Path(root)
+        self.root = user_path(root)
         self.transform = v2.Compose(
             [
                 Resize(long_side, [short_side], (ratio[0], ratio[1])),
@@ -188,7 +188,7 @@ class LabelMaps(MapSource):
 
     def read_names(self, classes: str | None, num_labels: int | None) -> list[str]:
         """The names of the classes, from a file with one on each line or numbered from 0."""
-        path = Path(classes) if classes else self.root / CLASSES_FILE
+        path = user_path(classes) if classes else self.root / CLASSES_FILE
         if classes or (num_labels is None and path.exists()):
             return [line.strip() for line in read_text(path).split("\n") if line.strip()]
         if num_labels is None:

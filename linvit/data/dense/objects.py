@@ -28,6 +28,7 @@ from linvit.data.dense.transforms import (
 from linvit.data.images.image import CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder
 from linvit.data.unusable import allow
+from linvit.files import user_path
 from linvit.ranges import Amount, OneOf, Share
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class ObjectSource(DenseSource):
             mean=self.mean,
         )
         self.transform = detection_transform(resize, flip, self.mean, self.std)
-        self.root = Path(root)
+        self.root = user_path(root)
         self.needs_masks = needs_masks
         self.keeps_empty = keeps_empty
         self.groups_shapes = groups_shapes

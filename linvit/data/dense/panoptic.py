@@ -1,7 +1,6 @@
 """COCO's panoptic annotations, read as a class for each pixel: a .json file and maps of segment numbers."""
 
 import os
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from linvit.data.dense.label_maps import MapSource, Pair, read_pixels
 from linvit.data.dense.transforms import IGNORED
 from linvit.data.disk import read_json, stays_inside
 from linvit.data.images.image import CorruptImageError, Side
+from linvit.files import user_path
 from linvit.ranges import allows, shown
 
 FIELDS: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ class CocoPanoptic(MapSource):
         **options: Any,
     ) -> None:
         super().__init__(root, long_side, short_side, **options)
-        self.image_root = Path(images) if images else self.root
+        self.image_root = user_path(images) if images else self.root
         path = find_json(self.root, "val")
         path = path if os.path.exists(path) else find_json(self.root, "train")
         self.class_names = class_names or list(names_of(read_panoptic_json(path)).values())
@@ -88,7 +88,7 @@ class CocoPanoptic(MapSource):
                 unpaired.append(f"{path}: image {image['id']} has the unknown category {number}: correct it.")
                 continue
             segments = {item["id"]: class_of[item["category_id"]] for item in entry["segments_info"]}
-            pairs.append(Pair(folder / image["file_name"], maps / entry["file_name"], pickle.dumps(segments)))
+            pairs.append(Pair(folder / image["file_name"], maps / entry["file_name"], segments))
         if not pairs:
             raise ValueError(f"{path} has no image with an annotation: set `root` to other data.")
         return pairs, unpaired
@@ -148,13 +148,12 @@ def read_panoptic(pair: Pair) -> Tensor:
     if mode not in ("RGB", "RGBA"):
         raise CorruptImageError(f"{pair.map} has the mode {mode}, expected RGB: save the segments as an RGB PNG.")
     numbers = values[..., :3].astype(np.int64) @ np.array([1, 256, 256**2])
-    segments: dict[int, int] = pickle.loads(pair.segments)
     present, places = np.unique(numbers, return_inverse=True)
-    unknown = [number for number in present.tolist() if number and number not in segments]
+    unknown = [number for number in present.tolist() if number and number not in pair.segments]
     if unknown:
         raise CorruptImageError(
             f"{pair.map} has the segment {unknown[0]}, which its annotation does not list: use files that belong"
             " together."
         )
-    classes = np.array([segments.get(number, IGNORED) for number in present.tolist()], np.uint8)
+    classes = np.array([pair.segments.get(number, IGNORED) for number in present.tolist()], np.uint8)
     return torch.from_numpy(classes[places].reshape(numbers.shape))

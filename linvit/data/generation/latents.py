@@ -26,7 +26,7 @@ from linvit.data.images.folder import ImageFiles, ImageFolder
 from linvit.data.images.image import LARGEST
 from linvit.data.order import Batches
 from linvit.data.source import Source, Workers
-from linvit.files import check_writable, reason_of, replacing, write_json
+from linvit.files import check_writable, reason_of, replacing, user_path, write_json
 from linvit.ranges import Count, Range, Seed, check
 
 ABOUT = "latents.json"
@@ -58,7 +58,7 @@ class Latents(Source):
 
     def __init__(self, root: str, batch_size: Count = 256, seed: Seed = 0, num_workers: Workers = 0) -> None:
         super().__init__(batch_size, seed, num_workers)
-        self.root = Path(root)
+        self.root = user_path(root)
         path = self.root / ABOUT
         if not path.exists():
             raise ValueError(f"There is no {ABOUT} in {root}: set `root` to a folder that make_latents wrote.")

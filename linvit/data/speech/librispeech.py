@@ -19,6 +19,7 @@ from linvit.data.source import Source, Workers
 from linvit.data.speech.audio import FASTEST, SLOWEST, CorruptAudioError, log_mel, read_audio, spec_augmented
 from linvit.data.speech.transcripts import UNITS, Speller, tokens_of
 from linvit.data.unusable import none_usable
+from linvit.files import user_path
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
 SUFFIXES = (".flac", ".wav", ".sph")
@@ -195,7 +196,7 @@ class LibriSpeech(Source):
         num_workers: Workers = 0,
     ) -> None:
         super().__init__(batch_size, seed, num_workers, max_corrupt)
-        self.root, self.subsets = Path(root), {"train": tuple(train), "val": tuple(val)}
+        self.root, self.subsets = user_path(root), {"train": tuple(train), "val": tuple(val)}
         self.units, self.num_tokens, self.rate, self.mels, self.groups = units, num_tokens, rate, mels, groups
         self.masks = {"bands": bands, "band_width": band_width, "times": times, "time_share": time_share}
         self._utterances: dict[str, list[Utterance]] = {}
