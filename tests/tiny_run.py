@@ -85,11 +85,12 @@ def differing(run: Path, other: Path, fewest: int = 500) -> list[str]:
 
 def check_resumes_bit_for_bit(recipe: Path, whole: Path, step: int, fewest: int = 500) -> None:
     """Ctrl-C before the batch of a step, then resume: the run ends as `whole`, which nobody stopped."""
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(RunStoppedError, match="`resume=True`"):
         train_folder(recipe, callbacks=[At(step, press_ctrl_c)])
     assert content(recipe.parent / "run")["global_step"] == step + 1
-    assert signal.getsignal(signal.SIGINT) is before
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     run = train_folder(recipe, resume=True)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert differing(run, whole, fewest) == []
     assert curve(run) == curve(whole)

@@ -161,10 +161,14 @@ class StopSafely(Callback):
         self.requested = False
         self._before: dict[signal.Signals, Any] = {}
 
-    # not earlier: Lightning restores at the end the handlers that it found at the start
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    # not earlier: Lightning sets its own handlers before the training starts
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for number in self._before:
+            signal.signal(number, self._request)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for number, handler in self._before.items():
