@@ -1,4 +1,4 @@
-"""Random weights in the place of those that come with linvit, and a CIFAR-10 of a few bytes."""
+"""Stand-ins for tests: random weights instead of the trained ones in the package, and a tiny CIFAR-10."""
 
 import timm
 import torch
