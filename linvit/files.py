@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import csv
+import io
 import json
 import math
 import os
@@ -9,7 +11,7 @@ import pickle
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,15 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
     """Writes content as JSON, atomically; NaN and infinities, which JSON does not have, become null."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(_finite(content), indent=indent))
+
+
+def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows as CSV with a header, atomically; a column for each key, in the order of their first rows."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -20,7 +20,6 @@ from linvit_cli.tables import show_pieces, show_rows
 HELP = "Predict classes, objects, regions or transcripts from files."
 EXAMPLES = (
     "linvit predict runs/ravlt_nano_digits photos scan.png --output predictions.csv",
-    "linvit predict photo.jpg --model mavit_nano.cifar10",
     "linvit predict runs/spoken_mala speech.flac --beam 16 --lm words.arpa",
 )
 TAKES_OVERRIDES = True

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def add_network(group: argparse._ArgumentGroup, framework: bool = True) -> None:
     """A network without a run: its name and a file of weights."""
     text = (
-        "network that comes with weights, such as mavit_nano.cifar10, or architecture of the weight file"
+        "architecture of the weight file, or a network that comes with weights, see linvit models"
         " (default: none, a run is given)"
     )
     group.add_argument("--model", metavar="NAME", help=text)

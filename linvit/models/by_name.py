@@ -68,8 +68,9 @@ def bundled_weights(name: str) -> Path | None:
 
 
 def bundled_names() -> list[str]:
-    """The networks, with their tags, whose weights come with linvit."""
-    return [name for name in timm.list_pretrained("*.cifar10") if bundled_weights(name)]
+    """The networks, with their tags, whose weights are in this copy of linvit."""
+    files = {name: bundled_weights(name) for name in timm.list_pretrained("*.cifar10")}
+    return [name for name, file in files.items() if file and file.is_file()]
 
 
 def check_model(name: str) -> None:

@@ -1,7 +1,5 @@
 """Ranks, score matrices and the query's magnitude inside a network's attention, as figures, tables and a report."""
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
 from linvit.analysis.report import paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
-from linvit.files import check_writable, user_path, write_json, write_text
+from linvit.files import check_writable, user_path, write_csv, write_json
 from linvit.runs.images import AnalyzedImages, from_files, from_photos, from_source
 from linvit.runs.progress import tracked
 from linvit.runs.run import Run
@@ -237,11 +235,7 @@ def _curves(measured: Sequence[Measured], measure: str) -> list[dict[str, object
 def _write_result(folder: Path, name: str, result: _Result) -> None:
     for file, (figure, _) in result.figures.items():
         write_figure(figure, folder / file)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in result.rows for key in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(result.rows)
-    write_text(folder / f"{name}.csv", text.getvalue())
+    write_csv(folder / f"{name}.csv", result.rows)
     write_json(folder / f"{name}.json", {"rows": result.rows, "curves": result.curves})
 
 

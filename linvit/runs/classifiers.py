@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from linvit.analysis.cost import count_cost
 from linvit.data.images.image import CorruptImageError, Preprocessing
 from linvit.data.source import Source
-from linvit.models.by_name import create_classifier, is_ours
+from linvit.models.by_name import bundled_names, bundled_weights, create_classifier, is_ours
 from linvit.models.published import PUBLISHED
 from linvit.models.swapped import BASES
 from linvit.runs.images import find_images, read_image
@@ -108,7 +108,11 @@ def model_names() -> list[str]:
 
 
 def _tag_of_weights(name: str) -> str | None:
-    return next((tagged.partition(".")[2] for tagged in timm.list_pretrained(f"{name}.*")), None)
+    """The tag of the weights on a hub or in this copy of linvit."""
+    for tagged in timm.list_pretrained(f"{name}.*"):
+        if not bundled_weights(tagged) or tagged in bundled_names():
+            return tagged.partition(".")[2]
+    return None
 
 
 def _family(name: str) -> str:

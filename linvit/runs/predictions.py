@@ -1,7 +1,5 @@
 """Predictions as typed rows, which can be read as a table and saved as CSV or JSON."""
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from linvit.files import check_output_file, write_text
+from linvit.files import check_output_file, write_csv, write_text
 
 
 class Prediction(Protocol):
@@ -152,12 +150,7 @@ class Predictions(Sequence[Row]):
 
     def to_csv(self, path: str | Path) -> None:
         """Writes one row per input; the file appears when it is complete."""
-        cells = [row.cells() for row in self]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in cells for key in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(cells)
-        write_text(path, text.getvalue())
+        write_csv(path, [row.cells() for row in self])
 
     def to_json(self, path: str | Path) -> None:
         """Writes a list with one object per input; the file appears when it is complete."""

@@ -261,10 +261,11 @@ def load_run(
     if checkpoint is None and framework is None and bundled is not None:
         return _of_classifier(model, timm.create_model(model, pretrained=True), bundled)
     if checkpoint is None:
+        names = bundled_names()
+        come = f"only {', '.join(names)} come" if names else "no network comes"
         raise ValueError(
-            f"`model` needs `checkpoint`, its file of weights: only {', '.join(bundled_names())} come with weights,"
-            " and none are downloaded here. Give the authors' file or one saved from timm (docs/timm.md), or a run of"
-            " `linvit train`."
+            f"`model` needs `checkpoint`, its file of weights: {come} with weights, and none are downloaded here."
+            " Give the authors' file or one saved from timm (docs/timm.md), or a run of `linvit train`."
         )
     if framework is not None:
         return _from_dense_weights(framework, model, user_path(checkpoint))

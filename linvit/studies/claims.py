@@ -117,13 +117,12 @@ def verdicts(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) ->
     A comparison without numbers is "not measured", and its claim can only fail.
     """
     compared = [claim for claim in claims if claim.rule in COMPARED and _measured(claim, numbers)]
-    found = [_p_values(claim, numbers) for claim in compared]
-    corrected = dict(zip(compared, holm([min(pair) for pair in found]), strict=True))
-    speak = dict(zip(compared, found, strict=True))
+    tested = {claim: _p_values(claim, numbers) for claim in compared}
+    corrected = dict(zip(tested, holm([min(pair) for pair in tested.values()]), strict=True))
     return [
         _of_runs(claim, numbers)
         if claim.rule in COUNTED
-        else _of_pairs(claim, numbers, speak.get(claim, (1.0, 1.0)), corrected.get(claim, 1.0), alpha)
+        else _of_pairs(claim, numbers, tested.get(claim, (1.0, 1.0)), corrected.get(claim, 1.0), alpha)
         for claim in claims
     ]
 
@@ -149,8 +148,8 @@ def _negative(values: Sequence[float]) -> list[float]:
     return [-value for value in values]
 
 
-def _of_pairs(claim: Claim, numbers: Numbers, found: tuple[float, float], p: float, alpha: float) -> Verdict:
-    holding, failing = found
+def _of_pairs(claim: Claim, numbers: Numbers, p_values: tuple[float, float], p: float, alpha: float) -> Verdict:
+    holding, failing = p_values
     outcome = UNCLEAR if p > alpha else HOLDS if holding < failing else FAILS
     measured = _measured(claim, numbers)
     effects = []

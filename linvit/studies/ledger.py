@@ -28,8 +28,8 @@ class Ledger:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
-                self._rows[row["run"]] = {"run": row["run"], "settings": row["settings"], **row}
-                row["result"]["measures"]
+                row["settings"], row["result"]["measures"]
+                self._rows[row["run"]] = row
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(
                     f"{self.path}, line {number} is not a finished run: correct or remove the line."

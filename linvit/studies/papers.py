@@ -95,8 +95,8 @@ class Study:
             return []
         deviation, seeds = median(spreads), self.comparison.about["seeds"]
         alpha = ALPHA / len(self.verdicts)
-        found, within = found_with(0.8, deviation, seeds, alpha), power_within(MARGIN, deviation, seeds, alpha)
-        text = ABOUT_POWER.format(deviation=deviation, seeds=seeds, effect=found, margin=MARGIN, within=within)
+        effect, within = found_with(0.8, deviation, seeds, alpha), power_within(MARGIN, deviation, seeds, alpha)
+        text = ABOUT_POWER.format(deviation=deviation, seeds=seeds, effect=effect, margin=MARGIN, within=within)
         return [_joined(text)]
 
     def claims_csv(self) -> str:

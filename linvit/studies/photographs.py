@@ -4,7 +4,7 @@ import html
 from pathlib import Path
 
 from linvit.analysis.report import figure_image, paragraph, table
-from linvit.models.by_name import bundled_names, bundled_weights
+from linvit.models.by_name import bundled_names
 from linvit.runs import load_run
 from linvit.runs.images import PHOTOS, photos
 from linvit.studies.plan import Say
@@ -26,8 +26,7 @@ def on_photographs(folder: Path, progress: Say) -> list[str]:
         folder: that of the page; the analysis of each network goes into photographs/NAME in it.
         progress: called with a line for each network.
     """
-    files = {name: bundled_weights(name) for name in bundled_names()}
-    names = [name for name, file in files.items() if file and file.is_file()]
+    names = bundled_names()
     if not names:
         progress(MISSING)
         return [paragraph(MISSING)]

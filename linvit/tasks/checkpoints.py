@@ -1,7 +1,5 @@
 """A run's folder: checkpoints written atomically, training curves as CSV, and stopping without loss."""
 
-import csv
-import io
 import logging
 import os
 import signal
@@ -17,7 +15,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from linvit.files import read_checkpoint, reason_of, replacing, write_text
+from linvit.files import read_checkpoint, reason_of, replacing, write_csv
 from linvit.ranges import allows
 from linvit.tasks.measures import column, line
 
@@ -142,12 +140,7 @@ class RunFolder(Checkpoint):
             self.last_drawn = time.monotonic(), len(self.rows)
 
     def _write(self) -> None:
-        columns = list(dict.fromkeys(column for row in self.rows for column in row))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_text(self.folder / METRICS, text.getvalue())
+        write_csv(self.folder / METRICS, self.rows)
 
 
 class StopSafely(Callback):
@@ -176,7 +169,8 @@ class StopSafely(Callback):
         self._before = {}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.teardown(trainer, pl_module, "fit")
+        if trainer.world_size == 1:  # a launcher stops the other processes: its signal must not hide why this one ends
+            self.teardown(trainer, pl_module, "fit")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._asked(trainer):

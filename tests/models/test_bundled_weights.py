@@ -31,8 +31,10 @@ def preprocessing(name):
     return Preprocessing(cfg.input_size[1:], cfg.mean, cfg.std, cfg.interpolation, cfg.crop_pct)
 
 
-def test_the_tag_alone_asks_for_weights():
+def test_the_tag_alone_asks_for_weights(stand_ins):
     assert bundled_names() == NAMES
+    bundled_weights(NAMES[0]).unlink()
+    assert bundled_names() == NAMES[1:], "a file that is missing is not listed"
     assert set(NAMES) <= set(timm.list_pretrained("*nano*"))
     for name in NAMES:
         untagged = name.removesuffix(".cifar10")
