@@ -117,12 +117,13 @@ def verdicts(claims: Sequence[Claim], numbers: Numbers, alpha: float = ALPHA) ->
     A comparison without numbers is "not measured", and its claim can only fail.
     """
     compared = [claim for claim in claims if claim.rule in COMPARED and _measured(claim, numbers)]
-    tested = {claim: _p_values(claim, numbers) for claim in compared}
-    corrected = dict(zip(tested, holm([min(pair) for pair in tested.values()]), strict=True))
+    pairs = [_p_values(claim, numbers) for claim in compared]
+    corrected = holm([min(pair) for pair in pairs])
+    tested = dict(zip(compared, zip(pairs, corrected, strict=True), strict=True))
     return [
         _of_runs(claim, numbers)
         if claim.rule in COUNTED
-        else _of_pairs(claim, numbers, tested.get(claim, (1.0, 1.0)), corrected.get(claim, 1.0), alpha)
+        else _of_pairs(claim, numbers, *tested.get(claim, ((1.0, 1.0), 1.0)), alpha)
         for claim in claims
     ]
 
