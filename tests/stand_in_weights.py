@@ -24,8 +24,8 @@ def write_stand_ins(folder, monkeypatch):
     return networks
 
 
-def write_black_cifar10(folder):
-    """CIFAR-10 with one image per file, black and called an airplane."""
+def write_black_cifar10(folder, per_file=1):
+    """CIFAR-10 with a few images per file, black and called airplanes."""
     (folder / "batches.meta.txt").write_text("\n".join(CIFAR10))
     for file in ("test_batch", *(f"data_batch_{number}" for number in range(1, 6))):
-        (folder / f"{file}.bin").write_bytes(bytes(3073))
+        (folder / f"{file}.bin").write_bytes(bytes(3073 * per_file))

@@ -7,12 +7,12 @@ from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric, Metric
 
 from linvit.ranges import OneOf, Range
 from linvit.tasks.diffusion_loss import DiffusionLoss
-from linvit.tasks.generated import distance_to, trained_classifier
+from linvit.tasks.generated import Classifier, ReadyClassifier, check_classifier, distance_to, trained_classifier
 from linvit.tasks.measures import LOSS, Measure, counted
 from linvit.tasks.sampling import SAMPLERS, TRAIN_STEPS, Sampled, sample
 from linvit.tasks.task import Task
@@ -30,11 +30,13 @@ class Diffusion(Task):
         sampler: ddim or ddpm.
         steps: Sampling steps while validating.
         clips: Whether sampling clips its estimate of the image to −1 … 1: true for pixels, false for latents.
+        classifier: The network that measures generated images, one whose weights come with linvit, such as
+            mavit_nano.cifar10; by default a small one that is trained on the training images.
         kwargs: Further arguments of Task.
 
     loss is the error of the noise on the held-out images, each at its own fixed time and noise. Of generated images,
-    fid is the distance to the training images in the features of a classifier of our own, generated_accuracy the share
-    that it assigns to the class asked for; guided_fid and guided_accuracy are those at guidance 2. floor_fid is the
+    fid is the distance to the training images in the features of a classifier, generated_accuracy the share that it
+    assigns to the class asked for; guided_fid and guided_accuracy are those at guidance 2. floor_fid is the
     distance of the held-out images, noise_fid that of noise, classifier_accuracy its accuracy on held-out images.
     """
 
@@ -60,11 +62,15 @@ class Diffusion(Task):
         sampler: Annotated[str, OneOf(SAMPLERS)] = "ddim",
         steps: Annotated[int, Range(2, TRAIN_STEPS)] = 50,
         clips: bool = True,
+        classifier: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
         self.class_dropout = class_dropout
         self.generates, self.sampler, self.steps, self.clips = generates, sampler, steps, clips
+        if classifier is not None:
+            check_classifier(classifier, cast(Sampled, network).num_classes)
+        self.classifier = classifier
         if not generates:
             self.score, self.headline, self.measures = "loss", (), {**LOSS, **counted("images")}
         self.noise_loss = DiffusionLoss()
@@ -111,8 +117,7 @@ class Diffusion(Task):
             raise ValueError("Generated images are measured in one process: set `generates=false`, or use one device.")
         source = cast(Any, self.trainer).datamodule
         training = source.train_set()
-        folder = Path(self.trainer.default_root_dir)
-        classifier = trained_classifier(training, source.channels, source.num_classes, folder).to(self.device)
+        classifier = self._classifier(training, source.channels, source.num_classes).to(self.device)
         real = (images.to(self.device) for images, _ in DataLoader(training, 256))
         distance = distance_to(classifier, real).to(self.device)
 
@@ -144,3 +149,8 @@ class Diffusion(Task):
         noise = [torch.randn(images.shape, generator=generator).to(images) for images, _ in self.held_out]
         measures["noise_fid"] = measured(noise)[0]
         return {kind: measures}
+
+    def _classifier(self, training: Dataset[Any], channels: int, num_classes: int) -> Classifier:
+        if self.classifier:
+            return ReadyClassifier(self.classifier, num_classes)
+        return trained_classifier(training, channels, num_classes, Path(self.trainer.default_root_dir))

@@ -1,9 +1,10 @@
-"""Quality of generated images: a Fréchet distance in the features of a classifier of our own, and its accuracy."""
+"""Quality of generated images: a Fréchet distance in the features of a classifier, and the classes that it predicts."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from linvit.files import replacing
+from linvit.models.by_name import bundled_names
 
 FILE = "classifier.safetensors"
 EPOCHS, BATCH, RATE, FEATURES = 20, 64, 2e-3, 32
@@ -55,6 +57,58 @@ class SmallClassifier(nn.Module):
         return logits.argmax(-1)
 
 
+class ReadyClassifier(nn.Module):
+    """A network whose weights come with linvit; a call returns the features before its last layer.
+
+    Args:
+        name: of the network, with its tag, such as mavit_nano.cifar10.
+        num_classes: number of classes, in the order of the network's.
+
+    Raises ValueError as `check_classifier` does.
+    """
+
+    def __init__(self, name: str, num_classes: int) -> None:
+        super().__init__()
+        check_classifier(name, num_classes)
+        self.network = timm.create_model(name, pretrained=True).eval().requires_grad_(False)
+        self.num_features = int(self.network.head_hidden_size)
+        for value in ("mean", "std"):
+            self.register_buffer(value, torch.tensor(self.network.pretrained_cfg[value])[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (batch, num_features) of images in −1 … 1."""
+        return self._head(images, True)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """The predicted class of each image, int64 (batch,)."""
+        return self._head(images, False).argmax(-1)
+
+    def _head(self, images: Tensor, features: bool) -> Tensor:
+        pixels = (images + 1) / 2
+        maps = self.network.forward_features((pixels - self.mean) / self.std)
+        values: Tensor = self.network.forward_head(maps, pre_logits=features)
+        return values
+
+
+Classifier = SmallClassifier | ReadyClassifier
+
+
+def check_classifier(name: str, num_classes: int) -> None:
+    """Raises ValueError for a network without weights in this copy of linvit, and for one with other classes."""
+    if name not in bundled_names():
+        there = ", ".join(bundled_names()) or "none is in this copy"
+        raise ValueError(
+            f"`classifier` is {name!r}, expected a network whose weights come with linvit ({there}): change it, or"
+            " leave it out to train a small classifier."
+        )
+    known = timm.get_pretrained_cfg(name).num_classes
+    if known != num_classes:
+        raise ValueError(
+            f"`classifier` is {name!r} with {known} classes, but the data have {num_classes}: change it, or leave it"
+            " out to train a small classifier."
+        )
+
+
 def trained_classifier(dataset: Dataset[Any], channels: int, num_classes: int, folder: Path | None) -> SmallClassifier:
     """Trains a classifier on a data set of (image, label), the same for every run: seed 0, on the CPU.
 
@@ -93,7 +147,7 @@ def _load(classifier: SmallClassifier, path: Path) -> None:
         ) from error
 
 
-def distance_to(classifier: SmallClassifier, real: Iterable[Tensor]) -> FrechetInceptionDistance:
+def distance_to(classifier: Classifier, real: Iterable[Tensor]) -> FrechetInceptionDistance:
     """A metric that has seen the real images: update it with generated ones, then compute.
 
     The Fréchet distance of FID (arXiv 1706.08500) in the classifier's features, not comparable with published FIDs.

@@ -44,8 +44,8 @@ def test_every_word_must_stand_in_name_or_header():
     rows = recipes("DEMO", "softmax")
     assert [row["name"] for row in rows] == ["demo/softmax_nano_digits"]
     assert len(recipes()) == len(bundled_files())
-    with pytest.raises(ValueError, match=r"No recipe contains 'ravlt' and 'imagenett' .*Did you mean 'imagenet'\?"):
-        recipes("ravlt", "imagenett")
+    with pytest.raises(ValueError, match=r"No recipe contains 'ravlt' and 'imageneet' .*Did you mean 'imagenet'\?"):
+        recipes("ravlt", "imageneet")
 
 
 def test_every_header_says_everything():

@@ -13,6 +13,7 @@ from torchvision.utils import make_grid
 
 from linvit.analysis.cost import count_batch
 from linvit.analysis.report import figure_image, paragraph
+from linvit.data.generation.cifar import CifarImages
 from linvit.data.generation.digits import DigitImages, GenerationPreprocessing
 from linvit.data.generation.latents import Latents, decoded, open_autoencoder
 from linvit.data.source import Source
@@ -85,10 +86,10 @@ class DiffusionSpec(NamedSpec):
 
     name = "diffusion"
     task = Diffusion
-    sources: ClassVar = {"digit_images": DigitImages, "latents": Latents}
+    sources: ClassVar = {"digit_images": DigitImages, "cifar_images": CifarImages, "latents": Latents}
     folder_source = "latents"
     preprocessing = GenerationPreprocessing
-    kept = ("generates", "sampler", "steps", "clips")
+    kept = ("generates", "sampler", "steps", "clips", "classifier")
     family = "generation"
     instead_of_predict = "use `generate` instead"
 
@@ -165,9 +166,7 @@ class DiffusionSpec(NamedSpec):
             axes.imshow(np.asarray(shown.grid()))
             axes.set_title(f"guidance {guidance:g}")
             axes.set_axis_off()
-        words = (
-            "Fréchet distances use the features of our own small classifier: do not compare them with published FIDs."
-        )
+        words = "Fréchet distances use the features of a small classifier: do not compare them with published FIDs."
         image = figure_image(figure, "generated images, one row per class, at guidance 1 and 2")
         return [("Generated images", [paragraph(words), image])]
 

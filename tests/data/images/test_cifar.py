@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from linvit.data.generation import CifarImages
 from linvit.data.images.cifar import Cifar
 
 PLAIN = {"batch_size": 4, "num_workers": 0, "auto_augment": None, "color_jitter": 0.0, "random_erasing": 0.0}
@@ -103,3 +104,20 @@ def test_files_that_are_missing_or_damaged_are_named(ten):
 def test_the_format_is_recognized(ten, tmp_path):
     assert Cifar.found_in(ten[0]) == {"name": "cifar", "root": str(ten[0])}
     assert Cifar.found_in(tmp_path / "cifar-10-batches-bin" / "none") is None
+
+
+def test_generators_train_on_colours_around_zero_and_mirror_half_of_them(ten):
+    root, pixels = ten
+    data = CifarImages(str(root), batch_size=60)
+    images, targets = map(torch.cat, zip(*data.val_dataloader(), strict=True))
+    assert targets.tolist() == [2, 0, 1, 1, 0, 2]
+    assert torch.equal((255 * data.preprocessing.values(images)).round().to(torch.uint8), torch.from_numpy(pixels))
+    assert images.aminmax() == (-1, 1)
+    ((first, _),) = data.train_dataloader()
+    plain = data.images("train", data.val_set().transform)
+    mirrored = 0
+    for image in first:
+        same = [bool((image == other).all() or (image.flip(-1) == other).all()) for other, _ in plain]
+        assert sum(same) == 1
+        mirrored += bool((image.flip(-1) == plain[same.index(True)][0]).all())
+    assert 15 < mirrored < 45

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from stand_in_weights import write_black_cifar10, write_stand_ins
 from tiny_diffusion import write_diffusion_recipe
 from tiny_run import check_resumes_bit_for_bit, content, curve, differing
 
+from linvit.models.family import CIFAR10
 from linvit.runs import load_run, train
 from linvit.runs.training import train_folder
 from linvit.studies.pool import last_measures
@@ -174,6 +176,33 @@ def test_without_generation_the_loss_chooses(tmp_path):
     assert "ema_fid" not in run.metrics[0]
     measures = load_run(run.folder / "checkpoints" / "last.ckpt").evaluate()
     assert measures["loss"] == pytest.approx(run.metrics[-1]["ema_loss"], rel=1e-5)
+
+
+def test_a_network_that_comes_with_linvit_measures_natural_images(tmp_path, monkeypatch):
+    write_stand_ins(tmp_path, monkeypatch)
+    write_black_cifar10(tmp_path, per_file=4)
+
+    def recipe(classifier):
+        return write_diffusion_recipe(
+            tmp_path,
+            model={"input_size": 32, "channels": 3, "patch_size": 8},
+            task={"classifier": classifier},
+            data={"name": "cifar_images", "root": str(tmp_path), "held_out": 0.0, "batch_size": 4},
+            trainer={"max_epochs": 1},
+        )
+
+    with pytest.raises(ValueError, match=r"`classifier` is 'mavit_nano', expected a network whose weights come with"):
+        train(recipe("mavit_nano"))
+    (tmp_path / "batches.meta.txt").write_text("\n".join(CIFAR10[:9]))
+    with pytest.raises(ValueError, match="with 10 classes, but the data have 9: change it"):
+        train(recipe("mavit_nano.cifar10"))
+    assert not (tmp_path / "run").exists()
+    write_black_cifar10(tmp_path, per_file=4)
+    run = train_folder(recipe("mavit_nano.cifar10"))
+    (last,) = curve(run)
+    assert float(last["ema_floor_fid"]) == pytest.approx(0, abs=1e-3), "the held-out images are those trained on"
+    assert float(last["ema_noise_fid"]) > 1e-2
+    assert not (run / "classifier.safetensors").exists()
 
 
 def test_a_damaged_classifier_is_named(run, tmp_path):
