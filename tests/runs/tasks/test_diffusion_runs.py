@@ -191,7 +191,9 @@ def test_a_network_that_comes_with_linvit_measures_natural_images(tmp_path, monk
             trainer={"max_epochs": 1},
         )
 
-    with pytest.raises(ValueError, match=r"`classifier` is 'mavit_nano', expected a network whose weights come with"):
+    with pytest.raises(
+        ValueError, match=r"task.classifier is 'mavit_nano', expected a network whose weights come with"
+    ):
         train(recipe("mavit_nano"))
     (tmp_path / "batches.meta.txt").write_text("\n".join(CIFAR10[:9]))
     with pytest.raises(ValueError, match="with 10 classes, but the data have 9: change it"):
