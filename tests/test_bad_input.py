@@ -97,6 +97,11 @@ def test_missing_and_broken_recipe(refused, tmp_path):
     assert "not valid YAML" in refused("train", tmp_path / "broken.yaml")
 
 
+@pytest.mark.parametrize("command", [["train"], ["eval"], ["analyze"], ["data", "check"]])
+def test_a_path_that_is_too_long(refused, command):
+    assert "xx cannot be used (File name too long): check the path" in refused(*command, "x" * 300)
+
+
 def test_no_model(refused, tmp_path):
     (tmp_path / "empty.yaml").write_text("data: {name: digits}\n")
     assert "model.name is missing: set it to" in refused("train", tmp_path / "empty.yaml", f"folder={tmp_path / 'run'}")

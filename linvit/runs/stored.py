@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import torch
 from huggingface_hub import constants as hub
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch.nn.modules import module as registration
 
@@ -22,6 +23,7 @@ from linvit.runs.yaml_text import DEEPEST, HIGHEST
 
 FORMAT = 1
 NETWORKS = ("network.", "ema.module.")
+LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
 MOST_VALUES = 4_000_000
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 SIDES = Annotated[int, Range(1, 2**14)]
@@ -87,6 +89,7 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
     with _refused(stored.path):
         _check_needed(content, PROGRESS)
         check(PROGRESS, content)
+        _check_loops(content["loops"], _fresh_loops())
         counts = {weight.numel() for weight in stored.weights.values()}
         for state in content["optimizer_states"]:
             _check_needed(state, ("state", "param_groups"))
@@ -95,6 +98,27 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
             for entry in state["state"].values():
                 _check_moments(entry, counts)
     return stored.recipe
+
+
+def _fresh_loops() -> dict[str, Any]:
+    """What Lightning stores of its loops before a training."""
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    return {name: getattr(trainer, name).state_dict() for name in LOOPS}
+
+
+def _check_loops(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
+    """Raises ValueError unless the stored values have the names and types of those of a fresh trainer."""
+    _check_needed(stored, fresh)
+    check({name: Amount if type(value) is int else type(value) for name, value in fresh.items()}, stored)
+    for name, value in fresh.items():
+        if isinstance(value, dict):
+            _check_loops(stored[name], value)
 
 
 def check_plain(value: Any) -> None:

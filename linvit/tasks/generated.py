@@ -8,13 +8,13 @@ import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from timm.models import PretrainedCfg
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from linvit.files import replacing
-from linvit.models.by_name import bundled_names
 
 FILE = "classifier.safetensors"
 EPOCHS, BATCH, RATE, FEATURES = 20, 64, 2e-3, 32
@@ -67,13 +67,17 @@ class ReadyClassifier(nn.Module):
     Raises ValueError as `check_classifier` does.
     """
 
+    network: Any  # of timm, whose methods nn.Module does not declare
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, name: str, num_classes: int) -> None:
         super().__init__()
-        check_classifier(name, num_classes)
+        config = check_classifier(name, num_classes)
         self.network = timm.create_model(name, pretrained=True).eval().requires_grad_(False)
         self.num_features = int(self.network.head_hidden_size)
-        for value in ("mean", "std"):
-            self.register_buffer(value, torch.tensor(self.network.pretrained_cfg[value])[:, None, None])
+        self.register_buffer("mean", torch.tensor(config.mean)[:, None, None])
+        self.register_buffer("std", torch.tensor(config.std)[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (batch, num_features) of images in −1 … 1."""
@@ -93,20 +97,21 @@ class ReadyClassifier(nn.Module):
 Classifier = SmallClassifier | ReadyClassifier
 
 
-def check_classifier(name: str, num_classes: int) -> None:
-    """Raises ValueError for a network without weights in this copy of linvit, and for one with other classes."""
-    if name not in bundled_names():
-        there = ", ".join(bundled_names()) or "none is in this copy"
+def check_classifier(name: str, num_classes: int) -> PretrainedCfg:
+    """The description of a network with its weights in this copy of linvit; raises ValueError for other names, and for
+    a network with other classes."""
+    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    if config is None or not config.file or not Path(config.file).is_file():
         raise ValueError(
-            f"`classifier` is {name!r}, expected a network whose weights come with linvit ({there}): change it, or"
-            " leave it out to train a small classifier."
+            f"`classifier` is {name!r}, expected a network whose weights come with linvit (`linvit models` lists them):"
+            " change it, or leave it out to train a small classifier."
         )
-    known = timm.get_pretrained_cfg(name).num_classes
-    if known != num_classes:
+    if config.num_classes != num_classes:
         raise ValueError(
-            f"`classifier` is {name!r} with {known} classes, but the data have {num_classes}: change it, or leave it"
-            " out to train a small classifier."
+            f"`classifier` is {name!r} with {config.num_classes} classes, but the data have {num_classes}: change it,"
+            " or leave it out to train a small classifier."
         )
+    return config
 
 
 def trained_classifier(dataset: Dataset[Any], channels: int, num_classes: int, folder: Path | None) -> SmallClassifier:

@@ -184,6 +184,9 @@ def test_weights_that_are_not_finite_are_refused(run, tmp_path, value):
         (("optimizer_states", 0, "param_groups", 0, "weight_decay"), math.nan, "not finite"),
         (("optimizer_states", 0, "state", 0, "exp_avg"), torch.zeros(7, 7, 7), "fits no parameter"),
         (("loops",), None, "`loops` is null"),
+        (("loops", "fit_loop", "epoch_progress"), [1], "`epoch_progress` is [1]"),
+        (("loops", "fit_loop", "epoch_progress", "total", "ready"), -1, "`ready` is -1"),
+        (("loops", "validate_loop"), {}, "the entry 'state_dict' is missing"),
     ],
 )
 def test_a_training_does_not_continue_from_a_changed_checkpoint(run, tmp_path, place, value, said):

@@ -203,7 +203,7 @@ def test_a_network_that_comes_with_linvit_measures_natural_images(tmp_path, monk
     run = train_folder(recipe("mavit_nano.cifar10"))
     (last,) = curve(run)
     assert float(last["ema_floor_fid"]) == pytest.approx(0, abs=1e-3), "the held-out images are those trained on"
-    assert float(last["ema_noise_fid"]) > 1e-2
+    assert float(last["ema_noise_fid"]) > 1e-3
     assert not (run / "classifier.safetensors").exists()
 
 
