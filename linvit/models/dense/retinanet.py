@@ -16,7 +16,7 @@ from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.images import ImageBatch, suppressed
 from linvit.models.dense.inputs import CheckedInputs
 from linvit.models.dense.released_names import ReleasedNames
-from linvit.ranges import Checked, IsA
+from linvit.ranges import Checked, IsA, Range
 
 
 class PyramidBackbone(nn.Module):
@@ -47,6 +47,8 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
         backbone: returns four maps.
         num_classes: number of classes without a background.
         width: channels of neck and heads.
+        anchor_scale: side of the smallest anchor of each level over its stride; the papers' 4 fits objects of 32 px and
+            more. Each level has anchors of 1, 1.26 and 1.59 times that side.
 
     In training, images and targets (see CheckedInputs) to a dict of losses; in evaluation, images to a list of
     dicts of boxes (n, 4) in pixels, labels 0 … num_classes - 1 and scores.
@@ -57,9 +59,13 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
     has_masks = False
 
     def __init__(
-        self, backbone: Annotated[DenseBackbone, IsA(DenseBackbone)], num_classes: Outputs, width: Width = 256
+        self,
+        backbone: Annotated[DenseBackbone, IsA(DenseBackbone)],
+        num_classes: Outputs,
+        width: Width = 256,
+        anchor_scale: Annotated[float, Range(0.5, 32)] = 4.0,
     ) -> None:
-        anchors = Anchors((8, 16, 32, 64, 128), [4 * 2 ** (i / 3) for i in range(3)])
+        anchors = Anchors((8, 16, 32, 64, 128), [anchor_scale * 2 ** (i / 3) for i in range(3)])
         super().__init__(
             PyramidBackbone(backbone, 1, "convolutions", width),
             num_classes,

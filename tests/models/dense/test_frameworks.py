@@ -158,3 +158,15 @@ def test_bfloat16_autocast(framework):
 def test_an_unknown_framework_lists_the_known_ones():
     with pytest.raises(ValueError, match="retinanet, mask_rcnn, cascade_mask_rcnn, semantic_fpn, upernet"):
         build_dense("faster_rcnn", "ravlt_nano", 3)
+
+
+def test_anchors_can_be_smaller_than_the_papers():
+    maps = [torch.zeros(1, 1, 64 // 2**level, 64 // 2**level) for level in range(5)]
+    usual, small = (
+        build_dense("retinanet", "ravlt_nano", CLASSES, heads).anchor_generator.per_level(maps)
+        for heads in (None, {"anchor_scale": 2})
+    )
+    for one, other in zip(usual, small, strict=True):
+        sides, halved = one[:, 2:] - one[:, :2], other[:, 2:] - other[:, :2]
+        torch.testing.assert_close(halved, sides / 2)
+    assert (usual[0][3, 2:] - usual[0][3, :2]).tolist() == [32, 32]
