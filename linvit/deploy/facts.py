@@ -54,7 +54,9 @@ class Facts:
             check(RANGES, {name: values[name] for name in RANGES})
             return cls(**{field.name: _frozen(values[field.name]) for field in fields(cls)})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"What {path} says about itself is damaged ({reason_of(error)}): export it again.") from error
+            raise ValueError(
+                f"What {path} says about itself is damaged ({reason_of(error)}): export it again."
+            ) from error
 
 
 RANGES: Mapping[str, Any] = {

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from linvit.deploy.facts import KEY, Facts
-from linvit.files import replacing, user_path
 
 Session = Callable[[Tensor], Tensor]
 """From uint8 images (batch, channels, height, width) to the network's float32 outputs."""
@@ -110,9 +109,41 @@ def _write_executorch(program: ExportedProgram, facts: Facts, path: Path) -> Non
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+    about = torch.tensor(list(facts.to_json().encode()), dtype=torch.uint8)  # a method that returns a constant
+    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: about})
     path.write_bytes(lowered.to_executorch().buffer)
 
 
 def _open_executorch(path: Path, threads: int | None) -> tuple[Facts, Session]:
-    raise NotImplementedError
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(path)
+    about = program.load_method(KEY).execute([])[0] if KEY in program.method_names else None
+    facts = Facts.from_json(None if about is None else bytes(about.tolist()).decode(), path)
+    method = program.load_method("forward")
+
+    def run(images: Tensor) -> Tensor:
+        return torch.cat([method.execute([image[None]])[0] for image in images])
+
+    return facts, run
+
+
+FORMATS = {
+    format.suffix: format
+    for format in (
+        Format("ONNX", ".onnx", "onnx", ("onnx", "onnxscript", "onnxruntime"), _write_onnx, _open_onnx),
+        Format("OpenVINO", ".xml", "openvino", ("openvino",), _write_openvino, _open_openvino),
+        Format("torch.export", ".pt2", "", (), _write_pt2, _open_pt2),
+        Format("ExecuTorch", ".pte", "executorch", ("executorch",), _write_executorch, _open_executorch),
+    )
+}
+"""The formats by the suffix of their files."""
+
+
+def format_of(path: Path) -> Format:
+    """The format of a file, by its suffix; raises ValueError for others, and ImportError if its runtime is missing."""
+    if path.suffix not in FORMATS:
+        known = ", ".join(f"{suffix} ({format.name})" for suffix, format in FORMATS.items())
+        raise ValueError(f"The file {path} has the suffix {path.suffix!r}, expected one of {known}: change it.")
+    FORMATS[path.suffix].need()
+    return FORMATS[path.suffix]

@@ -39,6 +39,8 @@ def exported(network: nn.Module, channels: int, size: tuple[int, int], dynamic: 
 
     Raises ValueError for a network that torch.export cannot follow.
     """
+    for parameter in network.parameters():
+        parameter.data = parameter.data.contiguous()  # a channels-last weight is an error to XNNPACK
     side = [max(SMALLEST_DYNAMIC, length) for length in size] if dynamic else list(size)
     images = torch.zeros(2 if dynamic else 1, channels, *side, dtype=torch.uint8)
     shapes = ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},) if dynamic else None
