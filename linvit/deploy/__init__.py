@@ -42,7 +42,8 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
         network: in evaluation mode, in float32; reads normalized images and returns one tensor.
         path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 or .pte.
         facts: what the file says about itself.
-        images: real images to compare on, uint8 (batch, channels, height, width), each of another size if dynamic.
+        images: real images to compare on, uint8 (batch, channels, height, width); if not dynamic, all of one image and
+            of the file's size, otherwise of several sizes.
 
     Raises:
         ImportError: if the runtime is missing.
