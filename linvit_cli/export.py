@@ -32,8 +32,9 @@ def run(options: argparse.Namespace) -> int:
     dynamic = {"dynamic": False} if options.fixed else {}
     exported = load(options, options.source).export(options.target, **chosen(options, "size", "images"), **dynamic)
     sizes = ", ".join(f"{height}×{width}" for height, width in dict.fromkeys(exported.sizes))
+    show(f"{exported.path} is written for {exported.format}.")
     show(
-        f"{exported.path} ({exported.format}) differs from the network by at most {exported.difference:.2g}; the largest"
-        f" output is {exported.largest:.2g} (images of {sizes} px)."
+        f"Its outputs differ from the network's by at most {exported.difference:.2g}; the largest output is"
+        f" {exported.largest:.2g} (images of {sizes} px)."
     )
     return 0
