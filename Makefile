@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo weights study evidence language speech speech-demo generation scenes counts parity precision bench bench-compiled bench-gpu clean
+.PHONY: setup check format test test-slow judge judge-nano demo weights study evidence rates rates-vit rates-pyramid rates-care language speech speech-demo generation scenes counts parity precision bench bench-compiled bench-gpu clean
 
 setup: $(STAMP)
 
@@ -57,9 +57,28 @@ study: $(STAMP)
 EVIDENCE := nice -n 19 $(BIN)/linvit study --seeds $(or $(SEEDS),5) --write docs/evidence.md
 
 evidence: $(STAMP)
-	$(EVIDENCE) --over recipes/evidence/vit/base.yaml --folder runs/evidence/vit --ledger docs/evidence/vit.jsonl
-	$(EVIDENCE) --recipes recipes/evidence/pyramid --folder runs/evidence/pyramid --ledger docs/evidence/pyramid.jsonl
-	$(EVIDENCE) --recipes recipes/evidence/care --folder runs/evidence/care --ledger docs/evidence/care.jsonl
+	for name in vit pyramid care; do \
+		$(EVIDENCE) --recipes recipes/evidence/$$name --folder runs/evidence/$$name --ledger docs/evidence/$$name.jsonl || exit 1; \
+	done
+
+# How the learning rates of the evidence were chosen: about half the budget, one seed, a tenth of the training images held out.
+RATES = nice -n 19 $(BIN)/linvit compare $(foreach m,$(1),recipes/evidence/$(@:rates-%=%)/$(m).yaml) \
+	--folder runs/rates/$(@:rates-%=%) --seeds 1 --workers 2
+HELD_OUT := data.held_out=0.1 trainer.check_val_every_n_epoch
+
+rates: rates-vit rates-pyramid rates-care
+
+rates-vit: $(STAMP)
+	$(call RATES,softmax softmax_gated softmax_unit_query linear rala mala rala_mala focused inline hydra efficient \
+		linear_angular enhanced agent mlla) --over optimizer.lr=1e-3,2e-3,4e-3 --set trainer.max_epochs=2 $(HELD_OUT)=2
+
+rates-pyramid: $(STAMP)
+	$(call RATES,softmax linear rala mala rala_mala inline efficient) --over optimizer.lr=1e-3,2e-3,4e-3 \
+		--set data.root=data/imagenette-80/train trainer.max_epochs=5 $(HELD_OUT)=5
+
+rates-care: $(STAMP)
+	$(call RATES,care) --over optimizer.lr=1e-3,2e-3,4e-3,8e-3 \
+		--set data.root=data/imagenette-80/train trainer.max_epochs=5 $(HELD_OUT)=5
 
 language: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/stdlib_bytes_$(m).yaml) \

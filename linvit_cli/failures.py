@@ -63,7 +63,7 @@ def _mistake(error: Exception, sentence: str) -> str | None:
         return sentence
     if any(kind.__name__ == "YAMLError" for kind in type(error).__mro__):
         return f"A file is not valid YAML ({' '.join(sentence.split())}): correct it."
-    if isinstance(error, OSError) and error.filename and "[Errno" in sentence:  # the system's own words
+    if isinstance(error, OSError) and error.filename and error.strerror:  # the system's own, not a sentence of ours
         return f"{error.filename} cannot be used ({error.strerror}): check the path and its permissions."
     if isinstance(error, UnicodeError):
         return f"Text cannot be read or written in this encoding ({_first_line(sentence)}): use UTF-8."

@@ -14,8 +14,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit study [options]"
     text = "folder with other recipes (default: the study's, which come with linvit)"
     command.add_argument("--recipes", type=Path, metavar="FOLDER", help=text)
-    text = "file of settings laid over every recipe, such as another network and other data (default: none)"
-    command.add_argument("--over", metavar="FILE", help=text)
     text = "where the runs and the tables go"
     command.add_argument("--folder", type=Path, metavar="FOLDER", default=Path("runs/study"), help=text)
     command.add_argument("--seeds", type=whole, metavar="N", default=5, help="seeds per recipe")
@@ -37,7 +35,6 @@ def run(options: argparse.Namespace) -> int:
         options.write,
         show,
         options.ledger,
-        options.over,
     )
     files = options.folder / result.name
     show(f"Tables and verdicts are in {files}.md, the figure is {files}.png.")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from linvit.analysis.cost import count_cost
 from linvit.data.images.image import CorruptImageError, Preprocessing
 from linvit.data.source import Source
-from linvit.models.by_name import bundled_names, bundled_weights, create_classifier, is_ours
+from linvit.models.by_name import bundled_weights, create_classifier, is_ours
 from linvit.models.published import PUBLISHED
 from linvit.models.swapped import BASES
 from linvit.runs.images import find_images, read_image
@@ -110,7 +110,8 @@ def model_names() -> list[str]:
 def _tag_of_weights(name: str) -> str | None:
     """The tag of the weights on a hub or in this copy of linvit."""
     for tagged in timm.list_pretrained(f"{name}.*"):
-        if not bundled_weights(tagged) or tagged in bundled_names():
+        file = bundled_weights(tagged)
+        if file is None or file.is_file():
             return tagged.partition(".")[2]
     return None
 

@@ -13,10 +13,8 @@ from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, replace_between_marks
 from linvit.files import user_path, write_text
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.ranges import Count, Range, check, check_names
-from linvit.runs.bundled import bundled_folder, find_recipe
-from linvit.runs.recipe import overrides
-from linvit.runs.yaml_text import read_yaml
+from linvit.ranges import Count, Range, check
+from linvit.runs.bundled import bundled_folder
 from linvit.studies import inside
 from linvit.studies.claims import ACCURACY, ALPHA, CLAIMS, MARGIN, RELEVANT, Verdict, verdicts
 from linvit.studies.figures import group_figure
@@ -132,7 +130,6 @@ def study(
     write: str | Path | None = None,
     progress: Say = silent,
     ledger: str | Path | None = None,
-    over: str | Path | None = None,
 ) -> Study:
     """Trains every recipe of a folder with every seed and decides the papers' claims on them. Complete runs are kept.
 
@@ -146,9 +143,6 @@ def study(
         progress: called with a line whenever a run is complete; `print`, for example.
         ledger: a file of finished runs, which are not repeated; each new one is added. Figures of the inside are drawn
             only if the runs with seed 0 are in `folder`.
-        over: a .yaml file of settings to lay over every recipe, so that the same variants are trained in another
-            network or on other data; its group `each` has further settings of single recipes by name. The study is
-            then named after the folder of this file.
 
     Raises:
         ValueError: for a folder without recipes, recipes that differ in more than model and learning rate, fewer
@@ -156,11 +150,11 @@ def study(
     """
     check(ARGUMENTS, {"seeds": seeds, "workers": workers})
     recipes = bundled_folder() / "study" if recipes is None else user_path(recipes)
-    name = (recipes if over is None else user_path(over).parent).name
+    name = recipes.name
     write = None if write is None else user_path(write)
     if write is not None:
         check_marks(write, *marks(name))
-    folder, plans = user_path(folder), read_variants(recipes, over)
+    folder, plans = user_path(folder), read_variants(recipes)
     every = f"trainer.check_val_every_n_epoch={plans[0].values['trainer']['max_epochs']}"
 
     def each_seed(seed: int) -> tuple[str, ...]:
@@ -197,8 +191,8 @@ def baselines_of(recipes: Path) -> tuple[str, ...]:
     return (recipes.name,) if (recipes / f"{recipes.name}.yaml").is_file() else BASELINES
 
 
-def read_variants(recipes: Path, over: str | Path | None = None) -> list[Plan]:
-    """Every recipe of the folder except base.yaml, the baselines first. over: see `study`.
+def read_variants(recipes: Path) -> list[Plan]:
+    """Every recipe of the folder except base.yaml, the baselines first.
 
     Raises ValueError if a baseline is missing, or if two recipes differ in more than model and learning rate.
     """
@@ -210,8 +204,7 @@ def read_variants(recipes: Path, over: str | Path | None = None) -> list[Plan]:
             f"The folder {recipes} has no recipe {missing[0]}.yaml, a baseline of the study: give another folder as"
             " `recipes`."
         )
-    shared, each = _settings(over, [path.stem for path in paths])
-    plans = [Plan.of(Cell(path, tuple(overrides(shared) + overrides(each.get(path.stem, {}))))) for path in paths]
+    plans = [Plan.of(Cell(path)) for path in paths]
     common = [_common(plan.values) for plan in plans]
     for path, values in zip(paths, common, strict=True):
         if values != common[0]:
@@ -221,15 +214,6 @@ def read_variants(recipes: Path, over: str | Path | None = None) -> list[Plan]:
             )
     plans = [replace(plan, cell=replace(plan.cell, group=_group(plan.cell.name), look=_look(plan))) for plan in plans]
     return sorted(plans, key=lambda plan: (plan.cell.name not in baselines, plan.cell.name))
-
-
-def _settings(over: str | Path | None, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a file for all recipes, and those for single ones by name."""
-    shared = {} if over is None else read_yaml(find_recipe(over))
-    each = shared.pop("each", {})
-    check({"each": dict[str, dict[str, Any]]}, {"each": each})
-    check_names("recipe in `each`", each, names)
-    return shared, each
 
 
 def _common(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -290,20 +290,3 @@ def test_every_recipe_of_the_study_is_a_variant_with_an_equal_budget():
 def test_measures_are_those_of_the_last_epoch_and_of_the_average_where_it_alone_was_measured(tmp_path):
     (tmp_path / "metrics.csv").write_text("epoch,lr,ema_fid,val_loss,ema_loss,seconds\n1,1,9,9,9,9\n2,1,4,0.5,0.25,9\n")
     assert last_measures(tmp_path) == {"fid": 4, "loss": 0.5}
-
-
-def test_settings_are_laid_over_every_recipe_and_over_single_ones(tmp_path):
-    recipes, over = write_recipes(tmp_path / "recipes"), tmp_path / "wide" / "base.yaml"
-    over.parent.mkdir()
-    over.write_text("model: {embed_dim: 32}\ntrainer: {max_epochs: 2}\neach: {linear: {optimizer: {lr: 4e-3}}}\n")
-    plans = read_variants(recipes, over)
-    assert [plan.values["model"]["embed_dim"] for plan in plans] == [32, 32]
-    assert {plan.cell.name: plan.values["optimizer"]["lr"] for plan in plans} == {"linear": 4e-3, "softmax": 1e-3}
-    over.write_text("each: {linaer: {optimizer: {lr: 4e-3}}}\n")
-    with pytest.raises(
-        ValueError, match=r"Unknown recipe in `each` 'linaer', expected one of .* Did you mean 'linear'"
-    ):
-        read_variants(recipes, over)
-    over.write_text("each: 3\n")
-    with pytest.raises(ValueError, match="`each` is 3, expected a mapping"):
-        read_variants(recipes, over)

@@ -4,15 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Dataset
-from torchvision.transforms import Compose, Normalize, RandomHorizontalFlip, ToTensor
+from torchvision.transforms import Compose, RandomHorizontalFlip
 
 from linvit.data.generation.digits import GenerationPreprocessing
 from linvit.data.images.cifar import SIDE, Cifar
 from linvit.data.source import Workers
 from linvit.ranges import Count, Seed, Share
-
-MIDDLE = (0.5, 0.5, 0.5)  # of the pixels in 0..1: mean and deviation that lead to −1 … 1
 
 
 class CifarImages(Cifar):
@@ -41,14 +38,8 @@ class CifarImages(Cifar):
         num_workers: Workers = 0,
     ) -> None:
         super().__init__(root, class_names, held_out, split, batch_size=batch_size, seed=seed, num_workers=num_workers)
-        self.preprocessing = GenerationPreprocessing((SIDE, SIDE), MIDDLE, MIDDLE)
+        self.preprocessing = GenerationPreprocessing((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
 
     def train_transform(self) -> Callable[[Any], Tensor]:
-        transform: Callable[[Any], Tensor] = Compose([RandomHorizontalFlip(), *_STEPS])
+        transform: Callable[[Any], Tensor] = Compose([RandomHorizontalFlip(), self.preprocessing.transform()])
         return transform
-
-    def val_set(self) -> Dataset[Any]:
-        return self.images("val", Compose(_STEPS))
-
-
-_STEPS = (ToTensor(), Normalize(MIDDLE, MIDDLE))

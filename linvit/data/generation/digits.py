@@ -1,10 +1,12 @@
 """Digits as training images of generators, and the conversion of generated values to pixels."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from torchvision.transforms import Compose, Normalize, ToTensor
 
 from linvit.data.images.digits import Digits
 from linvit.data.images.image import LARGEST
@@ -27,6 +29,11 @@ class GenerationPreprocessing:
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+    def transform(self) -> Callable[[Any], Tensor]:
+        """The transform from a PIL image to a float32 tensor (channels, height, width), for pixels of this size."""
+        transform: Callable[[Any], Tensor] = Compose([ToTensor(), Normalize(self.mean, self.std)])
+        return transform
 
     def values(self, images: Tensor) -> Tensor:
         """Images (batch, channels, height, width) × std + mean; pixels are clamped to 0..1."""

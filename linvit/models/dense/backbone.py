@@ -27,6 +27,7 @@ _STRIDES = (4, 8, 16, 32)
 _FAMILIES = ("linvit.models.care", "linvit.models.mavit", "linvit.models.ravlt")
 _DEEPER = ("body.body.", "body.norms.")
 _CLASSIFIER = ("proj.", "norm.", "head.", "final_conv.", "dist_head.")
+_CLASSIFIER_OF_TIMM = ("fc.", "head.", "classifier.")
 
 
 class DenseBackbone(Checked, nn.Module):
@@ -94,7 +95,7 @@ class DenseBackbone(Checked, nn.Module):
         if native:
             return native
         if not isinstance(self.body, Backbone):
-            return {f"body.{key}": value for key, value in weights.items()}
+            return {f"body.{key}": value for key, value in weights.items() if not key.startswith(_CLASSIFIER_OF_TIMM)}
         norms, rest = {}, {}
         for key, value in weights.items():
             if key.startswith("extra_norms."):
