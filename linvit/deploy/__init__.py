@@ -52,7 +52,9 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
     """
     target = check_output_file(path)
     format = format_of(target)
-    program = exported(OnPixels(fuse(network), facts.mean, facts.std), facts.channels, facts.size, facts.dynamic)
+    program = exported(
+        OnPixels(fuse(network, "graph"), facts.mean, facts.std), facts.channels, facts.size, facts.dynamic
+    )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         written = Path(folder) / target.name
