@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from linvit.deploy.facts import Facts
 from linvit.deploy.formats import Format, Session, format_of
-from linvit.deploy.graph import OnPixels, exported
+from linvit.deploy.graph import OnPixels, exported, sample
 from linvit.files import check_output_file, reason_of
 from linvit.fusion import fuse
 
@@ -42,8 +42,7 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
         network: in evaluation mode, in float32; reads normalized images and returns one tensor.
         path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 or .pte.
         facts: what the file says about itself.
-        images: real images to compare on, uint8 (batch, channels, height, width); if not dynamic, all of one image and
-            of the file's size, otherwise of several sizes.
+        images: real images to compare on, uint8 (batch, channels, height, width), which fit the facts.
 
     Raises:
         ImportError: if the runtime is missing.
@@ -52,14 +51,13 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
     """
     target = check_output_file(path)
     format = format_of(target)
-    program = exported(
-        OnPixels(fuse(network, "graph"), facts.mean, facts.std), facts.channels, facts.size, facts.dynamic
-    )
+    pixels = sample(facts.channels, facts.size, facts.dynamic)
+    program = exported(OnPixels(fuse(network, "graph"), facts.mean, facts.std), pixels, facts.dynamic)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         written = Path(folder) / target.name
         session = _written(format, program, facts, written)
-        difference, largest = compared(OnPixels(network, facts.mean, facts.std), session, images)
+        difference, largest = _compared(OnPixels(network, facts.mean, facts.std), format, session, images)
         if not difference <= TOLERANCE * largest:  # NaN is not
             raise ValueError(
                 f"The outputs of the {format.name} file differ from those of the network by {difference:.2g}, the"
@@ -73,15 +71,22 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
 
 def _written(format: Format, program: ExportedProgram, facts: Facts, path: Path) -> Session:
     try:
-        format.write(program, facts, path)
-        return format.open(path, None)[1]
+        format.write(program, facts.to_json(), path)
+        return format.open(path, None, "float32")[1]
     except Exception as error:  # converters raise errors of many classes
         raise ValueError(f"{format.name} cannot take this network ({reason_of(error)}).") from error
 
 
-def compared(network: nn.Module, session: Session, images: Sequence[Tensor]) -> tuple[float, float]:
+def _compared(network: nn.Module, format: Format, session: Session, images: Sequence[Tensor]) -> tuple[float, float]:
     """The largest difference between the outputs of both over all images, and the network's largest output."""
     with torch.inference_mode():
-        pairs = [(network(batch).float(), session(batch).float()) for batch in images]
-    differences = torch.stack([(ours - theirs).abs().max() for ours, theirs in pairs])
-    return float(differences.max()), float(torch.stack([ours.abs().max() for ours, _ in pairs]).max())
+        expected = [network(batch).float() for batch in images]
+    try:
+        outputs = [session(batch).float() for batch in images]
+    except Exception as error:  # runtimes too
+        raise ValueError(
+            f"{format.name} cannot run this network at its size ({reason_of(error)}): try a larger `size` or another"
+            " format."
+        ) from error
+    differences = torch.stack([(ours - theirs).abs().max() for ours, theirs in zip(expected, outputs, strict=True)])
+    return float(differences.max()), float(torch.stack([ours.abs().max() for ours in expected]).max())

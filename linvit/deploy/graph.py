@@ -34,19 +34,26 @@ class OnPixels(nn.Module):
         return outputs
 
 
-def exported(network: nn.Module, channels: int, size: tuple[int, int], dynamic: bool) -> ExportedProgram:
-    """The program of a network on uint8 images; with `dynamic` for any batch, height and width, else for one image.
+def sample(channels: int, size: tuple[int, int], dynamic: bool) -> Tensor:
+    """Black images to export a network with: one of that size, or if the graph must hold for any, two large enough."""
+    side = [max(SMALLEST_DYNAMIC, length) for length in size] if dynamic else list(size)
+    return torch.zeros(2 if dynamic else 1, channels, *side, dtype=torch.uint8)
+
+
+def exported(network: nn.Module, images: Tensor, dynamic: bool = False) -> ExportedProgram:
+    """The program of a network for these images; with `dynamic` for any batch, height and width.
 
     Raises ValueError for a network that torch.export cannot follow.
     """
     for parameter in network.parameters():
         parameter.data = parameter.data.contiguous()  # a channels-last weight is an error to XNNPACK
-    side = [max(SMALLEST_DYNAMIC, length) for length in size] if dynamic else list(size)
-    images = torch.zeros(2 if dynamic else 1, channels, *side, dtype=torch.uint8)
     shapes = ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},) if dynamic else None
     try:
         with torch.inference_mode(False), torch.no_grad():
-            return torch.export.export(network.eval(), (images,), dynamic_shapes=shapes)
+            program = torch.export.export(network.eval(), (images,), dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises errors of many classes
         way = " for any size: set `dynamic=False`" if dynamic else ": torch.export must be able to follow it"
         raise ValueError(f"The network cannot be exported{way} ({reason_of(error)}).") from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine
+    return program
