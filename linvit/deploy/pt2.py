@@ -30,8 +30,8 @@ def check_plain(path: Path) -> None:
     with ZipFile(path) as archive:
         names = {name.partition("/")[2]: name for name in archive.namelist()}
         foreign = [name for name in names if not FILES.fullmatch(name)]
-        for part in ("weights", "constants"):
-            config = json.loads(archive.read(names[f"data/{part}/model_{part}_config.json"]))["config"]
+        for group in ("weights", "constants"):
+            config = json.loads(archive.read(names[f"data/{group}/model_{group}_config.json"]))["config"]
             foreign += [name for name, about in config.items() if about["use_pickle"]]
         torch.load(BytesIO(archive.read(names["data/sample_inputs/model.pt"])), weights_only=True)
         graph = json.loads(archive.read(names["models/model.json"]))

@@ -152,11 +152,11 @@ def apart(layer: nn.Conv2d, count: int) -> list[nn.Conv2d]:
     layers = []
     for i in range(count):
         rows = slice(i * width, (i + 1) * width)
-        part = nn.Conv2d(layer.in_channels, width, 1, bias=layer.bias is not None, device="meta")
-        part.weight = nn.Parameter(layer.weight[rows].clone(), requires_grad=False)
+        one = nn.Conv2d(layer.in_channels, width, 1, bias=layer.bias is not None, device="meta")
+        one.weight = nn.Parameter(layer.weight[rows].clone(), requires_grad=False)
         if layer.bias is not None:
-            part.bias = nn.Parameter(layer.bias[rows].clone(), requires_grad=False)
-        layers.append(part)
+            one.bias = nn.Parameter(layer.bias[rows].clone(), requires_grad=False)
+        layers.append(one)
     return layers
 
 
