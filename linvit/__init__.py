@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from linvit.runs import Run as Run
     from linvit.runs import load_run as load_run
     from linvit.runs import train as train
+    from linvit.runs.exporting import export as export
 
-ON_DEMAND = ("Run", "load_run", "train")
+ON_DEMAND = ("Run", "export", "load_run", "train")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from linvit_cli import (
     data,
     demo,
     evaluate,
+    export,
     generate,
     models,
     new,
@@ -23,7 +24,13 @@ from linvit_cli.parser import listing
 GROUPS: dict[str, dict[str, ModuleType]] = {
     "start": {"demo": demo, "recipes": recipes, "models": models, "new": new},
     "train": {"train": train},
-    "use a trained network": {"eval": evaluate, "predict": predict, "generate": generate, "convert": convert},
+    "use a trained network": {
+        "eval": evaluate,
+        "predict": predict,
+        "generate": generate,
+        "convert": convert,
+        "export": export,
+    },
     "look inside": {"analyze": analyze},
     "measure": {"bench": bench, "compare": compare, "study": study},
     "data": {"data": data},

@@ -10,10 +10,10 @@ import torch
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
-from linvit.bench import runtimes
 from linvit.bench.clock import Call, TensorsCall
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Row
+from linvit.bench.runtimes import RUNTIMES
 from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.fusion import fuse
 from linvit.kernels import cpu
@@ -23,15 +23,14 @@ from linvit.ranges import check_names
 
 OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 PLAIN = "plain"
-PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", "onnxruntime", "openvino")
+PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", *RUNTIMES)
 """Changes to the plain eager float32 network, joined by "+" in a variant such as "fused+bf16".
 
 reference: the attentions in the released order. fused: `linvit.fuse`, after timm's own reparametrization.
 channels_last, bf16: weights and image. compiled: `torch.compile`; frozen: the same with its weights as constants.
 cpp: linear attention by `linvit.kernels.cpu`.
-onnxruntime, openvino: the exported network through that runtime.
+onnxruntime, openvino, executorch: the folded and exported network through that runtime.
 """
-RUNTIMES = {"onnxruntime": runtimes.onnxruntime_call, "openvino": runtimes.openvino_call}
 CLASSES = 1000
 BYTES_PER_PIXEL = 64  # at least: float32 images, and 32 channels at half the resolution, which the next layer reads
 
@@ -145,7 +144,7 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
         network, x = network.bfloat16(), x.bfloat16()
     for runtime, make in RUNTIMES.items():
         if runtime in parts:
-            return make(network, x, case.threads)
+            return make(reparameterize_model(network).eval(), x, case.threads)
     function: Callable[[Tensor], Tensor] = network
     if "compiled" in parts or "frozen" in parts:
         function = torch.compile(network, options={"freezing": True} if "frozen" in parts else None)

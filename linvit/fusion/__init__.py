@@ -7,13 +7,15 @@ import torch
 from torch import nn
 
 from linvit.arguments import check_network
-from linvit.fusion import care, pyramid, timm_layers
+from linvit.fusion import care, graph, pyramid, timm_layers
 from linvit.fusion.folds import Folds
+from linvit.ranges import known
 
-FOLDS: Folds = {**timm_layers.FOLDS, **pyramid.FOLDS, **care.FOLDS}
+EAGER: Folds = {**timm_layers.FOLDS, **pyramid.FOLDS, **care.FOLDS}
+FORMS: dict[str, Folds] = {"eager": EAGER, "graph": EAGER | graph.FOLDS}
 
 
-def fuse(model: nn.Module) -> nn.Module:
+def fuse(model: nn.Module, form: str = "eager") -> nn.Module:
     """A copy of the model for inference, with the same outputs from fewer and larger steps; see docs/fuse.md.
 
     Batch norms, layer scales, the weights of layer norms, residual depthwise convolutions, CARE's parallel convolutions
@@ -24,6 +26,7 @@ def fuse(model: nn.Module) -> nn.Module:
 
     Args:
         model: in eval mode; it is not changed. Fuse in float32 or wider, and cast to bfloat16 afterwards.
+        form: "eager" for torch; "graph" for files of other runtimes, with maps that are never transposed.
 
     Returns:
         A model of the same class with the same inputs, without gradients for its weights. It can be fused
@@ -32,9 +35,10 @@ def fuse(model: nn.Module) -> nn.Module:
 
     Raises:
         TypeError: if `model` is not a module.
-        ValueError: if the model, or a module in it, is in train mode.
+        ValueError: if the model, or a module in it, is in train mode, and for an unknown form.
     """
     check_network("model", model)
+    table = known("form", form, FORMS)
     training = [name or "the model" for name, module in model.named_modules() if module.training]
     if training:
         raise ValueError(
@@ -42,17 +46,17 @@ def fuse(model: nn.Module) -> nn.Module:
             "folded, expected eval mode: call model.eval() first"
         )
     with torch.no_grad():
-        fused = _folded(deepcopy(model), {}).eval().requires_grad_(False)
+        fused = _folded(deepcopy(model), table, {}).eval().requires_grad_(False)
     setattr(fused, "train", partial(_stay_in_eval_mode, fused))  # noqa: B010 - mypy lets no method be replaced otherwise
     return fused
 
 
-def _folded(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+def _folded(module: nn.Module, table: Folds, done: dict[nn.Module, nn.Module]) -> nn.Module:
     """The module with its submodules and then itself folded; a shared module is folded once."""
     if module not in done:
         for name, child in module.named_children():
-            setattr(module, name, _folded(child, done))
-        fold = FOLDS.get(type(module))
+            setattr(module, name, _folded(child, table, done))
+        fold = table.get(type(module))
         done[module] = module if fold is None else fold(module)
     return done[module]
 

@@ -12,6 +12,9 @@ from linvit.layers import CareBlock, Interaction, Operator, PatchDownsample, Pat
 from linvit.layers.mixer import Strips, ValueAttention
 from linvit.models.care import CARE, CareHead
 
+KNOWN = (CareBlock, TokenMixer, Strips, ValueAttention, Operator, Interaction, nn.BatchNorm2d, *folds.LAYERS)
+"""The layers of a block that can be folded."""
+
 
 class FusedMixer(nn.Module):
     """TokenMixer on (batch, height, width, channels), with its local convolutions as one."""
@@ -123,8 +126,7 @@ def fused_care(model: CARE) -> CARE:
 
 def fused_block(block: CareBlock) -> nn.Module:
     """The block for inference; a block with layers of unknown classes stays as it is."""
-    known = (CareBlock, TokenMixer, Strips, ValueAttention, Operator, Interaction, nn.BatchNorm2d, *folds.LAYERS)
-    return FusedCareBlock(block) if folds.made_of(block, *known) else block
+    return FusedCareBlock(block) if folds.made_of(block, *KNOWN) else block
 
 
 def fused_downsample(downsample: PatchDownsample) -> nn.Module:

@@ -13,6 +13,9 @@ from linvit.layers.attention import value_map
 from linvit.layers.patches import Stem
 from linvit.ops import Rotary
 
+KNOWN = (AttentionBlock, Attention2d, Operator, ConvFeedForward, LayerNorm2d, nn.Tanh, *folds.LAYERS)
+"""The layers of a block that can be folded."""
+
 
 class FusedAttention(Attention2d):
     """Attention2d with products instead of 1×1 convolutions, and its sum in place."""
@@ -74,8 +77,7 @@ def _unfolded(norm: nn.LayerNorm) -> nn.LayerNorm:
 
 def fused_block(block: AttentionBlock) -> nn.Module:
     """The block for inference; a block with layers of unknown classes stays as it is."""
-    known = (AttentionBlock, Attention2d, Operator, ConvFeedForward, LayerNorm2d, nn.Tanh, *folds.LAYERS)
-    return FusedAttentionBlock(block) if folds.made_of(block, *known) else block
+    return FusedAttentionBlock(block) if folds.made_of(block, *KNOWN) else block
 
 
 def fused_downsample(downsample: ConvDownsample) -> nn.Module:

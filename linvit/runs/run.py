@@ -17,6 +17,7 @@ from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import Preprocessing
 from linvit.data.source import Source
+from linvit.deploy.formats import FORMATS
 from linvit.files import read_checkpoint, user_path
 from linvit.models.by_name import bundled_names, bundled_weights, check_model
 from linvit.models.dense.frameworks import SEGMENTORS
@@ -196,6 +197,12 @@ class Run:
 
         return analyze(self, what, **options)
 
+    def export(self, path: str | Path, **options: Any) -> Any:
+        """Writes the network to a file of another runtime, see `linvit.runs.exporting.export`."""
+        from linvit.runs.exporting import export
+
+        return export(self, path, **options)
+
     def save_weights(self, path: str | Path, **options: Any) -> Path:
         """Writes weights that timm reads, with a model card, see `linvit.runs.weight_file.save_weights`."""
         from linvit.runs.weight_file import save_weights
@@ -229,7 +236,7 @@ def load_run(
     """Loads a run from its folder (best checkpoint) or a checkpoint, or a named model from a weight file.
 
     Args:
-        path: a run's folder, or one of its checkpoints.
+        path: a run's folder, one of its checkpoints, or a file that `linvit export` wrote.
         model: a timm model name: with its tag one whose weights come with linvit, such as "mavit_nano.cifar10", or the
             architecture of a weight file that does not record it; with framework, the backbone.
         checkpoint: the weights of model: the authors' .pth, a converted .safetensors, or a file that timm can read.
@@ -252,6 +259,10 @@ def load_run(
         raise ValueError(
             "`framework` needs `model`, the name of its backbone: add it, or leave `framework` out if you give a run."
         )
+    if path is not None and Path(path).suffix in FORMATS:
+        from linvit.runs.exporting import run_of_file
+
+        return run_of_file(user_path(path))
     if model is None:
         return _from_checkpoint(_checkpoint_of(user_path(path)))  # type: ignore[arg-type]
     check_model(model)
@@ -259,7 +270,7 @@ def load_run(
         return _untrained(model)
     bundled = bundled_weights(model)
     if checkpoint is None and framework is None and bundled is not None:
-        return _of_classifier(model, timm.create_model(model, pretrained=True), bundled)
+        return of_classifier(model, timm.create_model(model, pretrained=True), bundled)
     if checkpoint is None:
         names = bundled_names()
         come = f"only {', '.join(names)} come" if names else "no network comes"
@@ -319,16 +330,16 @@ def _from_weights(model: str, path: Path) -> Run:
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"The weights in {path} do not fit the model {model!r}: {reason} …") from error
-    return _of_classifier(model, network, path)
+    return of_classifier(model, network, path)
 
 
 def _untrained(model: str) -> Run:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return _of_classifier(model, timm.create_model(model), None)
+        return of_classifier(model, timm.create_model(model), None)
 
 
-def _of_classifier(model: str, network: nn.Module, path: Path | None) -> Run:
+def of_classifier(model: str, network: nn.Module, path: Path | None = None) -> Run:
     """A run around a timm network, with the class names and preprocessing that timm knows."""
     count = cast(int, network.num_classes)
     config = resolve_data_config(model=network)

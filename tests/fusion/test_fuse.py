@@ -13,6 +13,7 @@ from torch import nn
 from torch.export import Dim, export
 
 import linvit
+from linvit.fusion import FORMS
 from linvit.layers import AttentionBlock, CareBlock
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.ops import Rotary
@@ -45,11 +46,13 @@ def create(name, **kwargs):
 
 
 def compare(model, x):
-    """The fused model's outputs in float32 and float64."""
+    """The outputs of the model fused in both forms, in float32 and float64."""
     with torch.inference_mode():
-        assert error(linvit.fuse(model)(x), model(x)) < FLOAT32
+        for form in FORMS:
+            assert error(linvit.fuse(model, form)(x), model(x)) < FLOAT32
         model = copy.deepcopy(model).double()
-        assert error(linvit.fuse(model)(x.double()), model(x.double())) < FLOAT64
+        for form in FORMS:
+            assert error(linvit.fuse(model, form)(x.double()), model(x.double())) < FLOAT64
 
 
 @pytest.mark.parametrize("size", [(32, 32), (45, 70), (96, 64)])
@@ -92,7 +95,8 @@ def test_every_mixer_of_care(mixing):
     # In float64 alone: with weights drawn at random some of these networks magnify float32's rounding beyond 1e-5.
     model, x = create("care_nano", head_widths=(4, 4, 4, 4), **mixing).double(), images(45, 70).double()
     with torch.inference_mode():
-        assert error(linvit.fuse(model)(x), model(x)) < FLOAT64
+        for form in FORMS:
+            assert error(linvit.fuse(model, form)(x), model(x)) < FLOAT64
 
 
 @pytest.mark.parametrize("name", NANOS)

@@ -1,0 +1,106 @@
+"""What the file of a deployed network says about itself."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any
+
+import torch
+from torch import nn
+
+from linvit.files import reason_of
+from linvit.ranges import Count, Range, check
+
+KEY = "linvit"
+"""The name of the entry in a file's own metadata that has all facts, as JSON."""
+
+
+class FactsError(ValueError):
+    """A file does not say what it contains."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is needed to use a file without the program that wrote it.
+
+    name: of the network. task: of its run. class_names: of the outputs. size: height and width in pixels that it was
+    made for. smallest: side in pixels from which other sizes and batches work too; 0 if none do. mean, std: per channel
+    in 0..1; the file applies them, its input is uint8 pixels. interpolation, crop_pct: how images are resized and
+    cropped before. weights: SHA-256 of the network's weights.
+    """
+
+    name: str
+    task: str
+    class_names: tuple[str, ...]
+    size: tuple[int, int]
+    smallest: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+    weights: str
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the file reads any batch, height and width."""
+        return self.smallest > 0
+
+    def check(self, shape: Sequence[int], path: Any) -> None:
+        """Raises ValueError for images (batch, channels, height, width) that the file cannot read."""
+        channels, *size = shape[1:]
+        fits = min(size) >= self.smallest if self.dynamic else tuple(size) == self.size
+        if channels != self.channels or not fits:
+            sides = f"sides of at least {self.smallest} px" if self.dynamic else f"{self.size[0]}×{self.size[1]} px"
+            raise ValueError(
+                f"The images have {channels} channels and {size[0]}×{size[1]} px, but {path} reads {self.channels} and"
+                f" {sides}: resize them, or export again for their size."
+            )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | None, path: Any) -> "Facts":
+        """The facts; raises FactsError, naming the file, if they are missing or damaged."""
+        if text is None:
+            raise FactsError(f"{path} was not written by `linvit export`: it does not say what it reads and returns.")
+        try:
+            values = json.loads(text)
+            check(RANGES, {name: values[name] for name in RANGES})
+            return cls(**{field.name: _frozen(values[field.name]) for field in fields(cls)})
+        except (ValueError, KeyError, TypeError) as error:
+            raise FactsError(
+                f"What {path} says about itself is damaged ({reason_of(error)}): export it again."
+            ) from error
+
+
+RANGES: Mapping[str, Any] = {
+    "name": str,
+    "task": str,
+    "class_names": list[str],
+    "size": tuple[Count, Count],
+    "smallest": Annotated[int, Range(0)],
+    "mean": list[float],
+    "std": list[float],
+    "interpolation": str,
+    "crop_pct": float,
+    "weights": str,
+}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def digest(network: nn.Module) -> str:
+    """SHA-256 of the names and values of all weights and buffers."""
+    whole = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        whole.update(name.encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()

@@ -1,0 +1,231 @@
+"""Exported files against the networks that they were made from, and as runs."""
+
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from tiny_run import write_recipe
+
+import linvit
+from linvit.deploy.facts import KEY, Facts
+from linvit.deploy.formats import FORMATS, opened
+from linvit.deploy.pt2 import check_plain
+from linvit.runs import load_run
+from linvit.runs.training import train_folder
+from linvit_cli import main
+
+SMALL = {"name": "ravlt_nano", "depths": [1, 1, 1, 1]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    recipe = write_recipe(tmp_path_factory.mktemp("run"), model=SMALL, trainer={"max_epochs": 1})
+    return load_run(train_folder(recipe))
+
+
+class Files(dict):
+    """The run in each format, written when it is asked for."""
+
+    def __init__(self, run, folder):
+        self.run, self.folder = run, folder
+
+    def __missing__(self, suffix):
+        self[suffix] = self.run.export(self.folder / f"digits{suffix}")
+        return self[suffix]
+
+
+@pytest.fixture(scope="module")
+def files(run, tmp_path_factory):
+    return Files(run, tmp_path_factory.mktemp("files"))
+
+
+@pytest.fixture
+def digits(run):
+    return [np.random.default_rng(i).integers(0, 256, (40, 50), dtype=np.uint8) for i in range(3)]
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
+def test_a_file_gives_the_predictions_of_its_run(run, files, digits, suffix):
+    exported = files[suffix]
+    assert exported.difference < 1e-5 * exported.largest
+    loaded = load_run(exported.path)
+    assert (loaded.name, loaded.class_names) == (run.name, run.class_names)
+    assert loaded.preprocessing == run.preprocessing
+    for got, expected in zip(loaded.predict(digits), run.predict(digits), strict=True):
+        assert dict(got.pairs) == pytest.approx(dict(expected.pairs), abs=1e-3)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_file_reads_any_size_and_batch(run, files, suffix):
+    images = torch.randint(0, 256, (2, 3, 45, 70), dtype=torch.uint8)
+    facts, session = opened(files[suffix].path)
+    about = run.preprocessing
+    mean, std = (torch.tensor(values)[:, None, None] for values in (about.mean, about.std))
+    with torch.no_grad():
+        expected = run.network((images / 255 - mean) / std)
+    assert facts.dynamic
+    torch.testing.assert_close(session(images), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_what_a_file_says_about_itself_survives(files):
+    first = opened(files[".onnx"].path)[0]
+    assert first == files[".onnx"].facts
+    assert Facts.from_json(first.to_json(), "file") == first
+    assert len(first.weights) == 64
+
+
+def test_no_path_of_this_machine_is_in_a_file(files):
+    texts = [files[".xml"].path.read_text()]
+    with zipfile.ZipFile(files[".pt2"].path) as archive:
+        texts.append(archive.read("digits/models/model.json").decode())
+    assert not any(str(linvit.__file__).rsplit("/", 1)[0] in text for text in texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["ravlt_nano", "mavit_nano", "care_nano", "deit_tiny_mala", "swin_tiny_rala", "resnet18"]
+)
+@pytest.mark.parametrize("suffix", list(FORMATS))
+def test_every_family_in_every_format(name, suffix, tmp_path):
+    network = timm.create_model(name, num_classes=10).eval()
+    fixed = {} if "_nano" in name or name == "resnet18" else {"dynamic": False}
+    exported = linvit.export(network, tmp_path / f"network{suffix}", size=224 if fixed else 64, **fixed)
+    assert exported.facts.name == name
+    assert exported.difference < 1e-5 * exported.largest
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "x.tflite"}, r"suffix '.tflite', expected one of .onnx \(ONNX\)"),
+        ({"path": "x.pte", "dynamic": True}, "'?.pte'? files read one size only here"),
+        ({"path": "x.pt2", "dynamic": True}, "expected at least 64 px"),
+        ({"path": "x.onnx", "size": 8}, "`size` is 8, expected"),
+        ({"path": "x.onnx", "images": ["nothing.png"]}, "nothing.png"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, options, message):
+    path = tmp_path / options.pop("path")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run.export(path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_whose_outputs_differ_is_not_kept(run, tmp_path, monkeypatch):
+    open_file = FORMATS[".onnx"].open
+
+    def wrong(*given):
+        facts, session = open_file(*given)
+        return facts, lambda images: session(images) + 1
+
+    monkeypatch.setitem(FORMATS, ".onnx", FORMATS[".onnx"].__class__(**{**vars(FORMATS[".onnx"]), "open": wrong}))
+    with pytest.raises(ValueError, match=r"differ from those of the network by .* so it is not kept"):
+        run.export(tmp_path / "digits.onnx", dynamic=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_runtime_names_its_extra(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("linvit.deploy.formats.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"ONNX needs onnx.* install it with `pip install 'linvit\[onnx\]'`"):
+        run.export(tmp_path / "digits.onnx")
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
+def test_damaged_and_foreign_files_are_refused(files, tmp_path, suffix):
+    damaged = tmp_path / f"damaged{suffix}"
+    damaged.write_bytes(files[suffix].path.read_bytes()[:500])
+    with pytest.raises(ValueError, match=r"cannot read .*damaged.* export it again"):
+        load_run(damaged)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load_run(tmp_path / f"missing{suffix}")
+
+
+def test_a_file_of_another_program_is_refused(files, tmp_path):
+    import onnx
+
+    model = onnx.load(files[".onnx"].path)
+    kept = json.loads(next(entry.value for entry in model.metadata_props if entry.key == KEY))
+    for text, message in ((None, "was not written by `linvit export`"), ({**kept, "std": "x"}, "is damaged")):
+        del model.metadata_props[:]
+        if text is not None:
+            onnx.helper.set_model_props(model, {KEY: json.dumps(text)})
+        onnx.save(model, tmp_path / "other.onnx")
+        with pytest.raises(ValueError, match=message):
+            load_run(tmp_path / "other.onnx")
+
+
+def test_images_that_a_file_cannot_read_are_refused(files):
+    network = load_run(files[".pt2"].path).network
+    with pytest.raises(ValueError, match=r"3 channels and 40×40 px, but .*digits.pt2 reads 3 and 32×32 px"):
+        network(torch.zeros(1, 3, 40, 40))
+
+
+def _changed(source, target, name, change):
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for entry in old.namelist():
+            content = old.read(entry)
+            new.writestr(entry, change(content) if entry.endswith(name) else content)
+        if name.startswith("+"):
+            new.writestr(f"digits/{name[1:]}", change(b""))
+
+
+def _pickled(content):
+    class Evil:
+        def __reduce__(self):
+            return print, ("evil",)
+
+    buffer = io.BytesIO()
+    torch.save((Evil(),), buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("model.json", lambda content: content.replace(b"torch.ops.aten.relu.default", b"torch.os.system")),
+        ("model.json", lambda content: content.replace(b"torch.ops.aten.exp.default", b"_operator.methodcaller")),
+        ("weights_config.json", lambda content: content.replace(b'"use_pickle": false', b'"use_pickle": true', 1)),
+        ("sample_inputs/model.pt", _pickled),
+        ("+data/aotinductor/model/x.so", lambda content: b"x"),
+        ("+data/constants/custom_obj_0", lambda content: b"x"),
+    ],
+)
+def test_a_pt2_file_that_would_run_code_is_not_opened(files, tmp_path, name, change, capsys):
+    plain, evil = files[".pt2"].path, tmp_path / "evil.pt2"
+    check_plain(plain)
+    _changed(plain, evil, name, change)
+    assert name.startswith("+") or _read(plain, name) != _read(evil, name)
+    with pytest.raises(ValueError, match=r"cannot read .*evil.pt2"):
+        load_run(evil)
+    assert "evil" not in capsys.readouterr().out
+
+
+def _read(path, name):
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(next(entry for entry in archive.namelist() if entry.endswith(name)))
+
+
+def test_an_expression_of_sizes_with_other_names_is_refused(tmp_path):
+    from linvit.deploy.pt2 import _is_plain
+
+    assert _is_plain("expr_str", "Mul(Integer(3), Symbol('s14', positive=True, integer=True))")
+    assert not _is_plain("expr_str", "__import__('os').system('x')")
+    assert not _is_plain("expr_str", "Symbol('s14').__class__")
+
+
+def test_the_command_line_exports_predicts_and_evaluates(run, files, tmp_path, capsys):
+    target = tmp_path / "digits.pt2"
+    assert main(["export", str(run.path), str(target), "--size", "48", "--fixed"]) == 0
+    text = capsys.readouterr().out
+    assert f"{target} is written for torch.export." in text
+    assert "differ from the network's by at most" in text
+    assert "(images of 48×48 px)" in text
+    Image.fromarray(np.zeros((20, 20), dtype=np.uint8)).save(tmp_path / "digit.png")
+    assert main(["predict", str(files[".onnx"].path), str(tmp_path / "digit.png")]) == 0
+    assert main(["eval", str(files[".onnx"].path), "data=digits"]) == 0
+    assert "%" in capsys.readouterr().out
