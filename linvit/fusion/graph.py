@@ -148,16 +148,16 @@ class GraphAttention(nn.Module):
 
 def apart(layer: nn.Conv2d, count: int) -> list[nn.Conv2d]:
     """A 1×1 convolution as several of equal width, so that no runtime has to split its output."""
-    width = layer.out_channels // count
-    layers = []
-    for i in range(count):
-        rows = slice(i * width, (i + 1) * width)
-        one = nn.Conv2d(layer.in_channels, width, 1, bias=layer.bias is not None, device="meta")
-        one.weight = nn.Parameter(layer.weight[rows].clone(), requires_grad=False)
-        if layer.bias is not None:
-            one.bias = nn.Parameter(layer.bias[rows].clone(), requires_grad=False)
-        layers.append(one)
-    return layers
+    weights = layer.weight.chunk(count)
+    biases = [None] * count if layer.bias is None else layer.bias.chunk(count)
+    return [_pointwise(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def _pointwise(weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
+    layer = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    layer.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
+    return layer
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:
