@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +29,9 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
         raise ValueError(f"`backend` is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "torch" or (backend == "auto" and built_for_cpu() is None):
         return None
-    home = _kernels() if backend == "triton" else _kernels().cpu
+    from linvit import kernels
+
+    home = kernels if backend == "triton" else kernels.cpu
     reason = home.obstacle(query, key, value, **options)
     if reason is None:
         kernel: Callable[..., Tensor] = home.linear_attention
@@ -41,15 +42,8 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
 
 
 def built_for_cpu() -> ModuleType | None:
-    """`linvit.kernels.cpu` if it has been built in this process; None if not, and under a compiler."""
-    if torch.compiler.is_compiling():
-        return None
+    """`linvit.kernels.cpu` if it has been built in this process; None if not, and in exported programs."""
+    if torch.compiler.is_exporting():
+        return None  # other processes run them
     module = sys.modules.get("linvit.kernels.cpu")
     return module if module is not None and module.ready() else None
-
-
-@cache
-def _kernels() -> ModuleType:
-    from linvit import kernels
-
-    return kernels

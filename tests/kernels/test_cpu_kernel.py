@@ -242,16 +242,47 @@ def test_what_the_kernel_cannot_do_is_said():
             linear_attention(*tensors, backend="cpp", **options)
 
 
-def test_exports_and_traces_see_the_plain_form():
-    tensors = tuple(draw())
+def test_the_operator_keeps_torchs_rules():
+    tensors = [x.requires_grad_() for x in draw()]
+    table = rotary_1d(37, 16)
+    torch.library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, None, 0, 0, 1, True, 1e-6))
 
-    class Attention(torch.nn.Module):
-        def forward(self, query, key, value):
-            return linear_attention(query, key, value, weighting="query_mean")
 
-    program = torch.export.export(Attention(), tensors)
-    assert not any("linvit_cpu" in str(node.target) for node in program.graph.nodes)
-    assert torch.allclose(program.module()(*tensors), Attention()(*tensors), atol=1e-6)
+def test_a_compiler_keeps_the_kernel_in_one_graph():
+    tensors, calls = [x.requires_grad_() for x in draw()], []
+
+    def backend(graph, inputs):
+        calls.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    def call(*given):
+        return linear_attention(*given, rotary=rotary_1d(37, 16), weighting="query_mean")
+
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    found, expected = compiled(*tensors), call(*tensors)
+    assert calls.count("linvit_cpu.attend") == 1
+    assert torch.equal(found, expected)
+    gradients = [torch.autograd.grad(out.square().sum(), tensors) for out in (found, expected)]
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+    torch._dynamo.reset()
+    with cpu.aside():
+        torch.compile(call, fullgraph=True, backend=backend)(*tensors)
+    assert calls.count("linvit_cpu.attend") == 1
+
+
+def test_an_exported_program_has_the_kernel_only_if_it_was_asked_for():
+    class Attends(torch.nn.Module):
+        def __init__(self, backend):
+            super().__init__()
+            self.backend = backend
+
+        def forward(self, *tensors):
+            return linear_attention(*tensors, backend=self.backend)
+
+    for backend, kept in (("cpp", 1), ("auto", 0)):
+        program = torch.export.export(Attends(backend), tuple(draw()))
+        assert [str(node.target) for node in program.graph.nodes].count("linvit_cpu.attend.default") == kept
+        torch.testing.assert_close(program.module()(*draw()), linear_attention(*draw(), backend="torch"))
 
 
 def test_a_machine_that_cannot_compile_says_so(monkeypatch):

@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from linvit.arguments import is_traced
 from linvit.kernels.cpu import depthwise as depthwise
 from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
 
@@ -60,8 +58,12 @@ def build() -> None:
             f"{compiler!r} could not compile the CPU kernel ({lines[-1] if lines else error}): set CXX to g++ 11 or"
             " clang 14 or newer, or do not call build()."
         ) from error
+    torch.library.register_fake("linvit_cpu::attend", _shape, allow_override=True)
+    torch.library.register_fake("linvit_cpu::attend_backward", _shapes_of_gradients, allow_override=True)
+    torch.library.register_autograd("linvit_cpu::attend", _gradients, setup_context=_save)
 
 
+@torch.compiler.assume_constant_result
 def ready() -> bool:
     """Whether `build` has loaded the kernel into this process, and `aside` is not active."""
     return build.cache_info().currsize > 0 and not _aside
@@ -82,9 +84,9 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False,
     """Why these arguments of `linear_attention` cannot run on the kernel, as a clause; None if they can."""
     if not (query.is_cpu and key.is_cpu and value.is_cpu):
         return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
-    if is_traced():
-        return "a compiler or exporter is tracing the model, and cannot trace the kernel"
-    if transforms():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return "torch.jit is tracing the model, and cannot trace the kernel"
+    if not torch.compiler.is_compiling() and transforms():
         return "forward-mode gradients or a transform of torch.func are active, and the kernel does not support them"
     if causal:
         return "the kernel has no causal form"
@@ -119,15 +121,13 @@ def linear_attention(
     Returns:
         (batch, heads, queries, value width) in the inputs' dtype; heads inside tokens if the queries are so.
     """
-    build()
+    if not ready():
+        build()
     query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
     cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
     visible = None if key_mask is None else key_mask.contiguous()
     maps = FEATURE_MAPS.index(query_map), FEATURE_MAPS.index(key_map)
     rule = *maps, NORMALIZERS.index(normalizer), weighting == "query_mean", eps
-    if _wants_gradient(query, key, value):
-        differentiable: Tensor = _Attend.apply(query, key, value, cos, sin, visible, rule)
-        return differentiable
     out: Tensor = torch.ops.linvit_cpu.attend(query, key, value, cos, sin, visible, *rule)
     return out
 
@@ -136,17 +136,28 @@ def _wants_gradient(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
 
 
-class _Attend(Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *tensors, rule = arguments
-        ctx.save_for_backward(*tensors)
-        ctx.rule = rule
-        out: Tensor = torch.ops.linvit_cpu.attend(*tensors, *rule)
-        return out
+def _shape(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+    return _room(query, value.shape[-1])
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("`backend` is 'cpp', which has no second derivatives (create_graph=True): use 'torch'")
-        return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), None, None, None, None
+
+def _shapes_of_gradients(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(_room(x, x.shape[-1]) for x in (query, key, value))
+
+
+def _room(like: Tensor, width: int) -> Tensor:
+    """An empty tensor (batch, heads, tokens, width) in the memory order of `like`: heads inside tokens, or outside."""
+    batch, heads, tokens, _ = like.shape
+    if like.stride(1) < like.stride(2):
+        return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
+    return like.new_empty(batch, heads, tokens, width)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.rule = inputs[6:]
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        raise RuntimeError("`backend` is 'cpp', which has no second derivatives (create_graph=True): use 'torch'")
+    return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), *(None,) * 8

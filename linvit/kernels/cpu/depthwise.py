@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from linvit.arguments import is_traced
 from linvit.kernels.support import transforms
 
 
 def obstacle(x: Tensor, weight: Tensor) -> str | None:
     """Why a convolution of stride 1 cannot run here or would gain nothing, as a clause; None if it should."""
-    if transforms() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-        return "forward-mode gradients, a transform of torch.func or a trace are active"
+    if is_traced() or transforms():
+        return "a compiler or a trace, forward-mode gradients or a transform of torch.func are active"
     if not (x.is_cpu and x.dtype == weight.dtype == torch.float32) or torch.is_autocast_enabled("cpu"):
         return "map and weight are not float32 on a CPU"
     if x.stride(1) != 1 or x.numel() == 0:
