@@ -27,6 +27,8 @@ from linvit.tasks.checkpoints import LAST
 
 BASELINES = ("softmax", "linear")
 TAKEN_APART = ("rala", "mala")
+CLAIMS_FILE = "claims.csv"  # next to the page: the claims of all its studies
+CLAIM_COLUMNS = ("study", "claim", "source", "data", "first", "second", "effect", "low", "high", "p", "verdict")
 COUNTED = {HOLDS: "hold", FAILS: "do not hold", UNCLEAR: "are undecided"}
 
 ABOUT = """This is a stand-in for ImageNet: small networks on {data} at {size[0]}×{size[1]} px, with {train_images:,}
@@ -97,16 +99,21 @@ class Study:
         text = ABOUT_POWER.format(deviation=deviation, seeds=seeds, effect=effect, margin=MARGIN, within=within)
         return [_joined(text)]
 
-    def claims_csv(self) -> str:
-        """CSV with a line for each comparison of each claim."""
+    def claims_csv(self, earlier: str = "") -> str:
+        """CSV with a line for each comparison of each claim.
+
+        earlier: such a CSV of several studies, in which the lines of this study are replaced.
+        """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["claim", "source", "data", "first", "second", "effect", "low", "high", "p", "verdict"])
+        kept = [row for row in csv.reader(io.StringIO(earlier)) if row[: len(CLAIM_COLUMNS)] != list(CLAIM_COLUMNS)]
+        writer.writerow(CLAIM_COLUMNS)
+        writer.writerows(row for row in kept if row[0] != self.name)
         for verdict in self.verdicts:
+            about = [self.name, verdict.claim.statement, verdict.claim.source, self.comparison.about["data"]]
             for effect in verdict.effects:
                 estimate = effect.difference
                 numbers = [f"{x:.3f}" for x in (estimate.mean, estimate.low, estimate.high)] if estimate else [""] * 3
-                about = [verdict.claim.statement, verdict.claim.source, f"{self.name}: {self.comparison.about['data']}"]
                 writer.writerow([*about, *effect.pair, *numbers, _p(verdict.p), verdict.outcome])
         return text.getvalue()
 
@@ -139,7 +146,7 @@ def study(
         seeds: how many seeds, 2 or more.
         workers: how many runs are trained at once, one thread each.
         write: a Markdown file; the text between its two marks with the name of the study, that of the folder of
-            recipes, is replaced, and the SVG figures go next to it.
+            recipes, is replaced, and the SVG figures and a line for each comparison, in claims.csv, go next to it.
         progress: called with a line whenever a run is complete; `print`, for example.
         ledger: a file of finished runs, which are not repeated; each new one is added. Figures of the inside are drawn
             only if the runs with seed 0 are in `folder`.
@@ -174,6 +181,9 @@ def study(
     if write is not None:
         copy_figures(folder, f"{name}*.svg", write)
         replace_between_marks(write, page.read_text(encoding="utf-8"), *marks(name))
+        claims_file = write.with_name(CLAIMS_FILE)
+        earlier = claims_file.read_text(encoding="utf-8") if claims_file.is_file() else ""
+        write_text(claims_file, result.claims_csv(earlier))
     return result
 
 

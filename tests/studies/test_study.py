@@ -11,7 +11,7 @@ from tiny_run import curve
 
 from linvit.studies import pool, study
 from linvit.studies.ledger import Ledger, digest
-from linvit.studies.papers import BASELINES, best_first, marks, read_variants
+from linvit.studies.papers import BASELINES, CLAIM_COLUMNS, best_first, marks, read_variants
 from linvit.studies.plan import compared
 from linvit.studies.pool import Training, complete, last_measures, run_all
 from linvit.tasks.checkpoints import RunStoppedError
@@ -47,6 +47,8 @@ def training_of(recipes, folder, *overrides):
 def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     recipes, folder, page = write_recipes(tmp_path / "recipes"), tmp_path / "study", tmp_path / "results.md"
     page.write_text(ABOUT)
+    other = "other,a claim,a source,digits,a,b,1.000,0.500,1.500,0.010,holds"
+    (tmp_path / "claims.csv").write_text("\n".join([",".join(CLAIM_COLUMNS), other, other.replace("other", "recipes")]))
     arguments = ["study", "--recipes", str(recipes), "--folder", str(folder), "--seeds", "2", "--write", str(page)]
     arguments += ["--workers", workers]
     assert main(arguments) == 0
@@ -65,6 +67,10 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     assert "\nold\n" not in text
     assert "Vanilla linear attention is worse" in text
     assert "RALA is better" not in text  # only claims on these variants
+    header, kept, *claims = (tmp_path / "claims.csv").read_text().splitlines()
+    assert (header, kept) == (",".join(CLAIM_COLUMNS), other)
+    assert claims
+    assert all(line.startswith("recipes,") and "a claim" not in line for line in claims)
     assert (tmp_path / "recipes.svg").read_bytes() == (folder / "recipes.svg").read_bytes()
     assert (folder / "recipes.png").read_bytes().startswith(b"\x89PNG")
     splits = [
