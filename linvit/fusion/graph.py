@@ -35,7 +35,8 @@ EPS = 1e-6  # that of linear_attention
 
 def elu1(x: Tensor) -> Tensor:
     """elu(x) + 1 without expm1, which is slow in ONNX Runtime."""
-    return x.clamp_max(0).exp() + relu(x)
+    positive = relu(x)
+    return (x - positive).exp() + positive
 
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
