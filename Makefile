@@ -70,15 +70,15 @@ rates: rates-vit rates-pyramid rates-care
 
 rates-vit: $(STAMP)
 	$(call RATES,softmax softmax_gated softmax_unit_query linear rala mala rala_mala focused inline hydra efficient \
-		linear_angular enhanced agent mlla) --over optimizer.lr=1e-3,2e-3,4e-3 --set trainer.max_epochs=2 $(HELD_OUT)=2
+		linear_angular enhanced agent mlla) --over optimizer.lr=1e-3,2e-3,4e-3,8e-3 --set trainer.max_epochs=2 $(HELD_OUT)=2
 
 rates-pyramid: $(STAMP)
-	$(call RATES,softmax linear rala mala rala_mala inline efficient) --over optimizer.lr=1e-3,2e-3,4e-3 \
-		--set data.root=data/imagenette-80/train trainer.max_epochs=5 $(HELD_OUT)=5
+	$(call RATES,softmax linear rala mala rala_mala inline efficient) --over optimizer.lr=1e-3,2e-3,4e-3,8e-3 \
+		--set data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
 
 rates-care: $(STAMP)
 	$(call RATES,care) --over optimizer.lr=1e-3,2e-3,4e-3,8e-3 \
-		--set data.root=data/imagenette-80/train trainer.max_epochs=5 $(HELD_OUT)=5
+		--set data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
 
 language: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/stdlib_bytes_$(m).yaml) \
