@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torchvision.ops import clip_boxes_to_image
 
 from linvit.data.dense.source import DensePreprocessing
-from linvit.data.images.image import Preprocessing
+from linvit.data.images.image import SMALLEST, Preprocessing
 from linvit.deploy.facts import BACKBONE, Facts, FactsError
 from linvit.deploy.formats import opened
 from linvit.models.dense.images import suppressed
@@ -58,9 +59,11 @@ class ExportedDetector(ExportedNetwork):
         return [self._detections(image) for image in images]
 
     def _detections(self, image: Tensor) -> dict[str, Tensor]:
-        boxes, scores = (output[0] for output in self.outputs(image[None]))
         size = (image.shape[-2], image.shape[-1])
-        positions = [math.prod(math.ceil(math.ceil(side / 32) * 32 / s) for side in size) for s in self.facts.strides]
+        padded = [-(-side // SMALLEST) * SMALLEST for side in size]  # as the network does
+        filled = pad(image, (0, max(0, SMALLEST - size[1]), 0, max(0, SMALLEST - size[0])))
+        boxes, scores = (output[0] for output in self.outputs(filled[None]))
+        positions = [math.prod(-(-side // stride) for side in padded) for stride in self.facts.strides]
         counts = [len(boxes) // sum(positions) * count for count in positions]
         best = [most_likely(level, CHOICE["topk_candidates"]) for level in scores.split(counts)]
         starts = [sum(counts[:number]) for number in range(len(counts))]

@@ -136,11 +136,11 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
         Normalized images (batch, 3, height, width) to boxes (batch, anchors, 4) in pixels, not clipped to the image,
         and scores (batch, anchors, num_classes) in 0..1, level after level.
         """
-        height, width = images.shape[-2:]
-        maps = list(self.backbone(F.pad(images, (0, -width % 32, 0, -height % 32))).values())
+        bottom, right = ((side + 31) // 32 * 32 - side for side in images.shape[-2:])
+        maps = list(self.backbone(F.pad(images, (0, right, 0, bottom))).values())
         outputs = self.head(maps)
         codes = outputs["bbox_regression"]
-        anchors = torch.cat(self.anchor_generator.per_level(maps)).repeat(len(images), 1)
+        anchors = torch.cat(self.anchor_generator.per_level(maps)).repeat(images.shape[0], 1)
         return self.box_coder.decode_single(codes.flatten(0, 1), anchors).view_as(codes), outputs[
             "cls_logits"
         ].sigmoid()
