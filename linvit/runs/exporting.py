@@ -13,7 +13,7 @@ from timm.models import FeatureInfo
 from torch import Tensor, nn
 
 from linvit.arguments import check_network, kind
-from linvit.data.images.image import Preprocessing, Side
+from linvit.data.images.image import SMALLEST, Preprocessing, Side
 from linvit.deploy import Exported, write
 from linvit.deploy.facts import BACKBONE, Facts, digest
 from linvit.deploy.formats import format_of
@@ -68,6 +68,8 @@ def export(
     network, facts = _of_run(source) if isinstance(source, Run) else _of_network(source)
     path = user_path(path)
     smallest = format_of(path).smallest
+    if facts.task == "detection" and smallest > SMALLEST:
+        smallest *= 2  # a RetinaNet has maps at twice the stride
     sides = facts.size if size is None else (size, size) if isinstance(size, int) else (size[0], size[1])
     able = 0 < smallest <= min(sides)
     if dynamic and not able:

@@ -24,7 +24,9 @@ from linvit.runs.tasks import TASKS
 
 NAMES = ["cat", "dog", "hare"]
 SIZES = [(64, 64), (90, 120), (310, 200)]  # photos, scaled to fit 96 and 64 px
-SLOW_SUFFIXES = [".onnx", ".xml", ".pt2"]
+ANY_SIZE = [(framework, suffix) for framework in SEGMENTORS for suffix in (".onnx", ".xml", ".pt2")]
+ANY_SIZE += [("retinanet", ".onnx"), ("retinanet", ".xml")]  # .pt2 from 128 px only
+ONE_SIZE = [*((framework, ".pte") for framework in (*SEGMENTORS, "retinanet")), ("retinanet", ".pt2")]
 
 
 def run_of(framework: str, backbone: str = "resnet10t") -> Run:
@@ -35,7 +37,7 @@ def run_of(framework: str, backbone: str = "resnet10t") -> Run:
     task = TASKS[kind].build(model, len(NAMES))
     head = task.network.head if hasattr(task.network, "head") else None
     if framework == "retinanet":
-        torch.nn.init.normal_(head.classification_head.cls_logits.weight, std=30)
+        torch.nn.init.normal_(head.classification_head.cls_logits.weight, std=3000)
         torch.nn.init.constant_(head.classification_head.cls_logits.bias, -2)
         torch.nn.init.normal_(head.regression_head.bbox_reg.weight)
     elif kind == "segmentation":
@@ -57,10 +59,12 @@ def check_same(run: Run, loaded: Run, sizes=SIZES) -> None:
             assert (got.labels != expected.labels).float().mean() < 1e-3  # two classes may be as likely
             assert len(expected.labels.unique()) > 1
             continue
-        assert len(set(expected.scores)) > 10
-        assert got.labels == expected.labels
         assert got.scores == pytest.approx(expected.scores, abs=1e-5)
-        torch.testing.assert_close(got.boxes, expected.boxes, atol=1e-2, rtol=0)
+        gaps = -torch.tensor([2.0, *expected.scores, -1.0], dtype=torch.float64).diff()
+        clear = (gaps[1:] > 1e-5) & (gaps[:-1] > 1e-5)  # objects with the same score may change places
+        assert clear.sum() > 50
+        assert torch.equal(torch.tensor(got.labels)[clear], torch.tensor(expected.labels)[clear])
+        torch.testing.assert_close(got.boxes[clear], expected.boxes[clear], atol=1e-2, rtol=0)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (7, 13), (2, 40)])
@@ -155,18 +159,18 @@ def test_what_cannot_be_exported_is_one_sentence(tmp_path, source, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["semantic_fpn", "upernet", "retinanet"])
-@pytest.mark.parametrize("suffix", SLOW_SUFFIXES)
-def test_every_framework_in_every_format_of_any_size(framework, suffix, tmp_path):
+@pytest.mark.parametrize(("framework", "suffix"), ANY_SIZE)
+def test_files_of_any_size(framework, suffix, tmp_path):
     run = run_of(framework, "mavit_nano")
     check_same(run, linvit.load_run(run.export(tmp_path / f"file{suffix}").path))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["semantic_fpn", "upernet", "retinanet"])
-def test_every_framework_in_executorch_at_one_size(framework, tmp_path):
+@pytest.mark.parametrize(("framework", "suffix"), ONE_SIZE)
+def test_files_of_one_size(framework, suffix, tmp_path):
     run = run_of(framework, "mavit_nano")
-    check_same(run, linvit.load_run(run.export(tmp_path / "file.pte", size=(64, 96)).path), [(64, 96), (128, 192)])
+    path = run.export(tmp_path / f"file{suffix}", size=(64, 96), dynamic=False).path
+    check_same(run, linvit.load_run(path), [(64, 96), (128, 192)])
 
 
 @pytest.mark.slow
