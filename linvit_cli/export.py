@@ -14,7 +14,7 @@ EXAMPLES = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.usage = "linvit export (RUN | --model NAME [--framework NAME] --checkpoint FILE) OUT [options]"
+    command.usage = "linvit export (RUN | --model NAME --checkpoint FILE) OUT [options]"
     text = "folder of a run (classifier, segmentor or RetinaNet), or a checkpoint of it; with --model left out"
     command.add_argument("source", metavar="RUN", nargs="?", help=text)
     text = "the file to write: .onnx, .xml (OpenVINO), .pt2 (torch.export) or .pte (ExecuTorch)"

@@ -126,8 +126,8 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
                 best = most_likely(probabilities, self.topk_candidates)
                 boxes.append(self.box_coder.decode_single(codes[i].float()[best], level[best]))
                 scores.append(probabilities[best])
-            found = clip_boxes_to_image(torch.cat(boxes), shape), torch.cat(scores)
-            detections.append(suppressed(*found, self.score_thresh, self.nms_thresh, self.detections_per_img))
+            clipped, limits = clip_boxes_to_image(torch.cat(boxes), shape), (self.score_thresh, self.nms_thresh)
+            detections.append(suppressed(clipped, torch.cat(scores), *limits, self.detections_per_img))
         return detections
 
     def candidates(self, images: Tensor) -> tuple[Tensor, Tensor]:
