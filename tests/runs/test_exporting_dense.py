@@ -26,7 +26,7 @@ NAMES = ["cat", "dog", "hare"]
 SIZES = [(64, 64), (90, 120), (310, 200)]  # photos, scaled to fit 96 and 64 px
 ANY_SIZE = [(framework, suffix) for framework in SEGMENTORS for suffix in (".onnx", ".xml", ".pt2")]
 ANY_SIZE += [("retinanet", ".onnx"), ("retinanet", ".xml")]  # .pt2 from 128 px only
-ONE_SIZE = [*((framework, ".pte") for framework in (*SEGMENTORS, "retinanet")), ("retinanet", ".pt2")]
+ONE_SIZE = [("retinanet", ".pt2")]
 
 
 def run_of(framework: str, backbone: str = "resnet10t") -> Run:
