@@ -15,11 +15,11 @@ EXAMPLES = (
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit export (RUN | --model NAME --checkpoint FILE) OUT [options]"
-    text = "folder of a run of classification, or a checkpoint of it; with --model left out"
+    text = "folder of a run (classifier, segmentor or RetinaNet), or a checkpoint of it; with --model left out"
     command.add_argument("source", metavar="RUN", nargs="?", help=text)
     text = "the file to write: .onnx, .xml (OpenVINO), .pt2 (torch.export) or .pte (ExecuTorch)"
     command.add_argument("target", metavar="OUT", help=text)
-    add_network(command.add_argument_group("network without a run"), framework=False)
+    add_network(command.add_argument_group("network without a run"))
     text = "height and width in pixels (default: those of the run)"
     command.add_argument("--size", type=whole, metavar="N", help=text)
     text = "one image of one size (default: any, but one for .pte and small .pt2)"

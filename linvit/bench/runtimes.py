@@ -34,9 +34,9 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int) -> Te
     images = x.float().contiguous()
     with TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad():
         path = Path(folder) / f"network{suffix}"
-        runtime.write(exported(fuse(network.float(), "graph"), images.clone()), "", path)
+        runtime.write(exported(fuse(network.float(), "graph"), images.clone()), "", path, ["outputs"])
         _, session = runtime.open(path, threads, precision)
-    return lambda: (session(images),)
+    return lambda: session(images)
 
 
 RUNTIMES: dict[str, Callable[[nn.Module, Tensor, int], TensorsCall]] = {

@@ -23,8 +23,8 @@ TOLERANCE = 1e-4  # of the largest output; what rounding leaves is a hundred tim
 class Exported:
     """An exported file.
 
-    difference: the largest difference between its outputs and those of the network in float32, over all `sizes`, and
-    largest: the largest output there.
+    difference: the largest difference between an output and that of the network in float32, over all `sizes`, and
+    largest: the largest value of that output; of several outputs, they belong to the least exact one.
     """
 
     path: Path
@@ -39,7 +39,7 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
     """Writes a network to a file of the format that the path's suffix names, and runs it there.
 
     Args:
-        network: in evaluation mode, in float32; reads normalized images and returns one tensor.
+        network: in evaluation mode, in float32; reads normalized images and returns a tensor, or several.
         path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 or .pte.
         facts: what the file says about itself.
         images: real images to compare on, uint8 (batch, channels, height, width), which fit the facts.
@@ -71,22 +71,27 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
 
 def _written(format: Format, program: ExportedProgram, facts: Facts, path: Path) -> Session:
     try:
-        format.write(program, facts.to_json(), path)
+        format.write(program, facts.to_json(), path, facts.outputs)
         return format.open(path, None, "float32")[1]
     except Exception as error:  # converters raise errors of many classes
         raise ValueError(f"{format.name} cannot take this network ({reason_of(error)}).") from error
 
 
 def _compared(network: nn.Module, format: Format, session: Session, images: Sequence[Tensor]) -> tuple[float, float]:
-    """The largest difference between the outputs of both over all images, and the network's largest output."""
-    with torch.inference_mode():
-        expected = [network(batch).float() for batch in images]
-    try:
-        outputs = [session(batch).float() for batch in images]
-    except Exception as error:  # runtimes too
-        raise ValueError(
-            f"{format.name} cannot run this network at its size ({reason_of(error)}): try a larger `size` or another"
-            " format."
-        ) from error
-    differences = torch.stack([(ours - theirs).abs().max() for ours, theirs in zip(expected, outputs, strict=True)])
-    return float(differences.max()), float(torch.stack([ours.abs().max() for ours in expected]).max())
+    """The largest difference from the network over all images, and the output's largest value, of the worst output."""
+    batches = []
+    for batch in images:
+        with torch.inference_mode():
+            expected = network(batch)
+        try:
+            outputs = session(batch)
+        except Exception as error:  # runtimes too
+            raise ValueError(
+                f"{format.name} cannot run this network at its size ({reason_of(error)}): try a larger `size` or"
+                " another format."
+            ) from error
+        pairs = zip(expected, outputs, strict=True)
+        batches.append([[(ours - theirs).abs().max(), ours.abs().max()] for ours, theirs in pairs])
+    differences, largest = torch.tensor(batches).amax(0).unbind(-1)
+    worst = (differences / largest.clamp_min(torch.finfo(torch.float32).tiny)).argmax()  # NaN is above all
+    return float(differences[worst]), float(largest[worst])

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from linvit.files import reason_of
 from linvit.ranges import Count, Range, check
 
+BACKBONE = "backbone"
 KEY = "linvit"
 """The name of the entry in a file's own metadata that has all facts, as JSON."""
 
@@ -24,10 +25,13 @@ class FactsError(ValueError):
 class Facts:
     """What is needed to use a file without the program that wrote it.
 
-    name: of the network. task: of its run. class_names: of the outputs. size: height and width in pixels that it was
-    made for. smallest: side in pixels from which other sizes and batches work too; 0 if none do. mean, std: per channel
-    in 0..1; the file applies them, its input is uint8 pixels. interpolation, crop_pct: how images are resized and
-    cropped before. weights: SHA-256 of the network's weights.
+    name: of the network. task: of its run; BACKBONE for a network that returns maps. class_names: of the outputs. size:
+    height and width in pixels that it was made for. smallest: side in pixels from which other sizes and batches work
+    too; 0 if none do. mean, std: per channel in 0..1; the file applies them, its input is uint8 pixels. interpolation,
+    crop_pct: how images are resized and cropped before. weights: SHA-256 of the network's weights. outputs: names of
+    the outputs, in order. strides: pixels between neighbouring positions of each output map, or of each level of a
+    detector; otherwise empty. fit: the long and the short side in pixels that images are scaled to fit, without a crop;
+    None if they are cropped. stored: what else the run knew about its data, such as the category ids of a detector.
     """
 
     name: str
@@ -40,6 +44,10 @@ class Facts:
     interpolation: str
     crop_pct: float
     weights: str
+    outputs: tuple[str, ...] = ("outputs",)
+    strides: tuple[int, ...] = ()
+    fit: tuple[int, int] | None = None
+    stored: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def channels(self) -> int:
@@ -72,7 +80,7 @@ class Facts:
         try:
             values = json.loads(text)
             check(RANGES, {name: values[name] for name in RANGES})
-            return cls(**{field.name: _frozen(values[field.name]) for field in fields(cls)})
+            return cls(**{entry.name: _frozen(values[entry.name]) for entry in fields(cls)})
         except (ValueError, KeyError, TypeError) as error:
             raise FactsError(
                 f"What {path} says about itself is damaged ({reason_of(error)}): export it again."
@@ -90,6 +98,10 @@ RANGES: Mapping[str, Any] = {
     "interpolation": str,
     "crop_pct": float,
     "weights": str,
+    "outputs": list[str],
+    "strides": list[Count],
+    "fit": tuple[Count, Count] | None,
+    "stored": dict[str, Any],
 }
 
 

@@ -1,6 +1,6 @@
 """The formats of exported files: how each is written, and how its runtime runs it on this machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from linvit.deploy.facts import KEY, Facts, FactsError
 from linvit.deploy.pt2 import check_plain
 from linvit.files import reason_of
 
-Session = Callable[[Tensor], Tensor]
+Session = Callable[[Tensor], tuple[Tensor, ...]]
 """From images (batch, channels, height, width) to the network's outputs."""
 FLOAT32 = ("float32",)
 
@@ -24,16 +24,16 @@ class Format:
     """A format of exported files.
 
     name: in messages. suffix: of its files. extra: of linvit, which installs `packages`. write: writes a program with
-    facts, as text, to a path. open: the text in a file, None if it has none, and its session with this many threads
-    (None: the runtime's choice), which computes in one of `precisions`. smallest: side in pixels from which a file
-    reads images of any size; 0 if it reads one size only.
+    facts, as text, to a path, and names its outputs. open: the text in a file, None if it has none, and its session
+    with this many threads (None: the runtime's choice), which computes in one of `precisions`. smallest: side in pixels
+    from which a file reads images of any size; 0 if it reads one size only.
     """
 
     name: str
     suffix: str
     extra: str
     packages: tuple[str, ...]
-    write: Callable[[ExportedProgram, str, Path], None]
+    write: Callable[[ExportedProgram, str, Path, Sequence[str]], None]
     open: Callable[[Path, int | None, str], tuple[str | None, Session]]
     smallest: int
     precisions: tuple[str, ...] = FLOAT32
@@ -47,9 +47,9 @@ class Format:
             )
 
 
-def _as_onnx(program: ExportedProgram) -> Any:
+def _as_onnx(program: ExportedProgram, outputs: Sequence[str]) -> Any:
     onnx = torch.onnx.export(
-        program, dynamo=True, verbose=False, external_data=False, input_names=["images"], output_names=["outputs"]
+        program, dynamo=True, verbose=False, external_data=False, input_names=["images"], output_names=outputs
     )
     assert onnx is not None
     for node in onnx.model.graph.all_nodes():  # notes of the exporter, a tenth of the file
@@ -59,8 +59,8 @@ def _as_onnx(program: ExportedProgram) -> Any:
     return onnx
 
 
-def _write_onnx(program: ExportedProgram, facts: str, path: Path) -> None:
-    onnx = _as_onnx(program)
+def _write_onnx(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
+    onnx = _as_onnx(program, outputs)
     onnx.model.metadata_props[KEY] = facts
     onnx.save(str(path), external_data=False)
 
@@ -74,17 +74,17 @@ def _open_onnx(path: Path, threads: int | None, precision: str) -> tuple[str | N
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
-    def run(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(map(torch.from_numpy, session.run(None, {"images": images.numpy()})))
 
     return session.get_modelmeta().custom_metadata_map.get(KEY), run
 
 
-def _write_openvino(program: ExportedProgram, facts: str, path: Path) -> None:
+def _write_openvino(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
     import openvino
 
     # By way of ONNX: files from torch's programs are a tenth slower.
-    model = openvino.Core().read_model(_as_onnx(program).model_proto.SerializeToString())
+    model = openvino.Core().read_model(_as_onnx(program, outputs).model_proto.SerializeToString())
     model.set_rt_info(facts, KEY)
     openvino.save_model(model, path, compress_to_fp16=False)
 
@@ -99,13 +99,13 @@ def _open_openvino(path: Path, threads: int | None, precision: str) -> tuple[str
         settings |= {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
     request = core.compile_model(model, "CPU", settings).create_infer_request()
 
-    def run(images: Tensor) -> Tensor:
-        return torch.from_numpy(request.infer([images.numpy()])[0].copy())
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(values.copy()) for values in request.infer([images.numpy()]).values())
 
     return str(model.get_rt_info(KEY).astype(str)) if model.has_rt_info(KEY) else None, run
 
 
-def _write_pt2(program: ExportedProgram, facts: str, path: Path) -> None:
+def _write_pt2(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
     torch.export.save(program, path, extra_files={KEY: facts})
 
 
@@ -116,15 +116,14 @@ def _open_pt2(path: Path, threads: int | None, precision: str) -> tuple[str | No
     if threads:
         torch.set_num_threads(threads)
 
-    def run(images: Tensor) -> Tensor:
+    def run(images: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            outputs: Tensor = module(images)
-        return outputs
+            return tuple(module(images))
 
     return extra[KEY] or None, run
 
 
-def _write_executorch(program: ExportedProgram, facts: str, path: Path) -> None:
+def _write_executorch(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
@@ -139,7 +138,11 @@ def _open_executorch(path: Path, threads: int | None, precision: str) -> tuple[s
     program = Runtime.get().load_program(path)
     about = program.load_method(KEY).execute([])[0] if KEY in program.method_names else None
     method = program.load_method("forward")
-    return None if about is None else bytes(about.tolist()).decode(), lambda images: method.execute([images])[0].clone()
+
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(values.clone() for values in method.execute([images]))
+
+    return None if about is None else bytes(about.tolist()).decode(), run
 
 
 ONNX = ("onnx", "onnxscript")

@@ -8,6 +8,7 @@ from torch.export import Dim, ExportedProgram
 
 from linvit.files import reason_of
 
+POOLING = torch.ops.aten.adaptive_avg_pool2d.default
 SMALLEST_DYNAMIC = 96  # pixels: where a map has one row, the graph would hold for one row alone
 
 
@@ -29,9 +30,9 @@ class OnPixels(nn.Module):
         self.register_buffer("scale", 1 / (255 * deviations))
         self.register_buffer("shift", -means / deviations)
 
-    def forward(self, images: Tensor) -> Tensor:
-        outputs: Tensor = self.network(images.float() * self.scale + self.shift)
-        return outputs
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.network(images.float() * self.scale + self.shift)
+        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 
 def sample(channels: int, size: tuple[int, int], dynamic: bool) -> Tensor:
@@ -54,6 +55,22 @@ def exported(network: nn.Module, images: Tensor, dynamic: bool = False) -> Expor
     except Exception as error:  # torch.export raises errors of many classes
         way = " for any size: set `dynamic=False`" if dynamic else ": torch.export must be able to follow it"
         raise ValueError(f"The network cannot be exported{way} ({reason_of(error)}).") from error
+    if dynamic and any(node.target is POOLING and max(node.args[1]) > 1 for node in program.graph.nodes):
+        program = program.run_decompositions({POOLING: pooled})
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
     return program
+
+
+def pooled(x: Tensor, cells: Sequence[int]) -> Tensor:
+    """Means over a grid of (rows, columns) cells by two products: ONNX has no pooling of any size to a grid."""
+    rows, columns = (_means(length, count, x) for length, count in zip(x.shape[-2:], cells, strict=True))
+    return rows @ x @ columns.mT
+
+
+def _means(length: int, count: int, like: Tensor) -> Tensor:
+    """(count, length): the weights with which each cell reads the positions, as in adaptive average pooling."""
+    cell = torch.arange(count, device=like.device)[:, None]
+    position = torch.arange(length, device=like.device)
+    inside = (position >= cell * length // count) & (position < ((cell + 1) * length + count - 1) // count)
+    return inside.to(like.dtype) / inside.sum(1, keepdim=True)

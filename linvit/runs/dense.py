@@ -75,7 +75,8 @@ class DenseSpec(TaskSpec):
         return f"{len(run.class_names)} classes", scaled
 
     def subject(self, run: "Run") -> Subject:
-        backbone = next(module for module in run.network.modules() if isinstance(module, DenseBackbone))
+        network = run.network
+        backbone = next((module for module in network.modules() if isinstance(module, DenseBackbone)), network)
         transform = run.preprocessing.transform()
 
         def shown(image: Tensor) -> Tensor:

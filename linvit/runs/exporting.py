@@ -1,28 +1,35 @@
-"""Runs as files of other runtimes, and such files as runs."""
+"""Networks written to files of other runtimes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from PIL import Image
+from timm.data import resolve_data_config
+from timm.models import FeatureInfo
 from torch import Tensor, nn
 
-from linvit.data.images.image import Preprocessing, Side
+from linvit.arguments import check_network, kind
+from linvit.data.images.image import SMALLEST, Preprocessing, Side
 from linvit.deploy import Exported, write
-from linvit.deploy.facts import Facts, digest
-from linvit.deploy.formats import format_of, opened
+from linvit.deploy.facts import BACKBONE, Facts, digest
+from linvit.deploy.formats import format_of
 from linvit.files import user_path
+from linvit.models.dense.anchors import Anchors
+from linvit.models.dense.backbone import STRIDES, DenseBackbone
+from linvit.models.dense.retinanet import RetinaNet
 from linvit.ranges import check
+from linvit.runs.exported import EXPORTED, ExportedNetwork
 from linvit.runs.images import find_images, photos, read_image
 from linvit.runs.run import Run, of_classifier
-from linvit.runs.tasks import TASKS
 
 CHECKED = (1.0, 1.25, 0.75)  # the sizes to compare at, over the network's own
 ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None}
 MOST = 16  # images to compare on
-EXPORTED = ("classification", "multilabel")
+AT_ONCE = 2  # of them, because maps of logits are large
 
 
 def export(
@@ -33,15 +40,18 @@ def export(
     dynamic: bool | None = None,
     images: Sequence[Any] | None = None,
 ) -> Exported:
-    """Writes a classifier to a file of another runtime, runs it there and compares it with the network in float32.
+    """Writes a network to a file of another runtime, runs it there and compares it with the network in float32.
 
-    The file reads uint8 images (batch, channels, height, width), RGB or grey, normalizes them itself and returns logits
-    (batch, classes). It contains class names, sizes and preprocessing as JSON.
+    The file reads uint8 images (batch, channels, height, width), RGB or grey, and normalizes them itself. It returns,
+    in float32: of classifiers logits (batch, classes); of segmentors logits (batch, classes, height, width); of a
+    RetinaNet boxes (batch, anchors, 4) and scores (batch, anchors, classes) before non-maximum suppression; of
+    backbones their maps (batch, channels, height, width). It contains class names, sizes and preprocessing as JSON.
 
     Args:
-        source: a run, or a timm network.
+        source: a run, a timm classifier, or a backbone: a timm model with `features_only=True` or a DenseBackbone.
         path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 (torch.export) or .pte (ExecuTorch).
-        size: height and width in pixels (default: that of the run's preprocessing).
+        size: height and width in pixels (default: that of the run's preprocessing; of detectors and segmentors, their
+            short side).
         dynamic: whether the file reads any batch, height and width; otherwise one image of that size (default: yes,
             but not for .pte, and for .pt2 only from 64 px).
         images: image files, folders, PIL images or arrays to compare on (default: two photos).
@@ -51,39 +61,99 @@ def export(
 
     Raises:
         ImportError: if the runtime is missing; the message names the extra of linvit that installs it.
-        ValueError: for a run of another task, another suffix, a network that cannot be exported, no readable image, and
-            a file whose outputs differ from the network's; nothing is left behind then.
+        ValueError: for a network that is none of these, another suffix, a network that cannot be exported, no readable
+            image, and a file whose outputs differ from the network's; nothing is left behind then.
     """
     check(ARGUMENTS, {"size": size, "dynamic": dynamic})
-    run = source if isinstance(source, Run) else of_classifier(_name(source), source)
-    if run.spec.name not in EXPORTED:
-        raise ValueError(
-            f"{run.name} is a run of the task {run.spec.name}, expected {' or '.join(EXPORTED)}: give one."
-        )
+    network, facts = _of_run(source) if isinstance(source, Run) else _of_network(source)
     path = user_path(path)
     smallest = format_of(path).smallest
-    about = run.preprocessing
-    sides = about.size if size is None else (size, size) if isinstance(size, int) else (size[0], size[1])
+    if facts.task == "detection" and smallest > SMALLEST:
+        smallest *= 2  # a RetinaNet has maps at twice the stride
+    sides = facts.size if size is None else (size, size) if isinstance(size, int) else (size[0], size[1])
     able = 0 < smallest <= min(sides)
     if dynamic and not able:
         least = f", expected at least {smallest} px" if smallest else ""
         raise ValueError(
             f"`size` is {sides[0]}×{sides[1]}{least}: {path.suffix} files read one size only here; leave `dynamic` out."
         )
-    network = run.network.cpu().float()
-    facts = Facts(
-        name=run.name,
-        task=run.spec.name,
-        class_names=tuple(run.class_names),
-        size=sides,
-        smallest=smallest if able and dynamic is not False else 0,
-        mean=tuple(about.mean),
-        std=tuple(about.std),
-        interpolation=about.interpolation,
-        crop_pct=about.crop_pct,
-        weights=digest(network),
-    )
-    return write(network, path, facts, _resized(images, facts))
+    facts = replace(facts, size=sides, smallest=smallest if able and dynamic is not False else 0)
+    return write(network.eval().cpu().float(), path, facts, _resized(images, facts))
+
+
+def _of_run(run: Run) -> tuple[nn.Module, Facts]:
+    """What is written of a run's network, and the facts about it for files of one size."""
+    network, about = run.network, run.preprocessing
+    if run.spec.name not in EXPORTED:
+        raise ValueError(
+            f"{run.name} is a run of the task {run.spec.name}, expected {', '.join(EXPORTED[:-1])} or {EXPORTED[-1]}:"
+            " give one."
+        )
+    if isinstance(network, ExportedNetwork):
+        raise ValueError(f"{network.path} is an exported file: export the run that it was made from.")
+    facts = _facts(run.name, run.spec.name, network, about.mean, about.std)
+    facts = replace(facts, class_names=tuple(run.class_names), stored=run.stored)
+    if isinstance(about, Preprocessing):
+        return network, replace(facts, size=about.size, interpolation=about.interpolation, crop_pct=about.crop_pct)
+    facts = replace(facts, size=(about.short_side,) * 2, fit=(about.long_side, about.short_side))
+    if run.spec.name == "segmentation":
+        return network, replace(facts, strides=(1,))
+    if not isinstance(network, RetinaNet):
+        raise ValueError(f"{run.name} cannot be exported, because of the detectors only retinanet can: give one.")
+    strides = cast(Anchors, network.anchor_generator).strides
+    return Candidates(network), replace(facts, outputs=("boxes", "scores"), strides=strides)
+
+
+def _of_network(network: nn.Module) -> tuple[nn.Module, Facts]:
+    """What is written of a backbone or timm classifier, and the facts about it for files of one size."""
+    check_network("source", network)
+    if isinstance(network, DenseBackbone):
+        body, strides = network.body, list(STRIDES)
+    elif isinstance(getattr(network, "feature_info", None), FeatureInfo):
+        body, strides = network, cast(FeatureInfo, network.feature_info).reduction()
+    elif hasattr(network, "pretrained_cfg") and hasattr(network, "num_classes"):
+        return _of_run(of_classifier(_name(network), network))
+    else:
+        raise ValueError(
+            f"`source` is {kind(network)}, expected a run, a classifier of timm, or a backbone (a timm model with"
+            " `features_only=True`, or a DenseBackbone): give one."
+        )
+    config = resolve_data_config(model=body)
+    facts = _facts(_name(body), BACKBONE, network, config["mean"], config["std"])
+    names = [f"stride{stride}" for stride in strides]
+    if len(set(names)) < len(names):  # the maps of a ViT have one stride
+        names = [f"{name}_{number}" for number, name in enumerate(names, start=1)]
+    facts = replace(facts, size=tuple(config["input_size"][1:]), outputs=tuple(names), strides=tuple(strides))
+    return Maps(network), facts
+
+
+def _facts(name: str, task: str, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Facts:
+    weights = digest(network)
+    return Facts(name, task, (), (0, 0), 0, tuple(mean), tuple(std), "bilinear", 1.0, weights)
+
+
+class Maps(nn.Module):
+    """The maps of a backbone, each (batch, channels, height, width)."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        maps: list[Tensor] = self.network(images)
+        last = getattr(self.network, "output_fmt", None) == "NHWC"
+        return tuple(map_.permute(0, 3, 1, 2) if last else map_ for map_ in maps)
+
+
+class Candidates(nn.Module):
+    """The boxes and scores of a RetinaNet, before detections are chosen from them."""
+
+    def __init__(self, network: RetinaNet) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return self.network.candidates(images)
 
 
 def _name(network: nn.Module) -> str:
@@ -105,40 +175,5 @@ def _resized(images: Sequence[Any] | None, facts: Facts) -> list[Tensor]:
         resized = [image.resize((width, height), Image.Resampling.BICUBIC) for image in opened]
         pixels = torch.from_numpy(np.stack([np.asarray(image) for image in resized]))
         batch = pixels[:, None] if pixels.ndim == 3 else pixels.movedim(-1, 1).contiguous()
-        batches += [batch] if facts.dynamic else batch.split(1)
+        batches += batch.split(AT_ONCE if facts.dynamic else 1)
     return batches
-
-
-class ExportedNetwork(nn.Module):
-    """An exported file as a network on normalized images (batch, channels, height, width)."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, path: Path, threads: int | None = None) -> None:
-        super().__init__()
-        self.path = path
-        self.facts, self.session = opened(path, threads)
-        self.num_classes = len(self.facts.class_names)
-        self.register_buffer("mean", torch.tensor(self.facts.mean)[:, None, None])
-        self.register_buffer("std", torch.tensor(self.facts.std)[:, None, None])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (batch, classes). Raises ValueError for images that the file cannot read."""
-        self.facts.check(images.shape, self.path)
-        pixels = ((images.float() * self.std + self.mean) * 255).round().clamp(0, 255).to(torch.uint8)
-        batches = [pixels] if self.facts.dynamic else pixels.split(1)
-        return torch.cat([self.session(batch.cpu()) for batch in batches]).to(images.device)
-
-
-def run_of_file(path: Path) -> Run:
-    """A run around an exported file, which predicts and evaluates in its runtime.
-
-    Raises ValueError for a file that is damaged or that linvit did not write, ImportError if the runtime is missing.
-    """
-    network = ExportedNetwork(path)
-    facts = network.facts
-    spec = TASKS[facts.task]
-    preprocessing = Preprocessing(facts.size, facts.mean, facts.std, facts.interpolation, facts.crop_pct)
-    task = spec.around(network, len(facts.class_names), facts.channels)
-    return Run(spec, task, list(facts.class_names), preprocessing, path, facts.name)

@@ -260,7 +260,7 @@ def load_run(
             "`framework` needs `model`, the name of its backbone: add it, or leave `framework` out if you give a run."
         )
     if path is not None and Path(path).suffix in FORMATS:
-        from linvit.runs.exporting import run_of_file
+        from linvit.runs.exported import run_of_file
 
         return run_of_file(user_path(path))
     if model is None:

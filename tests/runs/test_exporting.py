@@ -69,7 +69,7 @@ def test_a_file_reads_any_size_and_batch(run, files, suffix):
     with torch.no_grad():
         expected = run.network((images / 255 - mean) / std)
     assert facts.dynamic
-    torch.testing.assert_close(session(images), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(session(images)[0], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_what_a_file_says_about_itself_survives(files):
@@ -121,7 +121,7 @@ def test_a_file_whose_outputs_differ_is_not_kept(run, tmp_path, monkeypatch):
 
     def wrong(*given):
         facts, session = open_file(*given)
-        return facts, lambda images: session(images) + 1
+        return facts, lambda images: (session(images)[0] + 1,)
 
     monkeypatch.setitem(FORMATS, ".onnx", FORMATS[".onnx"].__class__(**{**vars(FORMATS[".onnx"]), "open": wrong}))
     with pytest.raises(ValueError, match=r"differ from those of the network by .* so it is not kept"):

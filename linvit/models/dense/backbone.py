@@ -23,7 +23,7 @@ from linvit.models.family import unwrapped
 from linvit.models.pyramid import Pyramid
 from linvit.ranges import Checked, Filled
 
-_STRIDES = (4, 8, 16, 32)
+STRIDES = (4, 8, 16, 32)
 _FAMILIES = ("linvit.models.care", "linvit.models.mavit", "linvit.models.ravlt")
 _DEEPER = ("body.body.", "body.norms.")
 _CLASSIFIER = ("proj.", "norm.", "head.", "final_conv.", "dist_head.")
@@ -54,8 +54,8 @@ class DenseBackbone(Checked, nn.Module):
             self.body, maps = _four_maps(name, kwargs)
         self.channels = tuple(int(entry["num_chs"]) for entry in maps)
         strides = tuple(entry["reduction"] for entry in maps)
-        if strides != _STRIDES:
-            raise ValueError(f"{name} has maps at strides {strides}, expected {_STRIDES}: choose a four-stage model.")
+        if strides != STRIDES:
+            raise ValueError(f"{name} has maps at strides {strides}, expected {STRIDES}: choose a four-stage model.")
         first = next(self.body.parameters())
         normed = isinstance(self.body, Pyramid)
         self.norms = nn.ModuleList(

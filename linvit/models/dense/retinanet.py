@@ -18,6 +18,14 @@ from linvit.models.dense.inputs import CheckedInputs
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.ranges import Checked, IsA, Range
 
+CHOICE: dict[str, Any] = {
+    "score_thresh": 0.05,
+    "nms_thresh": 0.5,
+    "detections_per_img": 100,
+    "topk_candidates": 1000,
+}
+"""torchvision's names of the rules by which detections are chosen, as released; candidates are those of one level."""
+
 
 class PyramidBackbone(nn.Module):
     """A dense backbone whose maps from number `first` on feed a neck, all of whose levels have one width."""
@@ -72,10 +80,7 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
             anchor_generator=anchors,
             head=RetinaNetHead(width, 9, num_classes),
             proposal_matcher=QualityMatcher(0.5, 0.4, 0.0),
-            score_thresh=0.05,
-            nms_thresh=0.5,
-            detections_per_img=100,
-            topk_candidates=1000,
+            **CHOICE,
         )
         self.num_classes = num_classes
         self.transform = ImageBatch()
@@ -118,13 +123,29 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
             levels = zip(head_outputs["cls_logits"], head_outputs["bbox_regression"], anchors[i], strict=True)
             for logits, codes, level in levels:
                 probabilities = logits[i].float().sigmoid()
-                best = probabilities.amax(1).topk(min(self.topk_candidates, len(level))).indices
-                decoded = self.box_coder.decode_single(codes[i].float()[best], level[best])
-                boxes.append(clip_boxes_to_image(decoded, shape))
+                best = most_likely(probabilities, self.topk_candidates)
+                boxes.append(self.box_coder.decode_single(codes[i].float()[best], level[best]))
                 scores.append(probabilities[best])
-            detections.append(
-                suppressed(
-                    torch.cat(boxes), torch.cat(scores), self.score_thresh, self.nms_thresh, self.detections_per_img
-                )
-            )
+            clipped, limits = clip_boxes_to_image(torch.cat(boxes), shape), (self.score_thresh, self.nms_thresh)
+            detections.append(suppressed(clipped, torch.cat(scores), *limits, self.detections_per_img))
         return detections
+
+    def candidates(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """What detections are chosen from, for exported files, which leave the choice to their reader.
+
+        Normalized images (batch, 3, height, width) to boxes (batch, anchors, 4) in pixels, not clipped to the image,
+        and scores (batch, anchors, num_classes) in 0..1, level after level.
+        """
+        bottom, right = ((side + 31) // 32 * 32 - side for side in images.shape[-2:])
+        maps = list(self.backbone(F.pad(images, (0, right, 0, bottom))).values())
+        outputs = self.head(maps)
+        codes = outputs["bbox_regression"]
+        anchors = torch.cat(self.anchor_generator.per_level(maps)).repeat(images.shape[0], 1)
+        return self.box_coder.decode_single(codes.flatten(0, 1), anchors).view_as(codes), outputs[
+            "cls_logits"
+        ].sigmoid()
+
+
+def most_likely(scores: Tensor, most: int) -> Tensor:
+    """The places of the rows of scores (n, num_classes) with the highest entries, at most that many."""
+    return scores.amax(1).topk(min(most, len(scores))).indices

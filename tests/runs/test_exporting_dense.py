@@ -1,0 +1,189 @@
+"""Exported segmentors, detectors and backbones against the networks that they were made from."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch.nn.functional import adaptive_avg_pool2d
+
+import linvit
+from linvit.data.dense.source import DensePreprocessing
+from linvit.deploy.facts import BACKBONE, Facts
+from linvit.deploy.formats import FORMATS, opened
+from linvit.deploy.graph import OnPixels, pooled
+from linvit.models.dense.backbone import DenseBackbone
+from linvit.models.dense.frameworks import SEGMENTORS, build_dense
+from linvit.runs.exported import run_of_file
+from linvit.runs.exporting import Candidates
+from linvit.runs.run import Run
+from linvit.runs.tasks import TASKS
+
+NAMES = ["cat", "dog", "hare"]
+SIZES = [(64, 64), (90, 120), (310, 200)]  # photos, scaled to fit 96 and 64 px
+ANY_SIZE = [(framework, suffix) for framework in SEGMENTORS for suffix in (".onnx", ".xml", ".pt2")]
+ANY_SIZE += [("retinanet", ".onnx"), ("retinanet", ".xml")]  # .pt2 from 128 px only
+ONE_SIZE = [("retinanet", ".pt2")]
+
+
+def run_of(framework: str, backbone: str = "resnet10t") -> Run:
+    """A run that has learned nothing, and whose scores differ."""
+    torch.manual_seed(0)
+    kind = "segmentation" if framework in SEGMENTORS else "detection"
+    model = {"framework": framework, "backbone": backbone, "heads": {"width": 8}}
+    task = TASKS[kind].build(model, len(NAMES))
+    head = task.network.head if hasattr(task.network, "head") else None
+    if framework == "retinanet":
+        torch.nn.init.normal_(head.classification_head.cls_logits.weight, std=3000)
+        torch.nn.init.constant_(head.classification_head.cls_logits.bias, -2)
+        torch.nn.init.normal_(head.regression_head.bbox_reg.weight)
+    elif kind == "segmentation":
+        torch.nn.init.normal_(head.classifier[1].weight)
+    preprocessing = DensePreprocessing(96, 64, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    stored = {"labels": [2, 5, 7]} if kind == "segmentation" else {"category_ids": [3, 1, 9]}
+    return Run(TASKS[kind], task, NAMES, preprocessing, None, f"{framework} on {backbone}", stored=stored)
+
+
+def photos(sizes=SIZES) -> list[np.ndarray]:
+    return [np.random.default_rng(i).integers(0, 256, (*size, 3), dtype=np.uint8) for i, size in enumerate(sizes)]
+
+
+def check_same(run: Run, loaded: Run, sizes=SIZES) -> None:
+    assert (loaded.name, loaded.class_names, loaded.stored) == (run.name, run.class_names, run.stored)
+    assert loaded.preprocessing == run.preprocessing
+    for got, expected in zip(loaded.predict(photos(sizes)), run.predict(photos(sizes)), strict=True):
+        if run.spec.name == "segmentation":
+            assert (got.labels != expected.labels).float().mean() < 1e-3  # two classes may be as likely
+            assert len(expected.labels.unique()) > 1
+            continue
+        assert got.scores == pytest.approx(expected.scores, abs=1e-5)
+        gaps = -torch.tensor([2.0, *expected.scores, -1.0], dtype=torch.float64).diff()
+        clear = (gaps[1:] > 1e-5) & (gaps[:-1] > 1e-5)  # objects with the same score may change places
+        assert clear.sum() > 50
+        assert torch.equal(torch.tensor(got.labels)[clear], torch.tensor(expected.labels)[clear])
+        torch.testing.assert_close(got.boxes[clear], expected.boxes[clear], atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 3), (7, 13), (2, 40)])
+@pytest.mark.parametrize("cells", [(1, 1), (2, 2), (3, 6), (6, 6)])
+def test_pooling_by_products_is_adaptive_pooling(size, cells):
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    torch.testing.assert_close(pooled(x, cells), adaptive_avg_pool2d(x, cells))
+
+
+def test_a_file_of_a_segmentor_gives_the_label_maps_of_its_run(tmp_path):
+    run = run_of("semantic_fpn")
+    exported = run.export(tmp_path / "maps.pt2", size=(64, 96), dynamic=False)
+    assert exported.difference < 1e-5 * exported.largest
+    assert (exported.facts.strides, exported.facts.fit) == ((1,), (96, 64))
+    loaded = linvit.load_run(exported.path)
+    check_same(run, loaded, [(64, 96), (128, 192)])
+    with pytest.raises(ValueError, match=r"64×64 px, but .*maps.pt2 reads 3 and 64×96 px"):
+        loaded.predict(photos([(64, 64)]))
+
+
+def _in_memory(monkeypatch, network, facts: Facts) -> Run:
+    """The run of a file whose session is the network itself."""
+    session = OnPixels(network, facts.mean, facts.std)
+    monkeypatch.setattr("linvit.runs.exported.opened", lambda path: (facts, session))
+    return run_of_file(Path("file.onnx"))
+
+
+@pytest.fixture
+def facts():
+    run = run_of("retinanet")
+    about = run.preprocessing
+    named = {"name": run.name, "task": "detection", "class_names": tuple(NAMES), "weights": "", "stored": run.stored}
+    strides, fit = (8, 16, 32, 64, 128), (96, 64)
+    seen = {"size": (64, 64), "smallest": 32, "mean": about.mean, "std": about.std, "strides": strides, "fit": fit}
+    return Facts(**named, **seen, interpolation="bilinear", crop_pct=1.0, outputs=("boxes", "scores"))
+
+
+def test_the_detections_of_a_file_are_those_of_its_run(monkeypatch, facts):
+    run = run_of("retinanet")
+    check_same(run, _in_memory(monkeypatch, Candidates(run.network), facts))
+    thin = (30, 300)  # scaled to 10 px, which both fill up to 32
+    found = _in_memory(monkeypatch, Candidates(run.network), facts).predict(photos([thin]))[0]
+    assert found.size == thin
+    assert found.boxes[:, 3].max() <= 30.01
+
+
+@pytest.mark.parametrize("change", [{"task": "speech"}, {"fit": None}, {"task": "classification"}])
+def test_facts_that_contradict_each_other_are_one_sentence(monkeypatch, facts, change):
+    with pytest.raises(ValueError, match=r"What file.onnx says about its task '\w+' is damaged: export it again"):
+        _in_memory(monkeypatch, torch.nn.Identity(), replace(facts, **change))
+
+
+def test_a_backbone_has_an_output_for_each_map(tmp_path):
+    network = timm.create_model("resnet10t", features_only=True, out_indices=(1, 2, 4)).eval()
+    exported = linvit.export(network, tmp_path / "maps.onnx", size=64)
+    facts, session = opened(exported.path)
+    assert (facts.task, facts.outputs, facts.strides) == (BACKBONE, ("stride4", "stride8", "stride32"), (4, 8, 32))
+    images = torch.randint(0, 256, (2, 3, 45, 70), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = OnPixels(network, facts.mean, facts.std)(images)
+    for got, wanted in zip(session(images), expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"maps.onnx is the backbone resnet10t, which has maps and predicts nothing"):
+        linvit.load_run(exported.path)
+
+
+def test_one_wrong_map_among_many_is_not_kept(tmp_path, monkeypatch):
+    open_file = FORMATS[".pt2"].open
+
+    def wrong(*given):
+        text, session = open_file(*given)
+        return text, lambda images: (*session(images)[:-1], 1.01 * session(images)[-1])
+
+    monkeypatch.setitem(FORMATS, ".pt2", replace(FORMATS[".pt2"], open=wrong))
+    network = timm.create_model("resnet10t", features_only=True).eval()
+    with pytest.raises(ValueError, match="so it is not kept"):
+        linvit.export(network, tmp_path / "maps.pt2", size=64, dynamic=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (lambda: run_of("mask_rcnn"), "mask_rcnn on resnet10t cannot be exported, .*only retinanet can"),
+        (lambda: build_dense("upernet", "resnet10t", 3), "`source` is of type UperNet, expected a run, a classifier"),
+        (lambda: torch.nn.ReLU(), "`source` is of type ReLU, expected a run"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence(tmp_path, source, message):
+    with pytest.raises(ValueError, match=message):
+        linvit.export(source(), tmp_path / "x.pt2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("framework", "suffix"), ANY_SIZE)
+def test_files_of_any_size(framework, suffix, tmp_path):
+    run = run_of(framework, "mavit_nano")
+    check_same(run, linvit.load_run(run.export(tmp_path / f"file{suffix}").path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("framework", "suffix"), ONE_SIZE)
+def test_files_of_one_size(framework, suffix, tmp_path):
+    run = run_of(framework, "mavit_nano")
+    path = run.export(tmp_path / f"file{suffix}", size=(64, 96), dynamic=False).path
+    check_same(run, linvit.load_run(path), [(64, 96), (128, 192)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ravlt_nano", "care_nano", "deit_tiny_mala", "swin_tiny_rala", "convnext_atto"])
+@pytest.mark.parametrize("suffix", list(FORMATS))
+def test_every_backbone_in_every_format(name, suffix, tmp_path):
+    network = timm.create_model(name, features_only=True).eval()
+    exported = linvit.export(network, tmp_path / f"maps{suffix}", size=224 if "tiny" in name else 64, dynamic=False)
+    assert exported.difference < 1e-5 * exported.largest
+
+
+@pytest.mark.slow
+def test_a_dense_backbone_is_one(tmp_path):
+    exported = linvit.export(DenseBackbone("mavit_nano"), tmp_path / "maps.onnx", size=64)
+    assert exported.facts.outputs == ("stride4", "stride8", "stride16", "stride32")
+    assert exported.facts.name == "mavit_nano"
