@@ -80,8 +80,10 @@ class ExportedDetector(ExportedNetwork):
 def run_of_file(path: Path) -> Run:
     """A run around an exported file, which predicts and evaluates in its runtime.
 
-    Raises ValueError for a file that is damaged, that linvit did not write or that is no run (a backbone), ImportError
-    if the runtime is missing.
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ImportError: if the runtime is not installed.
+        ValueError: if the file is damaged, was not written by linvit, or contains a backbone, which cannot predict.
     """
     facts, session = opened(path)
     if facts.task == BACKBONE:

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from torch import library
 
 from linvit.kernels import cpu, support
 from linvit.ops import linear_attention, rotary_1d
@@ -245,7 +246,7 @@ def test_what_the_kernel_cannot_do_is_said():
 def test_the_operator_keeps_torchs_rules():
     tensors = [x.requires_grad_() for x in draw()]
     table = rotary_1d(37, 16)
-    torch.library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, None, 0, 0, 1, True, 1e-6))
+    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, None, 0, 0, 1, True, 1e-6))
 
 
 def test_a_compiler_keeps_the_kernel_in_one_graph():

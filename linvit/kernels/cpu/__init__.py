@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from linvit.kernels.cpu import depthwise as depthwise
 from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
@@ -58,9 +58,9 @@ def build() -> None:
             f"{compiler!r} could not compile the CPU kernel ({lines[-1] if lines else error}): set CXX to g++ 11 or"
             " clang 14 or newer, or do not call build()."
         ) from error
-    torch.library.register_fake("linvit_cpu::attend", _shape, allow_override=True)
-    torch.library.register_fake("linvit_cpu::attend_backward", _shapes_of_gradients, allow_override=True)
-    torch.library.register_autograd("linvit_cpu::attend", _gradients, setup_context=_save)
+    library.register_fake("linvit_cpu::attend", _shape, allow_override=True)
+    library.register_fake("linvit_cpu::attend_backward", _shapes_of_gradients, allow_override=True)
+    library.register_autograd("linvit_cpu::attend", _gradients, setup_context=_save)
 
 
 @torch.compiler.assume_constant_result
