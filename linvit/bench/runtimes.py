@@ -1,6 +1,7 @@
 """Exported networks in other runtimes, if they are installed."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.bench.clock import TensorsCall
-from linvit.deploy.formats import FORMATS
+from linvit.deploy.formats import FORMATS, session_of
 from linvit.deploy.graph import exported
 from linvit.fusion import fuse
 
@@ -34,8 +35,8 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int) -> Te
     images = x.float().contiguous()
     with TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad():
         path = Path(folder) / f"network{suffix}"
-        runtime.write(exported(fuse(network.float(), "graph"), images.clone()), "", path, ["outputs"])
-        _, session = runtime.open(path, threads, precision)
+        program = exported(fuse(deepcopy(network).float(), "graph"), images.clone())
+        session = session_of(runtime, program, "", path, ["outputs"], threads, precision)
     return lambda: session(images)
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from linvit.deploy.facts import Facts
-from linvit.deploy.formats import Format, Session, format_of
+from linvit.deploy.formats import Format, Session, format_of, session_of
 from linvit.deploy.graph import OnPixels, exported, sample
 from linvit.files import check_output_file, reason_of
 from linvit.fusion import fuse
@@ -56,7 +55,7 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         written = Path(folder) / target.name
-        session = _written(format, program, facts, written)
+        session = session_of(format, program, facts.to_json(), written, facts.outputs)
         difference, largest = _compared(OnPixels(network, facts.mean, facts.std), format, session, images)
         if not difference <= TOLERANCE * largest:  # NaN is not
             raise ValueError(
@@ -67,14 +66,6 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
             os.replace(file, target.parent / file.name)
     sizes = tuple((int(batch.shape[2]), int(batch.shape[3])) for batch in images)
     return Exported(target, format.name, facts, difference, largest, sizes)
-
-
-def _written(format: Format, program: ExportedProgram, facts: Facts, path: Path) -> Session:
-    try:
-        format.write(program, facts.to_json(), path, facts.outputs)
-        return format.open(path, None, "float32")[1]
-    except Exception as error:  # converters raise errors of many classes
-        raise ValueError(f"{format.name} cannot take this network ({reason_of(error)}).") from error
 
 
 def _compared(network: nn.Module, format: Format, session: Session, images: Sequence[Tensor]) -> tuple[float, float]:

@@ -1,6 +1,8 @@
 """The formats of exported files: how each is written, and how its runtime runs it on this machine."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,9 +125,23 @@ def _open_pt2(path: Path, threads: int | None, precision: str) -> tuple[str | No
     return extra[KEY] or None, run
 
 
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Drops what ExecuTorch prints about the processor and about its own use of torch: nobody can act on it."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _write_executorch(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
+    with _silent_stderr():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
 
     about = torch.tensor(list(facts.encode()), dtype=torch.uint8)  # a method that returns a constant
     lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: about})
@@ -133,11 +149,12 @@ def _write_executorch(program: ExportedProgram, facts: str, path: Path, outputs:
 
 
 def _open_executorch(path: Path, threads: int | None, precision: str) -> tuple[str | None, Session]:
-    from executorch.runtime import Runtime
+    with _silent_stderr():
+        from executorch.runtime import Runtime
 
-    program = Runtime.get().load_program(path)
-    about = program.load_method(KEY).execute([])[0] if KEY in program.method_names else None
-    method = program.load_method("forward")
+        program = Runtime.get().load_program(path)
+        about = program.load_method(KEY).execute([])[0] if KEY in program.method_names else None
+        method = program.load_method("forward")
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
         return tuple(values.clone() for values in method.execute([images]))
@@ -174,6 +191,26 @@ def format_of(path: Path) -> Format:
         raise ValueError(f"The file {path} has the suffix {path.suffix!r}, expected one of {known}: change it.")
     FORMATS[path.suffix].need()
     return FORMATS[path.suffix]
+
+
+def session_of(
+    format: Format,
+    program: ExportedProgram,
+    facts: str,
+    path: Path,
+    outputs: Sequence[str],
+    threads: int | None = None,
+    precision: str = "float32",
+) -> Session:
+    """The session of a program, written to a file of the format.
+
+    Raises ValueError for a program that the format or its runtime cannot take.
+    """
+    try:
+        format.write(program, facts, path, outputs)
+        return format.open(path, threads, precision)[1]
+    except Exception as error:  # converters raise errors of many classes
+        raise ValueError(f"{format.name} cannot take this network ({reason_of(error)}).") from error
 
 
 def opened(path: Path, threads: int | None = None) -> tuple[Facts, Session]:

@@ -1,6 +1,7 @@
 """Networks written to files of other runtimes."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -82,15 +83,15 @@ def export(
 
 
 def _of_run(run: Run) -> tuple[nn.Module, Facts]:
-    """What is written of a run's network, and the facts about it for files of one size."""
-    network, about = run.network, run.preprocessing
+    """What is written of a copy of a run's network, and the facts about it for files of one size."""
     if run.spec.name not in EXPORTED:
         raise ValueError(
             f"{run.name} is a run of the task {run.spec.name}, expected {', '.join(EXPORTED[:-1])} or {EXPORTED[-1]}:"
             " give one."
         )
-    if isinstance(network, ExportedNetwork):
-        raise ValueError(f"{network.path} is an exported file: export the run that it was made from.")
+    if isinstance(run.network, ExportedNetwork):
+        raise ValueError(f"{run.network.path} is an exported file: export the run that it was made from.")
+    network, about = deepcopy(run.network), run.preprocessing
     facts = _facts(run.name, run.spec.name, network, about.mean, about.std)
     facts = replace(facts, class_names=tuple(run.class_names), stored=run.stored)
     if isinstance(about, Preprocessing):
@@ -105,8 +106,9 @@ def _of_run(run: Run) -> tuple[nn.Module, Facts]:
 
 
 def _of_network(network: nn.Module) -> tuple[nn.Module, Facts]:
-    """What is written of a backbone or timm classifier, and the facts about it for files of one size."""
+    """What is written of a copy of a backbone or timm classifier, and the facts about it for files of one size."""
     check_network("source", network)
+    network = deepcopy(network)
     if isinstance(network, DenseBackbone):
         body, strides = network.body, list(STRIDES)
     elif isinstance(getattr(network, "feature_info", None), FeatureInfo):

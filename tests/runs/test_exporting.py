@@ -91,12 +91,20 @@ def test_no_path_of_this_machine_is_in_a_file(files):
     "name", ["ravlt_nano", "mavit_nano", "care_nano", "deit_tiny_mala", "swin_tiny_rala", "resnet18"]
 )
 @pytest.mark.parametrize("suffix", list(FORMATS))
-def test_every_family_in_every_format(name, suffix, tmp_path):
+def test_every_family_in_every_format(name, suffix, tmp_path, capfd):
     network = timm.create_model(name, num_classes=10).eval()
     fixed = {} if "_nano" in name or name == "resnet18" else {"dynamic": False}
     exported = linvit.export(network, tmp_path / f"network{suffix}", size=224 if fixed else 64, **fixed)
     assert exported.facts.name == name
     assert exported.difference < 1e-5 * exported.largest
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_network_is_left_as_it_was(tmp_path):
+    network = timm.create_model(SMALL["name"], depths=SMALL["depths"], num_classes=3).half()
+    linvit.export(network, tmp_path / "half.pt2", size=32)
+    assert network.training
+    assert all(weight.dtype == torch.float16 for weight in network.parameters())
 
 
 @pytest.mark.parametrize(
