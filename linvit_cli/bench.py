@@ -76,7 +76,8 @@ def finish(report: "Report", options: argparse.Namespace) -> None:
 
     from linvit.bench import kinds, page
 
-    show_rows(page.cells(report), left=page.words(report), box=box.MARKDOWN)
+    table = page.cells(report)
+    show_rows(table, left=page.words(table), box=box.MARKDOWN)
     for sentence in page.sentences(report):
         show(sentence)
     if options.output is not None:

@@ -2,13 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import torch
 
 from linvit.bench import memory, rows
 from linvit.bench.checks import TOLERANCES, check
+from linvit.bench.clock import Call
 from linvit.bench.networks import (
     BYTES_PER_PIXEL,
     OURS,
@@ -23,6 +26,8 @@ from linvit.bench.networks import (
 )
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row, Timed
+from linvit.bench.runtimes import FileCall, file_call
+from linvit.deploy.formats import FORMATS
 from linvit.files import reason_of
 from linvit.models.by_name import check_model, is_ours
 from linvit.ranges import Count
@@ -39,7 +44,10 @@ PEERS = (
 
 @dataclass(frozen=True)
 class Options(rows.Options):
-    """Options of `linvit bench model`; sizes are (height, width)."""
+    """Options of `linvit bench model`; sizes are (height, width).
+
+    variants: of every network, and exported files, each timed once.
+    """
 
     names: Sequence[str] = OURS
     variants: Sequence[str] = ("plain", "reference", "fused")
@@ -53,7 +61,10 @@ class Options(rows.Options):
         for name in (*self.names, *self.peers):
             check_model(name)
         for variant in (*self.variants, *self.peer_variants):
-            parts_of(variant)
+            if variant in self.peer_variants or not is_file(variant):
+                parts_of(variant)
+            elif not Path(variant).is_file():
+                raise FileNotFoundError(f"The file {variant} does not exist: check the path.")
 
     def least_bytes(self) -> int:
         """The bytes of the images and of a network's first maps, a lower bound."""
@@ -61,14 +72,21 @@ class Options(rows.Options):
         return BYTES_PER_PIXEL * pixels * max(self.batches, default=0)
 
 
+def is_file(variant: str) -> bool:
+    """Whether a variant is the path of an exported file."""
+    return Path(variant).suffix in FORMATS
+
+
 def cases(options: Options, size: tuple[int, int], batch: int) -> list[Case]:
     """All networks and variants at one size and batch; `reference` only if a released order exists."""
-    listed = [(name, variant) for name in options.names for variant in options.variants]
+    files = [variant for variant in options.variants if is_file(variant)]
+    listed = [(name, variant) for name in options.names for variant in options.variants if variant not in files]
+    listed += [(Path(file).stem, file) for file in files]
     listed += [(name, variant) for name in options.peers for variant in options.peer_variants]
     return [
         Case(name, variant, size, batch, options.device, options.threads, options.seed, options.framework)
         for name, variant in dict.fromkeys(listed)
-        if is_ours(name) or "reference" not in parts_of(variant)
+        if is_file(variant) or is_ours(name) or "reference" not in parts_of(variant)
     ]
 
 
@@ -91,8 +109,12 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
 
 def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
     calls: dict[str, Timed] = {}
-    for _, variants in itertools.groupby(group, lambda case: case.name):
-        calls |= _checked(list(variants), options, report, progress)
+    for _, variants in itertools.groupby(group, lambda case: (case.name, is_file(case.variant))):
+        listed = list(variants)
+        if is_file(listed[0].variant):
+            calls |= _of_files(listed, options, report, progress)
+        else:
+            calls |= _checked(listed, options, report, progress)
     rows.time_all(calls, options, progress)
 
 
@@ -120,11 +142,31 @@ def _checked(group: list[Case], options: Options, report: Report, progress: Prog
                 raise
             row.skipped = reason_of(error)
             continue
-        if options.memory:
-            progress.say(f"memory of {case.label}")
-            row.peak_mib = memory.peak(case.device, case.threads, call, build_call, case)
+        _measure_memory(case, row, call, options, progress)
         calls[case.label] = Timed(row, call, replace(case, variant="plain").label, _rivals(case, options))
     return calls
+
+
+def _of_files(group: list[Case], options: Options, report: Report, progress: Progress) -> dict[str, Timed]:
+    """The calls of exported files by label; they were checked when they were written."""
+    calls = {}
+    for case in group:
+        row = row_of(case, None)
+        report.rows.append(row)
+        progress.say(f"opening {case.variant}")
+        call = file_call(Path(case.variant), images(case), case.threads)
+        _measure_memory(case, row, call, options, progress)
+        calls[case.label] = Timed(row, call, rivals=_rivals(case, options))
+    return calls
+
+
+def _measure_memory(case: Case, row: Row, call: Call, options: Options, progress: Progress) -> None:
+    peak: Callable[[], float | None] = partial(memory.peak, case.device, case.threads, call, build_call, case)
+    if isinstance(call, FileCall):
+        row.file_mib, peak = call.mebibytes, call.peak
+    if options.memory:
+        progress.say(f"memory of {case.label}")
+        row.peak_mib = peak()
 
 
 def _rivals(case: Case, options: Options) -> dict[str, str]:

@@ -1,14 +1,16 @@
 """The results of a benchmark as a table, as sentences, and as a section of a Markdown page."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, replace_between_marks
 from linvit.bench import machine
 from linvit.bench.rows import Report, Row, measured
+from linvit.models.published import PUBLISHED
 
 CLOCKS = {"cpu": "CPU time", "wall": "wall time", "gpu": "GPU time"}
+MISSING = "–"
 STEPS = 50  # of sampling an image
 
 Cell = Callable[[Row], str]
@@ -16,12 +18,12 @@ Cell = Callable[[Row], str]
 
 def _number(value: float | None) -> str:
     if value is None:
-        return "–"
+        return MISSING
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _formatted(value: float | None, form: str = ".2f") -> str:
-    return "–" if value is None else format(value, form)
+    return MISSING if value is None else format(value, form)
 
 
 def _against(rival: str) -> Cell:
@@ -40,15 +42,19 @@ def _precise(arrangement: str | None = None) -> Cell:
     return cell
 
 
+def _top1(row: Row) -> str:
+    return f"{PUBLISHED[row.name].top1:g}" if row.name in PUBLISHED else MISSING
+
+
 VARIANT: dict[str, Cell] = {"variant": lambda row: row.variant, "dtype": lambda row: row.dtype}
 TOKENS: dict[str, Cell] = {"tokens": lambda row: f"{row.tokens:,}"}
-SIZE: dict[str, Cell] = {"px": lambda row: f"{row.size[0]} × {row.size[1]}" if row.size else "–"}
+SIZE: dict[str, Cell] = {"px": lambda row: f"{row.size[0]} × {row.size[1]}" if row.size else MISSING}
 BATCH: dict[str, Cell] = {"batch": lambda row: str(row.batch)}
 TIME: dict[str, Cell] = {"ms": lambda row: _number(row.median_ms), "± IQR": lambda row: _number(row.spread_ms)}
 RATIOS: dict[str, Cell] = {"× plain": lambda row: _formatted(row.ratio), "× reference": _against("reference")}
 ERROR: dict[str, Cell] = {"error": lambda row: _formatted(row.error, ".0e")}
 PEAK: dict[str, Cell] = {"peak MiB": lambda row: _number(row.peak_mib)}
-NETWORK: dict[str, Cell] = {"network": lambda row: row.name, "pattern": lambda row: row.pattern or "–"}
+NETWORK: dict[str, Cell] = {"network": lambda row: row.name, "pattern": lambda row: row.pattern or MISSING}
 MECHANISM: dict[str, Cell] = {"mechanism": lambda row: row.name, "network": lambda row: row.variant}
 
 OF_NETWORKS = {**NETWORK, **SIZE, **VARIANT, **BATCH, **TIME, **RATIOS, **ERROR, **PEAK}
@@ -57,7 +63,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "operator": lambda row: row.name,
         **VARIANT, **TOKENS, **BATCH, **TIME, **RATIOS, "× sdpa": _against("sdpa"), **ERROR, **PEAK,
     },
-    "model": OF_NETWORKS,
+    "model": {**OF_NETWORKS, "file MiB": lambda row: _number(row.file_mib), "published top-1, %": _top1},
     "train": OF_NETWORKS,
     "memory": OF_NETWORKS,
     "decoding": {
@@ -80,19 +86,21 @@ WORDS = {"operator", "network", "mechanism", "pattern", "px", "variant", "dtype"
 
 
 def cells(report: Report) -> list[dict[str, str]]:
-    """The cells of the table, by heading."""
-    return [{heading: cell(row) for heading, cell in COLUMNS[report.kind].items()} for row in report.rows]
+    """The cells of the table, by heading, without columns in which nothing was measured."""
+    table = [{heading: cell(row) for heading, cell in COLUMNS[report.kind].items()} for row in report.rows]
+    filled = {heading for row in table for heading, cell in row.items() if cell != MISSING}
+    return [{heading: cell for heading, cell in row.items() if heading in filled} for row in table]
 
 
-def words(report: Report) -> int:
-    """How many of the first columns contain words."""
-    return sum(heading in WORDS for heading in COLUMNS[report.kind])
+def words(table: Sequence[Mapping[str, str]]) -> int:
+    """How many of the first columns of a table contain words."""
+    return sum(heading in WORDS for row in table[:1] for heading in row)
 
 
 def to_markdown(report: Report) -> str:
     """Machine, table and sentences."""
-    rows = [list(row.values()) for row in cells(report)]
-    table = markdown_table(list(COLUMNS[report.kind]), rows, left=words(report))
+    rows = cells(report)
+    table = markdown_table(list(rows[0]), [list(row.values()) for row in rows], left=words(rows)) if rows else ""
     sections = [f"{machine.sentence(report.machine)}.", table, "\n".join(f"- {line}" for line in sentences(report))]
     return "\n\n".join(filter(None, sections))
 

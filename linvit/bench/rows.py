@@ -42,7 +42,7 @@ class Row:
     forward_backward or step. clock: cpu (of the process), wall or gpu. median_ms, spread_ms (interquartile range): of
     one call. ratio: how many times as fast as the plain eager float32 row named in base. against: the same against
     other rows of the run. error: relative L2 error of the check; errors: of other arrangements. peak_mib: memory above
-    inputs and weights. skipped: why nothing was measured.
+    inputs and weights; of an exported file, with its weights. file_mib: its size. skipped: why nothing was measured.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Row:
     error: float | None = None
     errors: dict[str, float] = field(default_factory=dict)
     peak_mib: float | None = None
+    file_mib: float | None = None
     skipped: str | None = None
 
     @property

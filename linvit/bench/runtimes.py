@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,16 +10,51 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from linvit.bench.clock import TensorsCall
-from linvit.deploy.formats import FORMATS, session_of
+from linvit.bench.memory import MEBIBYTE, in_new_process, peak_above
+from linvit.deploy.formats import FORMATS, Session, opened, session_of
 from linvit.deploy.graph import exported
 from linvit.fusion import fuse
 
 PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
-def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int) -> TensorsCall:
-    """The network, folded and written to a file of that format, in its runtime on the CPU.
+@dataclass(frozen=True)
+class FileCall:
+    """A call of an exported file in its runtime on the CPU, with the same images every time.
+
+    session: of the file. open: makes another one; a function of a module, or a partial of one. path: the file; files
+    with the same stem belong to it. images: what the file reads. folder: if it is temporary, kept as long as the call.
+    """
+
+    session: Session
+    open: Callable[[], Session]
+    path: Path
+    images: Tensor
+    folder: TemporaryDirectory[str] | None = None
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        return self.session(self.images)
+
+    @property
+    def mebibytes(self) -> float:
+        """Size of the file, and of those that belong to it."""
+        return sum(file.stat().st_size for file in self.path.parent.glob(f"{self.path.stem}.*")) / MEBIBYTE
+
+    def peak(self) -> float | None:
+        """Peak in MiB of a new process that opens the file and calls it, above what it needed before; see peak_of."""
+        try:
+            return in_new_process(_peak, self.open, self.images)
+        except MemoryError:
+            return None
+
+
+def _peak(open: Callable[[], Session], images: Tensor) -> float | None:
+    open()  # a first time, because imports do not count
+    return peak_above(lambda: open()(images))
+
+
+def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int) -> FileCall:
+    """The network, folded and written to a file of that format, in its runtime.
 
     x: images; the runtime computes in their dtype.
 
@@ -33,14 +69,32 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int) -> Te
         known = " and ".join(runtime.precisions)
         raise ValueError(f"{runtime.name} computes in {known} here, not in {precision or x.dtype}")
     images = x.float().contiguous()
-    with TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad():
-        path = Path(folder) / f"network{suffix}"
+    folder = TemporaryDirectory()
+    path = Path(folder.name) / f"network{suffix}"
+    with torch.inference_mode(False), torch.no_grad():
         program = exported(fuse(deepcopy(network).float(), "graph"), images.clone())
         session = session_of(runtime, program, "", path, ["outputs"], threads, precision)
-    return lambda: session(images)
+    return FileCall(session, partial(_session, suffix, path, threads, precision), path, images, folder)
 
 
-RUNTIMES: dict[str, Callable[[nn.Module, Tensor, int], TensorsCall]] = {
+def _session(suffix: str, path: Path, threads: int, precision: str) -> Session:
+    return FORMATS[suffix].open(path, threads, precision)[1]
+
+
+def file_call(path: Path, x: Tensor, threads: int) -> FileCall:
+    """An exported file of the user's, in its runtime, with images as in x, which are normalized, as pixels.
+
+    Raises as `linvit.deploy.formats.opened`, and ValueError for images that the file cannot read.
+    """
+    facts, session = opened(path, threads)
+    facts.check(x.shape, path)
+    if len(x) > 1 and not facts.dynamic:
+        raise ValueError(f"{path} reads one image, but the batch has {len(x)}: leave `batches` out.")
+    pixels = (x * 64 + 128).clamp(0, 255).to(torch.uint8)
+    return FileCall(session, partial(_session, path.suffix, path, threads, "float32"), path, pixels)
+
+
+RUNTIMES: dict[str, Callable[[nn.Module, Tensor, int], FileCall]] = {
     "onnxruntime": partial(runtime_call, ".onnx"),
     "openvino": partial(runtime_call, ".xml"),
     "executorch": partial(runtime_call, ".pte"),

@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 
+from linvit import export
 from linvit.bench import networks, rows
 from linvit.bench.checks import WrongResultError
 from linvit.bench.inference import PEERS, Options, findings, measure
@@ -106,6 +107,28 @@ def test_other_runtimes_give_the_same(variant, tolerance):
         expected = network(images(case))
         (got,) = variant_call(network, images(case), case)()
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+
+
+def test_an_exported_file_is_timed_beside_the_networks(tmp_path):
+    network = timm.create_model("ravlt_nano", num_classes=5, depths=(1, 1, 1, 1))
+    file = export(network, tmp_path / "five.onnx", size=32).path
+    _, timed = measured(variants=("plain", str(file)), peers=(), memory=True).rows
+    assert (timed.name, timed.variant, timed.error) == ("five", str(file), None)
+    assert timed.median_ms > 0
+    assert timed.file_mib == pytest.approx(file.stat().st_size / 2**20)
+    assert timed.peak_mib > timed.file_mib / 2
+
+
+def test_a_file_that_cannot_be_timed_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"gone.onnx does not exist"):
+        Options(variants=("plain", "gone.onnx"))
+    with pytest.raises(ValueError, match=r"'some.onnx', expected one of plain"):
+        Options(peer_variants=("some.onnx",))
+    fixed = export(timm.create_model("resnet10t", num_classes=2), tmp_path / "fixed.onnx", size=32, dynamic=False).path
+    with pytest.raises(ValueError, match=r"32×48 px, but .*fixed.onnx reads 3 and 32×32 px"):
+        measured(names=(), variants=(str(fixed),), peers=())
+    with pytest.raises(ValueError, match=r"reads one image, but the batch has 2"):
+        measured(names=(), variants=(str(fixed),), peers=(), sizes=((32, 32),), batches=(2,))
 
 
 def test_transformers_of_fixed_size_are_built_for_theirs():
