@@ -5,6 +5,7 @@ from types import ModuleType
 from linvit_cli import (
     analyze,
     bench,
+    check_gpu,
     compare,
     convert,
     data,
@@ -32,7 +33,7 @@ GROUPS: dict[str, dict[str, ModuleType]] = {
         "export": export,
     },
     "look inside": {"analyze": analyze},
-    "measure": {"bench": bench, "compare": compare, "study": study},
+    "measure": {"bench": bench, "check-gpu": check_gpu, "compare": compare, "study": study},
     "data": {"data": data},
 }
 COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
@@ -41,6 +42,6 @@ COMMANDS = {name: module for group in GROUPS.values() for name, module in group.
 def overview() -> str:
     """The commands by group, one line each."""
     return "\n\n".join(
-        f"{group}:\n" + listing({f"{name:8}": module.HELP for name, module in commands.items()})
+        f"{group}:\n" + listing({f"{name:9}": module.HELP for name, module in commands.items()})
         for group, commands in GROUPS.items()
     )

@@ -10,7 +10,7 @@ from linvit_cli.run_arguments import add_decoding, add_network, chosen, load
 from linvit_cli.streams import complain, show
 from linvit_cli.tables import show_rows
 
-HELP = "Evaluate a run on held-out data: accuracy, AP, mIoU, word errors …"
+HELP = "Evaluate a run on held-out data: accuracy, AP, mIoU, word errors…"
 EXAMPLES = (
     "linvit eval runs/ravlt_nano_digits --report",
     "linvit eval --model ravlt_tiny --checkpoint RAVLT_T.pth data=imagenet data.batch_size=64",

@@ -6,7 +6,7 @@ from linvit_cli.parser import whole
 from linvit_cli.run_arguments import add_network, chosen, load
 from linvit_cli.streams import show
 
-HELP = "Write a file for ONNX Runtime, OpenVINO, ExecuTorch or torch.export."
+HELP = "Write a file for ONNX Runtime, OpenVINO, ExecuTorch or torch alone."
 EXAMPLES = (
     "linvit export runs/ravlt_nano_digits digits.onnx",
     "linvit export --model mavit_tiny --checkpoint mavit_tiny.safetensors mavit_tiny.xml --size 384",

@@ -16,19 +16,20 @@ from linvit.bench.rows import Row
 from linvit.bench.runtimes import RUNTIMES
 from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.fusion import fuse
-from linvit.kernels import cpu
+from linvit.kernels import cpu, record
+from linvit.kernels.support import machine_obstacle
 from linvit.models.by_name import is_ours
 from linvit.models.dense.frameworks import build_dense
 from linvit.ranges import check_names
 
 OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 PLAIN = "plain"
-PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", *RUNTIMES)
+PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", "triton", *RUNTIMES)
 """Changes to the plain eager float32 network, joined by "+" in a variant such as "fused+bf16".
 
 reference: the attentions in the released order. fused: `linvit.fuse`, after timm's own reparametrization.
 channels_last, bf16: weights and image. compiled: `torch.compile`; frozen: the same with its weights as constants.
-cpp: linear attention by `linvit.kernels.cpu`.
+cpp, triton: linear attention by `linvit.kernels.cpu`, or by `linvit.kernels` on a GPU.
 onnxruntime, openvino, executorch: the folded and exported network through that runtime.
 """
 CLASSES = 1000
@@ -151,7 +152,11 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
     if "cpp" in parts:
         cpu.build()
         return lambda: (function(x),)
-    return cpu.aside()(lambda: (function(x),))
+    if "triton" in parts:
+        reason = machine_obstacle(x.device)
+        if reason is not None:
+            raise ValueError(f"the kernels cannot run: {reason}")
+    return cpu.aside()(record.trusted("triton" in parts)(lambda: (function(x),)))
 
 
 def build_call(case: Case) -> Call:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from linvit.bench import memory, rows
-from linvit.bench.checks import TOLERANCES, check
+from linvit.bench.checks import TOLERANCES, WrongResultError, check
 from linvit.bench.clock import Call, TensorsCall
 from linvit.bench.progress import Progress
 from linvit.bench.reference import REFERENCES, Tables, wide_tables
@@ -19,10 +19,12 @@ from linvit.bench.rows import Report, Row, Timed
 from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.layers.token_attention import GatedAttention
 from linvit.ops import linear_attention, rotary_2d
+from linvit.ops.feature_map import FEATURE_MAPS
 from linvit.ranges import Amount, Count, check_names
 
 SOFTMAX = "softmax"
-VARIANTS = ("plain", "compiled", "cpp", "triton", "reference", "sdpa")
+FLASH = "flash_bla"
+VARIANTS = ("plain", "compiled", "cpp", "triton", "reference", "sdpa", FLASH)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYOUTS = ("heads", "tokens", "map", "own")
 OWN_LAYOUT = {"reference": "map", "sdpa": "heads"}  # the released networks' and softmax's best; ours get tokens
@@ -142,12 +144,26 @@ def _function(case: Case, dtype: torch.dtype) -> Callable[..., Tensor]:
             raise ValueError("its released order is not implemented")
         tables = None if rotary is None else Tables(*(table.to(dtype) for table in wide_tables(rotary)))
         return partial(REFERENCES[case.operator], tables=tables)
+    if case.variant == FLASH:
+        return _flash_bla(case.operator)
     backend = case.variant if case.variant in ("cpp", "triton") else "torch"
     function = partial(linear_attention, rotary=rotary, backend=backend, **LINEAR_AXES[case.operator])
     if backend != "torch":
         shape = (1, 1, case.tokens, case.width)
         function(*(torch.zeros(shape, device=case.device, dtype=dtype) for _ in range(3)))
     return torch.compile(function, dynamic=False) if case.variant == "compiled" else function
+
+
+def _flash_bla(operator: str) -> Callable[..., Tensor]:
+    """The kernels of flash-bidirectional-linear-attention, which take queries and keys after κ."""
+    if operator != "linear":
+        raise ValueError(f"flash_bla has no {operator}")
+    try:
+        from flash_bla.ops.linear_attn.fused import linear_attention as flash
+    except ImportError as error:
+        raise ValueError("flash_bla is not installed") from error
+    kappa = FEATURE_MAPS["elu1"]
+    return lambda query, key, value: flash(kappa(query), kappa(key), value)
 
 
 def exact(case: Case) -> tuple[Tensor, ...]:
@@ -203,7 +219,13 @@ def _measure_one_size(options: Options, group: list[Case], report: Report, progr
         except ValueError as error:
             row.skipped = str(error)
             continue
-        row.error = check(case.name, call(), exact(case), TOLERANCES[DTYPES[case.dtype]])
+        try:
+            row.error = check(case.name, call(), exact(case), TOLERANCES[DTYPES[case.dtype]])
+        except WrongResultError as error:
+            if case.variant != FLASH:
+                raise
+            row.skipped = str(error)
+            continue
         if options.memory:
             progress.say(f"memory of {case.name}")
             row.peak_mib = memory.peak(options.device, options.threads, call, _call_alone, case)

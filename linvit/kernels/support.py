@@ -20,6 +20,8 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False,
     reason = inputs_obstacle(query, value, **options)
     if reason is not None:
         return reason
+    if not torch.compiler.is_compiling() and transforms():
+        return "forward-mode gradients or a transform of torch.func are active, and the kernels do not support them"
     weighting = options.get("weighting", "uniform")
     if weighting == "query_mean" and options.get("normalizer") == "sum":
         return "normalizer='sum' has a kernel for uniform weights only"

@@ -16,8 +16,8 @@ BACKENDS = ("auto", "torch", "triton", "cpp")
 def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Callable[..., Tensor] | None:
     """The kernel for these arguments of `linear_attention`; None for plain torch.
 
-    "auto" is the C++ kernel if `linvit.kernels.cpu.build` has been called and it can run, otherwise torch: the
-    Triton kernels have passed their tests in Triton's interpreter, but have not run on a GPU yet.
+    "auto" is plain torch, unless a kernel can run and is ready: on a GPU the Triton kernels once `linvit check-gpu` has
+    recorded that they are exact there, on a CPU the C++ kernel once `linvit.kernels.cpu.build` has been called.
 
     Raises:
         TypeError: if `backend` is not a string.
@@ -27,11 +27,11 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
         raise TypeError(f"`backend` is {kind(backend)}, expected one of {', '.join(BACKENDS)}")
     if backend not in BACKENDS:
         raise ValueError(f"`backend` is {backend!r}, expected one of {', '.join(BACKENDS)}")
-    if backend == "torch" or (backend == "auto" and built_for_cpu() is None):
+    if backend == "torch" or (backend == "auto" and not _ready(query)):
         return None
     from linvit import kernels
 
-    home = kernels if backend == "triton" else kernels.cpu
+    home = kernels if backend == "triton" or (backend == "auto" and query.is_cuda) else kernels.cpu
     reason = home.obstacle(query, key, value, **options)
     if reason is None:
         kernel: Callable[..., Tensor] = home.linear_attention
@@ -39,6 +39,18 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     if backend == "auto":
         return None
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
+
+
+def _ready(query: Tensor) -> bool:
+    """Whether "auto" may use a kernel on this device."""
+    if not query.is_cuda:
+        return built_for_cpu() is not None
+    if torch.compiler.is_exporting():
+        return False
+    from linvit.kernels import record
+
+    passed: bool = record.passed(query.device)
+    return passed
 
 
 def built_for_cpu() -> ModuleType | None:

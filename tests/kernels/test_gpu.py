@@ -7,8 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_judge import judge, output_and_gradients, relative_error
+from kernel_judge import judge
 
+from linvit.bench.exactness import deviations_in_bfloat16, output_and_gradients
 from linvit.ops import linear_attention, rotary_1d, rotary_2d
 
 pytestmark = [
@@ -37,17 +38,9 @@ def test_against_the_twin(options, dtype, size, width):
 @OPTIONS
 @pytest.mark.parametrize(("tokens", "width"), [(3136, 64), (126, 16), (1023, 128), (784, 48)])
 def test_bfloat16_stays_near_the_rounding_of_its_inputs(options, tokens, width):
-    """The twin rounds inputs and results alone; bfloat16 products also round Rκ(q), Rκ(k) and S, each as much again."""
-    tensors = [x.bfloat16() for x in draw(tokens, width)]
-    options = {**options, "rotary": rotary_1d(tokens, width, device="cuda")}
-    # As if the inputs had been rounded just now: what they lost is the floor of any bfloat16 form.
-    sharp = [x.double() + x.double().abs() * torch.empty_like(x.double()).uniform_(-1, 1) * 2**-9 for x in tensors]
-    grad = torch.randn_like(tensors[2])
-    truth = output_and_gradients(linear_attention, tensors, grad, torch.float64, **options)
-    floor = output_and_gradients(linear_attention, sharp, grad, torch.float64, **options)
-    actual = output_and_gradients(linear_attention, tensors, grad, torch.bfloat16, backend="triton", **options)
-    for a, f, t in zip(actual, floor, truth, strict=True):
-        assert relative_error(a, t) <= 3 * max(relative_error(f, t), 2**-9)
+    rotary = rotary_1d(tokens, width, device="cuda")
+    for row in deviations_in_bfloat16(draw(tokens, width), rotary=rotary, **options):
+        assert row.error <= row.allowed, row
 
 
 @OPTIONS

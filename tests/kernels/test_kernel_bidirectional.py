@@ -1,7 +1,8 @@
 import pytest
 import torch
-from kernel_judge import judge, output_and_gradients
+from kernel_judge import judge
 
+from linvit.bench.exactness import output_and_gradients
 from linvit.kernels import launch, linear_attention
 from linvit.ops import linear_attention as dispatched
 from linvit.ops import rotary_1d

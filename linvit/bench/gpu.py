@@ -1,0 +1,184 @@
+"""`linvit check-gpu`: whether the Triton kernels are exact on a GPU, how fast they are, and a record of both."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linvit.analysis.markdown import markdown_table
+from linvit.bench import kinds, page
+from linvit.bench.exactness import KERNEL, Deviation, deviations, deviations_in_bfloat16
+from linvit.bench.progress import Progress
+from linvit.files import reason_of, user_path, write_json, write_text
+from linvit.kernels import record
+from linvit.kernels.support import machine_obstacle
+from linvit.ops import rotary_1d
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "rala": {"weighting": "query_mean"},
+    "mala": {"normalizer": "magnitude"},
+    "linear": {},
+    "causal mala": {"normalizer": "magnitude", "causal": True},
+    "causal linear": {"causal": True},
+}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SHAPES = ((3136, 64), (126, 16), (1023, 128), (784, 48), (1, 32))
+"""Tokens and head widths: of the networks, odd ones, and the widest."""
+HEADS = 4
+VARIANTS = ("plain", "triton", "reference", "sdpa", "flash_bla")
+BENCHMARKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "forward": (
+        "op",
+        {
+            "variants": VARIANTS,
+            "dtypes": ("float32", "bfloat16"),
+            "tokens": (49, 196, 784, 3136, 12544),
+            "batch": 8,
+            "memory": True,
+        },
+    ),
+    "backward": (
+        "op",
+        {"variants": VARIANTS, "dtypes": ("bfloat16",), "tokens": (784, 3136), "batch": 8, "backward": True},
+    ),
+    "networks": (
+        "model",
+        {
+            "variants": ("plain", "fused", "fused+triton", "fused+bf16", "fused+bf16+triton"),
+            "peer_variants": ("plain", "bf16"),
+            "batches": (1, 64),
+        },
+    ),
+}
+PASSED = "The kernels are exact on this GPU, so `linear_attention` uses them here from now on."
+FAILED = "The kernels are not exact on this GPU, so `linear_attention` uses them only with `backend='triton'`."
+PAGE = "check-gpu.md"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One case of the check. case: in words. worst: of output and gradients, the one nearest to, or beyond, what is
+    allowed; None if the case ended in an error. failure: why it failed, None if it passed.
+    """
+
+    case: str
+    worst: Deviation | None
+    failure: str | None
+
+
+def checks(device: torch.device, progress: Progress) -> list[Check]:
+    """Output and gradients of every case against float64, and whether they are the same bits every time."""
+    cases = list(_cases(device))
+    progress.group("exactness", len(cases))
+    done = []
+    for case, errors in cases:
+        progress.say(f"checking {case}")
+        done.append(_checked(case, errors))
+        progress.advance()
+    return done
+
+
+def _cases(device: torch.device) -> Iterator[tuple[str, Callable[[], list[Deviation]]]]:
+    for name, options in OPTIONS.items():
+        for dtype in DTYPES:
+            for tokens, width in SHAPES:
+                case = f"{name}, {str(dtype).removeprefix('torch.')}, {tokens} tokens, width {width}"
+                yield case, _case(dtype, tokens, width, device, options)
+        yield f"{name}, same bits every time", _repeated(device, options)
+
+
+def _case(
+    dtype: torch.dtype, tokens: int, width: int, device: torch.device, options: Mapping[str, Any]
+) -> Callable[[], list[Deviation]]:
+    def errors() -> list[Deviation]:
+        tensors, rotary = _drawn(tokens, width, device), rotary_1d(tokens, width, device=device)
+        if dtype == torch.bfloat16:
+            return deviations_in_bfloat16(tensors, KERNEL, rotary=rotary, **options)
+        return deviations(tensors, dtype, KERNEL, rotary=rotary, **options)
+
+    return errors
+
+
+def _repeated(device: torch.device, options: Mapping[str, Any]) -> Callable[[], list[Deviation]]:
+    def errors() -> list[Deviation]:
+        tensors = _drawn(*SHAPES[0], device)
+        first, second = (KERNEL(*tensors, **options) for _ in range(2))
+        return [Deviation("output", float(not torch.equal(first, second)), 0.0)]
+
+    return errors
+
+
+def _drawn(tokens: int, width: int, device: torch.device) -> list[Tensor]:
+    """Query, key and value as linear layers give them, heads inside tokens."""
+    return [torch.randn(2, tokens, HEADS, width, device=device).transpose(1, 2) for _ in range(3)]
+
+
+def _checked(case: str, errors: Callable[[], list[Deviation]]) -> Check:
+    try:
+        rows = errors()
+    except Exception as error:  # compilers and drivers raise errors of many classes
+        return Check(case, None, reason_of(error))
+    worst = max(rows, key=lambda row: row.error / row.allowed if row.allowed else row.error)
+    wrong = next((row for row in rows if not row.error <= row.allowed), None)
+    failure = None if wrong is None else f"{wrong.name}: error {wrong.error:.1e}, allowed {wrong.allowed:.1e}"
+    return Check(case, worst, failure)
+
+
+def check_gpu(folder: str | Path, progress: Progress | None = None, benchmarks: bool = True) -> list[Check]:
+    """Checks the Triton kernels on the GPU of this machine, times them, and writes a record and a page.
+
+    With a record that they passed, `linear_attention(backend="auto")` uses them on every GPU of this kind, until torch,
+    Triton or the kernels change.
+
+    Args:
+        folder: for check-gpu.md, and for each benchmark a folder with bench.json and figures.
+        progress: its methods are called at each step; None shows nothing.
+        benchmarks: whether to time operators and networks too, if the kernels passed.
+
+    Returns:
+        All cases; the kernels passed if none has a failure.
+
+    Raises:
+        ValueError: without a GPU, or if the kernels do not support it; the message says why.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("torch sees no GPU here: run this on a machine where torch.cuda.is_available() is true.")
+    device, folder, progress = torch.device("cuda"), user_path(folder), progress or Progress()
+    reason = machine_obstacle(device)
+    if reason is not None:
+        raise ValueError(f"The Triton kernels cannot run on this machine: {reason}.")
+    done = checks(device, progress)
+    failures = {check.case: check.failure for check in done if check.failure is not None}
+    about = record.about()
+    write_json(record.path(about), {"about": about, "passed": not failures, "failures": failures})
+    record.forget()
+    text = _page(about, done)
+    write_text(folder / PAGE, text)
+    for name, (kind, options) in BENCHMARKS.items() if benchmarks and not failures else ():
+        report = kinds.measure(kind, progress, device="cuda", **options)
+        kinds.save(report, folder / name)
+        figures = [f"![{file.stem}]({name}/{file.name})" for file in sorted((folder / name).glob("*.svg"))]
+        text += "\n".join([f"\n## {name.capitalize()}\n", page.to_markdown(report), "", *figures, ""])
+        write_text(folder / PAGE, text)
+    return done
+
+
+def _page(about: Mapping[str, str], done: Sequence[Check]) -> str:
+    """The first section of the page: the GPU, the verdict, and a row for every case."""
+    facts = ", ".join(f"{name} {value}" for name, value in about.items() if name in ("capability", "torch", "triton"))
+    table = markdown_table(
+        ["case", "worst of", "error", "allowed", "result"],
+        [[check.case, *_numbers(check.worst), check.failure or "passed"] for check in done],
+        left=2,
+    )
+    passed = all(check.failure is None for check in done)
+    return "\n\n".join([f"# {about['gpu']}", f"{PASSED if passed else FAILED} ({facts})", table]) + "\n"
+
+
+def _numbers(worst: Deviation | None) -> list[str]:
+    if worst is None:
+        return [page.MISSING] * 3
+    return [worst.name, f"{worst.error:.1e}", f"{worst.allowed:.1e}"]
