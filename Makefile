@@ -54,7 +54,7 @@ weights: $(STAMP)
 study: $(STAMP)
 	$(BIN)/linvit study --write docs/results.md
 
-EVIDENCE := nice -n 19 $(BIN)/linvit study --seeds $(or $(SEEDS),5) --write docs/evidence.md
+EVIDENCE := nice -n 19 $(BIN)/linvit study --seeds $(or $(SEEDS),6) --write docs/evidence.md
 
 evidence: $(STAMP)
 	for name in vit pyramid care; do \
