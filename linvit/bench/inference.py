@@ -171,7 +171,9 @@ def _measure_memory(case: Case, row: Row, call: Call, options: Options, progress
 
 def _rivals(case: Case, options: Options) -> dict[str, str]:
     rivals = {"reference": replace(case, variant="reference").label}
-    for variant, name in itertools.product(("plain", "fused"), (*options.names, *options.peers)):
+    for variant, name in itertools.product(
+        dict.fromkeys(("plain", "fused", case.variant)), (*options.names, *options.peers)
+    ):
         if name != case.name:
             rivals[f"{name} {variant}"] = replace(case, name=name, variant=variant).label
     return rivals

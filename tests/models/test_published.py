@@ -49,7 +49,7 @@ def test_every_cell_is_a_number_with_a_known_unit():
     assert len(ROWS) > 150
     for row in ROWS.values():
         assert row.values
-        assert set(row.units.values()) <= {"%", "M", "G", "images/s", ""}
+        assert set(row.units.values()) <= {"%", "M", "G", "ms", "images/s", ""}
         for value in row.values.values():
             assert value == "NaN" or math.isfinite(float(value))
 
@@ -150,3 +150,14 @@ def test_dense_page():
 @pytest.mark.parametrize("network", BENCHMARKED)
 def test_benchmarks_page(network):
     assert row_of("docs/benchmarks.md", 5, network)[4] == str(PUBLISHED[BENCHMARKED[network]].top1)
+
+
+def test_deployment_page():
+    phones = [citation for citation in ROWS if "repository, iPhone" in citation]
+    shown = [
+        (f"{source}, repository, {phone}, {network}", top1, latency)
+        for network, top1, latency, phone, source in rows_of("docs/deployment.md", 5)[2:]
+    ]
+    assert [citation for citation, *_ in shown] == phones
+    for citation, top1, latency in shown:
+        assert ROWS[citation].values == {"latency": latency, "top-1": top1}
