@@ -37,6 +37,7 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int) -> Te
         path = Path(folder) / f"network{suffix}"
         program = exported(fuse(deepcopy(network).float(), "graph"), images.clone())
         session = session_of(runtime, program, "", path, ["outputs"], threads, precision)
+    assert session is not None  # the runtimes below run on every system
     return lambda: session(images)
 
 

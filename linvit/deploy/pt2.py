@@ -29,6 +29,11 @@ def check_plain(path: Path) -> None:
     """Raises ValueError for a file with other contents than weights, operators of torch and arithmetic of sizes."""
     with ZipFile(path) as archive:
         names = {name.partition("/")[2]: name for name in archive.namelist()}
+        if any(name.startswith("data/aotinductor/") for name in names):
+            raise ValueError(
+                "it contains machine code, which linvit never runs; if you trust it, load it with"
+                " torch._inductor.aoti_load_package"
+            )
         foreign = [name for name in names if not FILES.fullmatch(name)]
         for group in ("weights", "constants"):
             config = json.loads(archive.read(names[f"data/{group}/model_{group}_config.json"]))["config"]
