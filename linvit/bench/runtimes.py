@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from linvit.bench.memory import MEBIBYTE, in_new_process, peak_above
-from linvit.deploy.formats import FORMATS, Session, opened, session_of
+from linvit.deploy.formats import FORMATS, opened, session_of
 from linvit.deploy.graph import exported
+from linvit.deploy.runtime import Session
 from linvit.fusion import fuse
 
 PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -74,11 +75,14 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int) -> Fi
     with torch.inference_mode(False), torch.no_grad():
         program = exported(fuse(deepcopy(network).float(), "graph"), images.clone())
         session = session_of(runtime, program, "", path, ["outputs"], threads, precision)
+    assert session is not None  # the runtimes below run on every system
     return FileCall(session, partial(_session, suffix, path, threads, precision), path, images, folder)
 
 
 def _session(suffix: str, path: Path, threads: int, precision: str) -> Session:
-    return FORMATS[suffix].open(path, threads, precision)[1]
+    session = FORMATS[suffix].open(path, threads, precision)[1]
+    assert session is not None  # it has been opened before
+    return session
 
 
 def file_call(path: Path, x: Tensor, threads: int) -> FileCall:

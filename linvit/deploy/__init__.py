@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from linvit.deploy.coreml import MANIFEST, PACKAGE
 from linvit.deploy.facts import Facts
-from linvit.deploy.formats import Format, Session, format_of, session_of
+from linvit.deploy.formats import Format, session_of
 from linvit.deploy.graph import OnPixels, exported, sample
-from linvit.files import check_output_file, reason_of
+from linvit.deploy.runtime import Session
+from linvit.files import check_output_file, check_writable, reason_of
 from linvit.fusion import fuse
-
-TOLERANCE = 1e-4  # of the largest output; what rounding leaves is a hundred times less
 
 
 @dataclass(frozen=True)
@@ -23,49 +23,62 @@ class Exported:
     """An exported file.
 
     difference: the largest difference between an output and that of the network in float32, over all `sizes`, and
-    largest: the largest value of that output; of several outputs, they belong to the least exact one.
+    largest: the largest value of that output; of several outputs, they belong to the least exact one. Both are None if
+    the runtime does not run on this system.
     """
 
     path: Path
     format: str
     facts: Facts
-    difference: float
-    largest: float
+    difference: float | None
+    largest: float | None
     sizes: tuple[tuple[int, int], ...]
 
 
-def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[Tensor]) -> Exported:
-    """Writes a network to a file of the format that the path's suffix names, and runs it there.
+def write(network: nn.Module, path: Path, format: Format, facts: Facts, images: Sequence[Tensor]) -> Exported:
+    """Writes a network to a file, and runs it in its runtime if that runs on this system.
 
     Args:
         network: in evaluation mode, in float32; reads normalized images and returns a tensor, or several.
-        path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 or .pte.
+        path: of the file, with the format's suffix.
+        format: of the file.
         facts: what the file says about itself.
         images: real images to compare on, uint8 (batch, channels, height, width), which fit the facts.
 
     Raises:
-        ImportError: if the runtime is missing.
-        ValueError: for another suffix, a network that cannot be exported, and a file whose outputs differ from the
-            network's; nothing is left behind then.
+        ValueError: for a network that cannot be exported, and a file whose outputs differ from the network's; nothing
+            is left behind then.
     """
-    target = check_output_file(path)
-    format = format_of(target)
-    pixels = sample(facts.channels, facts.size, facts.dynamic)
+    target = _replaceable(path)
+    pixels = sample(facts.channels, facts.size, facts.dynamic).to(format.pixels)
     program = exported(OnPixels(fuse(network, "graph"), facts.mean, facts.std), pixels, facts.dynamic)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         written = Path(folder) / target.name
         session = session_of(format, program, facts.to_json(), written, facts.outputs)
-        difference, largest = _compared(OnPixels(network, facts.mean, facts.std), format, session, images)
-        if not difference <= TOLERANCE * largest:  # NaN is not
-            raise ValueError(
-                f"The outputs of the {format.name} file differ from those of the network by {difference:.2g}, the"
-                f" largest being {largest:.2g}, so it is not kept: try another format."
-            )
-        for file in sorted(Path(folder).iterdir(), key=lambda file: file == written):  # weights beside it first
+        difference, largest = None, None
+        if session is not None:
+            difference, largest = _compared(OnPixels(network, facts.mean, facts.std), format, session, images)
+            if not difference <= format.tolerance * largest:  # NaN is not
+                raise ValueError(
+                    f"The outputs of the {format.name} file differ from those of the network by {difference:.2g}, the"
+                    f" largest being {largest:.2g}, so it is not kept: try another format."
+                )
+        files = sorted(Path(folder).iterdir(), key=lambda file: file == written)  # weights beside it first
+        if target.is_dir():
+            os.replace(target, Path(folder) / "replaced")
+        for file in files:
             os.replace(file, target.parent / file.name)
     sizes = tuple((int(batch.shape[2]), int(batch.shape[3])) for batch in images)
     return Exported(target, format.name, facts, difference, largest, sizes)
+
+
+def _replaceable(path: Path) -> Path:
+    """The path; raises ValueError or OSError if something else than a file or package of Core ML is there."""
+    if path.suffix == PACKAGE and (path / MANIFEST).is_file():
+        check_writable(path.parent)
+        return path
+    return check_output_file(path)
 
 
 def _compared(network: nn.Module, format: Format, session: Session, images: Sequence[Tensor]) -> tuple[float, float]:

@@ -18,7 +18,7 @@ KEY = "linvit"
 
 
 class FactsError(ValueError):
-    """A file does not say what it contains."""
+    """A file does not say what it contains, or contains what linvit does not open."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """The formats of exported files: how each is written, and how its runtime runs it on this machine."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import platform
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from linvit.deploy.compiled import check_compiler, open_compiled, write_compiled
+from linvit.deploy.coreml import PACKAGE, open_coreml, write_coreml
 from linvit.deploy.facts import KEY, Facts, FactsError
 from linvit.deploy.pt2 import check_plain
+from linvit.deploy.runtime import Session, silent_stderr
 from linvit.files import reason_of
 
-Session = Callable[[Tensor], tuple[Tensor, ...]]
-"""From images (batch, channels, height, width) to the network's outputs."""
 FLOAT32 = ("float32",)
 
 
@@ -27,8 +27,10 @@ class Format:
 
     name: in messages. suffix: of its files. extra: of linvit, which installs `packages`. write: writes a program with
     facts, as text, to a path, and names its outputs. open: the text in a file, None if it has none, and its session
-    with this many threads (None: the runtime's choice), which computes in one of `precisions`. smallest: side in pixels
-    from which a file reads images of any size; 0 if it reads one size only.
+    with this many threads (None: the runtime's choice), which computes in one of `precisions`; no session where the
+    runtime does not run. smallest: side in pixels from which a file reads images of any size; 0 if it reads one size
+    only. pixels: dtype of the images that the program reads. tolerance: difference from the network at which a file is
+    not kept, as a share of the largest output.
     """
 
     name: str
@@ -36,9 +38,11 @@ class Format:
     extra: str
     packages: tuple[str, ...]
     write: Callable[[ExportedProgram, str, Path, Sequence[str]], None]
-    open: Callable[[Path, int | None, str], tuple[str | None, Session]]
+    open: Callable[[Path, int | None, str], tuple[str | None, Session | None]]
     smallest: int
     precisions: tuple[str, ...] = FLOAT32
+    pixels: torch.dtype = torch.uint8
+    tolerance: float = 1e-4  # what rounding leaves in float32 is a hundred times less
 
     def need(self) -> None:
         """Raises ImportError, naming the extra, if a package is missing."""
@@ -125,21 +129,8 @@ def _open_pt2(path: Path, threads: int | None, precision: str) -> tuple[str | No
     return extra[KEY] or None, run
 
 
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Drops what ExecuTorch prints about the processor and about its own use of torch: nobody can act on it."""
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 def _write_executorch(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
-    with _silent_stderr():
+    with silent_stderr():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
 
@@ -149,7 +140,7 @@ def _write_executorch(program: ExportedProgram, facts: str, path: Path, outputs:
 
 
 def _open_executorch(path: Path, threads: int | None, precision: str) -> tuple[str | None, Session]:
-    with _silent_stderr():
+    with silent_stderr():
         from executorch.runtime import Runtime
 
         program = Runtime.get().load_program(path)
@@ -179,13 +170,39 @@ FORMATS = {
         ),
         Format("torch.export", ".pt2", "", (), _write_pt2, _open_pt2, 64),
         Format("ExecuTorch", ".pte", "executorch", ("executorch",), _write_executorch, _open_executorch, 0),
+        Format(
+            "Core ML",
+            PACKAGE,
+            "coreml",
+            ("coremltools",),
+            write_coreml,
+            open_coreml,
+            0,
+            ("float16",),
+            torch.float32,
+            1e-2,
+        ),
     )
 }
 """The formats by the suffix of their files."""
 
+COMPILED = Format("AOTInductor", ".pt2", "", (), write_compiled, open_compiled, 64)
+"""Machine code, which is written and run, but never opened: nobody can tell what it does."""
 
-def format_of(path: Path) -> Format:
-    """The format of a file, by its suffix; raises ValueError for others, and ImportError if its runtime is missing."""
+
+def format_of(path: Path, compiled: bool = False) -> Format:
+    """The format of a file, by its suffix, or COMPILED.
+
+    Raises ValueError for other suffixes, and ImportError if the runtime or compiler is missing.
+    """
+    if compiled:
+        if path.suffix != COMPILED.suffix:
+            raise ValueError(
+                f"The file {path} has the suffix {path.suffix!r}, but with `compiled` it must have .pt2: change it, or"
+                " leave `compiled` out."
+            )
+        check_compiler()
+        return COMPILED
     if path.suffix not in FORMATS:
         known = ", ".join(f"{suffix} ({format.name})" for suffix, format in FORMATS.items())
         raise ValueError(f"The file {path} has the suffix {path.suffix!r}, expected one of {known}: change it.")
@@ -201,8 +218,8 @@ def session_of(
     outputs: Sequence[str],
     threads: int | None = None,
     precision: str = "float32",
-) -> Session:
-    """The session of a program, written to a file of the format.
+) -> Session | None:
+    """The session of a program, written to a file of the format; None if the runtime does not run on this system.
 
     Raises ValueError for a program that the format or its runtime cannot take.
     """
@@ -219,15 +236,22 @@ def opened(path: Path, threads: int | None = None) -> tuple[Facts, Session]:
     Raises:
         FileNotFoundError: if there is no such file.
         ImportError: if the runtime is missing.
-        ValueError: for another suffix, a damaged file, and one that linvit did not write.
+        ValueError: for another suffix, a damaged file, one that linvit did not write, and one whose runtime does not
+            run on this system.
     """
     format = format_of(path)
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"The file {path} does not exist: check the path.")
     try:
         text, session = format.open(path, threads, "float32")
-        return Facts.from_json(text, path), session
+        facts = Facts.from_json(text, path)
     except FactsError:
         raise
     except Exception as error:  # runtimes raise errors of many classes
         raise ValueError(f"{format.name} cannot read {path} ({reason_of(error)}): export it again.") from error
+    if session is None:
+        raise ValueError(
+            f"{path} cannot be run here, because {format.name} does not run on {platform.system()}: use it on a system"
+            " where it does, or export to another format, such as .onnx."
+        )
+    return facts, session

@@ -14,6 +14,8 @@ from zipfile import ZipFile
 
 import torch
 
+from linvit.deploy.facts import FactsError
+
 FILES = re.compile(
     r"data/(weights/(weight_\d+|model_weights_config\.json)|constants/(tensor_\d+|model_constants_config\.json)"
     r"|sample_inputs/model\.pt)|models/model\.json|extra/linvit|archive_(format|version)|byteorder"
@@ -29,6 +31,11 @@ def check_plain(path: Path) -> None:
     """Raises ValueError for a file with other contents than weights, operators of torch and arithmetic of sizes."""
     with ZipFile(path) as archive:
         names = {name.partition("/")[2]: name for name in archive.namelist()}
+        if any(name.startswith("data/aotinductor/") for name in names):
+            raise FactsError(
+                f"{path} contains machine code, which linvit never runs: if you trust it, load it with"
+                " torch._inductor.aoti_load_package."
+            )
         foreign = [name for name in names if not FILES.fullmatch(name)]
         for group in ("weights", "constants"):
             config = json.loads(archive.read(names[f"data/{group}/model_{group}_config.json"]))["config"]

@@ -28,7 +28,7 @@ from linvit.runs.images import find_images, photos, read_image
 from linvit.runs.run import Run, of_classifier
 
 CHECKED = (1.0, 1.25, 0.75)  # the sizes to compare at, over the network's own
-ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None}
+ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None, "compiled": bool}
 MOST = 16  # images to compare on
 AT_ONCE = 2  # of them, because maps of logits are large
 
@@ -40,8 +40,11 @@ def export(
     size: int | tuple[int, int] | None = None,
     dynamic: bool | None = None,
     images: Sequence[Any] | None = None,
+    compiled: bool = False,
 ) -> Exported:
     """Writes a network to a file of another runtime, runs it there and compares it with the network in float32.
+
+    Core ML runs on macOS alone: on other systems, such a file is written and read again, but not run.
 
     The file reads uint8 images (batch, channels, height, width), RGB or grey, and normalizes them itself. It returns,
     in float32: of classifiers logits (batch, classes); of segmentors logits (batch, classes, height, width); of a
@@ -50,25 +53,30 @@ def export(
 
     Args:
         source: a run, a timm classifier, or a backbone: a timm model with `features_only=True` or a DenseBackbone.
-        path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 (torch.export) or .pte (ExecuTorch).
+        path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 (torch.export), .pte (ExecuTorch) or
+            .mlpackage (Core ML, a folder).
         size: height and width in pixels (default: that of the run's preprocessing; of detectors and segmentors, their
             short side).
         dynamic: whether the file reads any batch, height and width; otherwise one image of that size (default: yes,
-            but not for .pte, and for .pt2 only from 64 px).
+            but not for .pte and .mlpackage, and for .pt2 only from 64 px).
         images: image files, folders, PIL images or arrays to compare on (default: two photos).
+        compiled: whether a .pt2 file has machine code for processors like this one, made by torch's AOTInductor with a
+            C++ compiler; torch opens it, linvit does not.
 
     Returns:
-        The file's path and the largest difference.
+        The file's path and the largest difference; None if the runtime does not run on this system.
 
     Raises:
-        ImportError: if the runtime is missing; the message names the extra of linvit that installs it.
+        ImportError: if the runtime is missing (the message names the extra of linvit that installs it), or the C++
+            compiler.
         ValueError: for a network that is none of these, another suffix, a network that cannot be exported, no readable
             image, and a file whose outputs differ from the network's; nothing is left behind then.
     """
-    check(ARGUMENTS, {"size": size, "dynamic": dynamic})
+    check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled})
     network, facts = _of_run(source) if isinstance(source, Run) else _of_network(source)
     path = user_path(path)
-    smallest = format_of(path).smallest
+    format = format_of(path, compiled)
+    smallest = format.smallest
     if facts.task == "detection" and smallest > SMALLEST:
         smallest *= 2  # a RetinaNet has maps at twice the stride
     sides = facts.size if size is None else (size, size) if isinstance(size, int) else (size[0], size[1])
@@ -79,7 +87,7 @@ def export(
             f"`size` is {sides[0]}×{sides[1]}{least}: {path.suffix} files read one size only here; leave `dynamic` out."
         )
     facts = replace(facts, size=sides, smallest=smallest if able and dynamic is not False else 0)
-    return write(network.eval().cpu().float(), path, facts, _resized(images, facts))
+    return write(network.eval().cpu().float(), path, format, facts, _resized(images, facts))
 
 
 def _of_run(run: Run) -> tuple[nn.Module, Facts]:

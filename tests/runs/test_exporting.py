@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 from tiny_run import write_recipe
 
 import linvit
+from linvit.deploy.coreml import PACKAGE
 from linvit.deploy.facts import KEY, Facts
 from linvit.deploy.formats import FORMATS, opened
 from linvit.deploy.pt2 import check_plain
@@ -91,12 +93,15 @@ def test_no_path_of_this_machine_is_in_a_file(files):
     "name", ["ravlt_nano", "mavit_nano", "care_nano", "deit_tiny_mala", "swin_tiny_rala", "resnet18"]
 )
 @pytest.mark.parametrize("suffix", list(FORMATS))
-def test_every_family_in_every_format(name, suffix, tmp_path, capfd):
+def test_every_family_in_every_format(name, suffix, tmp_path, capfd, monkeypatch):
+    if suffix == PACKAGE:
+        on_macos(monkeypatch)
+        capfd.readouterr()
     network = timm.create_model(name, num_classes=10).eval()
     fixed = {} if "_nano" in name or name == "resnet18" else {"dynamic": False}
     exported = linvit.export(network, tmp_path / f"network{suffix}", size=224 if fixed else 64, **fixed)
     assert exported.facts.name == name
-    assert exported.difference < 1e-5 * exported.largest
+    assert exported.difference < (1e-2 if suffix == PACKAGE else 1e-5) * exported.largest  # Core ML: float16
     assert capfd.readouterr() == ("", "")
 
 
@@ -112,6 +117,8 @@ def test_a_network_is_left_as_it_was(tmp_path):
     [
         ({"path": "x.tflite"}, r"suffix '.tflite', expected one of .onnx \(ONNX\)"),
         ({"path": "x.pte", "dynamic": True}, "'?.pte'? files read one size only here"),
+        ({"path": "x.mlpackage", "dynamic": True}, "'?.mlpackage'? files read one size only here"),
+        ({"path": "x.onnx", "compiled": True}, "suffix '.onnx', but with `compiled` it must have .pt2"),
         ({"path": "x.pt2", "dynamic": True}, "expected at least 64 px"),
         ({"path": "x.onnx", "size": 8}, "`size` is 8, expected"),
         ({"path": "x.onnx", "images": ["nothing.png"]}, "nothing.png"),
@@ -122,6 +129,79 @@ def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, optio
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run.export(path, **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_this_system_cannot_run_is_written_and_replaced(run, tmp_path, capsys, monkeypatch):
+    def write(program, facts, path, outputs):
+        path.mkdir()
+        (path / "Manifest.json").write_text(facts)
+
+    core_ml = replace(
+        FORMATS[PACKAGE], packages=(), write=write, open=lambda path, *_: ((path / "Manifest.json").read_text(), None)
+    )
+    monkeypatch.setitem(FORMATS, PACKAGE, core_ml)
+    target = tmp_path / "digits.mlpackage"
+    for _ in range(2):
+        assert main(["export", str(run.path), str(target)]) == 0
+        assert "Core ML does not run on this system, so its outputs were not compared" in capsys.readouterr().out
+        assert list(tmp_path.iterdir()) == [target]
+        assert Facts.from_json((target / "Manifest.json").read_text(), target).size == (32, 32)
+    assert main(["predict", str(target), str(tmp_path)]) == 2
+    assert "digits.mlpackage cannot be run here, because Core ML does not run on" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_core_ml_file_gives_the_predictions_of_its_run(run, digits, tmp_path, monkeypatch):
+    from coremltools.models import MLModel
+
+    on_macos(monkeypatch)
+    exported = run.export(tmp_path / "digits.mlpackage")
+    assert exported.difference < 1e-2 * exported.largest  # float16
+    about = MLModel(str(exported.path), skip_model_load=True).user_defined_metadata[KEY]
+    assert Facts.from_json(about, "file") == exported.facts
+    for got, expected in zip(load_run(exported.path).predict(digits), run.predict(digits), strict=True):
+        assert dict(got.pairs) == pytest.approx(dict(expected.pairs), abs=1e-2)
+    (exported.path / "Manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"Core ML cannot read .*digits.mlpackage.*: export it again"):
+        load_run(exported.path)
+
+
+def on_macos(monkeypatch):
+    import coreml_stand_in  # which takes seconds to import
+
+    coreml_stand_in.on_macos(monkeypatch)
+
+
+@pytest.mark.slow
+def test_machine_code_is_written_and_never_opened(run, tmp_path):
+    exported = run.export(tmp_path / "digits.pt2", size=64, compiled=True)
+    assert exported.format == "AOTInductor"
+    assert exported.difference < 1e-5 * exported.largest
+    assert torch._inductor.aoti_load_package(str(exported.path)).get_metadata()[KEY] == exported.facts.to_json()
+    with pytest.raises(ValueError, match=r"contains machine code, which linvit never runs"):
+        load_run(exported.path)
+
+
+def test_machine_code_needs_a_compiler(run, tmp_path, monkeypatch):
+    from torch._inductor import cpp_builder
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def missing():
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    with pytest.raises(ImportError, match=r"needs a C\+\+ compiler, but none was found: install g\+\+ or clang"):
+        run.export(tmp_path / "x.pt2", compiled=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_something_else_is_not_replaced(run, tmp_path):
+    kept = tmp_path / "photos.mlpackage" / "photo.png"
+    kept.parent.mkdir()
+    kept.touch()
+    with pytest.raises(ValueError, match=r"photos.mlpackage is a folder"):
+        run.export(kept.parent)
+    assert kept.is_file()
 
 
 def test_a_file_whose_outputs_differ_is_not_kept(run, tmp_path, monkeypatch):
@@ -208,7 +288,7 @@ def test_a_pt2_file_that_would_run_code_is_not_opened(files, tmp_path, name, cha
     check_plain(plain)
     _changed(plain, evil, name, change)
     assert name.startswith("+") or _read(plain, name) != _read(evil, name)
-    with pytest.raises(ValueError, match=r"cannot read .*evil.pt2"):
+    with pytest.raises(ValueError, match=r"cannot read .*evil\.pt2|evil\.pt2 contains machine code"):
         load_run(evil)
     assert "evil" not in capsys.readouterr().out
 

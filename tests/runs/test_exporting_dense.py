@@ -12,6 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 import linvit
 from linvit.data.dense.source import DensePreprocessing
+from linvit.deploy.coreml import PACKAGE
 from linvit.deploy.facts import BACKBONE, Facts
 from linvit.deploy.formats import FORMATS, opened
 from linvit.deploy.graph import OnPixels, pooled
@@ -24,9 +25,16 @@ from linvit.runs.tasks import TASKS
 
 NAMES = ["cat", "dog", "hare"]
 SIZES = [(64, 64), (90, 120), (310, 200)]  # photos, scaled to fit 96 and 64 px
+NARROW = SIZES[-1]  # scaled to 96×62 px, less than a .pt2 file reads
 ANY_SIZE = [(framework, suffix) for framework in SEGMENTORS for suffix in (".onnx", ".xml", ".pt2")]
 ANY_SIZE += [("retinanet", ".onnx"), ("retinanet", ".xml")]  # .pt2 from 128 px only
-ONE_SIZE = [("retinanet", ".pt2")]
+ONE_SIZE = [("retinanet", ".pt2"), ("retinanet", ".pte"), ("semantic_fpn", ".pte")]
+
+
+def on_macos(monkeypatch) -> None:
+    import coreml_stand_in  # which takes seconds to import
+
+    coreml_stand_in.on_macos(monkeypatch)
 
 
 def run_of(framework: str, backbone: str = "resnet10t") -> Run:
@@ -162,7 +170,13 @@ def test_what_cannot_be_exported_is_one_sentence(tmp_path, source, message):
 @pytest.mark.parametrize(("framework", "suffix"), ANY_SIZE)
 def test_files_of_any_size(framework, suffix, tmp_path):
     run = run_of(framework, "mavit_nano")
-    check_same(run, linvit.load_run(run.export(tmp_path / f"file{suffix}").path))
+    loaded = linvit.load_run(run.export(tmp_path / f"file{suffix}").path)
+    if suffix != ".pt2":
+        check_same(run, loaded)
+        return
+    check_same(run, loaded, SIZES[:-1])
+    with pytest.raises(ValueError, match=r"96×62 px, but .*file.pt2 reads 3 and sides of at least 64 px"):
+        loaded.predict(photos([NARROW]))
 
 
 @pytest.mark.slow
@@ -174,12 +188,24 @@ def test_files_of_one_size(framework, suffix, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("framework", [*SEGMENTORS, "retinanet"])
+def test_core_ml_files_of_one_size(framework, tmp_path, monkeypatch):
+    on_macos(monkeypatch)
+    run = run_of(framework, "mavit_nano")
+    exported = run.export(tmp_path / f"file{PACKAGE}", size=(64, 96))
+    assert exported.difference < 1e-2 * exported.largest  # float16
+    assert linvit.load_run(exported.path).class_names == NAMES
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ravlt_nano", "care_nano", "deit_tiny_mala", "swin_tiny_rala", "convnext_atto"])
 @pytest.mark.parametrize("suffix", list(FORMATS))
-def test_every_backbone_in_every_format(name, suffix, tmp_path):
+def test_every_backbone_in_every_format(name, suffix, tmp_path, monkeypatch):
+    if suffix == PACKAGE:
+        on_macos(monkeypatch)
     network = timm.create_model(name, features_only=True).eval()
     exported = linvit.export(network, tmp_path / f"maps{suffix}", size=224 if "tiny" in name else 64, dynamic=False)
-    assert exported.difference < 1e-5 * exported.largest
+    assert exported.difference < (1e-2 if suffix == PACKAGE else 1e-5) * exported.largest  # Core ML: float16
 
 
 @pytest.mark.slow
