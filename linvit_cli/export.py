@@ -10,6 +10,7 @@ HELP = "Write a file for ONNX Runtime, OpenVINO, ExecuTorch or torch.export."
 EXAMPLES = (
     "linvit export runs/ravlt_nano_digits digits.onnx",
     "linvit export --model mavit_tiny --checkpoint mavit_tiny.safetensors mavit_tiny.xml --size 384",
+    "linvit export runs/ravlt_nano_digits digits.onnx --int8 --calibrate photos/ --report sensitivity/",
 )
 
 
@@ -26,15 +27,31 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--fixed", action="store_true", help=text)
     text = "image files or folders to compare the file with the network on (default: two photos)"
     command.add_argument("--images", nargs="+", metavar="FILE", help=text)
+    group = command.add_argument_group("8 bits")
+    text = "compute convolutions and products with weights in 8 bits; .onnx, .xml and .pte (default: float32)"
+    group.add_argument("--int8", action="store_true", help=text)
+    text = "with --int8: image files or folders to calibrate on, 16 images or more (default: none)"
+    group.add_argument("--calibrate", nargs="+", metavar="FILE", help=text)
+    text = "with --int8: folder for a table and a figure of each layer's sensitivity to 8 bits (default: none)"
+    group.add_argument("--report", metavar="FOLDER", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
-    dynamic = {"dynamic": False} if options.fixed else {}
-    exported = load(options, options.source).export(options.target, **chosen(options, "size", "images"), **dynamic)
+    choices = chosen(options, "size", "images", "calibrate", "report")
+    choices |= {"dynamic": False} if options.fixed else {}
+    exported = load(options, options.source).export(options.target, int8=options.int8, **choices)
     sizes = ", ".join(f"{height}×{width}" for height, width in dict.fromkeys(exported.sizes))
-    show(f"{exported.path} is written for {exported.format}.")
+    count = exported.facts.calibrated
     show(
-        f"Its outputs differ from the network's by at most {exported.difference:.2g}; the largest output is"
+        f"{exported.path} is written for {exported.format}{f' in 8 bits, calibrated on {count} images' * (count > 0)}."
+    )
+    difference = f"{exported.error:.1%} (root mean square), " if count else ""
+    show(
+        f"Its outputs differ from the network's by {difference}at most {exported.difference:.2g}; the largest output is"
         f" {exported.largest:.2g} (images of {sizes} px)."
     )
+    if count and exported.same is not None:
+        show(f"The class with the largest logit is the same in {exported.same:.1%}; linvit eval measures the accuracy.")
+    if options.report is not None:
+        show(f"The sensitivity of the layers to 8 bits is in {options.report}.")
     return 0

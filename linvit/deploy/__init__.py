@@ -8,14 +8,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from linvit.deploy.facts import Facts
 from linvit.deploy.formats import Format, Session, format_of, session_of
 from linvit.deploy.graph import OnPixels, exported, sample
-from linvit.files import check_output_file, reason_of
+from linvit.deploy.quantizing import need_int8, quantized
+from linvit.deploy.sensitivity import write_sensitivity
+from linvit.files import check_output_file, check_writable, reason_of
 from linvit.fusion import fuse
 
 TOLERANCE = 1e-4  # of the largest output; what rounding leaves is a hundred times less
+WORST_INT8 = 0.5  # of the outputs' root mean square; trained networks lose a few hundredths, outputs of zero are 1
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,9 @@ class Exported:
     """An exported file.
 
     difference: the largest difference between an output and that of the network in float32, over all `sizes`, and
-    largest: the largest value of that output; of several outputs, they belong to the least exact one.
+    largest: the largest value of that output. error: root mean square of the differences over that of the output. Of
+    several outputs, all belong to the least exact one. same: share of the images, of a segmentor the positions, whose
+    largest logit is that of the same class; None for outputs that are not logits.
     """
 
     path: Path
@@ -31,10 +37,19 @@ class Exported:
     facts: Facts
     difference: float
     largest: float
+    error: float
+    same: float | None
     sizes: tuple[tuple[int, int], ...]
 
 
-def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[Tensor]) -> Exported:
+def write(
+    network: nn.Module,
+    path: str | Path,
+    facts: Facts,
+    images: Sequence[Tensor],
+    calibration: Tensor | None = None,
+    report: Path | None = None,
+) -> Exported:
     """Writes a network to a file of the format that the path's suffix names, and runs it there.
 
     Args:
@@ -42,6 +57,8 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
         path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 or .pte.
         facts: what the file says about itself.
         images: real images to compare on, uint8 (batch, channels, height, width), which fit the facts.
+        calibration: images to calibrate 8-bit layers on, likewise in one batch; None for a file in float32.
+        report: folder for the sensitivity of the layers to 8 bits; None for no report.
 
     Raises:
         ImportError: if the runtime is missing.
@@ -50,27 +67,47 @@ def write(network: nn.Module, path: str | Path, facts: Facts, images: Sequence[T
     """
     target = check_output_file(path)
     format = format_of(target)
+    if calibration is not None:
+        need_int8(target.suffix)
+    if report is not None:
+        check_writable(report)
     pixels = sample(facts.channels, facts.size, facts.dynamic)
     program = exported(OnPixels(fuse(network, "graph"), facts.mean, facts.std), pixels, facts.dynamic)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if calibration is not None:
+        if report is not None:
+            write_sensitivity(program, calibration, target.suffix, facts.dynamic, report)
+        program = quantized(program, calibration, target.suffix, facts.dynamic)
+    return _kept(format, program, OnPixels(network, facts.mean, facts.std), target, facts, images)
+
+
+def _kept(
+    format: Format, program: ExportedProgram, network: nn.Module, target: Path, facts: Facts, images: Sequence[Tensor]
+) -> Exported:
+    """Writes a program, compares it with the network, and keeps the file if they agree."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         written = Path(folder) / target.name
         session = session_of(format, program, facts.to_json(), written, facts.outputs)
-        difference, largest = _compared(OnPixels(network, facts.mean, facts.std), format, session, images)
-        if not difference <= TOLERANCE * largest:  # NaN is not
+        difference, largest, error, same = _compared(network, format, session, images)
+        kept = error <= WORST_INT8 if facts.calibrated else difference <= TOLERANCE * largest
+        if not kept:  # nor with NaN
+            by = f"{error:.0%} (root mean square)" if facts.calibrated else f"{difference:.2g}"
+            way = "calibrate on images like those of the training, or leave `int8` out" if facts.calibrated else ""
             raise ValueError(
-                f"The outputs of the {format.name} file differ from those of the network by {difference:.2g}, the"
-                f" largest being {largest:.2g}, so it is not kept: try another format."
+                f"The outputs of the {format.name} file differ from those of the network by {by}, the largest being"
+                f" {largest:.2g}, so it is not kept: {way or 'try another format'}."
             )
         for file in sorted(Path(folder).iterdir(), key=lambda file: file == written):  # weights beside it first
             os.replace(file, target.parent / file.name)
     sizes = tuple((int(batch.shape[2]), int(batch.shape[3])) for batch in images)
-    return Exported(target, format.name, facts, difference, largest, sizes)
+    logits = facts.outputs == ("outputs",)
+    return Exported(target, format.name, facts, difference, largest, error, same if logits else None, sizes)
 
 
-def _compared(network: nn.Module, format: Format, session: Session, images: Sequence[Tensor]) -> tuple[float, float]:
-    """The largest difference from the network over all images, and the output's largest value, of the worst output."""
-    batches = []
+def _compared(
+    network: nn.Module, format: Format, session: Session, images: Sequence[Tensor]
+) -> tuple[float, float, float, float]:
+    """`difference`, `largest` and `error` of the worst output over all images, and `same` of the first output."""
+    batches, answers = [], []
     for batch in images:
         with torch.inference_mode():
             expected = network(batch)
@@ -81,8 +118,14 @@ def _compared(network: nn.Module, format: Format, session: Session, images: Sequ
                 f"{format.name} cannot run this network at its size ({reason_of(error)}): try a larger `size` or"
                 " another format."
             ) from error
-        pairs = zip(expected, outputs, strict=True)
-        batches.append([[(ours - theirs).abs().max(), ours.abs().max()] for ours, theirs in pairs])
-    differences, largest = torch.tensor(batches).amax(0).unbind(-1)
-    worst = (differences / largest.clamp_min(torch.finfo(torch.float32).tiny)).argmax()  # NaN is above all
-    return float(differences[worst]), float(largest[worst])
+        answers.append((expected[0].argmax(1) == outputs[0].argmax(1)).flatten())
+        pairs = [(ours.double(), theirs - ours) for ours, theirs in zip(expected, outputs, strict=True)]
+        batches.append([[by.abs().max(), x.abs().max(), by.square().sum(), x.square().sum()] for x, by in pairs])
+    values = torch.tensor(batches)
+    differences, largest = values[..., :2].amax(0).unbind(-1)
+    noise, signal = values[..., 2:].sum(0).unbind(-1)
+    errors = (noise / signal.clamp_min(torch.finfo(torch.float32).tiny)).sqrt()
+    relative = differences / largest.clamp_min(torch.finfo(torch.float32).tiny)
+    worst = relative.argmax()  # NaN is above all
+    same = torch.cat(answers).float().mean()
+    return float(differences[worst]), float(largest[worst]), float(errors[worst]), float(same)

@@ -126,7 +126,7 @@ def _open_pt2(path: Path, threads: int | None, precision: str) -> tuple[str | No
 
 
 @contextmanager
-def _silent_stderr() -> Iterator[None]:
+def silent_stderr() -> Iterator[None]:
     """Drops what ExecuTorch prints about the processor and about its own use of torch: nobody can act on it."""
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
@@ -139,7 +139,7 @@ def _silent_stderr() -> Iterator[None]:
 
 
 def _write_executorch(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
-    with _silent_stderr():
+    with silent_stderr():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
 
@@ -149,7 +149,7 @@ def _write_executorch(program: ExportedProgram, facts: str, path: Path, outputs:
 
 
 def _open_executorch(path: Path, threads: int | None, precision: str) -> tuple[str | None, Session]:
-    with _silent_stderr():
+    with silent_stderr():
         from executorch.runtime import Runtime
 
         program = Runtime.get().load_program(path)
