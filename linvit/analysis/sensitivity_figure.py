@@ -8,6 +8,7 @@ from matplotlib.patches import Patch
 from linvit.analysis.figures import COLOURS, SMALL, WIDTH, literal, plain_ticks, subplots
 
 SHOWN = 24  # layers
+DECADES = 1e3  # between the shortest and the longest bar
 TOTALS = 2  # rows at the end, for all together
 
 
@@ -21,12 +22,12 @@ def sensitivity_figure(rows: Sequence[tuple[str, bool, float]]) -> Figure:
     shown = [*layers[:SHOWN], *(row for row in parts if not row[1]), *rows[-TOTALS:]]
     figure, axes = subplots((WIDTH, 1.2 + 0.22 * len(shown)))
     places = range(len(shown))
-    smallest = min((error for _, _, error in shown if error > 0), default=1e-4)
+    lowest = max((error for _, _, error in shown), default=1.0) / DECADES
     colours = [COLOURS[0] if rounded else COLOURS[1] for _, rounded, _ in shown]
-    axes.barh(places, [max(error, smallest) for _, _, error in shown], color=colours)
+    axes.barh(places, [error for _, _, error in shown], color=colours)
     axes.set_yticks(places, [literal(name) for name, _, _ in shown])
-    axes.set(xscale="log", ylim=(len(shown) - 0.4, -0.6), xlim=(smallest / 2, None))
-    axes.set_xlabel("error of the outputs (root mean square, relative) with this part alone in 8 bits")
+    axes.set(xscale="log", ylim=(len(shown) - 0.4, -0.6), xlim=(lowest, None))
+    axes.set_xlabel("relative error of the outputs, this part in 8 bits")
     plain_ticks(axes.xaxis)
     axes.grid(visible=False, axis="y")
     for place in (len(shown) - TOTALS - 0.5, len(layers[:SHOWN]) - 0.5):

@@ -57,7 +57,7 @@ def quantized(program: ExportedProgram, images: Tensor, suffix: str, dynamic: bo
     """The program in 8 bits.
 
     Args:
-        program: reads images like these, of any number if `dynamic`, otherwise as many at a time as it was exported with.
+        program: reads images like these, as many at a time as it was exported with, or any number if `dynamic`.
         images: to take the ranges of activations from, (images, channels, height, width).
         suffix: of the files to write, a key of ROUNDINGS.
         dynamic: whether the program reads any batch, height and width.
