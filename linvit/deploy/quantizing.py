@@ -113,7 +113,7 @@ def annotator(rounding: Rounding) -> Any:
     """What tells torchao which tensors to round."""
     from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
-    class Layers(Quantizer):  # type: ignore[misc]
+    class Layers(Quantizer):
         def annotate(self, model: GraphModule) -> GraphModule:
             activation, weight = specifications(rounding.activations)
             for node in layers_of(model):
