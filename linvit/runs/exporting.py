@@ -198,11 +198,7 @@ def _name(network: nn.Module) -> str:
 
 def _compared_on(images: Sequence[Any] | None, facts: Facts) -> list[Tensor]:
     """Real images as uint8 batches (images, channels, height, width), of three sizes if the file reads any."""
-    if images is None:
-        opened = photos(facts.channels)
-    else:
-        items = _some(images, MOST)
-        opened = [read_image(item, name, facts.channels) for name, item in items]
+    opened = photos(facts.channels) if images is None else _opened(images, MOST, facts.channels)
     batches: list[Tensor] = []
     for scale in CHECKED if facts.dynamic else CHECKED[:1]:
         height, width = (max(facts.smallest, round(side * scale)) for side in facts.size)
@@ -211,29 +207,32 @@ def _compared_on(images: Sequence[Any] | None, facts: Facts) -> list[Tensor]:
 
 
 def _calibration(calibrate: Sequence[Any], facts: Facts) -> Tensor:
-    """Images to calibrate on as uint8 (images, channels, height, width); those that cannot be read are left out.
-
-    Raises ValueError if there are too few.
-    """
-    opened, unreadable = [], []
-    for name, item in _some(calibrate, MOST_TO_CALIBRATE):
-        try:
-            opened.append(read_image(item, name, facts.channels))
-        except CorruptImageError as error:
-            unreadable.append(str(error))
+    """Images to calibrate on as uint8 (images, channels, height, width). Raises ValueError if there are too few."""
+    opened = _opened(calibrate, MOST_TO_CALIBRATE, facts.channels)
     if len(opened) < FEWEST_TO_CALIBRATE:
         raise ValueError(
             f"`calibrate` has {len(opened)} readable images, expected {FEWEST_TO_CALIBRATE} or more: give more images."
         )
-    if unreadable:
-        logger.warning("%d images to calibrate on cannot be read. The first: %s", len(unreadable), unreadable[0])
     return _resized(opened, *facts.size)
 
 
-def _some(images: Sequence[Any], most: int) -> list[tuple[str, Any]]:
-    """The (name, path or image) of all images, or of so many evenly chosen ones."""
+def _opened(images: Sequence[Any], most: int, channels: int) -> list[Image.Image]:
+    """All images, or so many evenly chosen ones, without those that cannot be read.
+
+    Raises ValueError if none can.
+    """
     items, _ = find_images(images)
-    return [items[place] for place in evenly(len(items), most).tolist()]
+    opened, unreadable = [], []
+    for name, item in [items[place] for place in evenly(len(items), most).tolist()]:
+        try:
+            opened.append(read_image(item, name, channels))
+        except CorruptImageError as error:
+            unreadable.append(error)
+    if not opened:
+        raise unreadable[0]
+    if unreadable:
+        logger.warning("%d images cannot be read and are left out. The first: %s", len(unreadable), unreadable[0])
+    return opened
 
 
 def _resized(images: Sequence[Image.Image], height: int, width: int) -> Tensor:
