@@ -56,7 +56,7 @@ class Case:
     @property
     def dtype(self) -> torch.dtype:
         dtypes = {"bf16": torch.bfloat16, "int8": torch.int8}
-        return next((dtype for part, dtype in dtypes.items() if part in self.variant.split("+")), torch.float32)
+        return next((dtype for name, dtype in dtypes.items() if name in self.variant.split("+")), torch.float32)
 
 
 def row_of(case: Case, network: nn.Module | None, work: str = "forward", skipped: str | None = None) -> Row:
