@@ -55,7 +55,7 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtypes = {"bf16": torch.bfloat16, "int8": torch.int8}
+        dtypes = {"int8": torch.int8, "bf16": torch.bfloat16}
         return next((dtype for name, dtype in dtypes.items() if name in self.variant.split("+")), torch.float32)
 
 
