@@ -66,7 +66,7 @@ def export(
             but not for .pte, and for .pt2 only from 64 px).
         images: image files, folders, PIL images or arrays to compare on (default: two photos, with `int8` some of
             `calibrate`).
-        int8: whether convolutions and products with weights are computed in 8 bits; only .onnx, .xml and .pte.
+        int8: whether convolutions and products with weights are computed in 8 bits; only .onnx and .xml.
         calibrate: with `int8`, image files, folders, PIL images or arrays from which the ranges of activations are
             taken, 16 or more; of more than 256, as many are evenly chosen.
         report: with `int8`, a folder for the sensitivity of every layer to 8 bits: a table (CSV) and a figure.
