@@ -11,7 +11,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,cpp,readers,language,speech,generation,onnx,openvino,executorch,coreml,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,cpp,readers,language,speech,generation,onnx,openvino,executorch,coreml,int8,dev]"
 	touch $@
 
 check: $(STAMP)
@@ -156,7 +156,7 @@ OURS := ravlt_tiny mavit_tiny care_s0 care_s1
 PEERS := efficientvit_b1 mobilenetv4_conv_medium fastvit_t8 repvit_m1_0 shvit_s3 deit_small_patch16_224 convnext_tiny
 BENCH_onnxruntime = $(call BENCH_IN,onnxruntime onnxruntime+int8)
 BENCH_openvino = $(call BENCH_IN,openvino openvino+bf16 openvino+int8)
-BENCH_executorch = $(call BENCH_IN,executorch executorch+int8)
+BENCH_executorch = $(call BENCH_IN,executorch)
 BENCH_resolution := model ravlt_tiny ravlt_tiny_linear --variants plain fused+cpp --peers swin_tiny_patch4_window7_224 \
 	--peer-variants plain --sizes 224 512 1024 1024x2048 --rounds 5 --seconds 60 --memory
 BENCH_train := train --variants plain reference channels_last+fused_adamw channels_last+fused_adamw+cpp \

@@ -1,15 +1,21 @@
 """`linvit export`."""
 
 import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from linvit_cli.parser import whole
 from linvit_cli.run_arguments import add_network, chosen, load
 from linvit_cli.streams import show
 
+if TYPE_CHECKING:
+    from linvit.deploy import Exported
+
 HELP = "Write a file for ONNX, OpenVINO, Core ML or other runtimes."
 EXAMPLES = (
     "linvit export runs/ravlt_nano_digits digits.onnx",
     "linvit export --model mavit_tiny --checkpoint mavit_tiny.safetensors mavit_tiny.xml --size 384",
+    "linvit export runs/ravlt_nano_digits digits.onnx --int8 --calibrate photos/ --report sensitivity/",
 )
 
 
@@ -28,23 +34,43 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--compiled", action="store_true", help=text)
     text = "image files or folders to compare the file with the network on (default: two photos)"
     command.add_argument("--images", nargs="+", metavar="FILE", help=text)
+    group = command.add_argument_group("8 bits")
+    text = "compute convolutions and products with weights in 8 bits; .onnx and .xml (default: float32)"
+    group.add_argument("--int8", action="store_true", help=text)
+    text = "with --int8: image files or folders to calibrate on, 16 images or more (default: none)"
+    group.add_argument("--calibrate", nargs="+", metavar="FILE", help=text)
+    text = "with --int8: folder for a table and a figure of each layer's sensitivity to 8 bits (default: none)"
+    group.add_argument("--report", metavar="FOLDER", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
-    given = chosen(options, "size", "images") | {"compiled": options.compiled}
+    given = chosen(options, "size", "images", "calibrate", "report")
+    given |= {"compiled": options.compiled, "int8": options.int8}
     if options.fixed:
         given["dynamic"] = False
     exported = load(options, options.source).export(options.target, **given)
-    show(f"{exported.path} is written for {exported.format}.")
+    for sentence in _sentences(exported):
+        show(sentence)
+    if options.report is not None:
+        show(f"The sensitivity of the layers to 8 bits is in {options.report}.")
+    return 0
+
+
+def _sentences(exported: "Exported") -> Iterator[str]:
+    count = exported.facts.calibrated
+    in_8_bits = f" in 8 bits, calibrated on {count} images" if count else ""
+    yield f"{exported.path} is written for {exported.format}{in_8_bits}."
     if exported.difference is None:
-        show(
+        yield (
             f"{exported.format} does not run on this system, so its outputs were not compared with the network's: run"
             " the same command where it does."
         )
-        return 0
+        return
+    error = f"{exported.error:.1%} (root mean square), " if count else ""
     sizes = ", ".join(f"{height}×{width}" for height, width in dict.fromkeys(exported.sizes))
-    show(
-        f"Its outputs differ from the network's by at most {exported.difference:.2g}; the largest output is"
+    yield (
+        f"Its outputs differ from the network's by {error}at most {exported.difference:.2g}; the largest output is"
         f" {exported.largest:.2g} (images of {sizes} px)."
     )
-    return 0
+    if count and exported.same is not None:
+        yield f"The class with the largest logit is the same in {exported.same:.1%}; linvit eval measures the accuracy."

@@ -24,13 +24,14 @@ from linvit.ranges import check_names
 
 OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 PLAIN = "plain"
-PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", "triton", *RUNTIMES)
+PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", "triton", *RUNTIMES, "int8")
 """Changes to the plain eager float32 network, joined by "+" in a variant such as "fused+bf16".
 
 reference: the attentions in the released order. fused: `linvit.fuse`, after timm's own reparametrization.
 channels_last, bf16: weights and image. compiled: `torch.compile`; frozen: the same with its weights as constants.
 cpp, triton: linear attention by `linvit.kernels.cpu`, or by `linvit.kernels` on a GPU.
-onnxruntime, openvino, executorch: the folded and exported network through that runtime.
+onnxruntime, openvino, executorch: the folded and exported network through that runtime; with int8, its layers with
+weights in 8 bits.
 """
 CLASSES = 1000
 BYTES_PER_PIXEL = 64  # at least: float32 images, and 32 channels at half the resolution, which the next layer reads
@@ -55,7 +56,8 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if "bf16" in self.variant.split("+") else torch.float32
+        dtypes = {"int8": torch.int8, "bf16": torch.bfloat16}
+        return next((dtype for name, dtype in dtypes.items() if name in self.variant.split("+")), torch.float32)
 
 
 def row_of(case: Case, network: nn.Module | None, work: str = "forward", skipped: str | None = None) -> Row:
@@ -145,7 +147,9 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
         network, x = network.bfloat16(), x.bfloat16()
     for runtime, make in RUNTIMES.items():
         if runtime in parts:
-            return make(reparameterize_model(network).eval(), x, case.threads)
+            return make(reparameterize_model(network).eval(), x, case.threads, "int8" in parts)
+    if "int8" in parts:
+        raise ValueError(f"int8 is for exported networks: write it with a runtime, such as {next(iter(RUNTIMES))}+int8")
     function: Callable[[Tensor], Tensor] = network
     if "compiled" in parts or "frozen" in parts:
         function = torch.compile(network, options={"freezing": True} if "frozen" in parts else None)

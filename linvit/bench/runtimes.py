@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from linvit.bench.memory import MEBIBYTE, in_new_process, peak_above
 from linvit.deploy.formats import FORMATS, opened, session_of
 from linvit.deploy.graph import exported
+from linvit.deploy.quantizing import need_int8, quantized
 from linvit.deploy.runtime import Session
 from linvit.fusion import fuse
 
@@ -54,10 +55,10 @@ def _peak(open: Callable[[], Session], images: Tensor) -> float | None:
     return peak_above(lambda: open()(images))
 
 
-def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int) -> FileCall:
+def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int, int8: bool = False) -> FileCall:
     """The network, folded and written to a file of that format, in its runtime.
 
-    x: images; the runtime computes in their dtype.
+    x: images; the runtime computes in their dtype. int8: whether layers with weights are in 8 bits, calibrated on x.
 
     Raises:
         ImportError: if a package is missing.
@@ -65,6 +66,8 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int) -> Fi
     """
     runtime = FORMATS[suffix]
     runtime.need()
+    if int8:
+        need_int8(suffix)
     precision = PRECISIONS.get(x.dtype)
     if precision is None or precision not in runtime.precisions:
         known = " and ".join(runtime.precisions)
@@ -74,6 +77,7 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int) -> Fi
     path = Path(folder.name) / f"network{suffix}"
     with torch.inference_mode(False), torch.no_grad():
         program = exported(fuse(deepcopy(network).float(), "graph"), images.clone())
+        program = quantized(program, images, suffix, dynamic=False) if int8 else program
         session = session_of(runtime, program, "", path, ["outputs"], threads, precision)
     assert session is not None  # the runtimes below run on every system
     return FileCall(session, partial(_session, suffix, path, threads, precision), path, images, folder)
@@ -98,7 +102,7 @@ def file_call(path: Path, x: Tensor, threads: int) -> FileCall:
     return FileCall(session, partial(_session, path.suffix, path, threads, "float32"), path, pixels)
 
 
-RUNTIMES: dict[str, Callable[[nn.Module, Tensor, int], FileCall]] = {
+RUNTIMES: dict[str, Callable[[nn.Module, Tensor, int, bool], FileCall]] = {
     "onnxruntime": partial(runtime_call, ".onnx"),
     "openvino": partial(runtime_call, ".xml"),
     "executorch": partial(runtime_call, ".pte"),

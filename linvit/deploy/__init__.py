@@ -5,37 +5,67 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from linvit.deploy.coreml import MANIFEST, PACKAGE
 from linvit.deploy.facts import Facts
 from linvit.deploy.formats import Format, session_of
 from linvit.deploy.graph import OnPixels, exported, sample
+from linvit.deploy.quantizing import quantized
 from linvit.deploy.runtime import Session
+from linvit.deploy.sensitivity import write_sensitivity
 from linvit.files import check_output_file, check_writable, reason_of
 from linvit.fusion import fuse
+
+WORST_INT8 = 0.5  # of the outputs' root mean square; trained networks lose a few hundredths, outputs of zero are 1
+TINY = torch.finfo(torch.float32).tiny
+
+
+class Difference(NamedTuple):
+    """What a file loses against the network in float32, over all images; of several outputs, that of the least exact.
+
+    difference: the largest difference. largest: the largest value of that output. error: root mean square of the
+    differences over that of the output. same: share of the images, of a segmentor the positions, whose largest logit is
+    that of the same class; None for outputs that are not logits.
+    """
+
+    difference: float
+    largest: float
+    error: float
+    same: float | None
 
 
 @dataclass(frozen=True)
 class Exported:
     """An exported file.
 
-    difference: the largest difference between an output and that of the network in float32, over all `sizes`, and
-    largest: the largest value of that output; of several outputs, they belong to the least exact one. Both are None if
-    the runtime does not run on this system.
+    sizes: height and width in pixels of the batches that it was compared on. difference, largest, error, same: see
+    `Difference`; None if the runtime does not run on this system, where nothing was compared.
     """
 
     path: Path
     format: str
     facts: Facts
-    difference: float | None
-    largest: float | None
     sizes: tuple[tuple[int, int], ...]
+    difference: float | None = None
+    largest: float | None = None
+    error: float | None = None
+    same: float | None = None
 
 
-def write(network: nn.Module, path: Path, format: Format, facts: Facts, images: Sequence[Tensor]) -> Exported:
+def write(
+    network: nn.Module,
+    path: Path,
+    format: Format,
+    facts: Facts,
+    images: Sequence[Tensor],
+    calibration: Tensor | None = None,
+    report: Path | None = None,
+) -> Exported:
     """Writes a network to a file, and runs it in its runtime if that runs on this system.
 
     Args:
@@ -44,33 +74,26 @@ def write(network: nn.Module, path: Path, format: Format, facts: Facts, images: 
         format: of the file.
         facts: what the file says about itself.
         images: real images to compare on, uint8 (batch, channels, height, width), which fit the facts.
+        calibration: images to calibrate 8-bit layers on, likewise in one batch; None for a file in float32.
+        report: with `calibration`, folder for the sensitivity of the layers to 8 bits; None for no report.
 
     Raises:
+        ImportError: if `calibration` is given and torchao is missing.
         ValueError: for a network that cannot be exported, and a file whose outputs differ from the network's; nothing
             is left behind then.
     """
     target = _replaceable(path)
+    if report is not None:
+        check_writable(report)
     pixels = sample(facts.channels, facts.size, facts.dynamic).to(format.pixels)
     program = exported(OnPixels(fuse(network, "graph"), facts.mean, facts.std), pixels, facts.dynamic)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
-        written = Path(folder) / target.name
-        session = session_of(format, program, facts.to_json(), written, facts.outputs)
-        difference, largest = None, None
-        if session is not None:
-            difference, largest = _compared(OnPixels(network, facts.mean, facts.std), format, session, images)
-            if not difference <= format.tolerance * largest:  # NaN is not
-                raise ValueError(
-                    f"The outputs of the {format.name} file differ from those of the network by {difference:.2g}, the"
-                    f" largest being {largest:.2g}, so it is not kept: try another format."
-                )
-        files = sorted(Path(folder).iterdir(), key=lambda file: file == written)  # weights beside it first
-        if target.is_dir():
-            os.replace(target, Path(folder) / "replaced")
-        for file in files:
-            os.replace(file, target.parent / file.name)
+    if calibration is not None:
+        if report is not None:
+            write_sensitivity(program, calibration, target.suffix, facts.dynamic, report)
+        program = quantized(program, calibration, target.suffix, facts.dynamic)
+    difference = _kept(format, program, OnPixels(network, facts.mean, facts.std), target, facts, images)
     sizes = tuple((int(batch.shape[2]), int(batch.shape[3])) for batch in images)
-    return Exported(target, format.name, facts, difference, largest, sizes)
+    return Exported(target, format.name, facts, sizes, *(difference or ()))
 
 
 def _replaceable(path: Path) -> Path:
@@ -81,21 +104,60 @@ def _replaceable(path: Path) -> Path:
     return check_output_file(path)
 
 
-def _compared(network: nn.Module, format: Format, session: Session, images: Sequence[Tensor]) -> tuple[float, float]:
-    """The largest difference from the network over all images, and the output's largest value, of the worst output."""
-    batches = []
+def _kept(
+    format: Format, program: ExportedProgram, network: nn.Module, target: Path, facts: Facts, images: Sequence[Tensor]
+) -> Difference | None:
+    """Writes a program, compares it with the network, and keeps the file if they agree."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
+        written = Path(folder) / target.name
+        session = session_of(format, program, facts.to_json(), written, facts.outputs)
+        difference = None
+        if session is not None:
+            difference = _difference(network, format, session, images)
+            _check_difference(difference, format, facts.calibrated > 0)
+            if facts.outputs != ("outputs",):
+                difference = difference._replace(same=None)
+        files = sorted(Path(folder).iterdir(), key=lambda file: file == written)  # weights beside it first
+        if target.is_dir():
+            os.replace(target, Path(folder) / "replaced")
+        for file in files:
+            os.replace(file, target.parent / file.name)
+    return difference
+
+
+def _check_difference(difference: Difference, format: Format, int8: bool) -> None:
+    """Raises ValueError for a file that is not as exact as its format can be."""
+    exact = difference.error <= WORST_INT8 if int8 else difference.difference <= format.tolerance * difference.largest
+    if exact:  # NaN is not
+        return
+    by = f"{difference.error:.0%} (root mean square)" if int8 else f"{difference.difference:.2g}"
+    way = "calibrate on images like those of the training, or leave `int8` out" if int8 else "try another format"
+    raise ValueError(
+        f"The outputs of the {format.name} file differ from those of the network by {by}, the largest being"
+        f" {difference.largest:.2g}, so it is not kept: {way}."
+    )
+
+
+def _difference(network: nn.Module, format: Format, session: Session, images: Sequence[Tensor]) -> Difference:
+    batches, answers = [], []
     for batch in images:
         with torch.inference_mode():
             expected = network(batch)
         try:
             outputs = session(batch)
-        except Exception as error:  # runtimes too
+        except Exception as error:  # runtimes raise errors of many classes
             raise ValueError(
                 f"{format.name} cannot run this network at its size ({reason_of(error)}): try a larger `size` or"
                 " another format."
             ) from error
-        pairs = zip(expected, outputs, strict=True)
-        batches.append([[(ours - theirs).abs().max(), ours.abs().max()] for ours, theirs in pairs])
-    differences, largest = torch.tensor(batches).amax(0).unbind(-1)
-    worst = (differences / largest.clamp_min(torch.finfo(torch.float32).tiny)).argmax()  # NaN is above all
-    return float(differences[worst]), float(largest[worst])
+        answers.append((expected[0].argmax(1) == outputs[0].argmax(1)).flatten())
+        pairs = [(ours.double(), theirs - ours) for ours, theirs in zip(expected, outputs, strict=True)]
+        batches.append([[by.abs().max(), x.abs().max(), by.square().sum(), x.square().sum()] for x, by in pairs])
+    values = torch.tensor(batches)
+    differences, largest = values[..., :2].amax(0).unbind(-1)
+    noise, signal = values[..., 2:].sum(0).unbind(-1)
+    errors = (noise / signal.clamp_min(TINY)).sqrt()
+    worst = (differences / largest.clamp_min(TINY)).argmax()  # NaN is above all
+    same = torch.cat(answers).float().mean()
+    return Difference(float(differences[worst]), float(largest[worst]), float(errors[worst]), float(same))

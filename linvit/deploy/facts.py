@@ -32,6 +32,7 @@ class Facts:
     the outputs, in order. strides: pixels between neighbouring positions of each output map, or of each level of a
     detector; otherwise empty. fit: the long and the short side in pixels that images are scaled to fit, without a crop;
     None if they are cropped. stored: what else the run knew about its data, such as the category ids of a detector.
+    calibrated: number of images that the 8-bit layers were calibrated on; 0 for a file in float32.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Facts:
     strides: tuple[int, ...] = ()
     fit: tuple[int, int] | None = None
     stored: Mapping[str, Any] = field(default_factory=dict)
+    calibrated: int = 0
 
     @property
     def channels(self) -> int:
@@ -102,6 +104,7 @@ RANGES: Mapping[str, Any] = {
     "strides": list[Count],
     "fit": tuple[Count, Count] | None,
     "stored": dict[str, Any],
+    "calibrated": Annotated[int, Range(0)],
 }
 
 

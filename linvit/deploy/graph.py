@@ -51,7 +51,7 @@ def exported(network: nn.Module, images: Tensor, dynamic: bool = False) -> Expor
     shapes = ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},) if dynamic else None
     try:
         with torch.inference_mode(False), torch.no_grad():
-            program = torch.export.export(network.eval(), (images,), dynamic_shapes=shapes)
+            program = torch.export.export(network, (images,), dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises errors of many classes
         way = " for any size: set `dynamic=False`" if dynamic else ": torch.export must be able to follow it"
         raise ValueError(f"The network cannot be exported{way} ({reason_of(error)}).") from error

@@ -1,5 +1,6 @@
 """Networks written to files of other runtimes."""
 
+import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -13,11 +14,13 @@ from timm.data import resolve_data_config
 from timm.models import FeatureInfo
 from torch import Tensor, nn
 
+from linvit.analysis.scores import evenly
 from linvit.arguments import check_network, kind
-from linvit.data.images.image import SMALLEST, Preprocessing, Side
+from linvit.data.images.image import SMALLEST, CorruptImageError, Preprocessing, Side
 from linvit.deploy import Exported, write
 from linvit.deploy.facts import BACKBONE, Facts, digest
 from linvit.deploy.formats import format_of
+from linvit.deploy.quantizing import need_int8
 from linvit.files import user_path
 from linvit.models.dense.anchors import Anchors
 from linvit.models.dense.backbone import STRIDES, DenseBackbone
@@ -28,9 +31,12 @@ from linvit.runs.images import find_images, photos, read_image
 from linvit.runs.run import Run, of_classifier
 
 CHECKED = (1.0, 1.25, 0.75)  # the sizes to compare at, over the network's own
-ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None, "compiled": bool}
+ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None, "compiled": bool, "int8": bool}
 MOST = 16  # images to compare on
 AT_ONCE = 2  # of them, because maps of logits are large
+FEWEST_TO_CALIBRATE, MOST_TO_CALIBRATE = 16, 256
+
+logger = logging.getLogger(__name__)
 
 
 def export(
@@ -41,6 +47,9 @@ def export(
     dynamic: bool | None = None,
     images: Sequence[Any] | None = None,
     compiled: bool = False,
+    int8: bool = False,
+    calibrate: Sequence[Any] | None = None,
+    report: str | Path | None = None,
 ) -> Exported:
     """Writes a network to a file of another runtime, runs it there and compares it with the network in float32.
 
@@ -59,9 +68,14 @@ def export(
             short side).
         dynamic: whether the file reads any batch, height and width; otherwise one image of that size (default: yes,
             but not for .pte and .mlpackage, and for .pt2 only from 64 px).
-        images: image files, folders, PIL images or arrays to compare on (default: two photos).
+        images: image files, folders, PIL images or arrays to compare on (default: two photos, with `int8` some of
+            `calibrate`).
         compiled: whether a .pt2 file has machine code for processors like this one, made by torch's AOTInductor with a
             C++ compiler; torch opens it, linvit does not.
+        int8: whether convolutions and products with weights are computed in 8 bits; only .onnx and .xml.
+        calibrate: with `int8`, image files, folders, PIL images or arrays from which the ranges of activations are
+            taken, 16 or more; of more than 256, as many are evenly chosen.
+        report: with `int8`, a folder for the sensitivity of every layer to 8 bits: a table (CSV) and a figure.
 
     Returns:
         The file's path and the largest difference; None if the runtime does not run on this system.
@@ -69,10 +83,12 @@ def export(
     Raises:
         ImportError: if the runtime is missing (the message names the extra of linvit that installs it), or the C++
             compiler.
-        ValueError: for a network that is none of these, another suffix, a network that cannot be exported, no readable
-            image, and a file whose outputs differ from the network's; nothing is left behind then.
+        ValueError: for `int8` without `calibrate` or the other way round, too few images to calibrate on, a network
+            that is none of these, another suffix, a network that cannot be exported, no readable image, and a file
+            whose outputs differ from the network's; nothing is left behind then.
     """
-    check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled})
+    check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled, "int8": int8})
+    _check_int8(int8, calibrate, report)
     network, facts = _of_run(source) if isinstance(source, Run) else _of_network(source)
     path = user_path(path)
     format = format_of(path, compiled)
@@ -87,7 +103,23 @@ def export(
             f"`size` is {sides[0]}×{sides[1]}{least}: {path.suffix} files read one size only here; leave `dynamic` out."
         )
     facts = replace(facts, size=sides, smallest=smallest if able and dynamic is not False else 0)
-    return write(network.eval().cpu().float(), path, format, facts, _resized(images, facts))
+    network = network.eval().cpu().float()
+    if calibrate is None:
+        return write(network, path, format, facts, _compared_on(images, facts))
+    need_int8(path.suffix)
+    calibration = _calibration(calibrate, facts)
+    facts = replace(facts, calibrated=len(calibration))
+    folder = None if report is None else user_path(report)
+    return write(network, path, format, facts, _compared_on(images or calibrate, facts), calibration, folder)
+
+
+def _check_int8(int8: bool, calibrate: Sequence[Any] | None, report: str | Path | None) -> None:
+    """Raises ValueError if of the arguments for 8 bits some are missing."""
+    if int8 and calibrate is None:
+        raise ValueError("`int8` needs images to calibrate on: set `calibrate` to a folder of them.")
+    for name, value in (("calibrate", calibrate), ("report", report)):
+        if value is not None and not int8:
+            raise ValueError(f"`{name}` is for files in 8 bits: set `int8` too, or leave `{name}` out.")
 
 
 def _of_run(run: Run) -> tuple[nn.Module, Facts]:
@@ -172,18 +204,46 @@ def _name(network: nn.Module) -> str:
     return str(known.get("architecture") or type(network).__name__)
 
 
-def _resized(images: Sequence[Any] | None, facts: Facts) -> list[Tensor]:
+def _compared_on(images: Sequence[Any] | None, facts: Facts) -> list[Tensor]:
     """Real images as uint8 batches (images, channels, height, width), of three sizes if the file reads any."""
-    if images is None:
-        opened = photos(facts.channels)
-    else:
-        items, _ = find_images(images)
-        opened = [read_image(item, name, facts.channels) for name, item in items[:MOST]]
+    opened = photos(facts.channels) if images is None else _opened(images, MOST, facts.channels)
     batches: list[Tensor] = []
     for scale in CHECKED if facts.dynamic else CHECKED[:1]:
         height, width = (max(facts.smallest, round(side * scale)) for side in facts.size)
-        resized = [image.resize((width, height), Image.Resampling.BICUBIC) for image in opened]
-        pixels = torch.from_numpy(np.stack([np.asarray(image) for image in resized]))
-        batch = pixels[:, None] if pixels.ndim == 3 else pixels.movedim(-1, 1).contiguous()
-        batches += batch.split(AT_ONCE if facts.dynamic else 1)
+        batches += _resized(opened, height, width).split(AT_ONCE if facts.dynamic else 1)
     return batches
+
+
+def _calibration(calibrate: Sequence[Any], facts: Facts) -> Tensor:
+    """Images to calibrate on as uint8 (images, channels, height, width). Raises ValueError if there are too few."""
+    opened = _opened(calibrate, MOST_TO_CALIBRATE, facts.channels)
+    if len(opened) < FEWEST_TO_CALIBRATE:
+        raise ValueError(
+            f"`calibrate` has {len(opened)} readable images, expected {FEWEST_TO_CALIBRATE} or more: give more images."
+        )
+    return _resized(opened, *facts.size)
+
+
+def _opened(images: Sequence[Any], most: int, channels: int) -> list[Image.Image]:
+    """All images, or so many evenly chosen ones, without those that cannot be read.
+
+    Raises ValueError if none can.
+    """
+    items, _ = find_images(images)
+    opened, unreadable = [], []
+    for name, item in [items[place] for place in evenly(len(items), most).tolist()]:
+        try:
+            opened.append(read_image(item, name, channels))
+        except CorruptImageError as error:
+            unreadable.append(error)
+    if not opened:
+        raise unreadable[0]
+    if unreadable:
+        logger.warning("%d images cannot be read and are left out. The first: %s", len(unreadable), unreadable[0])
+    return opened
+
+
+def _resized(images: Sequence[Image.Image], height: int, width: int) -> Tensor:
+    resized = [image.resize((width, height), Image.Resampling.BICUBIC) for image in images]
+    pixels = torch.from_numpy(np.stack([np.asarray(image) for image in resized]))
+    return pixels[:, None] if pixels.ndim == 3 else pixels.movedim(-1, 1).contiguous()

@@ -122,7 +122,7 @@ def test_an_exported_file_is_timed_beside_the_networks(tmp_path):
 def test_a_file_that_cannot_be_timed_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"gone.onnx does not exist"):
         Options(variants=("plain", "gone.onnx"))
-    with pytest.raises(ValueError, match=r"'some.onnx', expected one of plain"):
+    with pytest.raises(ValueError, match=r"'some.onnx', expected one of"):
         Options(peer_variants=("some.onnx",))
     fixed = export(timm.create_model("resnet10t", num_classes=2), tmp_path / "fixed.onnx", size=32, dynamic=False).path
     with pytest.raises(ValueError, match=r"32×48 px, but .*fixed.onnx reads 3 and 32×32 px"):

@@ -1,0 +1,134 @@
+"""Programs in 8 bits, calibrated on images: convolutions and products with weights, and nothing else.
+
+torchao inserts the roundings, in the form that the runtimes replace by their own 8-bit layers. The products without
+weights (state, scores), κ, α, divisions and norms stay in float32, as does a depthwise convolution whose output any
+other step reads than an 8-bit layer: it would gain little, and a residual stream would be rounded in every block.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from linvit.deploy.graph import exported
+from linvit.deploy.runtime import silent_stderr
+
+aten = torch.ops.aten
+CONVOLUTIONS = (aten.conv2d.default, aten.conv2d.padding)
+LAYERS = (*CONVOLUTIONS, aten.linear.default)
+GROUPS = 6  # the place of this argument of a convolution
+AT_ONCE = 8  # images of a calibration, if the program takes several
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a runtime wants its 8-bit layers.
+
+    activations: the type of what a layer reads. outputs: whether its result is rounded too. ONNX Runtime
+    computes a layer in 8 bits only if it is; OpenVINO is faster, and more exact, if it is not.
+    """
+
+    activations: torch.dtype
+    outputs: bool
+
+
+ROUNDINGS = {
+    ".onnx": Rounding(torch.uint8, outputs=True),
+    ".xml": Rounding(torch.uint8, outputs=False),
+}
+"""The formats with 8-bit layers, by the suffix of their files."""
+
+
+def need_int8(suffix: str) -> None:
+    """Raises ValueError for a format without 8-bit layers, and ImportError if torchao is missing."""
+    if suffix not in ROUNDINGS:
+        raise ValueError(f"Files of {suffix} cannot be in 8 bits, expected {', '.join(ROUNDINGS)}: leave `int8` out.")
+    if find_spec("torchao") is None:
+        raise ImportError("Files in 8 bits need torchao: install it with `pip install 'linvit[int8]'`.")
+
+
+def quantized(program: ExportedProgram, images: Tensor, suffix: str, dynamic: bool) -> ExportedProgram:
+    """The program in 8 bits.
+
+    Args:
+        program: reads images like these, as many at a time as it was exported with, or any number if `dynamic`.
+        images: to take the ranges of activations from, (images, channels, height, width).
+        suffix: of the files to write, a key of ROUNDINGS.
+        dynamic: whether the program reads any batch, height and width.
+
+    Returns:
+        A program with the same inputs and outputs, whose 8-bit layers are float layers between roundings.
+
+    Raises:
+        ImportError: if torchao is missing.
+        ValueError: for another suffix, and a program that torch.export cannot follow.
+    """
+    need_int8(suffix)
+    with silent_stderr():
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    (sample,), _ = program.example_inputs
+    with torch.inference_mode(False), torch.no_grad():
+        observed = prepare_pt2e(program.module(check_guards=False), annotator(ROUNDINGS[suffix]))
+        for batch in images.clone().split(AT_ONCE if dynamic else len(sample)):
+            observed(batch)
+        module = convert_pt2e(observed)
+    return exported(module, sample, dynamic)
+
+
+def layers_of(module: GraphModule) -> list[Node]:
+    """The convolutions and products with weights that are computed in 8 bits."""
+    weighted = [node for node in module.graph.nodes if node.target in LAYERS and node.args[1].op == "get_attr"]
+    dense = {node for node in weighted if node.target not in CONVOLUTIONS or _groups(node) == 1}
+    return [node for node in weighted if node in dense or dense.issuperset(node.users)]
+
+
+def _groups(convolution: Node) -> Any:
+    return convolution.args[GROUPS] if len(convolution.args) > GROUPS else 1
+
+
+def specifications(activations: torch.dtype) -> tuple[Any, Any]:
+    """torchao's words for activations, with one scale and zero point each, and weights, with a scale per channel."""
+    from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver
+    from torchao.quantization.pt2e.quantizer import QuantizationSpec
+
+    def of(dtype: torch.dtype, lowest: int, observer: Callable[..., Any], scheme: Any, **more: Any) -> Any:
+        limits = {"quant_min": lowest, "quant_max": torch.iinfo(dtype).max}
+        return QuantizationSpec(dtype, observer, qscheme=scheme, **limits, **more)
+
+    lowest = torch.iinfo(activations).min
+    return (
+        of(activations, lowest, MinMaxObserver, torch.per_tensor_affine),
+        of(torch.int8, -127, PerChannelMinMaxObserver, torch.per_channel_symmetric, ch_axis=0),
+    )
+
+
+def annotator(rounding: Rounding) -> Any:
+    """What tells torchao which tensors to round."""
+    from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
+
+    class Layers(Quantizer):
+        def annotate(self, model: GraphModule) -> GraphModule:
+            activation, weight = specifications(rounding.activations)
+            for node in layers_of(model):
+                node.meta["quantization_annotation"] = QuantizationAnnotation(
+                    input_qspec_map={node.args[0]: activation, node.args[1]: weight},
+                    output_qspec=activation if rounding.outputs else None,
+                    _annotated=True,
+                )
+            return model
+
+        def validate(self, model: GraphModule) -> None:
+            pass
+
+    return Layers()
+
+
+def names_of(nodes: Sequence[Node]) -> list[str]:
+    """The layers' names in the network, from those of their weights."""
+    return [str(node.args[1].target).removeprefix("network.").removesuffix(".weight") for node in nodes]  # type: ignore[union-attr]

@@ -1,0 +1,169 @@
+"""Exported files in 8 bits: what is rounded, what the files say and lose, and wrong requests."""
+
+import csv
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from tiny_run import write_recipe
+from torch import nn
+
+import linvit
+from linvit.analysis.sensitivity_figure import SHOWN, sensitivity_figure
+from linvit.deploy.graph import exported
+from linvit.deploy.quantizing import layers_of, names_of, quantized
+from linvit.deploy.sensitivity import sensitivity
+from linvit.runs import load_run
+from linvit.runs.training import train_folder
+from linvit_cli import main
+
+SMALL = {"name": "ravlt_nano", "depths": [1, 1, 1, 1]}
+
+
+class Mixed(nn.Module):
+    """A dense convolution, a depthwise one before another dense one, a residual depthwise one, a product, a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.between, self.residual = (nn.Conv2d(8, 8, 3, padding=1, groups=8) for _ in range(2))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, images):
+        x = self.first(images.float() / 255)
+        x = self.last(self.between(x.relu()))
+        x = x + self.residual(x)
+        tokens = x.flatten(2)
+        state = tokens.exp() @ tokens.mT
+        return (self.head((state @ tokens).mean(-1) / 100),)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (16, 3, 7, 9), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def program(images):
+    return exported(Mixed().eval(), images[:2], dynamic=True)
+
+
+def test_layers_with_weights_are_rounded_and_nothing_else(program):
+    module = program.module(check_guards=False)
+    assert names_of(layers_of(module)) == ["first", "between", "last", "head"]
+
+
+@pytest.mark.parametrize(("suffix", "roundings"), [(".onnx", 7), (".xml", 4)])
+def test_a_program_in_8_bits_keeps_its_outputs(program, images, suffix, roundings):
+    rounded = quantized(program, images, suffix, dynamic=True)
+    targets = [str(node.target) for node in rounded.graph.nodes]
+    assert sum("quantized_decomposed.quantize_per_tensor" in target for target in targets) == roundings
+    assert sum("dequantize_per_channel" in target for target in targets) == 4
+    with torch.no_grad():
+        (expected,), (got,) = program.module()(images), rounded.module()(images)
+    error = float((got - expected).norm() / expected.norm())
+    assert 1e-4 < error < 0.05  # some thousandths for each of seven roundings to 255 steps
+
+
+def test_the_sensitivity_has_a_row_for_each_layer_and_kind_of_step(program, images):
+    rows = {row.name: row for row in sensitivity(program, images, ".onnx", dynamic=True)}
+    layers = [name for name, row in rows.items() if row.rounded]
+    assert layers == ["first", "between", "last", "head", "all layers in 8 bits, as in the file"]
+    assert {"products without weights (state, scores)", "divisions", "other depthwise convolutions"} <= rows.keys()
+    assert all(0 < row.error < 1 for row in rows.values())
+    rounded = quantized(program, images, ".onnx", dynamic=True)
+    with torch.no_grad():
+        (expected,), (got,) = program.module()(images), rounded.module()(images)
+    error = float((got - expected).norm() / expected.norm())
+    assert rows[layers[-1]].error == pytest.approx(error, rel=0.05)
+
+
+def test_the_figure_shows_the_most_sensitive_layers():
+    rows = [(f"stages.{number}.$x", True, 0.001 * (number + 1)) for number in range(40)]
+    rows += [("divisions", False, 0.2), ("all layers", True, 0.1), ("every step", False, 0.3)]
+    axes = sensitivity_figure(rows).axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(labels) == SHOWN + 3
+    assert (labels[0], labels[-3:]) == (r"stages.39.\$x", ["divisions", "all layers", "every step"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    recipe = write_recipe(tmp_path_factory.mktemp("run"), model=SMALL, trainer={"max_epochs": 1})
+    return load_run(train_folder(recipe))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("digits")
+    for number, digit in enumerate(load_digits().images[:20]):
+        Image.fromarray((digit * 15).astype(np.uint8)).resize((32, 32)).save(folder / f"{number:02}.png")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_file_in_8_bits_predicts_like_its_run(run, digits, suffix, tmp_path):
+    (digits / "damaged.png").write_bytes(b"x")
+    file = run.export(tmp_path / f"digits{suffix}", int8=True, calibrate=[digits])
+    assert file.facts.calibrated == 20
+    assert 1e-5 < file.error < 0.1
+    assert file.same >= 0.9
+    loaded = load_run(file.path)
+    assert loaded.network.facts == file.facts
+    assert sum(each.stat().st_size for each in tmp_path.iterdir()) < 4_000_000
+
+
+@pytest.mark.slow
+def test_the_command_line_writes_8_bits_and_a_report(run, digits, tmp_path, capsys):
+    target, report = tmp_path / "digits.onnx", tmp_path / "report"
+    given = ["--int8", "--calibrate", str(digits), "--report", str(report), "--fixed"]
+    assert main(["export", str(run.path), str(target), *given]) == 0
+    text = capsys.readouterr().out
+    assert f"{target} is written for ONNX in 8 bits, calibrated on 20 images." in text
+    assert "(root mean square)" in text
+    assert "The class with the largest logit is the same in" in text
+    assert {file.name for file in report.iterdir()} == {"sensitivity.csv", "sensitivity.svg", "sensitivity.png"}
+    rows = list(csv.DictReader((report / "sensitivity.csv").read_text().splitlines()))
+    assert rows[0]["part"] == "stem.0"
+    assert main(["eval", str(target), "data=digits"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mavit_nano", "care_nano", "deit_tiny_mala"])
+def test_other_networks_in_8_bits(name, digits, tmp_path):
+    network = timm.create_model(name, num_classes=10).eval()
+    size = {"size": 64} if "nano" in name else {"dynamic": False}
+    assert linvit.export(network, tmp_path / "x.onnx", int8=True, calibrate=[digits], **size).error < 0.3
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options", "message"),
+    [
+        (".onnx", {"int8": True}, "`int8` needs images to calibrate on: set `calibrate`"),
+        (".onnx", {"calibrate": ["."]}, "`calibrate` is for files in 8 bits: set `int8` too"),
+        (".onnx", {"report": "x"}, "`report` is for files in 8 bits"),
+        (".onnx", {"int8": True, "calibrate": ["missing"]}, "no image file or folder at missing"),
+        (
+            ".onnx",
+            {"int8": True, "calibrate": [np.zeros((40, 40), np.uint8)] * 3},
+            "has 3 readable images, expected 16",
+        ),
+        (".pt2", {"int8": True, "calibrate": ["."]}, "Files of .pt2 cannot be in 8 bits, expected .onnx, .xml:"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, suffix, options, message):
+    with pytest.raises(ValueError, match=message):
+        run.export(tmp_path / f"digits{suffix}", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_torchao_names_the_extra(run, digits, tmp_path, monkeypatch):
+    monkeypatch.setattr("linvit.deploy.quantizing.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"need torchao: install it with `pip install 'linvit\[int8\]'`"):
+        run.export(tmp_path / "digits.onnx", int8=True, calibrate=[digits])
