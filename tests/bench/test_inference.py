@@ -140,9 +140,7 @@ def test_transformers_of_fixed_size_are_built_for_theirs():
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match=r"Unknown model 'ravlt_tinny'.*ravlt_tiny"):
         Options(names=("ravlt_tinny",))
-    with pytest.raises(
-        ValueError, match="Unknown variant, or part of one, 'fast', expected one of plain, reference, fused"
-    ):
+    with pytest.raises(ValueError, match="Unknown variant, or part of one, 'fast', expected one of"):
         Options(variants=("fused+fast",))
     with pytest.raises(ValueError, match="of 1 or more"):
         Options(rounds=0)
