@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.lines import Line2D
 
 from linvit.analysis.figures import COLOURS, SMALL, WIDTH, literal, plain_ticks, subplots
 
 SHOWN = 24  # layers
-DECADES = 1e3  # between the shortest and the longest bar
+DECADES = 1e3  # between the smallest and the largest error that are shown
 TOTALS = 2  # rows at the end, for all together
 
 
 def sensitivity_figure(rows: Sequence[tuple[str, bool, float]]) -> Figure:
-    """Bars of the relative error of the outputs: the 24 most sensitive layers, the steps in float32, and totals.
+    """The relative error of the outputs, as points: the 24 most sensitive layers, the steps in float32, and totals.
 
     rows: name, whether the file has this part in 8 bits, and the error; the last two rows are the totals.
     """
@@ -24,15 +24,16 @@ def sensitivity_figure(rows: Sequence[tuple[str, bool, float]]) -> Figure:
     places = range(len(shown))
     lowest = max((error for _, _, error in shown), default=1.0) / DECADES
     colours = [COLOURS[0] if rounded else COLOURS[1] for _, rounded, _ in shown]
-    axes.barh(places, [error for _, _, error in shown], color=colours)
+    axes.scatter([error for _, _, error in shown], places, color=colours)
     axes.set_yticks(places, [literal(name) for name, _, _ in shown])
     axes.set(xscale="log", ylim=(len(shown) - 0.4, -0.6), xlim=(lowest, None))
     axes.set_xlabel("relative error of the outputs, this part in 8 bits")
     plain_ticks(axes.xaxis)
-    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="y", color="#DDDDDD")
     for place in (len(shown) - TOTALS - 0.5, len(layers[:SHOWN]) - 0.5):
         axes.axhline(place, color="#555555", linewidth=0.8)
-    legend = [Patch(color=COLOURS[0], label="in 8 bits in the file"), Patch(color=COLOURS[1], label="kept in float32")]
+    labels = ("in 8 bits in the file", "kept in float32")
+    legend = [Line2D([], [], marker="o", linestyle="", color=COLOURS[i], label=label) for i, label in enumerate(labels)]
     figure.legend(handles=legend, loc="outside upper left", ncols=2, frameon=False, fontsize=SMALL)
     if len(layers) > SHOWN:
         axes.set_title(f"the {SHOWN} most sensitive of {len(layers)} layers", fontsize=SMALL, loc="right")
