@@ -1,6 +1,8 @@
 """What a user has after `pip install`, in an empty folder: built, installed and used without the checkout."""
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -78,6 +80,24 @@ def test_recipes_train_and_new_work_in_an_empty_folder(installed, tmp_path):
     installed("linvit", "new", "my.yaml", "--model", "mavit_nano", "--data", "photos", cwd=tmp_path)
     installed("linvit", "train", "my.yaml", *SHORT, cwd=tmp_path)
     assert "top-1" in installed("linvit", "eval", "runs/my", cwd=tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here to build the kernel")
+def test_a_wheel_with_compiled_kernels_needs_no_compiler(installed, tmp_path):
+    build = ("-m", "pip", "wheel", ROOT, "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path)
+    call(sys.executable, *build, env={**os.environ, "LINVIT_PREBUILT": "1"})
+    (wheel,) = tmp_path.glob("linvit-*.whl")
+    assert wheel.stem.endswith(sysconfig.get_platform().replace("-", "_"))
+    with zipfile.ZipFile(wheel) as archive:
+        libraries = [name for name in archive.namelist() if name.endswith(".so")]
+        archive.extractall(tmp_path / "site")
+    assert len(libraries) == (2 if platform.machine() == "x86_64" else 1)
+    code = (
+        "import os; os.environ.update(CXX='none', PYTHONPATH=''); import torch, linvit; from linvit.kernels import cpu;"
+        "cpu.build(); from linvit.ops import rala; x = torch.randn(3, 1, 2, 50, 16);"
+        "assert torch.allclose(rala(*x, backend='cpp'), rala(*x, backend='torch'), atol=1e-5); print(linvit.__file__)"
+    )
+    assert str(tmp_path / "site") in installed("python", "-c", code, cwd=tmp_path / "site")
 
 
 def test_demo_and_study_find_their_recipes(installed, tmp_path):

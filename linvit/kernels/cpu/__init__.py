@@ -1,63 +1,33 @@
-"""CPU kernels (C++), compiled on the machine that runs them: the formula of `linvit.ops`, fused, and its gradient.
+"""CPU kernels (C++), compiled for the processor that runs them: the formula of `linvit.ops`, fused, and its gradient.
 
-`build()` compiles and loads them; from then on `linear_attention` uses its kernel wherever it can (backend="auto"),
-and depthwise convolutions use `linvit.kernels.cpu.depthwise` for the gradient of their weight.
+`build()` loads them, and compiles them if need be; from then on `linear_attention` uses its kernel wherever it can
+(backend="auto"), and depthwise convolutions use `linvit.kernels.cpu.depthwise` for the gradient of their weight.
 """
 
-import os
-import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, library
 
 from linvit.kernels.cpu import depthwise as depthwise
+from linvit.kernels.cpu.compiling import load
 from linvit.kernels.support import FEATURE_MAPS, NORMALIZERS, inputs_obstacle, transforms
 
-SOURCES = [Path(__file__).with_name(name) for name in ("linear_attention.cpp", "depthwise.cpp")]
-INSTRUCTIONS = {
-    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
-    "AVX2": ["-mavx2", "-mfma", "-mf16c"],
-}
 _aside = False
 
 
 @cache
 def build() -> None:
-    """Compiles the kernel (about half a minute), or finds what an earlier process compiled, and loads it.
+    """Loads the compiled kernels: those of the wheel, or those compiled on this machine (which takes half a minute).
 
     Raises:
-        ValueError: if there is no C++ compiler or ninja, or compiling fails; the message says what to do.
+        ValueError: if they must be compiled, and there is no C++ compiler or ninja, or compiling fails; the message
+            says what to do.
     """
-    from torch.utils.cpp_extension import is_ninja_available, load
-
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        raise ValueError(f"The CPU kernel must be compiled, but there is no C++ compiler {compiler!r}: install g++.")
-    scripts = str(Path(sys.executable).parent)  # of an environment that is not activated
-    if shutil.which("ninja") is None and shutil.which("ninja", path=scripts):
-        os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), scripts))
-    if not is_ninja_available():
-        raise ValueError("The CPU kernel is compiled with ninja, which is not installed: pip install ninja.")
-    capability = torch.backends.cpu.get_cpu_capability()
-    openmp = ["-fopenmp"] if sys.platform == "linux" else []
-    flags = ["-O3", "-std=c++20", "-fno-math-errno", "-ffp-contract=fast", *INSTRUCTIONS.get(capability, []), *openmp]
-    name = "linvit_cpu_" + "".join(letter for letter in capability.lower() if letter.isalnum())
-    try:
-        load(
-            name, [str(source) for source in SOURCES], extra_cflags=flags, extra_ldflags=openmp, is_python_module=False
-        )
-    except (RuntimeError, OSError) as error:
-        lines = str(error).strip().splitlines()
-        raise ValueError(
-            f"{compiler!r} could not compile the CPU kernel ({lines[-1] if lines else error}): set CXX to g++ 11 or"
-            " clang 14 or newer, or do not call build()."
-        ) from error
+    load()
     library.register_fake("linvit_cpu::attend", _shape, allow_override=True)
     library.register_fake("linvit_cpu::attend_backward", _shapes_of_gradients, allow_override=True)
     library.register_autograd("linvit_cpu::attend", _gradients, setup_context=_save)

@@ -1,0 +1,25 @@
+"""Puts compiled CPU kernels into the wheel if LINVIT_PREBUILT=1 is set; without it the wheel works everywhere."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class PrebuiltKernels(BuildHookInterface[Any]):
+    """Compiles for the torch of this environment, so pip needs --no-build-isolation."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if os.environ.get("LINVIT_PREBUILT") != "1":
+            return
+        folder = Path(self.root) / "build" / "prebuilt"
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "linvit.kernels.cpu.compiling", str(folder)], check=True, cwd=self.root)
+        build_data["force_include"][str(folder)] = "linvit/kernels/cpu/prebuilt"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
