@@ -18,7 +18,7 @@ from linvit.analysis.scores import evenly
 from linvit.arguments import check_network, kind
 from linvit.data.images.image import SMALLEST, CorruptImageError, Preprocessing, Side
 from linvit.deploy import Exported, write
-from linvit.deploy.facts import BACKBONE, Facts, digest
+from linvit.deploy.facts import BACKBONE, SEQUENCES, Facts, digest
 from linvit.deploy.formats import format_of
 from linvit.deploy.quantizing import need_int8
 from linvit.files import user_path
@@ -27,6 +27,8 @@ from linvit.models.dense.backbone import STRIDES, DenseBackbone
 from linvit.models.dense.retinanet import RetinaNet
 from linvit.ranges import check
 from linvit.runs.exported import EXPORTED, ExportedNetwork
+from linvit.runs.exported_sequences import ExportedConformer, ExportedDecoder
+from linvit.runs.exporting_sequences import SEQUENCE_NETWORKS, export_sequence
 from linvit.runs.images import find_images, photos, read_image
 from linvit.runs.run import Run, of_classifier
 
@@ -88,6 +90,10 @@ def export(
             whose outputs differ from the network's; nothing is left behind then.
     """
     check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled, "int8": int8})
+    _check_source(source)
+    if isinstance(source.network if isinstance(source, Run) else source, SEQUENCE_NETWORKS):
+        for_images = {"size": size, "images": images, "compiled": compiled, "int8": int8, "calibrate": calibrate}
+        return export_sequence(source, path, dynamic, {**for_images, "report": report})
     _check_int8(int8, calibrate, report)
     network, facts = _of_run(source) if isinstance(source, Run) else _of_network(source)
     path = user_path(path)
@@ -122,15 +128,22 @@ def _check_int8(int8: bool, calibrate: Sequence[Any] | None, report: str | Path 
             raise ValueError(f"`{name}` is for files in 8 bits: set `int8` too, or leave `{name}` out.")
 
 
-def _of_run(run: Run) -> tuple[nn.Module, Facts]:
-    """What is written of a copy of a run's network, and the facts about it for files of one size."""
-    if run.spec.name not in EXPORTED:
+def _check_source(source: Run | nn.Module) -> None:
+    """Raises ValueError for a run that cannot be exported."""
+    if not isinstance(source, Run):
+        return
+    if isinstance(source.network, ExportedNetwork | ExportedDecoder | ExportedConformer):
+        raise ValueError(f"{source.network.path} is an exported file: export the run that it was made from.")
+    known = (*EXPORTED, *SEQUENCES)
+    if source.spec.name not in known and not isinstance(source.network, SEQUENCE_NETWORKS):
         raise ValueError(
-            f"{run.name} is a run of the task {run.spec.name}, expected {', '.join(EXPORTED[:-1])} or {EXPORTED[-1]}:"
+            f"{source.name} is a run of the task {source.spec.name}, expected {', '.join(known[:-1])} or {known[-1]}:"
             " give one."
         )
-    if isinstance(run.network, ExportedNetwork):
-        raise ValueError(f"{run.network.path} is an exported file: export the run that it was made from.")
+
+
+def _of_run(run: Run) -> tuple[nn.Module, Facts]:
+    """What is written of a copy of a run's network, and the facts about it for files of one size."""
     network, about = deepcopy(run.network), run.preprocessing
     facts = _facts(run.name, run.spec.name, network, about.mean, about.std)
     facts = replace(facts, class_names=tuple(run.class_names), stored=run.stored)
