@@ -20,7 +20,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit generate RUN [options]; images need --output FILE"
     network = command.add_argument_group("what to generate with")
     network.add_argument(
-        "path", metavar="RUN", help="folder of a run, a checkpoint of it, or an exported file of a decoder"
+        "path", metavar="RUN", help="folder of a run, a checkpoint of it, or a file from linvit export"
     )
     add_weights(network)
     network.add_argument("--seed", metavar="N", type=whole, help="seed of the random numbers (default: 0)")

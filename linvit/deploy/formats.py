@@ -28,9 +28,9 @@ class Format:
     name: in messages. suffix: of its files. extra: of linvit, which installs `packages`. write: writes a program with
     facts, as text, to a path, and names its inputs and outputs. open: the text in a file, None if it has none, and its
     session with this many threads (None: the runtime's choice), which computes in one of `precisions`; no session where
-    the runtime does not run. smallest: side in pixels from which a file reads images of any size; 0 if it reads one size
-    only. pixels: dtype of the images that the program reads. tolerance: difference from the network at which a file is
-    not kept, as a share of the largest output.
+    the runtime does not run. smallest: side in pixels from which a file reads images of any size; 0 if it reads one
+    size only. pixels: dtype of the images that the program reads. tolerance: difference from the network at which a
+    file is not kept, as a share of the largest output.
     """
 
     name: str

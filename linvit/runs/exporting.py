@@ -62,14 +62,22 @@ def export(
     RetinaNet boxes (batch, anchors, 4) and scores (batch, anchors, classes) before non-maximum suppression; of
     backbones their maps (batch, channels, height, width). It contains class names, sizes and preprocessing as JSON.
 
+    The file of a decoder reads int64 tokens (batch, tokens) and the float32 states after the tokens before, zeros at
+    the start; it returns logits (batch, tokens, vocabulary) and the states after these tokens. That of a Conformer with
+    head "ctc" reads float32 features (batch, frames, mels) without padding and returns logits (batch, frames / 4
+    rounded up, tokens). Both can be .onnx, .xml and .pt2. They are compared on bytes of English text, read in pieces
+    and token by token, and on random features; only `dynamic` is for them too.
+
     Args:
-        source: a run, a timm classifier, or a backbone: a timm model with `features_only=True` or a DenseBackbone.
+        source: a run, a timm classifier, a backbone (a timm model with `features_only=True` or a DenseBackbone), a
+            Decoder, or a Conformer.
         path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 (torch.export), .pte (ExecuTorch) or
             .mlpackage (Core ML, a folder).
         size: height and width in pixels (default: that of the run's preprocessing; of detectors and segmentors, their
             short side).
-        dynamic: whether the file reads any batch, height and width; otherwise one image of that size (default: yes,
-            but not for .pte and .mlpackage, and for .pt2 only from 64 px).
+        dynamic: whether the file reads any batch, height and width, or any number of tokens; otherwise one image of
+            that size, or one token of one sequence (default: yes, but not for .pte and .mlpackage, and for .pt2 of
+            images only from 64 px).
         images: image files, folders, PIL images or arrays to compare on (default: two photos, with `int8` some of
             `calibrate`).
         compiled: whether a .pt2 file has machine code for processors like this one, made by torch's AOTInductor with a
@@ -170,8 +178,8 @@ def _of_network(network: nn.Module) -> tuple[nn.Module, Facts]:
         return _of_run(of_classifier(_name(network), network))
     else:
         raise ValueError(
-            f"`source` is {kind(network)}, expected a run, a classifier of timm, or a backbone (a timm model with"
-            " `features_only=True`, or a DenseBackbone): give one."
+            f"`source` is {kind(network)}, expected a run, a classifier of timm, a backbone (a timm model with"
+            " `features_only=True`, or a DenseBackbone), a Decoder or a Conformer: give one."
         )
     config = resolve_data_config(model=body)
     facts = _facts(_name(body), BACKBONE, network, config["mean"], config["std"])
