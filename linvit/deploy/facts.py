@@ -139,7 +139,7 @@ SEQUENCE_RANGES: Mapping[str, Any] = {
     "mechanism": str,
     "logits": Count,
     "dynamic": bool,
-    "states": dict[str, list[Annotated[int, Range(0)]]],
+    "states": dict[str, Any],
     "class_names": list[str],
     "preprocessing": dict[str, Any],
 }

@@ -11,7 +11,8 @@ from linvit.data.speech.librispeech import SpeechPreprocessing
 from linvit.data.text.source import TextPreprocessing
 from linvit.deploy.facts import FactsError, SequenceFacts
 from linvit.deploy.runtime import Session
-from linvit.deploy.sequences import DecoderFile
+from linvit.deploy.sequences import DecoderFile, cache_of, zeros
+from linvit.files import reason_of
 from linvit.layers.causal import Packing
 from linvit.layers.conformer import subsampled
 from linvit.models.sequence import DecoderCache
@@ -73,8 +74,11 @@ def run_of_sequences(path: Path, facts: SequenceFacts, session: Session) -> Run:
     try:
         known = {name: facts.preprocessing[name] for name in kind.__dataclass_fields__}
         preprocessing = kind(**{name: as_tuple(value) for name, value in known.items()})
-    except KeyError as error:
-        raise FactsError(f"What {path} says about its preprocessing is damaged: export it again.") from error
+        cache_of(zeros(facts.states, 1))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FactsError(
+            f"What {path} says about its preprocessing and states is damaged ({reason_of(error)}): export it again."
+        ) from error
     spec = TASKS[facts.task]
     task = spec.around(network(path, facts, session), facts.logits)
     return Run(spec, task, list(facts.class_names), preprocessing, path, facts.name)

@@ -17,6 +17,7 @@ from linvit.deploy.sequences import cache_of, state_shapes, states_in, zeros
 from linvit.models.conformer import Conformer
 from linvit.models.sequence import Decoder
 from linvit.runs import load_run
+from linvit.runs.exported_sequences import run_of_sequences
 from linvit.runs.training import train_folder
 from linvit_cli import main
 
@@ -101,7 +102,7 @@ def test_a_decoder_is_decoded_by_onnxruntime_alone(language, decoder_file):
     assert facts["logits"] == 257
 
 
-def test_a_decoder_file_generates_and_evaluates_as_its_run(language, decoder_file, capsys):
+def test_a_decoder_file_generates_and_evaluates_as_its_run(language, decoder_file, tmp_path, capsys):
     loaded = load_run(decoder_file.path)
     assert loaded.preprocessing == language.preprocessing
     asked = {"prompt": "The number ", "tokens": 12, "seed": 3}
@@ -111,6 +112,8 @@ def test_a_decoder_file_generates_and_evaluates_as_its_run(language, decoder_fil
     assert got.by_weights["raw"]["bits_per_byte"] == pytest.approx(
         expected.by_weights["ema"]["bits_per_byte"], rel=1e-5
     )
+    page = loaded.report(tmp_path / "page.html", got, root)
+    assert "Bits per token by position" in page.read_text()
     assert main(["generate", str(decoder_file.path), "--tokens", "2"]) == 0
     assert capsys.readouterr().out
     with pytest.raises(ValueError, match="is an exported file: export the run"):
@@ -167,9 +170,24 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, net
 def test_damaged_facts_are_refused(conformer_file):
     text = conformer_file.facts.to_json()
     assert facts_in(text, "file").to_json() == text
-    for wrong in ({"states": {"S": [-1]}}, {"logits": 0}, {"dynamic": "yes"}):
+    for wrong in ({"states": []}, {"logits": 0}, {"dynamic": "yes"}):
         with pytest.raises(FactsError, match="is damaged"):
             facts_in(json.dumps({**json.loads(text), **wrong}), "file")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"states": {"layer0.T": [1, 2]}},
+        {"states": {"layer0.conv": [1, -2]}},
+        {"states": {"layer0.conv": 1}},
+        {"preprocessing": {"corpus": ""}},
+    ],
+)
+def test_damaged_states_are_refused(language, decoder_file, wrong):
+    text = json.dumps({**json.loads(decoder_file.facts.to_json()), **wrong})
+    with pytest.raises(FactsError, match=r"decoder\.onnx says about its preprocessing and states is damaged"):
+        run_of_sequences(decoder_file.path, facts_in(text, "file"), lambda *inputs: inputs)
 
 
 @pytest.mark.slow
