@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 HELP = "Write a file for ONNX, OpenVINO, Core ML or other runtimes."
 EXAMPLES = (
     "linvit export runs/ravlt_nano_digits digits.onnx",
+    "linvit export runs/stdlib_bytes_rala decoder.onnx",
     "linvit export --model mavit_tiny --checkpoint mavit_tiny.safetensors mavit_tiny.xml --size 384",
     "linvit export runs/ravlt_nano_digits digits.onnx --int8 --calibrate photos/ --report sensitivity/",
 )

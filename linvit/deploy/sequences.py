@@ -32,7 +32,8 @@ class Joined(KeyValues):
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         assert self.key is not None
         assert self.value is not None
-        self.__init__(torch.cat((self.key, key), 2), torch.cat((self.value, value), 2))  # type: ignore[misc]
+        self.key, self.value = torch.cat((self.key, key), 2), torch.cat((self.value, value), 2)
+        self.length = self.key.shape[2]
         return self.key, self.value
 
 

@@ -132,7 +132,7 @@ def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, optio
 
 
 def test_a_file_that_this_system_cannot_run_is_written_and_replaced(run, tmp_path, capsys, monkeypatch):
-    def write(program, facts, path, outputs):
+    def write(program, facts, path, inputs, outputs):
         path.mkdir()
         (path / "Manifest.json").write_text(facts)
 

@@ -69,7 +69,7 @@ def test_states_are_zeros_at_the_start_and_names_of_a_cache(mechanism):
 
 
 def test_a_state_of_zeros_holds_for_weights_below_one():
-    """RALA's exponents may be far below 0, so that a shift of 0 would leave nothing."""
+    """Exponents may be far below 0, where a shift of 0 would leave no weight."""
     network = decoder("rala")
     shapes = state_shapes(network)
     assert float(cache_of(zeros(shapes, 1)).layers[0].read.shift.max()) == torch.finfo(torch.float32).min
