@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 HELP = "Write a file for ONNX, OpenVINO, Core ML or other runtimes."
 EXAMPLES = (
     "linvit export runs/ravlt_nano_digits digits.onnx",
+    "linvit export runs/stdlib_bytes_rala decoder.onnx",
     "linvit export --model mavit_tiny --checkpoint mavit_tiny.safetensors mavit_tiny.xml --size 384",
     "linvit export runs/ravlt_nano_digits digits.onnx --int8 --calibrate photos/ --report sensitivity/",
 )
@@ -21,14 +22,14 @@ EXAMPLES = (
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit export (RUN | --model NAME --checkpoint FILE) OUT [options]"
-    text = "folder of a run (classifier, segmentor or RetinaNet), or a checkpoint of it; with --model left out"
+    text = "folder of a run (not of image generation), or a checkpoint of it; with --model left out"
     command.add_argument("source", metavar="RUN", nargs="?", help=text)
     text = "the file to write: .onnx, .xml (OpenVINO), .pt2 (torch.export), .pte (ExecuTorch) or .mlpackage (Core ML)"
     command.add_argument("target", metavar="OUT", help=text)
     add_network(command.add_argument_group("network without a run"))
     text = "height and width in pixels (default: those of the run)"
     command.add_argument("--size", type=whole, metavar="N", help=text)
-    text = "one image of one size (default: any, but one for .pte, .mlpackage and small .pt2)"
+    text = "one image of one size, or one token at a time (default: any, but one for .pte, .mlpackage and small .pt2)"
     command.add_argument("--fixed", action="store_true", help=text)
     text = ".pt2 with machine code for processors like this one, by AOTInductor; needs a C++ compiler"
     command.add_argument("--compiled", action="store_true", help=text)
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _sentences(exported: "Exported") -> Iterator[str]:
-    count = exported.facts.calibrated
+    count = getattr(exported.facts, "calibrated", 0)
     in_8_bits = f" in 8 bits, calibrated on {count} images" if count else ""
     yield f"{exported.path} is written for {exported.format}{in_8_bits}."
     if exported.difference is None:
@@ -67,10 +68,11 @@ def _sentences(exported: "Exported") -> Iterator[str]:
         )
         return
     error = f"{exported.error:.1%} (root mean square), " if count else ""
-    sizes = ", ".join(f"{height}×{width}" for height, width in dict.fromkeys(exported.sizes))
+    sizes = ", ".join("×".join(map(str, size)) for size in dict.fromkeys(exported.sizes))
+    compared = {"language": f"texts of {sizes} tokens", "speech": f"features of {sizes} frames"}
     yield (
         f"Its outputs differ from the network's by {error}at most {exported.difference:.2g}; the largest output is"
-        f" {exported.largest:.2g} (images of {sizes} px)."
+        f" {exported.largest:.2g} ({compared.get(exported.facts.task, f'images of {sizes} px')})."
     )
     if count and exported.same is not None:
         yield f"The class with the largest logit is the same in {exported.same:.1%}; linvit eval measures the accuracy."

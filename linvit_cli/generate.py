@@ -19,7 +19,9 @@ EXAMPLES = (
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit generate RUN [options]; images need --output FILE"
     network = command.add_argument_group("what to generate with")
-    network.add_argument("path", metavar="RUN", help="folder of a run, or a checkpoint of it")
+    network.add_argument(
+        "path", metavar="RUN", help="folder of a run, a checkpoint of it, or a file from linvit export"
+    )
     add_weights(network)
     network.add_argument("--seed", metavar="N", type=whole, help="seed of the random numbers (default: 0)")
     text = command.add_argument_group("language")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.bench.memory import MEBIBYTE, in_new_process, peak_above
+from linvit.deploy.facts import SequenceFacts
 from linvit.deploy.formats import FORMATS, opened, session_of
 from linvit.deploy.graph import exported
 from linvit.deploy.quantizing import need_int8, quantized
@@ -95,6 +96,8 @@ def file_call(path: Path, x: Tensor, threads: int) -> FileCall:
     Raises as `linvit.deploy.formats.opened`, and ValueError for images that the file cannot read.
     """
     facts, session = opened(path, threads)
+    if isinstance(facts, SequenceFacts):
+        raise ValueError(f"{path} reads {facts.inputs[0]}, expected a file that reads images: give one.")
     facts.check(x.shape, path)
     if len(x) > 1 and not facts.dynamic:
         raise ValueError(f"{path} reads one image, but the batch has {len(x)}: leave `batches` out.")

@@ -2,19 +2,19 @@
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from linvit.deploy.coreml import MANIFEST, PACKAGE
-from linvit.deploy.facts import Facts
+from linvit.deploy.facts import Facts, SequenceFacts
 from linvit.deploy.formats import Format, session_of
-from linvit.deploy.graph import OnPixels, exported, sample
+from linvit.deploy.graph import OnPixels, exported, sample, traced
 from linvit.deploy.quantizing import quantized
 from linvit.deploy.runtime import Session
 from linvit.deploy.sensitivity import write_sensitivity
@@ -23,6 +23,7 @@ from linvit.fusion import fuse
 
 WORST_INT8 = 0.5  # of the outputs' root mean square; trained networks lose a few hundredths, outputs of zero are 1
 TINY = torch.finfo(torch.float32).tiny
+Example = tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...] | None]
 
 
 class Difference(NamedTuple):
@@ -43,14 +44,15 @@ class Difference(NamedTuple):
 class Exported:
     """An exported file.
 
-    sizes: height and width in pixels of the batches that it was compared on. difference, largest, error, same: see
-    `Difference`; None if the runtime does not run on this system, where nothing was compared.
+    sizes: of the batches that it was compared on, height and width in pixels, or number of tokens or frames.
+    difference, largest, error, same: see `Difference`; None if the runtime does not run on this system, where nothing
+    was compared.
     """
 
     path: Path
     format: str
-    facts: Facts
-    sizes: tuple[tuple[int, int], ...]
+    facts: Facts | SequenceFacts
+    sizes: tuple[tuple[int, ...], ...]
     difference: float | None = None
     largest: float | None = None
     error: float | None = None
@@ -91,9 +93,50 @@ def write(
         if report is not None:
             write_sensitivity(program, calibration, target.suffix, facts.dynamic, report)
         program = quantized(program, calibration, target.suffix, facts.dynamic)
-    difference = _kept(format, program, OnPixels(network, facts.mean, facts.std), target, facts, images)
+    about = facts.to_json(), ("images",), facts.outputs
+
+    def check(session: Session) -> Difference:
+        difference = _difference(OnPixels(network, facts.mean, facts.std), format, session, images)
+        _check_difference(difference, format, facts.calibrated > 0)
+        return difference if facts.outputs == ("outputs",) else difference._replace(same=None)
+
+    difference = _kept(format, program, target, about, check)
     sizes = tuple((int(batch.shape[2]), int(batch.shape[3])) for batch in images)
     return Exported(target, format.name, facts, sizes, *(difference or ()))
+
+
+def write_sequence(
+    network: Session,
+    path: Path,
+    format: Format,
+    facts: SequenceFacts,
+    example: Example,
+    batches: Sequence[Tensor],
+    whole: Callable[[Session], Session],
+) -> Exported:
+    """Writes a decoder or Conformer to a file, as `write` does.
+
+    Args:
+        network: from a batch to its logits, in float32, as a tuple of one.
+        path, format: of the file.
+        facts: what the file says about itself.
+        example: the module that is written, with inputs for it and their `dynamic_shapes`.
+        batches: inputs to compare the file with the network on.
+        whole: from the session of the file to the same function of the file.
+
+    Raises:
+        ValueError: as `write`.
+    """
+    target = check_output_file(path)
+    about = facts.to_json(), facts.inputs, facts.outputs
+
+    def check(session: Session) -> Difference:
+        difference = _difference(network, format, whole(session), batches)
+        _check_difference(difference, format, int8=False)
+        return difference._replace(same=None)
+
+    difference = _kept(format, traced(*example), target, about, check)
+    return Exported(target, format.name, facts, tuple((batch.shape[1],) for batch in batches), *(difference or ()))
 
 
 def _replaceable(path: Path) -> Path:
@@ -105,19 +148,19 @@ def _replaceable(path: Path) -> Path:
 
 
 def _kept(
-    format: Format, program: ExportedProgram, network: nn.Module, target: Path, facts: Facts, images: Sequence[Tensor]
+    format: Format,
+    program: ExportedProgram,
+    target: Path,
+    about: tuple[str, Sequence[str], Sequence[str]],
+    check: Callable[[Session], Difference],
 ) -> Difference | None:
-    """Writes a program, compares it with the network, and keeps the file if they agree."""
+    """Writes a program with its facts and the names of inputs and outputs, and keeps the file if the check passes."""
+    facts, inputs, outputs = about
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         written = Path(folder) / target.name
-        session = session_of(format, program, facts.to_json(), written, facts.outputs)
-        difference = None
-        if session is not None:
-            difference = _difference(network, format, session, images)
-            _check_difference(difference, format, facts.calibrated > 0)
-            if facts.outputs != ("outputs",):
-                difference = difference._replace(same=None)
+        session = session_of(format, program, facts, written, outputs, inputs=inputs)
+        difference = None if session is None else check(session)
         files = sorted(Path(folder).iterdir(), key=lambda file: file == written)  # weights beside it first
         if target.is_dir():
             os.replace(target, Path(folder) / "replaced")
@@ -139,7 +182,7 @@ def _check_difference(difference: Difference, format: Format, int8: bool) -> Non
     )
 
 
-def _difference(network: nn.Module, format: Format, session: Session, images: Sequence[Tensor]) -> Difference:
+def _difference(network: Session, format: Format, session: Session, images: Sequence[Tensor]) -> Difference:
     batches, answers = [], []
     for batch in images:
         with torch.inference_mode():

@@ -25,7 +25,9 @@ def check_compiler() -> None:
         ) from error
 
 
-def write_compiled(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
+def write_compiled(
+    program: ExportedProgram, facts: str, path: Path, inputs: Sequence[str], outputs: Sequence[str]
+) -> None:
     """Writes machine code, weights and facts, of which AOTInductor has a list of metadata."""
     with silent_stderr():
         torch._inductor.aoti_compile_and_package(

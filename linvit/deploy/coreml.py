@@ -23,7 +23,9 @@ MANIFEST = "Manifest.json"
 """The file that makes a folder a package of Core ML."""
 
 
-def write_coreml(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
+def write_coreml(
+    program: ExportedProgram, facts: str, path: Path, inputs: Sequence[str], outputs: Sequence[str]
+) -> None:
     """Writes a program on float32 images (1, channels, height, width) of 0..255, and checks what is written.
 
     Raises ValueError if the file does not have what was converted, or if a weight is too large for float16.

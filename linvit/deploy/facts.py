@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import nn
@@ -74,20 +74,44 @@ class Facts:
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False)
 
-    @classmethod
-    def from_json(cls, text: str | None, path: Any) -> "Facts":
-        """The facts; raises FactsError, naming the file, if they are missing or damaged."""
-        if text is None:
-            raise FactsError(f"{path} was not written by `linvit export`: it does not say what it reads and returns.")
-        try:
-            values = json.loads(text)
-            check(RANGES, {name: values[name] for name in RANGES})
-            return cls(**{entry.name: _frozen(values[entry.name]) for entry in fields(cls)})
-        except (ValueError, KeyError, TypeError) as error:
-            raise FactsError(
-                f"What {path} says about itself is damaged ({reason_of(error)}): export it again."
-            ) from error
 
+@dataclass(frozen=True)
+class SequenceFacts:
+    """The same for a decoder of tokens or a Conformer.
+
+    name, task, weights, class_names: as in Facts. mechanism: of the attention. logits: number of logits per position.
+    dynamic: whether the file reads any batch and any number of tokens or frames; otherwise one token of one sequence.
+    states: of decoders, the name and shape of every state for one sequence before its first token, where all are zeros;
+    a size of 0 grows by one per token. preprocessing: how the inputs are made, such as tokenizer and separator, or
+    sampling rate, mel bands, their mean and standard deviation; empty for a network without a run.
+    """
+
+    name: str
+    task: str
+    weights: str
+    mechanism: str
+    logits: int
+    dynamic: bool
+    states: Mapping[str, Sequence[int]]
+    class_names: tuple[str, ...] = ()
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the file's inputs, in order."""
+        return (SEQUENCES[self.task], *self.states)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the file's outputs, in order."""
+        return ("logits", *(f"next.{name}" for name in self.states))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+SEQUENCES: Mapping[str, str] = {"language": "tokens", "speech": "features"}
+"""The tasks of SequenceFacts, and the inputs of their networks."""
 
 RANGES: Mapping[str, Any] = {
     "name": str,
@@ -106,6 +130,42 @@ RANGES: Mapping[str, Any] = {
     "stored": dict[str, Any],
     "calibrated": Annotated[int, Range(0)],
 }
+
+
+SEQUENCE_RANGES: Mapping[str, Any] = {
+    "name": str,
+    "task": str,
+    "weights": str,
+    "mechanism": str,
+    "logits": Count,
+    "dynamic": bool,
+    "states": dict[str, Any],
+    "class_names": list[str],
+    "preprocessing": dict[str, Any],
+}
+
+
+def facts_in(text: str | None, path: Any) -> Facts | SequenceFacts:
+    """The facts in JSON; raises FactsError, naming the file, if they are missing or damaged."""
+    if text is None:
+        raise FactsError(f"{path} was not written by `linvit export`: it does not say what it reads and returns.")
+    try:
+        values = json.loads(text)
+        return (
+            _read(SequenceFacts, SEQUENCE_RANGES, values)
+            if values["task"] in SEQUENCES
+            else _read(Facts, RANGES, values)
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise FactsError(f"What {path} says about itself is damaged ({reason_of(error)}): export it again.") from error
+
+
+Kind = TypeVar("Kind", Facts, SequenceFacts)
+
+
+def _read(kind: type[Kind], ranges: Mapping[str, Any], values: Mapping[str, Any]) -> Kind:
+    check(ranges, {name: values[name] for name in ranges})
+    return kind(**{entry.name: _frozen(values[entry.name]) for entry in fields(kind)})
 
 
 def _frozen(value: Any) -> Any:

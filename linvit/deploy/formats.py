@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from linvit.deploy.compiled import check_compiler, open_compiled, write_compiled
 from linvit.deploy.coreml import PACKAGE, open_coreml, write_coreml
-from linvit.deploy.facts import KEY, Facts, FactsError
+from linvit.deploy.facts import KEY, Facts, FactsError, SequenceFacts, facts_in
 from linvit.deploy.pt2 import check_plain
 from linvit.deploy.runtime import Session, silent_stderr
 from linvit.files import reason_of
@@ -26,18 +26,18 @@ class Format:
     """A format of exported files.
 
     name: in messages. suffix: of its files. extra: of linvit, which installs `packages`. write: writes a program with
-    facts, as text, to a path, and names its outputs. open: the text in a file, None if it has none, and its session
-    with this many threads (None: the runtime's choice), which computes in one of `precisions`; no session where the
-    runtime does not run. smallest: side in pixels from which a file reads images of any size; 0 if it reads one size
-    only. pixels: dtype of the images that the program reads. tolerance: difference from the network at which a file is
-    not kept, as a share of the largest output.
+    facts, as text, to a path, and names its inputs and outputs. open: the text in a file, None if it has none, and its
+    session with this many threads (None: the runtime's choice), which computes in one of `precisions`; no session where
+    the runtime does not run. smallest: side in pixels from which a file reads images of any size; 0 if it reads one
+    size only. pixels: dtype of the images that the program reads. tolerance: difference from the network at which a
+    file is not kept, as a share of the largest output.
     """
 
     name: str
     suffix: str
     extra: str
     packages: tuple[str, ...]
-    write: Callable[[ExportedProgram, str, Path, Sequence[str]], None]
+    write: Callable[[ExportedProgram, str, Path, Sequence[str], Sequence[str]], None]
     open: Callable[[Path, int | None, str], tuple[str | None, Session | None]]
     smallest: int
     precisions: tuple[str, ...] = FLOAT32
@@ -53,9 +53,9 @@ class Format:
             )
 
 
-def _as_onnx(program: ExportedProgram, outputs: Sequence[str]) -> Any:
+def _as_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
     onnx = torch.onnx.export(
-        program, dynamo=True, verbose=False, external_data=False, input_names=["images"], output_names=outputs
+        program, dynamo=True, verbose=False, external_data=False, input_names=inputs, output_names=outputs
     )
     assert onnx is not None
     for node in onnx.model.graph.all_nodes():  # notes of the exporter, a tenth of the file
@@ -65,8 +65,10 @@ def _as_onnx(program: ExportedProgram, outputs: Sequence[str]) -> Any:
     return onnx
 
 
-def _write_onnx(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
-    onnx = _as_onnx(program, outputs)
+def _write_onnx(
+    program: ExportedProgram, facts: str, path: Path, inputs: Sequence[str], outputs: Sequence[str]
+) -> None:
+    onnx = _as_onnx(program, inputs, outputs)
     onnx.model.metadata_props[KEY] = facts
     onnx.save(str(path), external_data=False)
 
@@ -80,17 +82,22 @@ def _open_onnx(path: Path, threads: int | None, precision: str) -> tuple[str | N
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
-    def run(images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(map(torch.from_numpy, session.run(None, {"images": images.numpy()})))
+    names = [entry.name for entry in session.get_inputs()]
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        arrays = (values.numpy() for values in inputs)
+        return tuple(map(torch.from_numpy, session.run(None, dict(zip(names, arrays, strict=True)))))
 
     return session.get_modelmeta().custom_metadata_map.get(KEY), run
 
 
-def _write_openvino(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
+def _write_openvino(
+    program: ExportedProgram, facts: str, path: Path, inputs: Sequence[str], outputs: Sequence[str]
+) -> None:
     import openvino
 
     # By way of ONNX: files from torch's programs are a tenth slower.
-    model = openvino.Core().read_model(_as_onnx(program, outputs).model_proto.SerializeToString())
+    model = openvino.Core().read_model(_as_onnx(program, inputs, outputs).model_proto.SerializeToString())
     model.set_rt_info(facts, KEY)
     openvino.save_model(model, path, compress_to_fp16=False)
 
@@ -105,13 +112,14 @@ def _open_openvino(path: Path, threads: int | None, precision: str) -> tuple[str
         settings |= {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
     request = core.compile_model(model, "CPU", settings).create_infer_request()
 
-    def run(images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.from_numpy(values.copy()) for values in request.infer([images.numpy()]).values())
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = request.infer([values.numpy() for values in inputs]).values()
+        return tuple(torch.from_numpy(values.copy()) for values in outputs)
 
     return str(model.get_rt_info(KEY).astype(str)) if model.has_rt_info(KEY) else None, run
 
 
-def _write_pt2(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
+def _write_pt2(program: ExportedProgram, facts: str, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     torch.export.save(program, path, extra_files={KEY: facts})
 
 
@@ -122,14 +130,16 @@ def _open_pt2(path: Path, threads: int | None, precision: str) -> tuple[str | No
     if threads:
         torch.set_num_threads(threads)
 
-    def run(images: Tensor) -> tuple[Tensor, ...]:
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return tuple(module(images))
+            return tuple(module(*inputs))
 
     return extra[KEY] or None, run
 
 
-def _write_executorch(program: ExportedProgram, facts: str, path: Path, outputs: Sequence[str]) -> None:
+def _write_executorch(
+    program: ExportedProgram, facts: str, path: Path, inputs: Sequence[str], outputs: Sequence[str]
+) -> None:
     with silent_stderr():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
@@ -218,20 +228,26 @@ def session_of(
     outputs: Sequence[str],
     threads: int | None = None,
     precision: str = "float32",
+    inputs: Sequence[str] = ("images",),
 ) -> Session | None:
     """The session of a program, written to a file of the format; None if the runtime does not run on this system.
 
     Raises ValueError for a program that the format or its runtime cannot take.
     """
     try:
-        format.write(program, facts, path, outputs)
+        format.write(program, facts, path, inputs, outputs)
         return format.open(path, threads, precision)[1]
     except Exception as error:  # converters raise errors of many classes
         raise ValueError(f"{format.name} cannot take this network ({reason_of(error)}).") from error
 
 
-def opened(path: Path, threads: int | None = None) -> tuple[Facts, Session]:
+def opened(path: Path, threads: int | None = None) -> tuple[Facts | SequenceFacts, Session]:
     """The facts in a file, and its session.
+
+    The session of a file of images is a function from uint8 images (batch, channels, height, width) to its outputs.
+    That of a decoder or Conformer takes the tensors that `facts.inputs` names and returns those of `facts.outputs`:
+    int64 tokens (batch, tokens), or float32 features (batch, frames, mels); then the float32 states, of which those
+    for the next call are returned.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -244,7 +260,7 @@ def opened(path: Path, threads: int | None = None) -> tuple[Facts, Session]:
         raise FileNotFoundError(f"The file {path} does not exist: check the path.")
     try:
         text, session = format.open(path, threads, "float32")
-        facts = Facts.from_json(text, path)
+        facts = facts_in(text, path)
     except FactsError:
         raise
     except Exception as error:  # runtimes raise errors of many classes

@@ -1,6 +1,7 @@
-"""The graph that is written to a file: uint8 pixels in, outputs of the network out."""
+"""Programs that are written to files, such as that of uint8 pixels in, outputs of the network out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch.export import Dim, ExportedProgram
 from linvit.files import reason_of
 
 POOLING = torch.ops.aten.adaptive_avg_pool2d.default
+CUMMAX = torch.ops.aten.cummax.default
 SMALLEST_DYNAMIC = 96  # pixels: where a map has one row, the graph would hold for one row alone
 
 
@@ -46,17 +48,27 @@ def exported(network: nn.Module, images: Tensor, dynamic: bool = False) -> Expor
 
     Raises ValueError for a network that torch.export cannot follow.
     """
+    return traced(network, (images,), (dict.fromkeys((0, 2, 3), Dim.DYNAMIC),) if dynamic else None)
+
+
+def traced(network: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ...] | None) -> ExportedProgram:
+    """The program of a network for inputs like these; shapes: as `dynamic_shapes` of torch.export.
+
+    No tensor may be given twice, because torch.export would take two inputs for one.
+
+    Raises ValueError for a network that torch.export cannot follow.
+    """
     for parameter in network.parameters():
         parameter.data = parameter.data.contiguous()  # a channels-last weight is an error to XNNPACK
-    shapes = ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},) if dynamic else None
     try:
         with torch.inference_mode(False), torch.no_grad():
-            program = torch.export.export(network, (images,), dynamic_shapes=shapes)
+            program = torch.export.export(network, inputs, dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises errors of many classes
-        way = " for any size: set `dynamic=False`" if dynamic else ": torch.export must be able to follow it"
+        way = " for any size: set `dynamic=False`" if shapes else ": torch.export must be able to follow it"
         raise ValueError(f"The network cannot be exported{way} ({reason_of(error)}).") from error
-    if dynamic and any(node.target is POOLING and max(node.args[1]) > 1 for node in program.graph.nodes):
-        program = program.run_decompositions({POOLING: pooled})
+    targets = {node.target for node in program.graph.nodes if node.target is not POOLING or max(node.args[1]) > 1}
+    if shapes and (missing := {target: by for target, by in WITHOUT_ONNX.items() if target in targets}):
+        program = program.run_decompositions(missing)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
     return program
@@ -74,3 +86,15 @@ def _means(length: int, count: int, like: Tensor) -> Tensor:
     position = torch.arange(length, device=like.device)
     inside = (position >= cell * length // count) & (position < ((cell + 1) * length + count - 1) // count)
     return inside.to(like.dtype) / inside.sum(1, keepdim=True)
+
+
+def running_maximum(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Tensor.cummax by a matrix of the entries that each one sees: few, and ONNX has no other."""
+    x = x.movedim(dim, -1)
+    later = torch.ones(x.shape[-1], x.shape[-1], dtype=torch.bool, device=x.device).triu(1)
+    values, places = x.unsqueeze(-2).masked_fill(later, -torch.inf).max(-1)
+    return values.movedim(-1, dim), places.movedim(-1, dim)
+
+
+WITHOUT_ONNX: Mapping[Any, Callable[..., Any]] = {POOLING: pooled, CUMMAX: running_maximum}
+"""Operators that ONNX does not have for any size, and what is computed instead."""

@@ -7,8 +7,8 @@ from contextlib import contextmanager, redirect_stderr
 
 from torch import Tensor
 
-Session = Callable[[Tensor], tuple[Tensor, ...]]
-"""From images (batch, channels, height, width) to the network's outputs."""
+Session = Callable[..., tuple[Tensor, ...]]
+"""From the network's inputs, such as images (batch, channels, height, width), to its outputs."""
 
 
 @contextmanager

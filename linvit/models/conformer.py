@@ -132,19 +132,24 @@ class Conformer(Checked, nn.Module):
         else:
             self.head = nn.Linear(width, tokens, **dd)
 
-    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def encode(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The frames of the encoder, (batch, frames / 4 rounded up, width), and their number for each utterance.
 
         Args:
             features: (batch, frames, mels), floating point; the frames of each utterance first, then padding.
-            lengths: int64 (batch,), the number of frames of each utterance, at least 1; padding has no effect.
+            lengths: int64 (batch,), the number of frames of each utterance, at least 1; padding has no effect. None if
+                there is no padding.
 
         Raises:
             TypeError, ValueError: for features or lengths of the wrong type, shape or range.
         """
         self._check(features)
-        check_whole_numbers("lengths", lengths, (len(features),), 1, features.shape[1])
-        padded = bool((lengths < features.shape[1]).any())
+        padded = lengths is not None
+        if lengths is None:
+            lengths = torch.full((features.shape[0],), features.shape[1], device=features.device)
+        else:
+            check_whole_numbers("lengths", lengths, (len(features),), 1, features.shape[1])
+            padded = bool((lengths < features.shape[1]).any())
         x = self.dropout(self.subsampling(features, lengths if padded else None))
         lengths = subsampled(lengths)
         valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None] if padded else None
@@ -153,7 +158,9 @@ class Conformer(Checked, nn.Module):
             x = block(x, positions, valid)
         return x, lengths
 
-    def forward(self, features: Tensor, lengths: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Logits, and the number of their frames for each utterance; features and lengths as in `encode`.
 
         Logits are (batch, frames / 4 rounded up, tokens) with head "ctc", and (batch, frames, 1 + text, tokens) with

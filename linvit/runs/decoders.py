@@ -44,10 +44,10 @@ class DecoderSpec(NamedSpec):
         placed, device = run.placed_network()
         network = cast(Decoder, placed)
         figure = position_figure(*bits_by_position(network, source, device))
-        return [
-            ("Bits per token by position", [figure_image(figure, "bits per token by position in the row")]),
-            ("The same row, computed in other ways", _forms(network, source, device)),
-        ]
+        by_position = "Bits per token by position", [figure_image(figure, "bits per token by position in the row")]
+        if not isinstance(network, Decoder):
+            return [by_position]  # an exported file has one form
+        return [by_position, ("The same row, computed in other ways", _forms(network, source, device))]
 
     listing_caption = (
         f"memory: cache of one sequence after {CONTEXT:,} tokens, float32; for softmax it grows with the tokens"

@@ -12,15 +12,16 @@ from torchvision.ops import clip_boxes_to_image
 
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import SMALLEST, Preprocessing
-from linvit.deploy.facts import BACKBONE, Facts, FactsError
+from linvit.deploy.facts import BACKBONE, Facts, FactsError, SequenceFacts
 from linvit.deploy.formats import opened
 from linvit.models.dense.images import suppressed
 from linvit.models.dense.retinanet import CHOICE, most_likely
+from linvit.runs.exported_sequences import run_of_sequences
 from linvit.runs.run import Run
 from linvit.runs.tasks import TASKS
 
 EXPORTED = ("classification", "multilabel", "segmentation", "detection")
-"""The tasks whose runs can be exported."""
+"""The tasks on images whose runs can be exported."""
 
 
 class ExportedNetwork(nn.Module):
@@ -83,9 +84,12 @@ def run_of_file(path: Path) -> Run:
     Raises:
         FileNotFoundError: if there is no such file.
         ImportError: if the runtime is not installed.
-        ValueError: if the file is damaged, was not written by linvit, or contains a backbone, which cannot predict.
+        ValueError: if the file is damaged, was not written by linvit, or contains a network without a run, which cannot
+            predict.
     """
     facts, session = opened(path)
+    if isinstance(facts, SequenceFacts):
+        return run_of_sequences(path, facts, session)
     if facts.task == BACKBONE:
         raise ValueError(
             f"{path} is the backbone {facts.name}, which has maps and predicts nothing: give the file of a run, or open"

@@ -18,7 +18,7 @@ from linvit.analysis.scores import evenly
 from linvit.arguments import check_network, kind
 from linvit.data.images.image import SMALLEST, CorruptImageError, Preprocessing, Side
 from linvit.deploy import Exported, write
-from linvit.deploy.facts import BACKBONE, Facts, digest
+from linvit.deploy.facts import BACKBONE, SEQUENCES, Facts, digest
 from linvit.deploy.formats import format_of
 from linvit.deploy.quantizing import need_int8
 from linvit.files import user_path
@@ -27,6 +27,8 @@ from linvit.models.dense.backbone import STRIDES, DenseBackbone
 from linvit.models.dense.retinanet import RetinaNet
 from linvit.ranges import check
 from linvit.runs.exported import EXPORTED, ExportedNetwork
+from linvit.runs.exported_sequences import ExportedConformer, ExportedDecoder
+from linvit.runs.exporting_sequences import SEQUENCE_NETWORKS, export_sequence
 from linvit.runs.images import find_images, photos, read_image
 from linvit.runs.run import Run, of_classifier
 
@@ -60,14 +62,22 @@ def export(
     RetinaNet boxes (batch, anchors, 4) and scores (batch, anchors, classes) before non-maximum suppression; of
     backbones their maps (batch, channels, height, width). It contains class names, sizes and preprocessing as JSON.
 
+    The file of a decoder reads int64 tokens (batch, tokens) and the float32 states after the tokens before, zeros at
+    the start; it returns logits (batch, tokens, vocabulary) and the states after these tokens. That of a Conformer with
+    head "ctc" reads float32 features (batch, frames, mels) without padding and returns logits (batch, frames / 4
+    rounded up, tokens). Both can be .onnx, .xml and .pt2. They are compared on bytes of English text, read in pieces
+    and token by token, and on random features; only `dynamic` is for them too.
+
     Args:
-        source: a run, a timm classifier, or a backbone: a timm model with `features_only=True` or a DenseBackbone.
+        source: a run, a timm classifier, a backbone (a timm model with `features_only=True` or a DenseBackbone), a
+            Decoder, or a Conformer.
         path: .onnx, .xml (OpenVINO, with the weights next to it as .bin), .pt2 (torch.export), .pte (ExecuTorch) or
             .mlpackage (Core ML, a folder).
         size: height and width in pixels (default: that of the run's preprocessing; of detectors and segmentors, their
             short side).
-        dynamic: whether the file reads any batch, height and width; otherwise one image of that size (default: yes,
-            but not for .pte and .mlpackage, and for .pt2 only from 64 px).
+        dynamic: whether the file reads any batch, height and width, or any number of tokens; otherwise one image of
+            that size, or one token of one sequence (default: yes, but not for .pte and .mlpackage, and for .pt2 of
+            images only from 64 px).
         images: image files, folders, PIL images or arrays to compare on (default: two photos, with `int8` some of
             `calibrate`).
         compiled: whether a .pt2 file has machine code for processors like this one, made by torch's AOTInductor with a
@@ -88,6 +98,10 @@ def export(
             whose outputs differ from the network's; nothing is left behind then.
     """
     check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled, "int8": int8})
+    _check_source(source)
+    if isinstance(source.network if isinstance(source, Run) else source, SEQUENCE_NETWORKS):
+        for_images = {"size": size, "images": images, "compiled": compiled, "int8": int8, "calibrate": calibrate}
+        return export_sequence(source, path, dynamic, {**for_images, "report": report})
     _check_int8(int8, calibrate, report)
     network, facts = _of_run(source) if isinstance(source, Run) else _of_network(source)
     path = user_path(path)
@@ -122,15 +136,22 @@ def _check_int8(int8: bool, calibrate: Sequence[Any] | None, report: str | Path 
             raise ValueError(f"`{name}` is for files in 8 bits: set `int8` too, or leave `{name}` out.")
 
 
-def _of_run(run: Run) -> tuple[nn.Module, Facts]:
-    """What is written of a copy of a run's network, and the facts about it for files of one size."""
-    if run.spec.name not in EXPORTED:
+def _check_source(source: Run | nn.Module) -> None:
+    """Raises ValueError for a run that cannot be exported."""
+    if not isinstance(source, Run):
+        return
+    if isinstance(source.network, ExportedNetwork | ExportedDecoder | ExportedConformer):
+        raise ValueError(f"{source.network.path} is an exported file: export the run that it was made from.")
+    known = (*EXPORTED, *SEQUENCES)
+    if source.spec.name not in known and not isinstance(source.network, SEQUENCE_NETWORKS):
         raise ValueError(
-            f"{run.name} is a run of the task {run.spec.name}, expected {', '.join(EXPORTED[:-1])} or {EXPORTED[-1]}:"
+            f"{source.name} is a run of the task {source.spec.name}, expected {', '.join(known[:-1])} or {known[-1]}:"
             " give one."
         )
-    if isinstance(run.network, ExportedNetwork):
-        raise ValueError(f"{run.network.path} is an exported file: export the run that it was made from.")
+
+
+def _of_run(run: Run) -> tuple[nn.Module, Facts]:
+    """What is written of a copy of a run's network, and the facts about it for files of one size."""
     network, about = deepcopy(run.network), run.preprocessing
     facts = _facts(run.name, run.spec.name, network, about.mean, about.std)
     facts = replace(facts, class_names=tuple(run.class_names), stored=run.stored)
@@ -157,8 +178,8 @@ def _of_network(network: nn.Module) -> tuple[nn.Module, Facts]:
         return _of_run(of_classifier(_name(network), network))
     else:
         raise ValueError(
-            f"`source` is {kind(network)}, expected a run, a classifier of timm, or a backbone (a timm model with"
-            " `features_only=True`, or a DenseBackbone): give one."
+            f"`source` is {kind(network)}, expected a run, a classifier of timm, a backbone (a timm model with"
+            " `features_only=True`, or a DenseBackbone), a Decoder or a Conformer: give one."
         )
     config = resolve_data_config(model=body)
     facts = _facts(_name(body), BACKBONE, network, config["mean"], config["std"])

@@ -14,7 +14,7 @@ from tiny_run import write_recipe
 
 import linvit
 from linvit.deploy.coreml import PACKAGE
-from linvit.deploy.facts import KEY, Facts
+from linvit.deploy.facts import KEY, facts_in
 from linvit.deploy.formats import FORMATS, opened
 from linvit.deploy.pt2 import check_plain
 from linvit.runs import load_run
@@ -77,7 +77,7 @@ def test_a_file_reads_any_size_and_batch(run, files, suffix):
 def test_what_a_file_says_about_itself_survives(files):
     first = opened(files[".onnx"].path)[0]
     assert first == files[".onnx"].facts
-    assert Facts.from_json(first.to_json(), "file") == first
+    assert facts_in(first.to_json(), "file") == first
     assert len(first.weights) == 64
 
 
@@ -132,7 +132,7 @@ def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, optio
 
 
 def test_a_file_that_this_system_cannot_run_is_written_and_replaced(run, tmp_path, capsys, monkeypatch):
-    def write(program, facts, path, outputs):
+    def write(program, facts, path, inputs, outputs):
         path.mkdir()
         (path / "Manifest.json").write_text(facts)
 
@@ -145,7 +145,7 @@ def test_a_file_that_this_system_cannot_run_is_written_and_replaced(run, tmp_pat
         assert main(["export", str(run.path), str(target)]) == 0
         assert "Core ML does not run on this system, so its outputs were not compared" in capsys.readouterr().out
         assert list(tmp_path.iterdir()) == [target]
-        assert Facts.from_json((target / "Manifest.json").read_text(), target).size == (32, 32)
+        assert facts_in((target / "Manifest.json").read_text(), target).size == (32, 32)
     assert main(["predict", str(target), str(tmp_path)]) == 2
     assert "digits.mlpackage cannot be run here, because Core ML does not run on" in capsys.readouterr().err
 
@@ -158,7 +158,7 @@ def test_a_core_ml_file_gives_the_predictions_of_its_run(run, digits, tmp_path, 
     exported = run.export(tmp_path / "digits.mlpackage")
     assert exported.difference < 1e-2 * exported.largest  # float16
     about = MLModel(str(exported.path), skip_model_load=True).user_defined_metadata[KEY]
-    assert Facts.from_json(about, "file") == exported.facts
+    assert facts_in(about, "file") == exported.facts
     for got, expected in zip(load_run(exported.path).predict(digits), run.predict(digits), strict=True):
         assert dict(got.pairs) == pytest.approx(dict(expected.pairs), abs=1e-2)
     (exported.path / "Manifest.json").write_text("{")

@@ -1,0 +1,120 @@
+"""Decoders and Conformers written to files of other runtimes."""
+
+import inspect
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.data.speech.audio import FLOOR, HOP, WINDOW
+from linvit.data.text.tokens import BYTES, open_tokenizer
+from linvit.deploy import Exported, write_sequence
+from linvit.deploy.facts import SequenceFacts, digest
+from linvit.deploy.formats import format_of
+from linvit.deploy.sequences import (
+    conformer_example,
+    decoder_example,
+    in_pieces,
+    state_shapes,
+    unfused,
+)
+from linvit.files import user_path
+from linvit.models.conformer import Conformer
+from linvit.models.sequence import Decoder
+from linvit.runs.run import Run
+
+SUFFIXES = (".onnx", ".xml", ".pt2")
+SEQUENCE_NETWORKS = (Decoder, Conformer)
+COMPARED = ((1, 99), (2, 24))  # sequences and tokens of the comparisons
+FRAMES = ((1, 5), (1, 301), (2, 75))  # utterances and frames
+
+
+def export_sequence(
+    source: Run | nn.Module, path: str | Path, dynamic: bool | None, options: Mapping[str, Any]
+) -> Exported:
+    """Writes a decoder or Conformer, see `linvit.runs.exporting.export`; options: its arguments that are for images.
+
+    Raises ValueError for options that are set, another suffix, a network that cannot be exported, and a file whose
+    outputs differ from the network's.
+    """
+    unwanted = next((name for name, value in options.items() if value), None)
+    if unwanted is not None:
+        raise ValueError(f"`{unwanted}` is for networks of images, and this one reads sequences: leave it out.")
+    path = user_path(path)
+    format = format_of(path)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(
+            f"{format.name} files of decoders and Conformers cannot be written: choose one of {', '.join(SUFFIXES)}."
+        )
+    network = unfused(deepcopy(source.network if isinstance(source, Run) else source).eval().cpu().float())
+    if isinstance(network, Decoder):
+        facts, tokens = _of_decoder(network, source, dynamic is not False)
+        shapes = COMPARED if facts.dynamic else COMPARED[:1]
+        batches = [tokens[: batch * length].view(batch, length) for batch, length in shapes]
+        whole = in_pieces(facts)
+        return write_sequence(
+            lambda batch: (network(batch),), path, format, facts, decoder_example(network, facts), batches, whole
+        )
+    assert isinstance(network, Conformer)
+    facts = _of_conformer(network, source, dynamic)
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(batch, frames, network.mels, generator=generator) for batch, frames in FRAMES]
+    example = conformer_example(network)
+    return write_sequence(example[0], path, format, facts, example, batches, lambda session: session)
+
+
+def _of_decoder(network: Decoder, source: Run | nn.Module, dynamic: bool) -> tuple[SequenceFacts, Tensor]:
+    """The facts about a decoder, and tokens of an English text to compare on."""
+    states = state_shapes(network)
+    grow = next((name for name, shape in states.items() if 0 in shape), None)
+    if network.attentions[0].rope:
+        raise ValueError("A decoder with `rope` cannot be exported yet: train one without it.")
+    if grow is not None and not dynamic:
+        raise ValueError(
+            f"The cache of {network.mechanism} attention grows with every token, so a file cannot read one token of a"
+            " fixed size: leave `dynamic` out, or use a linear mechanism."
+        )
+    about, tokenizer = {}, open_tokenizer(BYTES)
+    if isinstance(source, Run) and source.spec.name == "language":
+        tokenizer = source.preprocessing.open()
+        about = {**asdict(source.preprocessing), "separator_token": tokenizer.separator}
+    text = inspect.cleandoc(export_sequence.__doc__ or "").encode() * 2
+    tokens = torch.tensor(tokenizer.encode(text)) % network.vocabulary
+    facts = _facts(network, source, "language", network.vocabulary, dynamic)
+    return SequenceFacts(**facts, states=states, preprocessing=about), tokens
+
+
+def _of_conformer(network: Conformer, source: Run | nn.Module, dynamic: bool | None) -> SequenceFacts:
+    """The facts about a Conformer."""
+    if network.transduces:
+        raise ValueError(
+            "A Conformer with a transducer cannot be exported, because its outputs depend on the text so far: train one"
+            " with `head=ctc`."
+        )
+    if dynamic is False:
+        raise ValueError("A file of a Conformer reads any number of frames: leave `dynamic=False` out.")
+    about: dict[str, Any] = {"mels": network.mels, "window": WINDOW, "hop": HOP, "floor": FLOOR}
+    names: tuple[str, ...] = ()
+    if isinstance(source, Run):
+        about |= asdict(source.preprocessing)
+        names = tuple(source.class_names)
+    facts = _facts(network, source, "speech", network.tokens, True)
+    return SequenceFacts(**facts, states={}, class_names=names, preprocessing=about)
+
+
+def _facts(
+    network: Decoder | Conformer, source: Run | nn.Module, task: str, logits: int, dynamic: bool
+) -> dict[str, Any]:
+    name = source.name if isinstance(source, Run) else type(network).__name__
+    return {
+        "name": name,
+        "task": task,
+        "weights": digest(network),
+        "mechanism": network.mechanism,
+        "logits": logits,
+        "dynamic": dynamic,
+    }
