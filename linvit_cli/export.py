@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _sentences(exported: "Exported") -> Iterator[str]:
-    count = getattr(exported.facts, "calibrated", 0)
+    count = exported.facts.calibrated
     in_8_bits = f" in 8 bits, calibrated on {count} images" if count else ""
     yield f"{exported.path} is written for {exported.format}{in_8_bits}."
     if exported.difference is None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -95,6 +95,7 @@ class SequenceFacts:
     states: Mapping[str, Sequence[int]]
     class_names: tuple[str, ...] = ()
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    calibrated: ClassVar[int] = 0
 
     @property
     def inputs(self) -> tuple[str, ...]:
