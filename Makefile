@@ -128,12 +128,12 @@ precision: $(STAMP)
 # Every part is a folder with a bench.json; one that is there is not measured again. Quiet machine, about half an hour.
 BENCH := runs/bench
 BENCH_PARTS := op op_own op_backward model model_batch8 model_kept model_bf16 resolution train curves
-DEPLOYED := onnxruntime openvino executorch
+DEPLOY_PARTS := onnxruntime openvino executorch
 BENCH_PAGE = $(if $(filter op% gpu_op%,$*),operator,$(if $(filter train curves,$*),training,networks))
-BENCHED = --output $(@D) --write docs/$(if $(filter $(DEPLOYED),$*),deployment,benchmarks-$(BENCH_PAGE)).md
+BENCHED = --output $(@D) --write docs/$(if $(filter $(DEPLOY_PARTS),$*),deployment,benchmarks-$(BENCH_PAGE)).md
 
 bench: $(BENCH_PARTS:%=$(BENCH)/%/bench.json)
-bench-deploy: $(DEPLOYED:%=$(BENCH)/%/bench.json)
+bench-deploy: $(DEPLOY_PARTS:%=$(BENCH)/%/bench.json)
 bench-compiled: $(BENCH)/compiled/bench.json
 bench-gpu: $(BENCH)/gpu_op/bench.json $(BENCH)/gpu_op_backward/bench.json
 
@@ -150,13 +150,13 @@ BENCH_model_batch8 := model --variants plain reference fused fused+cpp --batch 8
 BENCH_model_kept := model --variants plain reference fused fused+cpp --batch 8 --peers convnext_tiny efficientvit_b1 \
 	mobilenetv4_conv_medium --rounds 7 --seconds 90 --keep-memory
 BENCH_model_bf16 := model --variants plain bf16 channels_last+bf16 fused+bf16 --peer-variants plain bf16 --seconds 60
-# Writing the files takes longer than measuring them: about half an hour per runtime.
-BENCH_IN = model $(OURS) --variants $(1) --peers $(PEERS) --peer-variants $(1) --rounds 11 --memory
-OURS := ravlt_tiny mavit_tiny care_s0 care_s1
-PEERS := efficientvit_b1 mobilenetv4_conv_medium fastvit_t8 repvit_m1_0 shvit_s3 deit_small_patch16_224 convnext_tiny
-BENCH_onnxruntime = $(call BENCH_IN,onnxruntime onnxruntime+int8)
-BENCH_openvino = $(call BENCH_IN,openvino openvino+bf16 openvino+int8)
-BENCH_executorch = $(call BENCH_IN,executorch)
+# Writing the files takes longer than measuring them: about ten minutes per runtime.
+ON_DEVICES := ravlt_tiny mavit_tiny care_s0 care_s1 --peers efficientvit_b1 mobilenetv4_conv_medium fastvit_t8 repvit_m1_0 \
+	shvit_s3 deit_small_patch16_224 convnext_tiny --rounds 11 --memory
+BENCH_onnxruntime := model $(ON_DEVICES) --variants onnxruntime onnxruntime+int8 --peer-variants onnxruntime onnxruntime+int8
+BENCH_openvino := model $(ON_DEVICES) --variants openvino openvino+bf16 openvino+int8 \
+	--peer-variants openvino openvino+bf16 openvino+int8
+BENCH_executorch := model $(ON_DEVICES) --variants executorch --peer-variants executorch
 BENCH_resolution := model ravlt_tiny ravlt_tiny_linear --variants plain fused+cpp --peers swin_tiny_patch4_window7_224 \
 	--peer-variants plain --sizes 224 512 1024 1024x2048 --rounds 5 --seconds 60 --memory
 BENCH_train := train --variants plain reference channels_last+fused_adamw channels_last+fused_adamw+cpp \

@@ -83,7 +83,7 @@ WRONG = {
     ],
     ("conformer", "lengths"): [
         (FEATURES, lengths)
-        for lengths in (None, [9, 5], LENGTHS[:1], LENGTHS.float(), torch.tensor([0, 9]), torch.tensor([10, 9]), 9)
+        for lengths in ([9, 5], LENGTHS[:1], LENGTHS.float(), torch.tensor([0, 9]), torch.tensor([10, 9]), 9)
     ],
     ("transducer", "tokens"): [
         (FEATURES, LENGTHS, pieces)
