@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo weights study evidence rates rates-vit rates-pyramid rates-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu clean
+.PHONY: setup check format test test-slow judge judge-nano demo weights study evidence rates rates-vit rates-pyramid rates-care pilot-vit language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu clean
 
 setup: $(STAMP)
 
@@ -39,7 +39,7 @@ judge-nano: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/linvit demo
 
-# The weights that come with linvit: an hour per network on one core; resumes. make weights CIFAR=FOLDER NOTE="a sentence for the cards"
+# The weights that come with linvit: half an hour per network on one core; resumes. make weights CIFAR=FOLDER NOTE="a sentence for the cards"
 CIFAR := data/cifar
 NOTE :=
 
@@ -67,6 +67,11 @@ RATES = nice -n 19 $(BIN)/linvit compare $(foreach m,$(1),recipes/evidence/$(@:r
 HELD_OUT := data.held_out=0.1 trainer.check_val_every_n_epoch
 
 rates: rates-vit rates-pyramid rates-care
+
+# How its number of seeds was chosen.
+pilot-vit: $(STAMP)
+	nice -n 19 $(BIN)/linvit compare $(foreach m,softmax linear rala mala,recipes/evidence/vit/$(m).yaml) \
+		--folder runs/pilot/vit --seeds 3 --workers 2 --set optimizer.lr=2e-3 trainer.max_epochs=2 $(HELD_OUT)=2
 
 rates-vit: $(STAMP)
 	$(call RATES,softmax softmax_gated softmax_unit_query linear rala mala rala_mala focused inline hydra efficient \

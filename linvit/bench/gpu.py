@@ -10,6 +10,7 @@ from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table
 from linvit.bench import kinds, page
+from linvit.bench.checks import WrongResultError
 from linvit.bench.exactness import KERNEL, Deviation, deviations, deviations_in_bfloat16
 from linvit.bench.progress import Progress
 from linvit.files import reason_of, user_path, write_json, write_text
@@ -153,23 +154,33 @@ def check_gpu(folder: str | Path, progress: Progress | None = None, benchmarks: 
     if reason is not None:
         raise ValueError(f"The Triton kernels cannot run on this machine: {reason}.")
     done = checks(device, progress)
-    failures = {check.case: check.failure for check in done if check.failure is not None}
-    about = record.about()
-    write_json(record.path(about), {"about": about, "passed": not failures, "failures": failures})
-    record.forget()
-    text = _page(about, done)
-    write_text(folder / PAGE, text)
-    for name, (kind, options) in BENCHMARKS.items() if benchmarks and not failures else ():
-        report = kinds.measure(kind, progress, device="cuda", **options)
-        kinds.save(report, folder / name)
-        figures = [f"![{file.stem}]({name}/{file.name})" for file in sorted((folder / name).glob("*.svg"))]
-        text += "\n".join([f"\n## {name.capitalize()}\n", page.to_markdown(report), "", *figures, ""])
-        write_text(folder / PAGE, text)
+    _record(done, folder)
+    passed = all(check.failure is None for check in done)
+    sections: list[str] = []
+    for name, (kind, options) in BENCHMARKS.items() if benchmarks and passed else ():
+        try:
+            report = kinds.measure(kind, progress, device="cuda", **options)
+        except WrongResultError as error:
+            done.append(Check(f"benchmark {name}", None, str(error)))
+        else:
+            kinds.save(report, folder / name)
+            figures = [f"![{file.stem}]({name}/{file.name})" for file in sorted((folder / name).glob("*.svg"))]
+            sections += [f"## {name.capitalize()}", page.to_markdown(report), *figures]
+        _record(done, folder, sections)
     return done
 
 
-def _page(about: Mapping[str, str], done: Sequence[Check]) -> str:
-    """The first section of the page: the GPU, the verdict, and a row for every case."""
+def _record(done: Sequence[Check], folder: Path, sections: Sequence[str] = ()) -> None:
+    """Writes what is known so far into the record and the page."""
+    about = record.about()
+    failures = {check.case: check.failure for check in done if check.failure is not None}
+    write_json(record.path(about), {"about": about, "passed": not failures, "failures": failures})
+    record.forget()
+    write_text(folder / PAGE, "\n\n".join([_first_section(about, done), *sections]) + "\n")
+
+
+def _first_section(about: Mapping[str, str], done: Sequence[Check]) -> str:
+    """The GPU, the verdict, and a row for every case."""
     facts = ", ".join(f"{name} {value}" for name, value in about.items() if name in ("capability", "torch", "triton"))
     table = markdown_table(
         ["case", "worst of", "error", "allowed", "result"],
@@ -177,7 +188,7 @@ def _page(about: Mapping[str, str], done: Sequence[Check]) -> str:
         left=2,
     )
     passed = all(check.failure is None for check in done)
-    return "\n\n".join([f"# {about['gpu']}", f"{PASSED if passed else FAILED} ({facts})", table]) + "\n"
+    return "\n\n".join([f"# {about['gpu']}", f"{PASSED if passed else FAILED} ({facts})", table])
 
 
 def _numbers(worst: Deviation | None) -> list[str]:

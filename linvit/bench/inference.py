@@ -63,7 +63,7 @@ class Options(rows.Options):
         for variant in (*self.variants, *self.peer_variants):
             if variant in self.peer_variants or not is_file(variant):
                 parts_of(variant)
-            elif not Path(variant).is_file():
+            elif not Path(variant).exists():
                 raise FileNotFoundError(f"The file {variant} does not exist: check the path.")
 
     def least_bytes(self) -> int:
@@ -81,8 +81,8 @@ def cases(options: Options, size: tuple[int, int], batch: int) -> list[Case]:
     """All networks and variants at one size and batch; `reference` only if a released order exists."""
     files = [variant for variant in options.variants if is_file(variant)]
     listed = [(name, variant) for name in options.names for variant in options.variants if variant not in files]
-    listed += [(Path(file).stem, file) for file in files]
     listed += [(name, variant) for name in options.peers for variant in options.peer_variants]
+    listed += [(Path(file).stem, file) for file in files]
     return [
         Case(name, variant, size, batch, options.device, options.threads, options.seed, options.framework)
         for name, variant in dict.fromkeys(listed)
@@ -109,12 +109,11 @@ def measure(options: Options, report: Report, progress: Progress) -> None:
 
 def _measure_one_size(options: Options, group: list[Case], report: Report, progress: Progress) -> None:
     calls: dict[str, Timed] = {}
-    for _, variants in itertools.groupby(group, lambda case: (case.name, is_file(case.variant))):
-        listed = list(variants)
-        if is_file(listed[0].variant):
-            calls |= _of_files(listed, options, report, progress)
-        else:
-            calls |= _checked(listed, options, report, progress)
+    files = [case for case in group if is_file(case.variant)]
+    networks = [case for case in group if case not in files]
+    for _, variants in itertools.groupby(networks, lambda case: case.name):
+        calls |= _checked(list(variants), options, report, progress)
+    calls |= _of_files(files, options, report, progress)
     rows.time_all(calls, options, progress)
 
 
@@ -171,9 +170,8 @@ def _measure_memory(case: Case, row: Row, call: Call, options: Options, progress
 
 def _rivals(case: Case, options: Options) -> dict[str, str]:
     rivals = {"reference": replace(case, variant="reference").label}
-    for variant, name in itertools.product(
-        dict.fromkeys(("plain", "fused", case.variant)), (*options.names, *options.peers)
-    ):
+    variants = dict.fromkeys(("plain", "fused", case.variant))
+    for variant, name in itertools.product(variants, (*options.names, *options.peers)):
         if name != case.name:
             rivals[f"{name} {variant}"] = replace(case, name=name, variant=variant).label
     return rivals

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from linvit.bench.memory import MEBIBYTE, in_new_process, peak_above
+from linvit.bench.memory import MEBIBYTE, peak_of
 from linvit.deploy.facts import SequenceFacts
 from linvit.deploy.formats import FORMATS, opened, session_of
 from linvit.deploy.graph import exported
@@ -25,8 +25,8 @@ PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 class FileCall:
     """A call of an exported file in its runtime on the CPU, with the same images every time.
 
-    session: of the file. open: makes another one; a function of a module, or a partial of one. path: the file; files
-    with the same stem belong to it. images: what the file reads. folder: if it is temporary, kept as long as the call.
+    session: of the file. open: makes another one; a function of a module, or a partial of one. path: the file. images:
+    what it reads. folder: if it is temporary, kept as long as the call.
     """
 
     session: Session
@@ -40,20 +40,17 @@ class FileCall:
 
     @property
     def mebibytes(self) -> float:
-        """Size of the file, and of those that belong to it."""
-        return sum(file.stat().st_size for file in self.path.parent.glob(f"{self.path.stem}.*")) / MEBIBYTE
+        """Size of the file, with OpenVINO's weights beside it."""
+        files = (self.path, self.path.with_suffix(".bin")) if self.path.suffix == ".xml" else (self.path,)
+        return sum(file.stat().st_size for file in files) / MEBIBYTE
 
     def peak(self) -> float | None:
-        """Peak in MiB of a new process that opens the file and calls it, above what it needed before; see peak_of."""
-        try:
-            return in_new_process(_peak, self.open, self.images)
-        except MemoryError:
-            return None
+        """Peak in MiB of opening the file and calling it, weights included; see peak_of."""
+        return peak_of(_opening, self.open, self.images)
 
 
-def _peak(open: Callable[[], Session], images: Tensor) -> float | None:
-    open()  # a first time, because imports do not count
-    return peak_above(lambda: open()(images))
+def _opening(open: Callable[[], Session], images: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: open()(images)
 
 
 def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int, int8: bool = False) -> FileCall:
@@ -79,7 +76,7 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int, int8:
     with torch.inference_mode(False), torch.no_grad():
         program = exported(fuse(deepcopy(network).float(), "graph"), images.clone())
         program = quantized(program, images, suffix, dynamic=False) if int8 else program
-        session = session_of(runtime, program, "", path, ["outputs"], threads, precision)
+        session = session_of(runtime, program, path, threads=threads, precision=precision)
     assert session is not None  # the runtimes below run on every system
     return FileCall(session, partial(_session, suffix, path, threads, precision), path, images, folder)
 

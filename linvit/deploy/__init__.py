@@ -154,12 +154,11 @@ def _kept(
     about: tuple[str, Sequence[str], Sequence[str]],
     check: Callable[[Session], Difference],
 ) -> Difference | None:
-    """Writes a program with its facts and the names of inputs and outputs, and keeps the file if the check passes."""
-    facts, inputs, outputs = about
+    """Writes a program, and keeps the file if the check passes; about: facts, and the names of inputs and outputs."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         written = Path(folder) / target.name
-        session = session_of(format, program, facts, written, outputs, inputs=inputs)
+        session = session_of(format, program, written, *about)
         difference = None if session is None else check(session)
         files = sorted(Path(folder).iterdir(), key=lambda file: file == written)  # weights beside it first
         if target.is_dir():

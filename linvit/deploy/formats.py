@@ -223,12 +223,12 @@ def format_of(path: Path, compiled: bool = False) -> Format:
 def session_of(
     format: Format,
     program: ExportedProgram,
-    facts: str,
     path: Path,
-    outputs: Sequence[str],
+    facts: str = "",
+    inputs: Sequence[str] = ("images",),
+    outputs: Sequence[str] = ("outputs",),
     threads: int | None = None,
     precision: str = "float32",
-    inputs: Sequence[str] = ("images",),
 ) -> Session | None:
     """The session of a program, written to a file of the format; None if the runtime does not run on this system.
 

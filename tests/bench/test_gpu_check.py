@@ -8,6 +8,7 @@ import torch
 
 from linvit import kernels
 from linvit.bench import gpu
+from linvit.bench.checks import WrongResultError
 from linvit.bench.exactness import Deviation
 from linvit.bench.gpu import Check, check_gpu
 from linvit.kernels import record
@@ -63,6 +64,18 @@ def test_one_failure_keeps_them_from_being_used(monkeypatch, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert f"{BAD.case}: key: error 3.0e-03" in printed
     assert "1 of 2 cases passed. The kernels are not exact on this GPU" in printed
+
+
+def test_a_network_that_is_wrong_with_them_keeps_them_from_being_used_too(monkeypatch, tmp_path):
+    def measure(kind, progress, **options):
+        raise WrongResultError("ravlt_tiny fused+triton computes a wrong result")
+
+    finding(monkeypatch, GOOD)
+    monkeypatch.setattr(gpu, "BENCHMARKS", {"networks": ("model", {})})
+    monkeypatch.setattr(gpu.kinds, "measure", measure)
+    assert [check.failure for check in check_gpu(tmp_path)] == [None, "ravlt_tiny fused+triton computes a wrong result"]
+    assert used() is None
+    assert "| benchmark networks | – | – | – | ravlt_tiny fused+triton" in (tmp_path / gpu.PAGE).read_text()
 
 
 @pytest.mark.parametrize("change", ["torch", "kernels", "gpu"])

@@ -93,9 +93,9 @@ def test_no_path_of_this_machine_is_in_a_file(files):
     "name", ["ravlt_nano", "mavit_nano", "care_nano", "deit_tiny_mala", "swin_tiny_rala", "resnet18"]
 )
 @pytest.mark.parametrize("suffix", list(FORMATS))
-def test_every_family_in_every_format(name, suffix, tmp_path, capfd, monkeypatch):
+def test_every_family_in_every_format(name, suffix, tmp_path, capfd, on_macos):
     if suffix == PACKAGE:
-        on_macos(monkeypatch)
+        on_macos()
         capfd.readouterr()
     network = timm.create_model(name, num_classes=10).eval()
     fixed = {} if "_nano" in name or name == "resnet18" else {"dynamic": False}
@@ -155,10 +155,10 @@ def test_a_file_that_this_system_cannot_run_is_written_and_replaced(run, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_core_ml_file_gives_the_predictions_of_its_run(run, digits, tmp_path, monkeypatch):
+def test_a_core_ml_file_gives_the_predictions_of_its_run(run, digits, tmp_path, on_macos):
     from coremltools.models import MLModel
 
-    on_macos(monkeypatch)
+    on_macos()
     exported = run.export(tmp_path / "digits.mlpackage")
     assert exported.difference < 1e-2 * exported.largest  # float16
     about = MLModel(str(exported.path), skip_model_load=True).user_defined_metadata[KEY]
@@ -168,12 +168,6 @@ def test_a_core_ml_file_gives_the_predictions_of_its_run(run, digits, tmp_path, 
     (exported.path / "Manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"Core ML cannot read .*digits.mlpackage.*: export it again"):
         load_run(exported.path)
-
-
-def on_macos(monkeypatch):
-    import coreml_stand_in  # which takes seconds to import
-
-    coreml_stand_in.on_macos(monkeypatch)
 
 
 @pytest.mark.slow

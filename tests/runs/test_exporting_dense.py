@@ -31,12 +31,6 @@ ANY_SIZE += [("retinanet", ".onnx"), ("retinanet", ".xml")]  # .pt2 from 128 px 
 ONE_SIZE = [("retinanet", ".pt2"), ("retinanet", ".pte"), ("semantic_fpn", ".pte")]
 
 
-def on_macos(monkeypatch) -> None:
-    import coreml_stand_in  # which takes seconds to import
-
-    coreml_stand_in.on_macos(monkeypatch)
-
-
 def run_of(framework: str, backbone: str = "resnet10t") -> Run:
     """A run that has learned nothing, and whose scores differ."""
     torch.manual_seed(0)
@@ -189,8 +183,8 @@ def test_files_of_one_size(framework, suffix, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", [*SEGMENTORS, "retinanet"])
-def test_core_ml_files_of_one_size(framework, tmp_path, monkeypatch):
-    on_macos(monkeypatch)
+def test_core_ml_files_of_one_size(framework, tmp_path, on_macos):
+    on_macos()
     run = run_of(framework, "mavit_nano")
     exported = run.export(tmp_path / f"file{PACKAGE}", size=(64, 96))
     assert exported.difference < 1e-2 * exported.largest  # float16
@@ -200,9 +194,9 @@ def test_core_ml_files_of_one_size(framework, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ravlt_nano", "care_nano", "deit_tiny_mala", "swin_tiny_rala", "convnext_atto"])
 @pytest.mark.parametrize("suffix", list(FORMATS))
-def test_every_backbone_in_every_format(name, suffix, tmp_path, monkeypatch):
+def test_every_backbone_in_every_format(name, suffix, tmp_path, on_macos):
     if suffix == PACKAGE:
-        on_macos(monkeypatch)
+        on_macos()
     network = timm.create_model(name, features_only=True).eval()
     exported = linvit.export(network, tmp_path / f"maps{suffix}", size=224 if "tiny" in name else 64, dynamic=False)
     assert exported.difference < (1e-2 if suffix == PACKAGE else 1e-5) * exported.largest  # Core ML: float16
