@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if find_spec("timm"):
     from linvit import models as models
     from linvit.fusion import fuse as fuse
+    from linvit.models import linearize as linearize
     from linvit.models import swap_attention as swap_attention
     from linvit.released import load_released as load_released
 

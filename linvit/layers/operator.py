@@ -163,7 +163,8 @@ class Operator(Checked, nn.Module):
         if axes is None and changes:
             raise ValueError(f"`mechanism` {mechanism!r} accepts no {', '.join(changes)}: choose a linear one")
         _check_axes(changes)
-        self.mechanism, self.heads, self.causal = mechanism, heads, causal
+        self.mechanism, self.heads, self.head_width = mechanism, heads, head_width
+        self.causal, self.place = causal, place
         self.fused = use_fused_attn()
         self.options = None if axes is None else {**axes, **changes}
         self.mean_query: nn.Parameter | None = None

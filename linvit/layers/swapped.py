@@ -1,9 +1,10 @@
-"""Parts of a swapped network besides its attention: patch embedding, Swin block and feed-forward."""
+"""Parts of a swapped network around its attention: embeddings, blocks of other layouts, and feed-forward."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from timm.layers import Mlp, PatchEmbed, register_notrace_module
+from timm.models.naflexvit import NaFlexEmbeds
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
@@ -40,6 +41,71 @@ class GridPatchEmbed(PatchEmbed):
         self.source.note((int(height), int(width)))
         x = PatchEmbed.forward(self, x)
         return x
+
+
+class GridNaFlexEmbeds(NaFlexEmbeds):
+    """NaFlexVit's embedding that also stores the grid of the images it reads; made by `watching`."""
+
+    source: CurrentGrid
+
+    @classmethod
+    def watching(cls, embed: NaFlexEmbeds, source: CurrentGrid) -> "GridNaFlexEmbeds":
+        """The same layer with the same parameters, which also stores the grid in source."""
+        watching = cls.__new__(cls)
+        watching.__dict__ = dict(embed.__dict__)
+        watching.source = source
+        return watching
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, tuple[int, int] | None]:
+        """As timm's.
+
+        Raises:
+            ValueError: for patches with coordinates, whose grid differs from image to image.
+        """
+        tokens, size = super().forward(x, *args, **kwargs)
+        if size is None:
+            raise ValueError(
+                "the network got patches with coordinates, expected images (batch, channels, height, width): a swapped"
+                " attention needs one grid for the whole batch"
+            )
+        self.source.note((int(size[0]), int(size[1])))
+        return tokens, size
+
+
+class MapAttention(nn.Module):
+    """Attention over all positions of a map (batch, height, width, channels), as SAM's blocks without windows call it.
+
+    Args:
+        tokens: the attention of the flattened map.
+    """
+
+    def __init__(self, tokens: TokenAttention) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A map to a map of the same shape."""
+        height, width = x.shape[1:3]
+        y: Tensor = self.tokens(x.flatten(1, 2), [height, width]).unflatten(1, (height, width))
+        return y
+
+
+class UnrolledAttention(nn.Module):
+    """Attention over tokens (batch, tokens, channels) whose order is not that of a grid, as Hiera's blocks call it.
+
+    Args:
+        tokens: an attention without local terms, rotation and tables of positions.
+    """
+
+    q_stride = 1
+
+    def __init__(self, tokens: TokenAttention) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens to tokens of the same shape."""
+        return cast(Tensor, self.tokens(x, [1, x.shape[1]]))
 
 
 class GlobalSwinBlock(nn.Module):
@@ -88,6 +154,11 @@ class LocalMlp(nn.Module):
         hidden = cast(nn.Linear, mlp.fc1).out_features
         self.conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, device=device, dtype=dtype)
         self.num_prefix, self.last_grid = attention.num_prefix, attention.last_grid
+
+    def reset_to_identity(self) -> None:
+        """Makes the convolution the identity."""
+        nn.init.dirac_(self.conv.weight, groups=self.conv.groups)
+        nn.init.zeros_(cast(nn.Parameter, self.conv.bias))
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (batch, prefix + height × width, channels) to the same shape, on the grid of the attention."""

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from math import pi
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack, cast
 
+import torch
 from timm.layers import register_notrace_module, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
@@ -11,9 +12,9 @@ from torch.nn.functional import normalize, pad
 from linvit.layers.attention import MODULATIONS, check_turns
 from linvit.layers.checks import Device, Dtype, Heads, Prefix, Rate, TensorOptions, Width
 from linvit.layers.depthwise import DepthwiseConv
-from linvit.layers.operator import AttentionSteps, Operands, merged
+from linvit.layers.operator import LEARNED, AttentionSteps, Operands, merged
 from linvit.ops import Rotary, rotary_2d
-from linvit.ranges import IsA, known
+from linvit.ranges import IsA, OneOf, known
 
 
 class CurrentGrid:
@@ -63,11 +64,19 @@ class TokenAttention(AttentionSteps):
         qkv_bias, proj_bias, proj_drop: as in timm.
         axes: feature_map, weighting or normalizer in place of the mechanism's own, see Operator.
 
+    Attributes:
+        q_norm, k_norm, norm, sigmoid_gate: layers that a swapped network keeps: norms of the queries and keys of each
+            head, a norm of the output of all heads, and a layer whose sigmoid the output is multiplied by.
+        half_table: whether a rotation passed to forward repeats its angles after half of the channels, instead of
+            giving each to two neighbours.
+
     Raises:
         ValueError: as AttentionSteps.
     """
 
     read_share, value_share = 1.0, 0.0
+    rotates = True  # whether queries and keys can be rotated: their channels are those of the heads
+    half_table = False
 
     def __init__(
         self,
@@ -91,7 +100,11 @@ class TokenAttention(AttentionSteps):
         self.last_grid = CurrentGrid()
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias, **dd)
         self.proj = nn.Linear(width, width, bias=proj_bias, **dd)
-        self.proj_drop = nn.Dropout(proj_drop)
+        self.proj_drop: nn.Module = nn.Dropout(proj_drop)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        self.norm: nn.Module = nn.Identity()
+        self.sigmoid_gate: nn.Module | None = None
         self.add_layers(width, dd)
 
     @staticmethod
@@ -102,8 +115,16 @@ class TokenAttention(AttentionSteps):
     def add_layers(self, width: int, dd: TensorOptions) -> None:
         """Creates the layers around the operator of a mechanism without options of its own; none here."""
 
+    def reset_to_operator(self) -> None:
+        """Initializes the layers around the operator so that they change nothing: local terms 0, the gate 1."""
+
     def forward(
-        self, x: Tensor, grid: list[int] | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        grid: list[int] | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rope: Tensor | None = None,
     ) -> Tensor:
         """Tokens (batch, prefix + height × width, channels) to tokens of the same shape.
 
@@ -111,6 +132,8 @@ class TokenAttention(AttentionSteps):
             x: the prefix, then the tokens of the grid row by row.
             grid: height and width in tokens; None for those of the source.
             attn_mask, is_causal: part of timm's interface; only None and False.
+            rope: timm's rotation of the tokens of the grid, sines and then cosines (…, height × width, 2 × head width);
+                it replaces that of the mechanism.
 
         Raises:
             ValueError: for a mask, and for a number of tokens that does not fit the grid.
@@ -119,17 +142,20 @@ class TokenAttention(AttentionSteps):
             raise ValueError("the attention got a mask, expected none: a swapped attention sees every token")
         size = self.known_grid(x, grid)
         self.last_grid.note(size)
-        x = self.proj_drop(self.proj(merged(self.attended(self.operands(x, size)))))
+        x = self.proj_drop(self.proj(merged(self.attended(self.operands(x, size, rope)))))
         return x
 
-    def operands(self, x: Tensor, grid: tuple[int, int]) -> Operands:
+    def operands(self, x: Tensor, grid: tuple[int, int], rope: Tensor | None = None) -> Operands:
         """The operands of the operator, from tokens (batch, tokens, channels)."""
         query, key, value = self.query_key_value(x, grid)
+        rotary = (
+            self.rotary(x, grid) if rope is None else after_prefix(timms_rotary(rope, self.half_table), self.num_prefix)
+        )
         return self.operator.operands(
             query,
             key,
             value,
-            self.rotary(x, grid),
+            rotary,
             self.feature_map(),
             read_share=self.read_share,
             value_share=self.value_share,
@@ -148,12 +174,22 @@ class TokenAttention(AttentionSteps):
 
     def input_layers(self) -> list[nn.Module]:
         """Every layer that reads the input; none if the input is also used directly."""
-        return [self.qkv]
+        return [self.qkv, *([] if self.sigmoid_gate is None else [self.sigmoid_gate])]
+
+    def gated(self, y: Tensor, operands: Operands) -> Tensor:
+        if self.sigmoid_gate is None and isinstance(self.norm, nn.Identity):
+            return y
+        out: Tensor = self.norm(merged(y))
+        if self.sigmoid_gate is not None:
+            out = out * self.sigmoid_gate(operands.x).sigmoid()
+        out = out.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
+        return out
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         """Query, key and value, each (batch, heads, tokens, width)."""
         qkv: Tensor = self.qkv(x).unflatten(-1, (3, self.heads, -1))
-        return qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        return self.q_norm(query), self.k_norm(key), value
 
     def known_grid(self, x: Tensor, grid: Sequence[int] | None) -> tuple[int, int]:
         """Height and width in tokens, without the prefix."""
@@ -184,11 +220,20 @@ def after_prefix(rotary: Rotary, num_prefix: int) -> Rotary:
     return Rotary(cos, pad(rotary.sin, (0, 0, num_prefix, 0)))
 
 
+def timms_rotary(rope: Tensor, half: bool) -> Rotary:
+    """timm's table, sines and then cosines, both for every channel, as one for pairs of channels."""
+    sin, cos = rope.chunk(2, dim=-1)
+    pairs = slice(rope.shape[-1] // 4) if half else slice(None, None, 2)
+    return Rotary(cos[..., pairs], sin[..., pairs])
+
+
 class Hydra(TokenAttention):
     """Hydra attention (Bolya et al., 2022): as many heads as channels, so that one vector gates every token.
 
     The paper replaces only the last layers of a ViT; here any layer can have it, as in FLatten's comparison.
     """
+
+    rotates = False
 
     @staticmethod
     def size_of_operator(width: int, heads: int) -> tuple[int, int]:
@@ -210,6 +255,9 @@ class LinearAngular(TokenAttention):
     def add_layers(self, width: int, dd: TensorOptions) -> None:
         self.dconv = nn.Conv2d(self.heads, self.heads, (9, 1), padding=(4, 0), groups=self.heads, bias=False, **dd)
 
+    def reset_to_operator(self) -> None:
+        nn.init.zeros_(self.dconv.weight)
+
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         y = normalize(y, dim=-1) + self.dconv(operands.value)
         return y
@@ -221,7 +269,7 @@ class GatedAttention(TokenAttention):
     The papers do not describe the layers around the operator in DeiT and Swin, and that code is not released.
 
     Args:
-        modulation, lepe, rope: as in Attention2d.
+        modulation, lepe, rope: as in Attention2d; rope also "learned": all angles times a learned factor, initially 0.
 
     Raises:
         ValueError: as AttentionSteps; for an unknown modulation, and with rope for a head width that is not a multiple
@@ -237,7 +285,7 @@ class GatedAttention(TokenAttention):
         num_prefix: Prefix = 0,
         modulation: str = "linear",
         lepe: bool = True,
-        rope: bool = True,
+        rope: bool | Annotated[str, OneOf((LEARNED,))] = True,
         device: Device = None,
         dtype: Dtype = None,
         **options: Unpack[TokenOptions],
@@ -247,7 +295,8 @@ class GatedAttention(TokenAttention):
         projected, phi = known("modulation", modulation, MODULATIONS)
         if rope:
             check_turns(width // heads)
-        self.rope = rope
+        self.rope = bool(rope)
+        self.turn = nn.Parameter(torch.empty((), **dd)) if rope == LEARNED else None
         self.lepe = DepthwiseConv(width, (5, 5), **dd) if lepe else None
         self.modulation = nn.Linear(width, width, **dd) if projected else None
         self.modulate = phi() if phi is not None else None
@@ -256,24 +305,42 @@ class GatedAttention(TokenAttention):
                 assert layer.bias is not None
                 trunc_normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
+        GatedAttention.reset_parameters(self)
+
+    def reset_parameters(self) -> None:
+        """Starts a learned rotation at 0."""
+        if self.turn is not None:
+            nn.init.zeros_(self.turn)
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
         if not self.rope:
             return None
-        table = rotary_2d(grid, x.shape[-1] // self.heads, dtype=x.dtype, device=x.device)
+        table = rotary_2d(grid, x.shape[-1] // self.heads, factor=self.turn, dtype=x.dtype, device=x.device)
         return after_prefix(table, self.num_prefix)
+
+    def reset_to_operator(self) -> None:
+        """Local term 0, gate 1, and a learned rotation by 0.
+
+        Raises:
+            ValueError: for a gate that cannot be 1.
+        """
+        if self.modulate is not None and not (self.modulation and isinstance(self.modulate, nn.Identity)):
+            raise ValueError("the gate cannot start as 1 with this `modulation`: choose 'linear' or 'none'")
+        for layer, bias in ((self.lepe, 0.0), (self.modulation, 1.0)):
+            if layer is not None:
+                nn.init.zeros_(layer.weight)
+                nn.init.constant_(cast(nn.Parameter, layer.bias), bias)
 
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         return y if self.lepe is None else y + convolved(self.lepe, operands)
 
     def gated(self, y: Tensor, operands: Operands) -> Tensor:
-        if self.modulate is None:
-            return y
-        gate: Tensor = self.modulate(operands.x if self.modulation is None else self.modulation(operands.x))
-        y = y * gate.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
-        return y
+        if self.modulate is not None:
+            gate: Tensor = self.modulate(operands.x if self.modulation is None else self.modulation(operands.x))
+            y = y * gate.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
+        return super().gated(y, operands)
 
     def input_layers(self) -> list[nn.Module]:
         if self.modulation is not None:
-            return [self.qkv, self.modulation]
-        return [self.qkv] if self.modulate is None else []
+            return [*super().input_layers(), self.modulation]
+        return super().input_layers() if self.modulate is None else []

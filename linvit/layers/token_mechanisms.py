@@ -35,6 +35,10 @@ class FocusedAttention(TokenAttention):
         nn.init.zeros_(self.scale)
         trunc_normal_(self.positional_encoding, std=0.02)
 
+    def reset_to_operator(self) -> None:
+        for parameter in (self.positional_encoding, *self.dwc.parameters()):
+            nn.init.zeros_(parameter)
+
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(x, grid)
         table: Tensor = self.positional_encoding
@@ -68,8 +72,12 @@ class InLineAttention(TokenAttention):
             nn.Conv1d(width, 9 * width, 1, groups=self.heads, **dd),
         )
 
+    def reset_to_operator(self) -> None:
+        for parameter in self.residual[-1].parameters():
+            nn.init.zeros_(parameter)
+
     def input_layers(self) -> list[nn.Module]:
-        return [self.qkv, self.residual[0]]
+        return [*super().input_layers(), self.residual[0]]
 
     def with_local(self, y: Tensor, operands: Operands) -> Tensor:
         assert operands.x is not None
@@ -94,6 +102,10 @@ class MLLAAttention(TokenAttention):
     def add_layers(self, width: int, dd: TensorOptions) -> None:
         self.lepe = nn.Conv2d(width, width, 3, padding=1, groups=width, **dd)
 
+    def reset_to_operator(self) -> None:
+        for parameter in self.lepe.parameters():
+            nn.init.zeros_(parameter)
+
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary:
         table = rotary_2d(grid, x.shape[-1], endpoint=False, dtype=x.dtype, device=x.device)
         cos, sin = after_prefix(table, self.num_prefix)
@@ -114,6 +126,7 @@ class AgentAttention(TokenAttention):
         agents: (height, width) of the grid of agents.
     """
 
+    rotates = False
     BIAS = 7
     an_bias: nn.Parameter
     na_bias: nn.Parameter
@@ -161,6 +174,10 @@ class AgentAttention(TokenAttention):
         for parameter in self.parameters(recurse=False):
             trunc_normal_(parameter, std=0.02)
 
+    def reset_to_operator(self) -> None:
+        for parameter in self.dwc.parameters():
+            nn.init.zeros_(parameter)
+
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:
         query, key, value = super().query_key_value(x, grid)
         as_map = merged(query)[:, self.num_prefix :].mT.unflatten(-1, grid)
@@ -205,6 +222,7 @@ class PolarAttention(GatedAttention):
         ValueError: as GatedAttention, and for an odd head width, which cannot be halved.
     """
 
+    rotates = False
     ALPHA = 4.0
 
     def __init__(
@@ -233,6 +251,7 @@ class PolarAttention(GatedAttention):
 
     def reset_parameters(self) -> None:
         """Sets every power to 1 + α/2."""
+        super().reset_parameters()
         nn.init.zeros_(self.power)
 
     def query_key_value(self, x: Tensor, grid: tuple[int, int]) -> Sequence[Tensor]:

@@ -61,6 +61,7 @@ def rotary_2d(
     width: int,
     *,
     endpoint: bool = True,
+    factor: Tensor | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Rotary:
@@ -70,6 +71,7 @@ def rotary_2d(
         size: (height, width) of the token grid.
         width: head width, a multiple of 4.
         endpoint: whether the frequencies reach 1/10000, as in RAVLT and MAViT; MLLA's stop one step short.
+        factor: a number, as a tensor without axes, that multiplies all angles; it may need gradients.
         dtype, device: as in `rotary_1d`.
 
     Raises:
@@ -82,10 +84,11 @@ def rotary_2d(
         _check_sizes(size=size, width=width, endpoint=endpoint)
     if width % 4:
         raise ValueError(f"`width` is {width}, expected a multiple of 4")
-    height, columns = size
-    rows = _table(_angles(height, width // 4, 0, dtype, device, endpoint))
-    cols = _table(_angles(columns, width // 4, 0, dtype, device, endpoint))
-    return Rotary(*(_grid(by_row, by_column) for by_row, by_column in zip(rows, cols, strict=True)))
+    rows, cols = (_angles(length, width // 4, 0, dtype, device, endpoint) for length in size)
+    if factor is not None:
+        rows, cols = rows * factor, cols * factor
+    tables = zip(_table(rows), _table(cols), strict=True)
+    return Rotary(*(_grid(by_row, by_column) for by_row, by_column in tables))
 
 
 def _are_lengths(*sizes: object) -> bool:

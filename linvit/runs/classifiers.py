@@ -13,6 +13,7 @@ from linvit.analysis.cost import count_cost
 from linvit.data.images.image import CorruptImageError, Preprocessing
 from linvit.data.source import Source
 from linvit.models.by_name import bundled_weights, create_classifier, is_ours
+from linvit.models.linearizing import NAME as LINEARIZED
 from linvit.models.published import PUBLISHED
 from linvit.models.swapped import BASES
 from linvit.runs.images import find_images, read_image
@@ -103,8 +104,8 @@ class ClassifierSpec(TaskSpec):
 
 
 def model_names() -> list[str]:
-    """The names that linvit registers with timm, by family."""
-    return [name for name in timm.list_models() if is_ours(name)]
+    """The names that linvit registers with timm, by family; without "linearized", which is any network converted."""
+    return [name for name in timm.list_models() if is_ours(name) and name != LINEARIZED]
 
 
 def _tag_of_weights(name: str) -> str | None:

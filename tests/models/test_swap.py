@@ -137,7 +137,7 @@ def test_four_stages_need_four_letters():
         (
             "resnet10t",
             ("rala",),
-            "`model` is of type ResNet, expected one of VisionTransformer, SwinTransformer, Pyramid",
+            "`model` is of type ResNet, expected one of VisionTransformer, Eva, NaFlexVit, Vision",
         ),
         (DEIT, ("performer",), "`mechanism` is 'performer', expected one of softmax, .*rala"),
         (DEIT, ("rala", "LLL"), "`pattern` is 'LLL'"),
@@ -160,7 +160,8 @@ def test_after_an_error_the_model_is_unchanged(name, arguments, message):
     ("name", "kwargs", "message"),
     [
         ("vit_base_patch16_rpn_224", VIT, "block has a ResPostBlock, expected timm's Block"),
-        (DEIT, {**VIT, "qk_norm": True}, "attention has q_norm, k_norm"),
+        (DEIT, {**VIT, "patch_drop_rate": 0.5}, "the model drops patches in training"),
+        ("vit_small_patch16_dinov3", {**VIT, "patch_drop_rate": 0.5}, "the model drops patches in training"),
         (DEIT, {**VIT, "embed_dim": 36, "num_heads": 6}, "head width is 6, expected a multiple of 4"),
         ("vit_tiny_r_s16_p8_224", {"img_size": 32}, "patch embedding is a HybridEmbed"),
         (

@@ -1,0 +1,63 @@
+"""timm's model "linearized": any softmax network that `linearize` takes, with linear attention in its place.
+
+    timm.create_model("linearized", base="vit_small_patch14_dinov2", mechanism="mala", pattern="LLLLLLSSSSSS")
+
+It has no weights of its own. To start from a trained network, use `linvit.linearize` on it, or `linvit linearize`; both
+store weights that fit this name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import timm
+from timm.models import PretrainedCfg, generate_default_cfgs
+from torch import nn
+
+from linvit.models.by_name import check_model
+from linvit.models.family import imagenet_cfg, register
+from linvit.models.linearizing import NAME, linearize
+from linvit.models.pretrained import create
+from linvit.ranges import check
+
+default_cfgs = generate_default_cfgs({f"{NAME}.untrained": imagenet_cfg()})
+
+
+def _build(
+    base: Mapping[str, Any], mechanism: str, pattern: str | None, attention: dict[str, Any] | None, **arguments: Any
+) -> nn.Module:
+    return linearize(_base(base, **arguments), mechanism, pattern, attention)
+
+
+def _base(base: Mapping[str, Any], **arguments: Any) -> nn.Module:
+    given = {**base, **arguments}
+    return timm.create_model(given.pop("name"), **given)
+
+
+def _create(
+    name: str,
+    pretrained: bool,
+    base: str | Mapping[str, Any] = "deit_tiny_patch16_224",
+    mechanism: str = "mala",
+    pattern: str | None = None,
+    attention: dict[str, Any] | None = None,
+    pretrained_cfg: Any = None,
+    **arguments: Any,
+) -> nn.Module:
+    """base: a model of timm by name, or with its own arguments, {"name": …}; further arguments are passed on to it."""
+    check({"base": str | dict[str, Any]}, {"base": base})
+    given = {"name": base} if isinstance(base, str) else dict(base)
+    check_model(given.get("name", ""))
+    cfg = pretrained_cfg or timm.get_pretrained_cfg(given["name"]) or PretrainedCfg(**imagenet_cfg())
+    if pretrained_cfg is None:
+        sources = dict.fromkeys(("url", "hf_hub_id", "hf_hub_filename", "file", "state_dict", "tag"))
+        cfg = replace(cfg, **sources, architecture=NAME)
+    if arguments.get("features_only") and arguments.get("out_indices") is None:
+        features: Any = _base(given, features_only=True)
+        arguments["out_indices"] = features.feature_info.out_indices  # those of the base
+    build = partial(_build, given, mechanism, pattern, attention)
+    return create(build, name, pretrained, {"feature_cls": "getter"}, pretrained_cfg=cfg, **arguments)
+
+
+register(_create, [NAME])

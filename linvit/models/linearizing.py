@@ -1,0 +1,139 @@
+"""A linear network that starts from a network with softmax attention."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from timm.models import get_model_args
+from torch import nn
+
+from linvit.arguments import check_network
+from linvit.layers.attention import AXES
+from linvit.layers.conformer import FrameAttention
+from linvit.layers.mechanisms import MECHANISMS
+from linvit.layers.operator import LEARNED, AttentionSteps, Operator
+from linvit.layers.swapped import LocalMlp
+from linvit.layers.token_attention import TokenAttention
+from linvit.models.backbone import Backbone
+from linvit.models.slots import slots_of
+from linvit.models.swap import ARGUMENTS, each_letter, swap_attention
+from linvit.ranges import check, declared, known, nearest
+
+NAME = "linearized"
+"""timm's name of a network that linearize returned, see linvit.models.linearized."""
+
+
+def linearize(
+    model: nn.Module,
+    mechanism: str = "mala",
+    pattern: str | None = None,
+    attention: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """A copy of a network in which linear attention replaces softmax attention, to be trained further.
+
+    Everything that both have is copied. What the mechanism adds starts so that it changes nothing: a gate as 1, local
+    terms and a learned rotation as 0. So the copy begins with the teacher's layers around another operator.
+
+    Args:
+        model: a network that `swap_attention` takes, or one of ours with softmax attention: RAVLT, MAViT, CARE, a
+            decoder or a DiT. It is not changed.
+        mechanism: a name in MECHANISMS other than softmax.
+        pattern: one letter per stage, or in networks without stages per block: L for the mechanism, S to keep softmax
+            attention, bit for bit. Fewer letters are for runs of blocks. By default all are replaced.
+        attention: options of the mechanism as for `swap_attention`; RALA and MALA have `rope="learned"`, unless the
+            model has a rotation of its own.
+
+    Returns:
+        The network, in the mode of the model. If timm created the model, `timm.models.save_for_hf` stores what rebuilds
+        the copy, which is timm's model "linearized".
+
+    Raises:
+        TypeError: if `model` is not a module.
+        ValueError: for a network without softmax attention that we know, with the part that cannot be replaced; for an
+            unknown mechanism, one that cannot be used there (such as a causal decoder), an unknown option, a gate that
+            cannot start as 1, and a pattern of another length.
+    """
+    check_network("model", model)
+    check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
+    if known("mechanism", mechanism, MECHANISMS).axes is None:
+        raise ValueError(f"`mechanism` is {mechanism!r}, expected linear attention: choose another, such as 'mala'.")
+    student = copy.deepcopy(model)
+    kept = {id(module) for module in student.modules()}
+    if slots_of(student) is None:
+        _replace_operators(student, mechanism, pattern, attention or {})
+    else:
+        swap_attention(student, mechanism, pattern, {**_defaults(student, mechanism), **(attention or {})})
+    for module in student.modules():
+        if id(module) not in kept and isinstance(module, TokenAttention):
+            module.reset_to_operator()
+        elif id(module) not in kept and isinstance(module, LocalMlp):
+            module.reset_to_identity()
+    return _named(student, model, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
+
+
+def _defaults(student: nn.Module, mechanism: str) -> dict[str, Any]:
+    """A learned rotation, where the mechanism and the network allow one."""
+    slots = slots_of(student)
+    assert slots is not None
+    free = all(slot.ordered and not slot.rotated for slot in slots.slots)
+    layer: type = MECHANISMS[mechanism].tokens
+    return {"rope": LEARNED} if free and "rope" in declared(layer) else {}
+
+
+def _replace_operators(model: nn.Module, mechanism: str, pattern: str | None, attention: Mapping[str, Any]) -> None:
+    """Gives our own layers with softmax attention the operator of the mechanism."""
+    for key in attention:
+        if key not in AXES:
+            raise ValueError(
+                f"`attention` has the key {key!r}, expected some of {', '.join(AXES)}.{nearest(key, AXES)}"
+            )
+    softmax = dict(_softmax_layers(model))
+    if not softmax:
+        raise ValueError(
+            f"`model` is a {type(model).__name__} without softmax attention that we know: choose another model, or"
+            " write an adapter for its class (linvit.models.slots.adapter)."
+        )
+    stages = isinstance(model, Backbone)
+    groups = [name.split(".")[1] if stages else name for name in softmax]
+    count = len(model.stages) if isinstance(model, Backbone) else len(groups)
+    letters = each_letter(pattern, count, exact=stages)
+    chosen = {
+        name: layer
+        for index, (name, layer) in enumerate(softmax.items())
+        if letters[int(groups[index]) if stages else index] == "L"
+    }
+    operators = {name: _operator(layer.operator, mechanism, attention) for name, layer in chosen.items()}
+    for name, operator in operators.items():
+        softmax[name].operator = operator
+    if isinstance(model, Backbone):
+        changed = {int(name.split(".")[1]) for name in chosen}
+        model.pattern = "".join("L" if i in changed else letter for i, letter in enumerate(model.pattern))
+
+
+def _softmax_layers(model: nn.Module) -> Iterator[tuple[str, AttentionSteps]]:
+    for name, module in model.named_modules():
+        if isinstance(module, AttentionSteps) and module.operator.options is None:
+            if isinstance(module, FrameAttention):
+                raise ValueError(
+                    "the softmax attention of a Conformer has a projection of positions, which linear attention has"
+                    " not: it cannot be replaced"
+                )
+            yield name, module
+
+
+def _operator(old: Operator, mechanism: str, axes: Mapping[str, Any]) -> Operator:
+    new = Operator(mechanism, old.heads, old.head_width, causal=old.causal, place=old.place, **axes)
+    return new.train(old.training)
+
+
+def _named(student: nn.Module, model: nn.Module, arguments: Mapping[str, Any]) -> nn.Module:
+    """Records how timm rebuilds the student, if timm made the model."""
+    cfg = getattr(model, "pretrained_cfg", None)
+    if cfg and cfg.get("architecture"):
+        base = {"name": cfg["architecture"], **get_model_args(model)}
+        given = {name: value for name, value in arguments.items() if value is not None}
+        sources = dict.fromkeys(("url", "hf_hub_id", "hf_hub_filename", "file", "state_dict", "tag"))
+        vars(student).update(
+            pretrained_cfg={**cfg, **sources, "architecture": NAME}, _model_args={"base": base, **given}
+        )
+    return student
