@@ -56,7 +56,9 @@ def _create(
     if arguments.get("features_only") and arguments.get("out_indices") is None:
         features: Any = _base(given, features_only=True)
         arguments["out_indices"] = features.feature_info.out_indices  # those of the base
-    build = partial(_build, given, mechanism, pattern, attention)
+    build = partial(_build, {"name": given.pop("name")}, mechanism, pattern, attention)
+    # the base's own arguments too, or timm would add those of its configuration, such as the image size, over them
+    arguments = {**given, **arguments}
     return create(build, name, pretrained, {"feature_cls": "getter"}, pretrained_cfg=cfg, **arguments)
 
 

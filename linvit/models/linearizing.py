@@ -2,8 +2,10 @@
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import timm
 from timm.models import get_model_args
 from torch import nn
 
@@ -21,6 +23,26 @@ from linvit.ranges import check, declared, known, nearest
 
 NAME = "linearized"
 """timm's name of a network that linearize returned, see linvit.models.linearized."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a linearized network, which has it as the attribute `origin`, was made.
+
+    base: the teacher's model in timm, its name as "name" and its arguments. arguments: those of `linearize`.
+    """
+
+    base: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+
+    def teacher(self) -> nn.Module:
+        """The teacher, with new initial weights."""
+        given = dict(self.base)
+        return timm.create_model(given.pop("name"), **given)
+
+    def student(self, teacher: nn.Module) -> nn.Module:
+        """Another student of a teacher."""
+        return linearize(teacher, **self.arguments)
 
 
 def linearize(
@@ -44,8 +66,8 @@ def linearize(
             model has a rotation of its own.
 
     Returns:
-        The network, in the mode of the model. If timm created the model, `timm.models.save_for_hf` stores what rebuilds
-        the copy, which is timm's model "linearized".
+        The network, in the mode of the model. If timm created the model, it has an `origin`, and `timm.models.save_for_hf`
+        stores what rebuilds the copy, which is timm's model "linearized".
 
     Raises:
         TypeError: if `model` is not a module.
@@ -87,7 +109,7 @@ def _replace_operators(model: nn.Module, mechanism: str, pattern: str | None, at
             raise ValueError(
                 f"`attention` has the key {key!r}, expected some of {', '.join(AXES)}.{nearest(key, AXES)}"
             )
-    softmax = dict(_softmax_layers(model))
+    softmax = dict(softmax_layers(model))
     if not softmax:
         raise ValueError(
             f"`model` is a {type(model).__name__} without softmax attention that we know: choose another model, or"
@@ -110,7 +132,7 @@ def _replace_operators(model: nn.Module, mechanism: str, pattern: str | None, at
         model.pattern = "".join("L" if i in changed else letter for i, letter in enumerate(model.pattern))
 
 
-def _softmax_layers(model: nn.Module) -> Iterator[tuple[str, AttentionSteps]]:
+def softmax_layers(model: nn.Module) -> Iterator[tuple[str, AttentionSteps]]:
     for name, module in model.named_modules():
         if isinstance(module, AttentionSteps) and module.operator.options is None:
             if isinstance(module, FrameAttention):
@@ -134,6 +156,8 @@ def _named(student: nn.Module, model: nn.Module, arguments: Mapping[str, Any]) -
         given = {name: value for name, value in arguments.items() if value is not None}
         sources = dict.fromkeys(("url", "hf_hub_id", "hf_hub_filename", "file", "state_dict", "tag"))
         vars(student).update(
-            pretrained_cfg={**cfg, **sources, "architecture": NAME}, _model_args={"base": base, **given}
+            origin=Origin(base, given),
+            pretrained_cfg={**cfg, **sources, "architecture": NAME},
+            _model_args={"base": base, **given},
         )
     return student

@@ -17,7 +17,7 @@ from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, 
 from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer_sam import Attention as SamAttention
 from timm.models.vision_transformer_sam import Block as SamBlock
-from timm.models.vision_transformer_sam import VisionTransformerSAM
+from timm.models.vision_transformer_sam import VisionTransformerSAM, window_partition, window_unpartition
 from torch import Tensor, nn
 
 from linvit.layers.swapped import GlobalSwinBlock, GridNaFlexEmbeds, GridPatchEmbed, MapAttention, UnrolledAttention
@@ -47,6 +47,10 @@ class Slot:
     ordered: whether the tokens are the rows of a grid, one after the other, which local terms and rotations need.
     local: whether the feed-forward has a depthwise convolution.
     put: puts the new attention into its place; None sets block.attn.
+    present: what the present attention computes from the arguments that the block passes to a new one; None calls
+        block.attn as it is.
+    whole: whether the present attention is softmax attention of all tokens without a bias, so that the mechanism softmax
+        in its place computes the same.
     """
 
     block: nn.Module
@@ -65,6 +69,8 @@ class Slot:
     ordered: bool = True
     local: bool = False
     put: Callable[[TokenAttention], None] | None = None
+    present: Callable[..., Tensor] | None = None
+    whole: bool = False
 
 
 class Slots(NamedTuple):
@@ -137,6 +143,7 @@ def _plain_slots(
                 num_prefix=model.num_prefix_tokens,
                 source=source,
                 rotated=rotated,
+                whole=True,
                 **_taken_over(required(block.attn, Attention | AttentionRope | EvaAttention, "Attention")),
             )
         )
@@ -152,15 +159,24 @@ def _sam_slots(model: VisionTransformerSAM) -> Slots:
         attention = required(block.attn, SamAttention)
         if attention.rope is not None:
             raise ValueError("the attention of this VisionTransformerSAM has its own rotation: it cannot be swapped")
-        put = partial(_put_on_maps, block)
+        put, present = partial(_put_on_maps, block), partial(_in_sam_windows, block)
         grid = cast(tuple[int, int], model.patch_embed.grid_size)
-        slots.append(Slot(block=block, grid=grid, letter=letter, put=put, **_taken_over(attention)))
+        about = _taken_over(attention)
+        slots.append(Slot(block=block, grid=grid, letter=letter, put=put, present=present, **about))
     return Slots(slots, len(slots))
 
 
 def _put_on_maps(block: SamBlock, new: TokenAttention) -> None:
     setattr(block, "attn", MapAttention(new).train(block.training))  # noqa: B010 - mypy knows another class
     block.window_size = 0
+
+
+def _in_sam_windows(block: SamBlock, x: Tensor) -> Tensor:
+    """The block's attention of a map (batch, height, width, channels), in windows if it has them."""
+    if not block.window_size:
+        return cast(Tensor, block.attn(x))
+    windows, padded = window_partition(x, block.window_size)
+    return window_unpartition(block.attn(windows), block.window_size, (x.shape[1], x.shape[2]), padded)
 
 
 @adapter(Hiera)
@@ -200,14 +216,28 @@ def _swin_slots(model: SwinTransformer) -> Slots:
         for index, module in enumerate(blocks):
             block = required(module, SwinTransformerBlock)
             grid = cast(tuple[int, int], block.input_resolution)
-            put = partial(_put_globally, blocks, index, block)
-            about = _taken_over(required(block.attn, WindowAttention))
-            slots.append(Slot(block=block, grid=grid, letter=stage, agents=AGENTS[min(stage, 3)], put=put, **about))
+            slots.append(
+                Slot(
+                    block=block,
+                    grid=grid,
+                    letter=stage,
+                    agents=AGENTS[min(stage, 3)],
+                    put=partial(_put_globally, blocks, index, block),
+                    present=partial(_in_shifted_windows, block),
+                    **_taken_over(required(block.attn, WindowAttention)),
+                )
+            )
     return Slots(slots, len(model.layers), exact=True)
 
 
 def _put_globally(blocks: nn.Sequential, index: int, block: SwinTransformerBlock, new: TokenAttention) -> None:
     blocks[index] = GlobalSwinBlock(block, new).train(block.training)
+
+
+def _in_shifted_windows(block: SwinTransformerBlock, x: Tensor, grid: Sequence[int]) -> Tensor:
+    """The block's attention of tokens (batch, height × width, channels), in its windows."""
+    y: Tensor = block._attn(x.unflatten(1, (grid[0], grid[1])))
+    return y.flatten(1, 2)
 
 
 @adapter(PyramidVisionTransformerV2)

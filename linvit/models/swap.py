@@ -81,7 +81,7 @@ def _check_options(mechanism: str, layer: type, attention: Mapping[str, Any]) ->
 
 def _changes(slot: Slot, mechanism: str, options: dict[str, Any]) -> list[Change]:
     """What puts the mechanism into a slot; nothing is changed yet, so that an error leaves the model as it was."""
-    new = _attention(slot, mechanism, options)
+    new = attention_for(slot, mechanism, options)
     put: Callable[[TokenAttention], None] = slot.put or (lambda new: setattr(slot.block, "attn", new))
     changes: list[Change] = [lambda: put(new)]
     if MECHANISMS[mechanism].local_feed_forward:
@@ -96,7 +96,7 @@ def _changes(slot: Slot, mechanism: str, options: dict[str, Any]) -> list[Change
     return changes
 
 
-def _attention(slot: Slot, mechanism: str, options: dict[str, Any]) -> TokenAttention:
+def attention_for(slot: Slot, mechanism: str, options: dict[str, Any]) -> TokenAttention:
     """The mechanism with the layers that it takes over."""
     qkv, weight = slot.qkv(), slot.proj.weight
     width = qkv.in_features

@@ -24,7 +24,8 @@ from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
 TRAINER = {"max_epochs": 10, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
-SET_ELSEWHERE = {"network", "num_classes", "channels", "optimizer", "schedule", "distillation", "seed"}
+SET_ELSEWHERE = {"network", "original", "lessons", "num_classes", "channels", "seed"}
+SET_ELSEWHERE |= {"optimizer", "schedule", "distillation"}
 TOP = {
     "seed": Seed,
     "folder": Annotated[str, Filled()],

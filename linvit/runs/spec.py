@@ -43,7 +43,8 @@ class TaskSpec:
     name: `task.name` of recipes. task: its LightningModule; the constructor takes the network first. sources: the data
     that it learns from, by `data.name`. folder_source: the one that reads a folder. preprocessing: the dataclass stored
     in a checkpoint. kept: settings of the task that its measures depend on, which a loaded run keeps. stored_facts:
-    annotations of what `stored` returns. names_classes: whether each output of the network has a name.
+    annotations of what `stored` returns. names_classes: whether each output of the network has a name. learns_classes:
+    whether the data has classes.
     """
 
     name: ClassVar[str]
@@ -54,6 +55,7 @@ class TaskSpec:
     kept: ClassVar[tuple[str, ...]] = ()
     stored_facts: ClassVar[Mapping[str, Any]] = {}
     names_classes: ClassVar[bool] = True
+    learns_classes: ClassVar[bool] = True
 
     def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         """The network described by the group `model` of a recipe, for this many classes and channels of the data.

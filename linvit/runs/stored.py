@@ -27,7 +27,7 @@ LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
 MOST_VALUES = 4_000_000
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 SIDES = Annotated[int, Range(1, 2**14)]
-ABOUT = {"format": Annotated[int, OneOf((FORMAT,))], "recipe": dict, "preprocessing": dict, "num_classes": Count}
+ABOUT = {"format": Annotated[int, OneOf((FORMAT,))], "recipe": dict, "preprocessing": dict, "num_classes": Amount}
 GROUPS = {"task": dict, "model": dict, "data": dict}
 PREPROCESSING: dict[str, Any] = {
     "size": tuple[SIDES, SIDES],
@@ -238,6 +238,8 @@ def _checked(path: Path, about: Mapping[str, Any], weights: dict[str, Tensor]) -
     check_names("entry", facts, spec.stored_facts)
     check(spec.stored_facts, facts)
     names, count = about["class_names"], about["num_classes"]
+    if spec.learns_classes:
+        check({"num_classes": Count}, {"num_classes": count})
     if len(names) != (count if spec.names_classes else 0):
         raise ValueError(f"it has {count} classes, but {len(names)} class names")
     if len(facts.get("category_ids", names)) != len(names):

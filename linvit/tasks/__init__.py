@@ -1,5 +1,6 @@
 """Model output → loss and metrics: each task is a LightningModule."""
 
+from linvit.tasks.alignment import Alignment as Alignment
 from linvit.tasks.classification import Classification as Classification
 from linvit.tasks.detection import Detection as Detection
 from linvit.tasks.diffusion import Diffusion as Diffusion
@@ -8,3 +9,4 @@ from linvit.tasks.language import Recall as Recall
 from linvit.tasks.segmentation import Segmentation as Segmentation
 from linvit.tasks.speech import Speech as Speech
 from linvit.tasks.task import Task as Task
+from linvit.tasks.transfer import Transfer as Transfer

@@ -9,15 +9,20 @@ from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from linvit.files import read_checkpoint, user_path
+from linvit.layers.operator import AttentionSteps
 from linvit.tasks.checkpoints import BEST, LAST
 
 PREFIXES = ("ema.module.", "network.")
 FAMILIES = {f"linvit.models.{name}" for name in ("ravlt", "mavit", "care")}
 """Modules whose networks can have the same names and shapes of weights."""
+ALL, ATTENTION, FEED_FORWARD, NOTHING = "all", "attention", "feed_forward", "nothing"
+COPIED = (ALL, ATTENTION, FEED_FORWARD, NOTHING)
 
 
-def initialize(network: nn.Module, source: str | Path, same_classes: bool = False) -> str:
+def initialize(network: nn.Module, source: str | Path, same_classes: bool = False, copied: str = ALL) -> str:
     """Copies weights from source into network, except layers for other classes; returns a line that describes it.
+
+    A linearized network (with an `origin`) also starts from the weights of the network that it was made from.
 
     Args:
         network: Any network; its image size may differ from that of training. A detector or segmentor accepts
@@ -25,6 +30,8 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
         source: A run's folder (its best checkpoint), a checkpoint of a run (the moving average if it has one), or a
             .pth or .safetensors file of weights, the authors' included.
         same_classes: Refuse a classifier with other classes instead of leaving it out.
+        copied: Which weights a linearized network gets: "all", "attention" (those of all attention layers: projections,
+            norms and gates), "feed_forward" (all others) or "nothing". The rest keep their initial values.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -35,18 +42,67 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
     _check_same_family(network, content, path)
     weights = _weights(network, content, path)
     target = network.state_dict()
+    origin: Any = getattr(network, "origin", None)
+    if origin is None and copied != ALL:
+        raise ValueError(
+            f"`copied` is {copied!r}, but {type(network).__name__} was not made by linearizing another network: set it"
+            f" to {ALL!r}."
+        )
+    if origin is not None and _are_of_its_teacher(network, content, weights, path):
+        teacher = origin.teacher()
+        line = initialize(teacher, source, same_classes)
+        copy_weights(network, origin.student(teacher).state_dict(), copied)
+        return line
     left_out = [] if same_classes else _left_out(network, target, weights)
-    copied = {key: value for key, value in weights.items() if key not in left_out}
-    faults = [key for key, value in target.items() if key not in left_out and _misfits(key, value, copied)]
-    faults += [key for key in copied if key not in target]
+    fitting = {key: value for key, value in weights.items() if key not in left_out}
+    faults = [key for key, value in target.items() if key not in left_out and _misfits(key, value, fitting)]
+    faults += [key for key in fitting if key not in target]
     if faults:
         fit = sum(key in weights and weights[key].shape == value.shape for key, value in target.items())
         raise ValueError(
             f"The weights in {path} do not fit this {type(network).__name__}: only {fit} of its {len(target)} tensors"
             f" are there with the same shape, and {faults[0]} is not: give weights of the same model."
         )
-    network.load_state_dict({**target, **copied})
+    copy_weights(network, fitting, copied)
     return f"Starting from {path}{_beside(network, target, weights, left_out)}."
+
+
+def copy_weights(network: nn.Module, weights: Mapping[str, Tensor], copied: str = ALL) -> None:
+    """Copies tensors by name into the network, of all that are given those that `copied` chooses, see `initialize`."""
+    chosen = {key: value for key, value in weights.items() if copied in (ALL, _kind(network, key))}
+    network.load_state_dict({**network.state_dict(), **chosen})
+
+
+def _are_of_its_teacher(
+    network: nn.Module, content: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path
+) -> bool:
+    """Whether weights are those of the network that a linearized one was made from, not of itself.
+
+    Raises ValueError if their names fit both, although one orders the channels of its heads differently.
+    """
+    recorded = _recorded_model(content)
+    if recorded is not None:
+        return recorded.get("name") != network.pretrained_cfg["architecture"]  # type: ignore[index, call-overload]
+    needed = {key for key in network.state_dict() if not key.endswith(".num_batches_tracked")}
+    missing = needed - weights.keys() - set(_classifier_keys(network))
+    if not missing and any(getattr(module, "half_table", False) for module in network.modules()):
+        raise ValueError(
+            f"The names of the weights in {path} fit both the softmax network and the linear one, whose channels have"
+            " another order: give a run, which says whose they are."
+        )
+    return bool(missing)
+
+
+def _kind(network: nn.Module, key: str) -> str:
+    """Whether a tensor belongs to attention or to anything else."""
+    names = key.split(".")[:-1]
+    layers = (network.get_submodule(".".join(names[: depth + 1])) for depth in range(len(names)))
+    return ATTENTION if any(map(_is_attention, layers)) else FEED_FORWARD
+
+
+def _is_attention(layer: nn.Module) -> bool:
+    """Ours, and timm's, which are called so."""
+    return isinstance(layer, AttentionSteps) or type(layer).__name__.endswith(("Attention", "AttentionRope"))
 
 
 def weights_file(source: str | Path) -> Path:
@@ -93,10 +149,8 @@ def _check_same_family(network: nn.Module, content: Mapping[str, Any], path: Pat
 
     Names and shapes of the weights can be the same in both, as those of ravlt_nano and mavit_nano are.
     """
-    recorded: Any = content
-    for key in ("linvit", "recipe", "model"):
-        recorded = recorded.get(key) if isinstance(recorded, Mapping) else None
-    if not isinstance(recorded, Mapping):
+    recorded = _recorded_model(content)
+    if recorded is None:
         return
     name, mechanism = str(recorded.get("name") or recorded.get("backbone")), getattr(network, "mechanism", None)
     family = timm.model_entrypoint(name).__module__ if timm.is_model(name) else None
@@ -113,6 +167,14 @@ def _check_same_family(network: nn.Module, content: Mapping[str, Any], path: Pat
     )
 
 
+def _recorded_model(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The group `model` of the recipe in a checkpoint of a run."""
+    recorded: Any = content
+    for key in ("linvit", "recipe", "model"):
+        recorded = recorded.get(key) if isinstance(recorded, Mapping) else None
+    return recorded if isinstance(recorded, Mapping) else None
+
+
 def _is_dense(network: nn.Module) -> bool:
     return hasattr(network, "backbone_prefix")
 
@@ -120,8 +182,8 @@ def _is_dense(network: nn.Module) -> bool:
 def _left_out(network: nn.Module, target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
     """Keys that keep their initial values: layers for other classes, and heads that the weights do not contain."""
     if not _is_dense(network):
-        shared = [key for key in _classifier_keys(network) if key in weights and key in target]
-        return [key for key in shared if weights[key].shape != target[key].shape]
+        shared = [key for key in _classifier_keys(network) if key in target]
+        return [key for key in shared if key not in weights or weights[key].shape != target[key].shape]
     heads = [key for key in target if not key.startswith(str(network.backbone_prefix))]
     given = [key for key in heads if key in weights]
     # class layers differ only in the number of outputs
@@ -139,7 +201,8 @@ def _beside(
     if not left_out:
         return ", heads included" if _is_dense(network) else ", classifier included"
     if left_out[0] not in weights:
-        return ": its backbone; neck and heads keep their initial weights"
+        kept = "neck and heads keep their" if _is_dense(network) else "the classifier keeps its"
+        return f": its backbone; {kept} initial weights"
     if _is_dense(network):
         return f" without the layers for other classes, such as {left_out[0]}"
     before, after = len(weights[left_out[0]]), len(target[left_out[0]])

@@ -13,8 +13,8 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric, Metric, SumMetric
 
-from linvit.ranges import Checked, Count, Range, Seed
-from linvit.tasks.initialization import initialize
+from linvit.ranges import Checked, Count, OneOf, Range, Seed
+from linvit.tasks.initialization import ALL, COPIED, initialize
 from linvit.tasks.measures import AVERAGED, Measured
 from linvit.tasks.optimization import Optimizer, Schedule
 
@@ -33,6 +33,8 @@ class Task(lightning.LightningModule, Checked):
             names.
         optimizer: Settings of the optimizer; by default those of `Optimizer`.
         schedule: Settings of the learning-rate schedule; by default those of `Schedule`.
+        copied: Which weights a linearized network gets from a softmax network that it starts from: "all", "attention"
+            (projections, norms and gates of all attention), "feed_forward" (everything else) or "nothing".
         seed: Seed of stochastic depth, dropout and sampling, together with the step and the process.
 
     A subclass calls `learn` on its training loss and passes its torchmetrics to `keep`, from which `measured` computes
@@ -56,6 +58,7 @@ class Task(lightning.LightningModule, Checked):
         compile: bool = False,
         optimizer: Optimizer | None = None,
         schedule: Schedule | None = None,
+        copied: Annotated[str, OneOf(COPIED)] = ALL,
         seed: Seed = 0,
     ) -> None:
         super().__init__()
@@ -70,6 +73,7 @@ class Task(lightning.LightningModule, Checked):
         self.optimizer = optimizer or Optimizer()
         self.schedule = schedule or Schedule()
         self.schedule.check_peak(self.optimizer)
+        self.copied = copied
         self.seed = seed
         # saved with the weights, so that an epoch resumed in its middle reports the mean over all of it
         self.train_loss = MeanMetric()
@@ -87,7 +91,7 @@ class Task(lightning.LightningModule, Checked):
 
     def start_from(self, source: str | Path) -> str:
         """Starts weights and moving average from a run or a file of weights, see `initialize`."""
-        line = initialize(self.network, source)
+        line = initialize(self.network, source, copied=self.copied)
         if self.ema:
             self.ema.set(self.network)
         return line

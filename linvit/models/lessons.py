@@ -1,0 +1,97 @@
+"""What the new attention of a linearized network learns from the attention that it replaces."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from linvit.layers.operator import AttentionSteps
+from linvit.models.linearizing import softmax_layers
+from linvit.models.slots import Slot, slots_of
+from linvit.models.swap import attention_for
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One attention of a student and what it has to learn.
+
+    layer: the path in the student of the module that the block calls. steps: the path of its AttentionSteps, which is
+    the same except in SAM and Hiera. present: what the teacher's attention computes from the arguments of that call.
+    scoring: the teacher's attention as AttentionSteps, if its scores are to be learned.
+    """
+
+    layer: str
+    steps: str
+    present: Callable[..., Tensor]
+    scoring: AttentionSteps | None = None
+
+
+def lessons(student: nn.Module, teacher: nn.Module, scores: bool = False) -> list[Lesson]:
+    """One lesson for each attention of the student that replaces one of the teacher, in the order of the blocks.
+
+    scores: also prepare for the scores of both.
+
+    Raises:
+        ValueError: if there is none, because the student kept all softmax attention; for scores of an attention that
+            does not see all tokens, or of another number of heads.
+    """
+    slots = slots_of(teacher)
+    given = _of_operators(student, teacher) if slots is None else _of_slots(student, teacher, slots.slots, scores)
+    if not given:
+        raise ValueError("the network has kept softmax attention in all blocks: set an L in its `pattern`")
+    for lesson in given if scores else ():
+        learning, taught = (cast(AttentionSteps, student.get_submodule(lesson.steps)), lesson.scoring)
+        if taught is None:
+            raise ValueError(
+                f"the attention {lesson.layer} of the teacher does not see all tokens, so its scores cannot be matched:"
+                " match outputs instead"
+            )
+        if learning.operator.heads != taught.operator.heads:
+            raise ValueError(
+                f"the attention {lesson.layer} has the scores of {learning.operator.heads} heads, the teacher's of"
+                f" {taught.operator.heads}, so they cannot be matched: match outputs instead"
+            )
+    return given
+
+
+def _of_slots(student: nn.Module, teacher: nn.Module, slots: Sequence[Slot], scores: bool) -> list[Lesson]:
+    names = {id(module): name for name, module in teacher.named_modules()}
+    given = []
+    for slot in slots:
+        layer = f"{names[id(slot.block)]}.attn"
+        inside = student.get_submodule(layer)
+        steps = next((name for name, module in inside.named_modules() if isinstance(module, AttentionSteps)), None)
+        if steps is not None:
+            present = slot.present or cast(nn.Module, slot.block.attn)
+            scoring = attention_for(slot, "softmax", {"mechanism": "softmax"}) if scores and slot.whole else None
+            given.append(Lesson(layer, f"{layer}.{steps}".rstrip("."), present, scoring))
+    return given
+
+
+def _of_operators(student: nn.Module, teacher: nn.Module) -> list[Lesson]:
+    """Of our own networks, in which only the operator of an attention was replaced."""
+    given = []
+    for name, layer in softmax_layers(teacher):
+        steps = student.get_submodule(name)
+        if isinstance(steps, AttentionSteps) and steps.operator.options is not None:
+            given.append(Lesson(name, name, layer, layer))
+    return given
+
+
+def share(student: nn.Module, teacher: nn.Module, given: Sequence[Lesson]) -> None:
+    """Makes the teacher's tensors those of the student too, except in the attention of the lessons.
+
+    Nothing but that attention can then be trained.
+    """
+    learning = {id(p) for lesson in given for p in student.get_submodule(lesson.steps).parameters()}
+    theirs = dict(chain(teacher.named_parameters(), teacher.named_buffers()))
+    for name, module in student.named_modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in list(held.items()):
+                same = theirs.get(f"{name}.{key}" if name else key)
+                if tensor is not None and same is not None and id(tensor) not in learning:
+                    held[key] = same  # type: ignore[index, assignment]
+    for parameter in (*teacher.parameters(), *student.parameters()):
+        parameter.requires_grad_(id(parameter) in learning)
