@@ -4,7 +4,8 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -150,3 +151,14 @@ def interleave(
     finally:
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def using_threads(number: int) -> Iterator[None]:
+    """Sets torch's number of threads, and restores it afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

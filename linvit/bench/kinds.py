@@ -1,7 +1,6 @@
 """The kinds of benchmarks by name: each is a module with `Options` and `measure(options, report, progress)`."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from linvit.bench import decoding, inference, machine, memory, operators, precision, sampling, segmentation, training
+from linvit.bench.clock import using_threads
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Options, Report
 from linvit.environment import commit
@@ -70,7 +70,7 @@ def measure(kind: str, progress: Progress | None = None, **options: Any) -> Repo
 
 def fill(report: Report, options: Options, progress: Progress) -> None:
     """Fills a report with measurements; if interrupted, it contains those so far. Raises as `measure`."""
-    with _threads(options.threads):
+    with using_threads(options.threads):
         KINDS[report.kind].measure(options, report, progress)
 
 
@@ -82,14 +82,3 @@ def save(report: Report, folder: Path) -> None:
     write_json(folder / "bench.json", report.as_dict(), indent=1)
     for name, figure in figures(report, accuracies(report)):
         write_text(folder / name, svg(figure))
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Sets torch's number of threads, and restores it afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 
 from linvit.layers.operator import AttentionSteps
+from linvit.models.backbone import Backbone
 from linvit.models.linearizing import softmax_layers
 from linvit.models.slots import Slot, slots_of
 from linvit.models.swap import attention_for
@@ -95,3 +96,14 @@ def share(student: nn.Module, teacher: nn.Module, given: Sequence[Lesson]) -> No
                     held[key] = same  # type: ignore[index, assignment]
     for parameter in (*teacher.parameters(), *student.parameters()):
         parameter.requires_grad_(id(parameter) in learning)
+
+
+def letters_of(teacher: nn.Module) -> dict[str, int]:
+    """Which letter of a pattern decides about each attention of a teacher, by the path of its lesson."""
+    slots = slots_of(teacher)
+    if slots is None:
+        names = [name for name, _ in softmax_layers(teacher)]
+        staged = isinstance(teacher, Backbone)
+        return {name: int(name.split(".")[1]) if staged else index for index, name in enumerate(names)}
+    paths = {id(module): name for name, module in teacher.named_modules()}
+    return {f"{paths[id(slot.block)]}.attn": slot.letter for slot in slots.slots}

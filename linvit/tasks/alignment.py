@@ -1,7 +1,7 @@
 """Alignment: each linear attention learns, by itself, what the attention that it replaces computes."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -159,7 +159,7 @@ class Alignment(Task):
             for index, lesson in enumerate(self.lessons):
                 layer = network.get_submodule(lesson.layer)
                 scoring = self.scoring[index] if self.match == MAPS else None
-                stack.enter_context(_answering(layer, self._studied(network, lesson, scoring, errors, gradient)))
+                stack.enter_context(answering(layer, self._studied(network, lesson, scoring, errors, gradient)))
             network(images.contiguous(memory_format=self.memory_format))
         return torch.stack([errors[lesson.layer] for lesson in self.lessons])
 
@@ -207,7 +207,7 @@ class Alignment(Task):
 
 
 @contextmanager
-def _answering(layer: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
+def answering(layer: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
     """Lets a layer compute something else for a while."""
     vars(layer)["forward"] = forward
     try:

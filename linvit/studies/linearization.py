@@ -1,0 +1,359 @@
+"""Which blocks of a network can be linear: what replacing each costs in error and saves in time."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from linvit.analysis.figures import COLOURS, SMALL, WIDTH, integer_ticks, subplots, write_figure
+from linvit.analysis.markdown import markdown_table
+from linvit.bench.clock import Timing, clock_for, interleave, using_threads
+from linvit.bench.machine import describe, sentence
+from linvit.bench.rows import Threads
+from linvit.files import user_path, write_json, write_text
+from linvit.models.lessons import lessons, letters_of
+from linvit.models.linearizing import Origin
+from linvit.ranges import Count, Range, check
+from linvit.runs import Run
+from linvit.tasks.alignment import Alignment, Lesson, answering
+from linvit.tasks.features import relative_errors
+
+ARGUMENTS = {
+    "size": Annotated[int, Range(1)] | tuple[Count, Count] | None,
+    "budget": Annotated[float, Range(above=0)] | None,
+    "images": Count,
+    "batch": Count,
+    "threads": Threads,
+    "rounds": Count,
+}
+ABOUT = """Errors on {images} held-out images; times at {height}×{width} px, batch {batch}, median of {rounds} rounds,
+{machine}. *error*: |student - teacher|² / |teacher|² of the features if only the attention of this letter is linear.
+*saved*: the time of the softmax attention minus that of the linear one."""
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What one letter of the pattern decides: error if only its attention is linear, and times of its attention."""
+
+    index: int
+    layers: tuple[str, ...]
+    error: float
+    softmax_ms: float
+    linear_ms: float
+
+    @property
+    def saved_ms(self) -> float:
+        return self.softmax_ms - self.linear_ms
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A pattern, with the error and the time predicted as sums over its letters, and as measured."""
+
+    pattern: str
+    predicted_error: float
+    error: float
+    predicted_ms: float
+    ms: float
+
+
+@dataclass(frozen=True)
+class LinearizationPlan:
+    """The letters, and the proposals from no linear attention to all that saves time, fastest last.
+
+    chosen: the proposal of least error within the budget, None without a budget. about: how it was measured.
+    """
+
+    letters: tuple[Letter, ...]
+    proposals: tuple[Proposal, ...]
+    chosen: Proposal | None
+    about: str
+
+    def markdown(self) -> str:
+        """Both tables, as Markdown."""
+        letters = markdown_table(
+            ["letter", "attention", "error", "softmax, ms", "linear, ms", "saved, ms"],
+            [
+                [
+                    str(x.index + 1),
+                    ", ".join(x.layers),
+                    f"{x.error:.4f}",
+                    *map(_ms, (x.softmax_ms, x.linear_ms, x.saved_ms)),
+                ]
+                for x in self.letters
+            ],
+            left=2,
+        )
+        proposals = markdown_table(
+            ["pattern", "error, predicted", "measured", "time, predicted, ms", "measured, ms"],
+            [
+                [
+                    f"**`{x.pattern}`**" if x == self.chosen else f"`{x.pattern}`",
+                    *(f"{error:.4f}" for error in (x.predicted_error, x.error)),
+                    *map(_ms, (x.predicted_ms, x.ms)),
+                ]
+                for x in self.proposals
+            ],
+            left=1,
+        )
+        between = "Patterns, from all softmax to as much linear as saves time; the chosen one is bold:"
+        return f"{self.about}\n\n{letters}\n\n{between}\n\n{proposals}\n"
+
+    def figure(self) -> Figure:
+        """The error of each letter, and error against time of the proposals."""
+        figure, (left, right) = subplots((WIDTH, 2.8), 1, 2)
+        left.bar([x.index + 1 for x in self.letters], [x.error for x in self.letters], color=COLOURS[0])
+        left.set(xlabel="letter of the pattern", ylabel="relative error, alone", ylim=(0, None))
+        integer_ticks(left.xaxis)
+        predicted = [x.predicted_ms for x in self.proposals], [x.predicted_error for x in self.proposals]
+        right.plot(*predicted, color=COLOURS[3], linestyle="--", label="predicted")
+        right.plot(
+            [x.ms for x in self.proposals], [x.error for x in self.proposals], "o", color=COLOURS[0], label="measured"
+        )
+        for x in (self.proposals[0], self.proposals[-1]):
+            count = f"{x.pattern.count('S')} softmax"
+            right.annotate(count, (x.ms, x.error), fontsize=SMALL, xytext=(4, 4), textcoords="offset points")
+        if self.chosen is not None:
+            right.plot(self.chosen.ms, self.chosen.error, "s", color=COLOURS[1], label=self.chosen.pattern)
+        right.set(xlabel="time, ms", ylabel="relative error", ylim=(0, None))
+        right.margins(x=0.15, y=0.12)
+        right.legend(fontsize=SMALL)
+        return figure
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes plan.md, plan.json, plan.svg and plan.png; returns the page."""
+        folder = user_path(folder)
+        write_json(folder / "plan.json", asdict(self))
+        write_figure(self.figure(), folder / "plan")
+        write_text(folder / "plan.md", f"# Plan\n\n![error and time](plan.svg)\n\n{self.markdown()}")
+        return folder / "plan.md"
+
+
+class Hybrid:
+    """A student and its teacher as one network, in which each attention is the linear or the present one.
+
+    letters: the lessons that each letter of the pattern decides about, by its place in the pattern.
+    """
+
+    def __init__(self, student: nn.Module, teacher: nn.Module, taught: Sequence[Lesson]) -> None:
+        self.network = student
+        places = letters_of(teacher)
+        self.count = max(places.values()) + 1
+        self.letters: dict[int, list[Lesson]] = {}
+        for lesson in taught:
+            self.letters.setdefault(places[lesson.layer], []).append(lesson)
+
+    def pattern(self, linear: Iterable[int]) -> str:
+        """The pattern in which these letters are linear."""
+        chosen = set(linear)
+        return "".join("L" if place in chosen else "S" for place in range(self.count))
+
+    @contextmanager
+    def having(self, pattern: str) -> Iterator[nn.Module]:
+        """The network with that pattern."""
+        with ExitStack() as stack:
+            for place, taught in self.letters.items():
+                for lesson in taught if pattern[place] == "S" else ():
+                    stack.enter_context(answering(self.network.get_submodule(lesson.layer), lesson.present))
+            yield self.network
+
+    @torch.inference_mode()
+    def features(self, pattern: str, images: Tensor) -> Tensor:
+        """What the network computes from images (batch, channels, height, width), before its head if it has one."""
+        with self.having(pattern) as network:
+            return cast(Tensor, getattr(network, "forward_features", network)(images))
+
+
+@dataclass(frozen=True)
+class Times:
+    """How times are measured."""
+
+    images: Tensor
+    threads: int
+    rounds: int
+
+    def of(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+        """Milliseconds of each call, measured in turn."""
+        timings: dict[str, Timing] = {}
+        with torch.inference_mode():
+            interleave(calls, clock_for("cpu", self.threads), self.rounds, timings)
+        return {name: timing.median_ms for name, timing in timings.items()}
+
+    def of_layers(self, hybrid: Hybrid) -> dict[str, tuple[float, float]]:
+        """Milliseconds of the present and of the linear attention of each lesson."""
+        calls: dict[str, Callable[[], object]] = {}
+        taught = [lesson for group in hybrid.letters.values() for lesson in group]
+        for lesson, (args, kwargs) in zip(taught, self._arguments(hybrid, taught), strict=True):
+            layer = hybrid.network.get_submodule(lesson.layer)
+            calls[f"S {lesson.layer}"] = partial(lesson.present, *args, **kwargs)
+            calls[f"L {lesson.layer}"] = partial(layer, *args, **kwargs)
+        ms = self.of(calls)
+        return {lesson.layer: (ms[f"S {lesson.layer}"], ms[f"L {lesson.layer}"]) for lesson in taught}
+
+    def of_patterns(self, hybrid: Hybrid, patterns: Sequence[str]) -> dict[str, float]:
+        """Milliseconds of the whole network with each pattern."""
+
+        def call(pattern: str) -> object:
+            with hybrid.having(pattern) as network:
+                return network(self.images)
+
+        return self.of({pattern: partial(call, pattern) for pattern in patterns})
+
+    def _arguments(self, hybrid: Hybrid, taught: Sequence[Lesson]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """What the blocks pass to each attention."""
+        given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given.append((args, kwargs))
+
+        layers = [hybrid.network.get_submodule(lesson.layer) for lesson in taught]
+        handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
+        try:
+            with torch.inference_mode():
+                hybrid.network(self.images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return given
+
+
+def plan_linearization(
+    run: Run,
+    size: int | tuple[int, int] | None = None,
+    budget: float | None = None,
+    images: int = 256,
+    batch: int = 1,
+    threads: int = 1,
+    rounds: int = 7,
+    output: str | Path | None = None,
+    progress: Say = lambda line: None,
+) -> LinearizationPlan:
+    """How replaceable the softmax attention of a network is, letter by letter of the pattern, and what follows.
+
+    Letters become linear in the order of error over saved time, and those that save no time never do. Error and time of
+    a pattern are predicted as sums over its letters, and measured.
+
+    Args:
+        run: a run of the task alignment: its teacher and its aligned student.
+        size: height and width in pixels at which times are measured, with new weights; None for those of the run.
+        budget: milliseconds for one batch; chooses the pattern of least error within it.
+        images: number of held-out images on which errors are measured.
+        batch, threads, rounds: of the measurement of times, on the CPU.
+        output: folder for plan.md, plan.json, plan.svg and plan.png; None writes nothing.
+        progress: called with a line before each step.
+
+    Raises:
+        ValueError: for a run of another task, a size that the network cannot take, an argument out of range, and a
+            budget that no pattern meets; the plan is written before that.
+    """
+    given = {"size": size, "budget": budget, "images": images, "batch": batch, "threads": threads, "rounds": rounds}
+    check(ARGUMENTS, given)
+    task = run.task
+    if not isinstance(task, Alignment):
+        raise ValueError(f"The run {run.folder} is not of the task alignment: train a recipe with that task first.")
+    progress("Measuring the error of each block")
+    trained = Hybrid(task.networks()[list(task.networks())[-1]].eval(), task.original, task.lessons)
+    errors = _Errors(trained, _batches(run, images))
+    alone = {place: errors.of(trained.pattern([place])) for place in trained.letters}
+    height, width = (size, size) if isinstance(size, int) else size or run.preprocessing.size
+    progress(f"Measuring times at {height}×{width} px")
+    timed = _new_pair(cast(Origin, task.network.origin), (height, width))
+    times = Times(torch.randn(batch, errors.batches[0].shape[1], height, width), threads, rounds)
+    with using_threads(threads):
+        layers = times.of_layers(timed)
+        letters = tuple(_letter(place, group, alone[place], layers) for place, group in trained.letters.items())
+        nested = [trained.pattern(x.index for x in linear) for linear in _nested(letters)]
+        ms = times.of_patterns(timed, nested)
+    proposals = _proposals(nested, letters, {pattern: errors.of(pattern) for pattern in nested}, ms)
+    facts = {"images": len(errors), "height": height, "width": width, "batch": batch, "rounds": rounds}
+    about = ABOUT.format(**facts, machine=sentence(describe("cpu", threads)))
+    within = [x for x in proposals if budget is None or x.ms <= budget]
+    chosen = None if budget is None or not within else min(within, key=lambda x: x.error)
+    plan = LinearizationPlan(letters, proposals, chosen, about)
+    if output is not None:
+        plan.save(output)
+    if not within:
+        fastest = min(proposals, key=lambda x: x.ms)
+        raise ValueError(
+            f"`budget` is {budget} ms, but the fastest pattern takes {fastest.ms:.2f} ms: allow more time."
+        )
+    return plan
+
+
+class _Errors:
+    """Relative errors of the features of patterns on the same images."""
+
+    def __init__(self, hybrid: Hybrid, batches: list[Tensor]) -> None:
+        self.hybrid, self.batches = hybrid, batches
+        softmax = hybrid.pattern(())
+        self.expected = [hybrid.features(softmax, images) for images in batches]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+    def of(self, pattern: str) -> float:
+        pairs = zip(self.batches, self.expected, strict=True)
+        errors = [relative_errors(self.hybrid.features(pattern, images), expected) for images, expected in pairs]
+        return torch.cat(errors).mean().item()
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.2f}"
+
+
+def _batches(run: Run, count: int) -> list[Tensor]:
+    """The first held-out images that can be read."""
+    batches: list[Tensor] = []
+    for images, *_ in run.source().val_dataloader():
+        missing = count - sum(map(len, batches))
+        if missing <= 0:
+            break
+        if images is not None:
+            batches.append(images[:missing])
+    if not batches:
+        raise ValueError("The data contains no readable image: choose other data.")
+    return batches
+
+
+def _new_pair(origin: Origin, size: tuple[int, int]) -> Hybrid:
+    """A teacher of that size and a student, with new weights; raises ValueError for a size that they cannot take."""
+    base = dict(origin.base)
+    try:
+        teacher = replace(origin, base={**base, "img_size": size}).teacher()
+    except TypeError:  # a network for images of any size
+        teacher = origin.teacher()
+    except AssertionError as error:
+        raise ValueError(f"`size` is {size[0]}×{size[1]}, but {base['name']} cannot take it ({error}).") from error
+    teacher.eval()
+    student = origin.student(teacher)
+    return Hybrid(student, teacher, lessons(student, teacher))
+
+
+def _letter(index: int, taught: Sequence[Lesson], error: float, ms: Mapping[str, tuple[float, float]]) -> Letter:
+    names = tuple(lesson.layer for lesson in taught)
+    softmax, linear = (sum(ms[name][kind] for name in names) for kind in (0, 1))
+    return Letter(index, names, error, softmax, linear)
+
+
+def _nested(letters: Sequence[Letter]) -> list[Sequence[Letter]]:
+    """No letter, the cheapest, the two cheapest … all that save time."""
+    saving = sorted((x for x in letters if x.saved_ms > 0), key=lambda x: x.error / x.saved_ms)
+    return [saving[:count] for count in range(len(saving) + 1)]
+
+
+def _proposals(
+    patterns: Sequence[str], letters: Sequence[Letter], errors: Mapping[str, float], ms: Mapping[str, float]
+) -> tuple[Proposal, ...]:
+    proposals = []
+    for pattern in patterns:
+        linear = [x for x in letters if pattern[x.index] == "L"]
+        error, saved = sum(x.error for x in linear), sum(x.saved_ms for x in linear)
+        proposals.append(Proposal(pattern, error, errors[pattern], ms[patterns[0]] - saved, ms[pattern]))
+    return tuple(proposals)
