@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -92,6 +92,6 @@ def share(student: nn.Module, teacher: nn.Module, given: Sequence[Lesson]) -> No
             for key, tensor in list(held.items()):
                 same = theirs.get(f"{name}.{key}" if name else key)
                 if tensor is not None and same is not None and id(tensor) not in learning:
-                    held[key] = same  # type: ignore[index, assignment]
+                    held[key] = same
     for parameter in (*teacher.parameters(), *student.parameters()):
         parameter.requires_grad_(id(parameter) in learning)

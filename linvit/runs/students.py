@@ -130,7 +130,10 @@ class StudentSpec(ClassifierSpec):
                 total += errors.double().sum(1).cpu()
                 images += errors.shape[1]
         errors = (total / images).tolist()
-        rows = [{self.item: name, "relative error": f"{error:.4f}"} for name, error in zip(self.names(run), errors)]
+        rows = [
+            {self.item: name, "relative error": f"{error:.4f}"}
+            for name, error in zip(self.names(run), errors, strict=True)
+        ]
         figure, axes = subplots((WIDTH, 2.6))
         axes.bar(range(1, len(errors) + 1), errors, color=COLOURS[0])
         axes.set(xlabel=f"{self.item}, in the order of the network", ylabel="relative error", ylim=(0, None))

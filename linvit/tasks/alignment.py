@@ -1,7 +1,7 @@
 """Alignment: each linear attention learns, by itself, what the attention that it replaces computes."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -128,7 +128,7 @@ class Alignment(Task):
 
         errors = self.errors(self.network, images, gradient)
         ready = [gradients.pop(parameter, None) for parameter in trained]
-        loss: Tensor = _Computed.apply(errors.mean(), scale, ready, *trained)  # type: ignore[no-untyped-call]
+        loss: Tensor = _Computed.apply(errors.mean(), scale, ready, *trained)
         return self.learn(loss, len(images))
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
