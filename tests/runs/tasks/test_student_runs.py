@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-
 import torch
 from PIL import Image
 from tiny_run import At, check_resumes_bit_for_bit, content, curve, differing, press_ctrl_c
@@ -57,7 +56,10 @@ def test_accumulating_halves_of_a_batch_is_the_whole_batch(teacher, tmp_path):
     groups = {"task": {"teacher": str(teacher)}, "optimizer": {"name": "sgd", "lr": 0.1}}
     precise = {"precision": "64-true", "max_epochs": 1}
     whole = write_student_recipe(
-        tmp_path / "whole", **groups, data={"max_shift": 0, "batch_size": 32}, trainer={**precise, "limit_train_batches": 2}
+        tmp_path / "whole",
+        **groups,
+        data={"max_shift": 0, "batch_size": 32},
+        trainer={**precise, "limit_train_batches": 2},
     )
     halves = write_student_recipe(
         tmp_path / "halves",
@@ -98,8 +100,8 @@ def test_a_loaded_run_predicts_reports_and_is_saved(task, runs, tmp_path):
     assert "Relative error per" in page
     assert ("blocks.1.attn" if task == "alignment" else "last") in page
     assert "made from deit_tiny_patch16_224, mala, pattern L" in page
-    stored = run.save_weights(tmp_path / "weights.safetensors")
-    assert stored.is_file()
+    exported = run.export(tmp_path / "network.onnx", dynamic=False)
+    assert exported.path.is_file()
     assert run.analyze("rank", output=tmp_path / "analysis").page.is_file()
 
 
@@ -217,9 +219,13 @@ def refused(sentence, recipe, *overrides, kind=ValueError):
 @pytest.mark.parametrize("task", TASKS)
 def test_one_sentence_for_each_mistake(task, teacher, photos, tmp_path):
     recipe = write_student_recipe(tmp_path, task, task={"teacher": str(teacher)})
-    refused(r"model\.name is 'deit_tiny_patch16_224', expected 'linearized'", recipe, "model.name=deit_tiny_patch16_224")
-    refused("without softmax attention that we know", recipe, "model.base={name: resnet10t}")
-    refused("`pattern` is 'LLL', expected 2 letters", recipe, "model.pattern=LLL")
+    refused(
+        r"model\.name is 'deit_tiny_patch16_224', expected 'linearized'", recipe, "model.name=deit_tiny_patch16_224"
+    )
+    plain = write_student_recipe(tmp_path / "plain", task, model={"base": {"name": "resnet10t"}})
+    refused("without softmax attention that we know", plain)
+    refused("resnet10t has no argument 'depht'", plain, "model.base.depht=3")
+    refused("model.pattern is 'LLL', expected 2 letters", recipe, "model.pattern=LLL")
     refused("model.mechanism is 'male', expected one of", recipe, "model.mechanism=male")
     refused("do not fit this VisionTransformer.*pos_embed is not", recipe, "model.base.patch_size=4")
     refused("The checkpoint .*nowhere.*does not exist", recipe, "task.teacher=nowhere", kind=FileNotFoundError)
