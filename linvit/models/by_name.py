@@ -49,9 +49,14 @@ def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
         yield
     except TypeError as error:
         unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-        owner = getattr(inspect.getmodule(timm.model_entrypoint(name)), unknown[1], None) if unknown else None
+        base = arguments.get("base", name)
+        names = (name, str(base["name"] if isinstance(base, Mapping) else base))
+        modules = [inspect.getmodule(timm.model_entrypoint(each)) for each in names if timm.is_model(each)]
+        owners = [getattr(module, unknown[1], None) for module in modules] if unknown else []
+        owner = next((owner for owner in reversed(owners) if owner is not None), None)
         if unknown is None or owner is None:
             raise
+        name = names[-1]
         near = difflib.get_close_matches(unknown[2], inspect.signature(owner).parameters, n=1, cutoff=0.0)
         raise ValueError(f"{name} has no argument {unknown[2]!r}: did you mean `{near[0]}`?") from error
 

@@ -93,7 +93,7 @@ def share(student: nn.Module, teacher: nn.Module, given: Sequence[Lesson]) -> No
             for key, tensor in list(held.items()):
                 same = theirs.get(f"{name}.{key}" if name else key)
                 if tensor is not None and same is not None and id(tensor) not in learning:
-                    held[key] = same  # type: ignore[index, assignment]
+                    held[key] = same
     for parameter in (*teacher.parameters(), *student.parameters()):
         parameter.requires_grad_(id(parameter) in learning)
 

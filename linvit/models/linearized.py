@@ -21,6 +21,8 @@ from linvit.models.linearizing import NAME, linearize
 from linvit.models.pretrained import create
 from linvit.ranges import check
 
+KEPT = {"name", "mechanism", "pattern", "attention"}
+"""Arguments of the base with names that `linearize` has too."""
 default_cfgs = generate_default_cfgs({f"{NAME}.untrained": imagenet_cfg()})
 
 
@@ -56,9 +58,9 @@ def _create(
     if arguments.get("features_only") and arguments.get("out_indices") is None:
         features: Any = _base(given, features_only=True)
         arguments["out_indices"] = features.feature_info.out_indices  # those of the base
-    build = partial(_build, {"name": given.pop("name")}, mechanism, pattern, attention)
-    # the base's own arguments too, or timm would add those of its configuration, such as the image size, over them
-    arguments = {**given, **arguments}
+    build = partial(_build, given, mechanism, pattern, attention)
+    # the base's own arguments too, or timm would put those of its configuration, such as the image size, over them
+    arguments = {**{name: value for name, value in given.items() if name not in KEPT}, **arguments}
     return create(build, name, pretrained, {"feature_cls": "getter"}, pretrained_cfg=cfg, **arguments)
 
 

@@ -66,8 +66,8 @@ def linearize(
             model has a rotation of its own.
 
     Returns:
-        The network, in the mode of the model. If timm created the model, it has an `origin`, and `timm.models.save_for_hf`
-        stores what rebuilds the copy, which is timm's model "linearized".
+        The network, in the mode of the model. If timm created the model, it has an `origin`, and
+        `timm.models.save_for_hf` stores what rebuilds the copy, which is timm's model "linearized".
 
     Raises:
         TypeError: if `model` is not a module.

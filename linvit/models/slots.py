@@ -49,8 +49,8 @@ class Slot:
     put: puts the new attention into its place; None sets block.attn.
     present: what the present attention computes from the arguments that the block passes to a new one; None calls
         block.attn as it is.
-    whole: whether the present attention is softmax attention of all tokens without a bias, so that the mechanism softmax
-        in its place computes the same.
+    whole: whether the present attention is softmax attention of all tokens without a bias, so that the mechanism
+        softmax in its place computes the same.
     """
 
     block: nn.Module

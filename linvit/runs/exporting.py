@@ -31,6 +31,8 @@ from linvit.runs.exported_sequences import ExportedConformer, ExportedDecoder
 from linvit.runs.exporting_sequences import SEQUENCE_NETWORKS, export_sequence
 from linvit.runs.images import find_images, photos, read_image
 from linvit.runs.run import Run, of_classifier
+from linvit.runs.students import StudentSpec
+from linvit.runs.tasks import TASKS
 
 CHECKED = (1.0, 1.25, 0.75)  # the sizes to compare at, over the network's own
 ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None, "compiled": bool, "int8": bool}
@@ -98,6 +100,8 @@ def export(
             whose outputs differ from the network's; nothing is left behind then.
     """
     check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled, "int8": int8})
+    if isinstance(source, Run) and isinstance(source.spec, StudentSpec):
+        source = _as_classifier(source, source.spec)
     _check_source(source)
     if isinstance(source.network if isinstance(source, Run) else source, SEQUENCE_NETWORKS):
         for_images = {"size": size, "images": images, "compiled": compiled, "int8": int8, "calibrate": calibrate}
@@ -125,6 +129,13 @@ def export(
     facts = replace(facts, calibrated=len(calibration))
     folder = None if report is None else user_path(report)
     return write(network, path, format, facts, _compared_on(images or calibrate, facts), calibration, folder)
+
+
+def _as_classifier(run: Run, spec: StudentSpec) -> Run:
+    """A run of a student as one of classification; raises ValueError for a network without a classifier."""
+    names, classification = spec.classes(run), TASKS["classification"]
+    task = classification.around(run.network, len(names), run.preprocessing.channels)
+    return replace(run, spec=classification, task=task, class_names=names)
 
 
 def _check_int8(int8: bool, calibrate: Sequence[Any] | None, report: str | Path | None) -> None:

@@ -96,14 +96,7 @@ class StudentSpec(ClassifierSpec):
 
         Raises ValueError for a network without a classifier.
         """
-        count = cast(int, run.network.num_classes)
-        if not count:
-            raise ValueError(
-                f"{run.name} of this run has no classifier, so it cannot predict: train one from it with the task"
-                " classification and `init`."
-            )
-        if len(run.class_names) != count:
-            run.class_names = [str(index) for index in range(count)]
+        run.class_names = self.classes(run)
 
         def probable(logits: Tensor) -> tuple[Tensor, Tensor]:
             return logits.softmax(-1).topk(min(topk, logits.shape[-1]))
@@ -116,6 +109,19 @@ class StudentSpec(ClassifierSpec):
         height, width = source.preprocessing.size
         made = f"made from {base['name'] if isinstance(base, dict) else base or 'deit_tiny_patch16_224'}"
         return (made, str(model.get("mechanism", "mala")), f"pattern {run.network.pattern}", f"{height}×{width} px")
+
+    def classes(self, run: "Run") -> list[str]:
+        """The classes of the student's classifier; numbers, if the data name another number of classes.
+
+        Raises ValueError if there is none.
+        """
+        count = cast(int, run.network.num_classes)
+        if not count:
+            raise ValueError(
+                f"The network of {run.path} has no classifier, so it cannot predict: train one from it with the task"
+                " classification and `init`."
+            )
+        return run.class_names if len(run.class_names) == count else [str(index) for index in range(count)]
 
     @torch.inference_mode()
     def sections(self, run: "Run", source: Source) -> list[Section]:
@@ -130,7 +136,10 @@ class StudentSpec(ClassifierSpec):
                 total += errors.double().sum(1).cpu()
                 images += errors.shape[1]
         errors = (total / images).tolist()
-        rows = [{self.item: name, "relative error": f"{error:.4f}"} for name, error in zip(self.names(run), errors)]
+        rows = [
+            {self.item: name, "relative error": f"{error:.4f}"}
+            for name, error in zip(self.names(run), errors, strict=True)
+        ]
         figure, axes = subplots((WIDTH, 2.6))
         axes.bar(range(1, len(errors) + 1), errors, color=COLOURS[0])
         axes.set(xlabel=f"{self.item}, in the order of the network", ylabel="relative error", ylim=(0, None))

@@ -82,7 +82,7 @@ def _are_of_its_teacher(
     """
     recorded = _recorded_model(content)
     if recorded is not None:
-        return recorded.get("name") != network.pretrained_cfg["architecture"]  # type: ignore[index, call-overload]
+        return recorded.get("name") != network.pretrained_cfg["architecture"]  # type: ignore[index]
     needed = {key for key in network.state_dict() if not key.endswith(".num_batches_tracked")}
     missing = needed - weights.keys() - set(_classifier_keys(network))
     if not missing and any(getattr(module, "half_table", False) for module in network.modules()):

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
-from linvit.ranges import OneOf, Some
+from linvit.ranges import Range, Some
 from linvit.tasks.features import ERRORS, relative_errors
 from linvit.tasks.measures import Measured
 from linvit.tasks.task import Task
 
-LAST = "last"
+Place = Annotated[int, Range(-1_000, 999)]
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ class Transfer(Task):
         network: The student, a linearized network.
         original: The teacher as a network; it is stored in checkpoints.
         teacher: Run or file of weights of the teacher; null for initial weights.
-        features: "last", the features before pooling and classifier; or numbers of blocks (in networks with stages, of
-            stages), whose maps are those that a detector or another frozen head reads. -1 is the last.
+        features: Numbers of blocks (in networks with stages, of stages), whose maps are those that a frozen head, such
+            as a detector's, reads; -1 is the last. null for the features before pooling and classifier.
         kwargs: Further arguments of Task.
 
     The loss, the measure error, is |student - teacher|² / |teacher|² of each map, averaged over maps and images; worst
@@ -44,15 +44,15 @@ class Transfer(Task):
         network: nn.Module,
         original: nn.Module,
         teacher: str | None = None,
-        features: Annotated[str, OneOf((LAST,))] | Annotated[Sequence[int], Some()] = LAST,
+        features: Annotated[Sequence[Place], Some()] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
         self.original = original.to(memory_format=self.memory_format).requires_grad_(False).eval()
         self.teacher = teacher
-        self.features = features if isinstance(features, str) else list(features)
-        count = 0 if isinstance(features, str) else len(cast(Any, network).feature_info)
-        if not isinstance(features, str) and not all(-count <= place < count for place in features):
+        self.features = None if features is None else list(features)
+        count = 0 if features is None else len(cast(Any, network).feature_info)
+        if features is not None and not all(-count <= place < count for place in features):
             raise ValueError(
                 f"`features` is {list(features)}, expected numbers from {-count} to {count - 1}: change it."
             )
@@ -61,7 +61,7 @@ class Transfer(Task):
     @property
     def maps(self) -> list[str]:
         """The names of the features."""
-        return [LAST] if isinstance(self.features, str) else list(map(str, self.features))
+        return ["last"] if self.features is None else list(map(str, self.features))
 
     def train(self, mode: bool = True) -> "Transfer":
         """The teacher stays in evaluation mode."""
@@ -90,7 +90,7 @@ class Transfer(Task):
         """The features of images (batch, channels, height, width), one tensor (batch, …) for each of `maps`."""
         images = images.contiguous(memory_format=self.memory_format)
         timms = cast(Any, network)
-        if isinstance(self.features, str):
+        if self.features is None:
             return [timms.forward_features(images)]
         count = len(timms.feature_info)
         places = [place % count if place < 0 else place for place in self.features]

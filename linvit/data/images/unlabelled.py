@@ -61,7 +61,7 @@ class UnlabelledImages(AugmentedSource):
         if not chosen:
             use = "to train on" if split == "train" else "held out"
             raise ValueError(
-                f"The data folder {self.root} has {len(files)} images, but none of them is {use}: set `held_out` between 0"
-                " and 1, or add images."
+                f"The data folder {self.root} has {len(files)} images, but none of them is {use}: set `held_out`"
+                " between 0 and 1, or add images."
             )
         return chosen
