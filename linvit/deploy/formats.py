@@ -54,9 +54,10 @@ class Format:
 
 
 def _as_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
-    onnx = torch.onnx.export(
-        program, dynamo=True, verbose=False, external_data=False, input_names=inputs, output_names=outputs
-    )
+    with silent_stderr():
+        onnx = torch.onnx.export(
+            program, dynamo=True, verbose=False, external_data=False, input_names=inputs, output_names=outputs
+        )
     assert onnx is not None
     for node in onnx.model.graph.all_nodes():  # notes of the exporter, a tenth of the file
         node.metadata_props.clear()

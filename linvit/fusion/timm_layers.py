@@ -4,7 +4,18 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeGuard
 
-from timm.layers import Attention, BatchNormAct2d, ConvNormAct, LayerNorm, LayerScale, Mlp
+from timm.layers import (
+    Attention,
+    AttentionRope,
+    BatchNormAct2d,
+    ConvNormAct,
+    GluMlp,
+    LayerNorm,
+    LayerScale,
+    Mlp,
+    SwiGLU,
+)
+from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.pvt_v2 import Block as PvtBlock
 from timm.models.pvt_v2 import MlpWithDepthwiseConv
 from timm.models.swin_transformer import PatchMerging, SwinTransformerBlock
@@ -15,12 +26,22 @@ from linvit.fusion import folds
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.layers.swapped import GlobalSwinBlock, LocalMlp
 
+
 # The layers that read the input of such a module; none if the module also uses it in another way. Swin's windowed
 # attention is not here: it pads the output of the norm with zeros.
+def _projections(attention: Any) -> list[nn.Module]:
+    """The layers that read the input of one of timm's attentions; none if it adds biases of its own."""
+    if getattr(attention, "q_bias", None) is not None:
+        return []
+    names = ("qkv", "q_proj", "k_proj", "v_proj", "gate")
+    return [layer for layer in (getattr(attention, name, None) for name in names) if layer is not None]
+
+
 INPUT_LAYERS: dict[type[nn.Module], Callable[[Any], list[nn.Module]]] = {
-    Attention: lambda attention: [attention.qkv] if attention.gate is None else [attention.qkv, attention.gate],
+    **dict.fromkeys((Attention, AttentionRope, EvaAttention), _projections),
     **{mechanism.tokens: mechanism.tokens.input_layers for mechanism in MECHANISMS.values()},
-    **dict.fromkeys((Mlp, LocalMlp, MlpWithDepthwiseConv), lambda mlp: [mlp.fc1]),
+    **dict.fromkeys((Mlp, GluMlp, LocalMlp, MlpWithDepthwiseConv), lambda mlp: [mlp.fc1]),
+    SwiGLU: lambda mlp: [mlp.fc1_g, mlp.fc1_x],
 }
 
 
@@ -35,6 +56,17 @@ def folded_block(block: Any) -> Any:
         if type(getattr(block, scale, None)) is LayerScale and _plain([getattr(layer, final)]):
             folds.scaled(getattr(layer, final), getattr(block, scale).gamma)
             setattr(block, scale, nn.Identity())
+    return block
+
+
+def folded_eva_block(block: EvaBlock) -> EvaBlock:
+    """As folded_block; the scales are parameters of the block."""
+    folded_block(block)
+    for name, layer in (("gamma_1", block.attn.proj), ("gamma_2", block.mlp.fc2)):
+        gamma = getattr(block, name)
+        if gamma is not None and _plain([layer]):
+            folds.scaled(layer, gamma)
+            setattr(block, name, None)
     return block
 
 
@@ -75,6 +107,7 @@ def _plain(layers: list[nn.Module]) -> TypeGuard[list[folds.Affine]]:
 
 FOLDS: folds.Folds = {
     Block: folded_block,
+    EvaBlock: folded_eva_block,
     SwinTransformerBlock: folded_block,
     GlobalSwinBlock: folded_block,
     PvtBlock: folded_block,

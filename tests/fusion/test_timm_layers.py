@@ -51,6 +51,27 @@ def test_a_gate_that_reads_the_norm_keeps_its_weights(modulation):
     assert ("blocks.0.norm1" in weighted_norms(fused)) == (modulation == "identity")
 
 
+EVA = {
+    "DINOv3": ("vit_small_patch16_dinov3", {}),
+    "biases of its own": ("eva_giant_patch14_224", {"init_values": 0.5}),
+    "SwiGLU": ("eva02_base_patch14_224", {"init_values": 0.5}),
+    "separate projections": ("vit_small_patch16_dinov3", {"attn_type": "rope", "qkv_fused": False, "swiglu_mlp": True}),
+}
+
+
+@pytest.mark.parametrize("mechanism", [None, "mala", "inline"])
+@pytest.mark.parametrize(("name", "kwargs"), EVA.values(), ids=EVA)
+def test_eva(name, kwargs, mechanism):
+    sizes = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 3}
+    model = timm.create_model(name, **sizes, **kwargs)
+    model = model if mechanism is None else linvit.swap_attention(model, mechanism)
+    fused = compare(randomised(model), images(64, 64))
+    kept = {name for name in weighted_norms(fused) if name.startswith("blocks.0.norm")}
+    biased = mechanism is None and getattr(model.blocks[0].attn, "q_bias", None) is not None
+    assert kept == ({"blocks.0.norm1"} if biased else set())
+    assert fused.blocks[0].gamma_1 is None
+
+
 def test_pvt():
     model = linvit.swap_attention(timm.create_model("pvt_v2_b0", num_classes=3), "rala", pattern="LLSS")
     fused = compare(randomised(model), images(64, 96))

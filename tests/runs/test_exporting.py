@@ -109,6 +109,15 @@ def test_every_family_in_every_format(name, suffix, tmp_path, capfd, on_macos):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_linearized_network_with_a_rotation(tmp_path, capfd):
+    sizes = {"img_size": 64, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 3}
+    student = linvit.linearize(timm.create_model("vit_small_patch16_dinov3", **sizes).eval())
+    exported = linvit.export(student, tmp_path / "student.onnx", size=64, dynamic=False)
+    assert exported.facts.name == "linearized"
+    assert exported.difference < 1e-5 * exported.largest
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_network_is_left_as_it_was(tmp_path):
     network = timm.create_model(SMALL["name"], depths=SMALL["depths"], num_classes=3).half()
     linvit.export(network, tmp_path / "half.pt2", size=32)
