@@ -13,6 +13,7 @@ from linvit_cli import (
     evaluate,
     export,
     generate,
+    linearize,
     models,
     new,
     predict,
@@ -24,7 +25,7 @@ from linvit_cli.parser import listing
 
 GROUPS: dict[str, dict[str, ModuleType]] = {
     "start": {"demo": demo, "recipes": recipes, "models": models, "new": new},
-    "train": {"train": train},
+    "train": {"train": train, "linearize": linearize},
     "use a trained network": {
         "eval": evaluate,
         "predict": predict,

@@ -4,10 +4,10 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from linvit import environment
 from linvit.data.source import Source
 from linvit.files import replacing, write_text
-from linvit.ranges import check
+from linvit.ranges import Some, check
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.run import Run, load_run
@@ -66,6 +66,41 @@ def train(
     """
     target = train_folder(recipe, overrides, folder=folder, resume=resume, progress=progress, trust_recipe=trust_recipe)
     return load_run(target)
+
+
+def train_in_turn(
+    recipes: Sequence[str | Path], overrides: Overrides = (), *, progress: bool = False, trust_recipe: bool = False
+) -> Run:
+    """Trains recipes one after the other, each from the weights of the one before, and returns the last run.
+
+    A recipe with an `init` starts from that. Complete runs are kept, and a stopped one continues, so the same call goes
+    on after an interruption.
+
+    Args:
+        recipes: YAML files or names of bundled recipes, at least one.
+        overrides: for every recipe, see `train`.
+        progress, trust_recipe: see `train`.
+
+    Raises as `train`, and ValueError for recipes that share a folder.
+    """
+    check({"recipes": Annotated[Sequence[str | Path], Some()]}, {"recipes": recipes})
+    checked = [Recipe(read_recipe(recipe, overrides), trust=trust_recipe) for recipe in recipes]
+    folders = [recipe.folder for recipe in checked]
+    repeated = next((folder for folder in folders if folders.count(folder) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"Two recipes have the folder {repeated}: leave `folder` out, or set it in each of them.")
+    before: Path | None = None
+    for recipe, values in zip(recipes, checked, strict=True):
+        given = overrides if before is None or values.values["init"] else _with_init(overrides, before)
+        before = train_folder(recipe, given, resume=True, progress=progress, trust_recipe=trust_recipe)
+    assert before is not None
+    return load_run(before)
+
+
+def _with_init(overrides: Overrides, folder: Path) -> Overrides:
+    if isinstance(overrides, Mapping):
+        return {**overrides, "init": str(folder)}
+    return [*overrides, f"init={folder}"]
 
 
 def train_folder(

@@ -52,6 +52,17 @@ class Letter:
     def saved_ms(self) -> float:
         return self.softmax_ms - self.linear_ms
 
+    def cells(self) -> dict[str, str]:
+        """A row of the table."""
+        return {
+            "letter": str(self.index + 1),
+            "attention": ", ".join(self.layers),
+            "error": f"{self.error:.4f}",
+            "softmax, ms": f"{self.softmax_ms:.2f}",
+            "linear, ms": f"{self.linear_ms:.2f}",
+            "saved, ms": f"{self.saved_ms:.2f}",
+        }
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -62,6 +73,16 @@ class Proposal:
     error: float
     predicted_ms: float
     ms: float
+
+    def cells(self) -> dict[str, str]:
+        """A row of the table."""
+        return {
+            "pattern": self.pattern,
+            "error, predicted": f"{self.predicted_error:.4f}",
+            "error, measured": f"{self.error:.4f}",
+            "ms, predicted": f"{self.predicted_ms:.2f}",
+            "ms, measured": f"{self.ms:.2f}",
+        }
 
 
 @dataclass(frozen=True)
@@ -78,33 +99,13 @@ class LinearizationPlan:
 
     def markdown(self) -> str:
         """Both tables, as Markdown."""
-        letters = markdown_table(
-            ["letter", "attention", "error", "softmax, ms", "linear, ms", "saved, ms"],
-            [
-                [
-                    str(x.index + 1),
-                    ", ".join(x.layers),
-                    f"{x.error:.4f}",
-                    *map(_ms, (x.softmax_ms, x.linear_ms, x.saved_ms)),
-                ]
-                for x in self.letters
-            ],
-            left=2,
-        )
-        proposals = markdown_table(
-            ["pattern", "error, predicted", "measured", "time, predicted, ms", "measured, ms"],
-            [
-                [
-                    f"**`{x.pattern}`**" if x == self.chosen else f"`{x.pattern}`",
-                    *(f"{error:.4f}" for error in (x.predicted_error, x.error)),
-                    *map(_ms, (x.predicted_ms, x.ms)),
-                ]
-                for x in self.proposals
-            ],
-            left=1,
-        )
+        letters = [letter.cells() for letter in self.letters]
+        proposals = [
+            proposal.cells() | ({"pattern": f"**{proposal.pattern}**"} if proposal == self.chosen else {})
+            for proposal in self.proposals
+        ]
         between = "Patterns, from all softmax to as much linear as saves time; the chosen one is bold:"
-        return f"{self.about}\n\n{letters}\n\n{between}\n\n{proposals}\n"
+        return f"{self.about}\n\n{_table(letters, 2)}\n\n{between}\n\n{_table(proposals, 1)}\n"
 
     def figure(self) -> Figure:
         """The error of each letter, and error against time of the proposals."""
@@ -304,8 +305,8 @@ class _Errors:
         return torch.cat(errors).mean().item()
 
 
-def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:.2f}"
+def _table(rows: Sequence[Mapping[str, str]], left: int) -> str:
+    return markdown_table(list(rows[0]), [list(row.values()) for row in rows], left=left)
 
 
 def _batches(run: Run, count: int) -> list[Tensor]:
@@ -324,15 +325,17 @@ def _batches(run: Run, count: int) -> list[Tensor]:
 
 def _new_pair(origin: Origin, size: tuple[int, int]) -> Hybrid:
     """A teacher of that size and a student, with new weights; raises ValueError for a size that they cannot take."""
-    base = dict(origin.base)
+    of_size = replace(origin, base={**origin.base, "img_size": size})
     try:
-        teacher = replace(origin, base={**base, "img_size": size}).teacher()
-    except TypeError:  # a network for images of any size
-        teacher = origin.teacher()
-    except AssertionError as error:
-        raise ValueError(f"`size` is {size[0]}×{size[1]}, but {base['name']} cannot take it ({error}).") from error
-    teacher.eval()
-    student = origin.student(teacher)
+        try:
+            teacher = of_size.teacher()
+        except TypeError:  # a network for images of any size
+            teacher = origin.teacher()
+        teacher.eval()
+        student = origin.student(teacher)
+    except (AssertionError, ValueError) as error:
+        height, width = size
+        raise ValueError(f"`size` is {height}×{width}, but {origin.base['name']} cannot take it: {error}.") from error
     return Hybrid(student, teacher, lessons(student, teacher))
 
 

@@ -1,0 +1,130 @@
+"""Plans: which blocks become linear, from errors and times; recipes trained in turn."""
+
+import json
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from tiny_students import BASE, STUDENT, write_student_recipe
+
+import linvit
+from linvit.models import linearizing
+from linvit.models.lessons import lessons
+from linvit.runs import load_run, train
+from linvit.runs.training import train_in_turn
+from linvit.studies import linearization, plan_linearization
+from linvit.studies.linearization import Hybrid, Letter, LinearizationPlan, Proposal
+from linvit_cli import main
+
+DEEP = {"base": {**BASE, "depth": 3}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(write_student_recipe(tmp_path_factory.mktemp("aligned"), model={**STUDENT, **DEEP}))
+
+
+@pytest.fixture
+def long_softmax(monkeypatch):
+    """Times as on long sequences: softmax attention takes 5 ms more, the second block gains least."""
+    gains = {"blocks.0.attn": 5.0, "blocks.1.attn": 0.5, "blocks.2.attn": -1.0}
+    monkeypatch.setattr(linearization.Times, "of_layers", lambda *_: {name: (10, 10 - x) for name, x in gains.items()})
+    monkeypatch.setattr(
+        linearization.Times, "of_patterns", lambda times, hybrid, patterns: {p: 40 - 5 * p.count("L") for p in patterns}
+    )
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "ravlt"])
+def test_a_hybrid_is_the_network_with_that_pattern(name):
+    torch.manual_seed(0)
+    swin = {"img_size": 32, "patch_size": 2, "embed_dim": 16, "depths": (2, 1), "num_heads": (2, 2), "window_size": 2}
+    teacher = {
+        "vit": lambda: linearizing.Origin({**BASE, "depth": 3}, {}).teacher(),
+        "swin": lambda: timm.create_model("swin_tiny_patch4_window7_224", **swin),
+        "ravlt": lambda: timm.create_model("ravlt_nano", pattern="SSSS"),
+    }[name]()
+    teacher.eval()
+    student = linvit.linearize(teacher, "rala")
+    hybrid = Hybrid(student, teacher, lessons(student, teacher))
+    images = torch.randn(2, 3, 32, 32)
+    for pattern in ("S" * hybrid.count, "L" * hybrid.count, "LS" + "S" * (hybrid.count - 2)):
+        with torch.inference_mode():
+            expected = linvit.linearize(teacher, "rala", pattern).forward_features(images)
+        assert torch.equal(hybrid.features(pattern, images), expected)
+
+
+def test_a_plan_begins_with_the_letter_that_costs_least_for_what_it_saves(run, long_softmax, tmp_path):
+    lines = []
+    plan = plan_linearization(run, budget=36, images=20, output=tmp_path, progress=lines.append)
+    first, second, third = plan.letters
+    assert [letter.layers for letter in plan.letters] == [(f"blocks.{i}.attn",) for i in range(3)]
+    assert min(letter.error for letter in plan.letters) > 0
+    order = sorted((first, second), key=lambda letter: letter.error / letter.saved_ms)
+    patterns = ["SSS", "".join("L" if i == order[0].index else "S" for i in range(3)), "LLS"]
+    assert [proposal.pattern for proposal in plan.proposals] == patterns, "the third letter saves nothing"
+    last = plan.proposals[-1]
+    assert last.predicted_error == pytest.approx(first.error + second.error)
+    assert last.predicted_ms == pytest.approx(40 - 5.5)
+    assert (last.ms, plan.proposals[0].error) == (30, 0)
+    assert plan.chosen == min(plan.proposals[1:], key=lambda proposal: proposal.error)
+    assert f"**{plan.chosen.pattern}**" in (tmp_path / "plan.md").read_text()
+    assert json.loads((tmp_path / "plan.json").read_text())["chosen"]["pattern"] == plan.chosen.pattern
+    assert Image.open(tmp_path / "plan.png").size[0] > 500
+    assert lines == ["Measuring the error of each block", "Measuring times at 32×32 px"]
+    assert third.saved_ms == -1
+
+
+def test_times_are_measured_at_the_wanted_size(run, tmp_path):
+    plan = plan_linearization(run, size=(16, 24), images=4, rounds=3, output=tmp_path)
+    assert all(letter.softmax_ms > 0 and letter.linear_ms > 0 for letter in plan.letters)
+    assert plan.proposals[0].ms > 0
+    assert "times at 16×24 px, batch 1" in plan.about
+    assert plan.chosen is None
+
+
+def test_what_a_plan_cannot_be(run, long_softmax, tmp_path):
+    with pytest.raises(ValueError, match=r"`budget` is 10 ms, but the fastest pattern takes 30\.00 ms: allow more"):
+        plan_linearization(run, budget=10, images=4, output=tmp_path)
+    assert (tmp_path / "plan.md").is_file()
+    with pytest.raises(ValueError, match="`budget` is 0, expected a number above 0"):
+        plan_linearization(run, budget=0)
+    with pytest.raises(ValueError, match="`size` is 4×4, but deit_tiny_patch16_224 cannot take it: `grid`"):
+        plan_linearization(run, size=4, images=4)
+    other = train(write_student_recipe(tmp_path / "other", kind="classification"))
+    with pytest.raises(ValueError, match="is not of the task alignment: train a recipe with that task first"):
+        plan_linearization(other)
+
+
+def test_the_command_trains_and_plans(tmp_path, capsys, long_softmax):
+    recipe = write_student_recipe(tmp_path, model={**STUDENT, **DEEP})
+    assert main(["linearize", str(recipe), "--plan", "--budget", "36", "--images", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "Within 36 ms: pattern " in printed
+    assert f"{tmp_path / 'run'}/plan/plan.md" in printed.replace("\n", "")
+
+
+def test_recipes_in_turn_start_from_one_another(tmp_path):
+    align = write_student_recipe(tmp_path / "align")
+    transfer = write_student_recipe(tmp_path / "transfer", kind="transfer")
+    last = train_in_turn([align, transfer])
+    assert last.folder == tmp_path / "transfer" / "run"
+    assert str(tmp_path / "align" / "run") in (last.folder / "recipe.yaml").read_text()
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.ckpt")}
+    train_in_turn([align, transfer])
+    assert before == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.ckpt")}
+    with pytest.raises(ValueError, match="Two recipes have the folder"):
+        train_in_turn([align, align])
+
+
+def test_a_figure_of_many_proposals_names_the_ends():
+    letters = tuple(Letter(i, (f"blocks.{i}.attn",), 0.01 * (i + 1), 4.0, 2.0) for i in range(12))
+    patterns = ["L" * i + "S" * (12 - i) for i in range(13)]
+    proposals = tuple(Proposal(p, 0.01 * i, 0.012 * i, 50 - 2 * i, 51 - 2 * i) for i, p in enumerate(patterns))
+    plan = LinearizationPlan(letters, proposals, proposals[6], "about")
+    texts = {text.get_text() for text in plan.figure().axes[1].texts}
+    assert texts == {"12 softmax", "0 softmax"}
+
+
+def test_runs_can_be_loaded_again(run):
+    assert load_run(run.folder).task.lessons[0].layer == "blocks.0.attn"
