@@ -118,13 +118,14 @@ class LinearizationPlan:
         right.plot(
             [x.ms for x in self.proposals], [x.error for x in self.proposals], "o", color=COLOURS[0], label="measured"
         )
-        for x in (self.proposals[0], self.proposals[-1]):
-            count = f"{x.pattern.count('S')} softmax"
-            right.annotate(count, (x.ms, x.error), fontsize=SMALL, xytext=(4, 4), textcoords="offset points")
+        for x, side, shift in ((self.proposals[0], "right", (10, -13)), (self.proposals[-1], "left", (6, 6))):
+            where = {"xytext": shift, "textcoords": "offset points", "ha": side, "fontsize": SMALL}
+            right.annotate(f"{x.pattern.count('S')} softmax", (x.ms, x.error), **where)
         if self.chosen is not None:
             right.plot(self.chosen.ms, self.chosen.error, "s", color=COLOURS[1], label=self.chosen.pattern)
-        right.set(xlabel="time, ms", ylabel="relative error", ylim=(0, None))
-        right.margins(x=0.15, y=0.12)
+        highest = max(x.error for x in self.proposals) or 1.0
+        right.set(xlabel="time, ms", ylabel="relative error", ylim=(-0.14 * highest, 1.15 * highest))
+        right.margins(x=0.1)
         right.legend(fontsize=SMALL)
         return figure
 
