@@ -15,7 +15,6 @@ from linvit.files import reason_of
 from linvit.ranges import Checked, OneOf, Range, Share, shown
 from linvit.tasks.initialization import initialize
 
-
 HARD, SOFT = "hard", "soft"
 
 
@@ -73,7 +72,12 @@ class Distillation(Checked):
             raise ValueError(f"timm does not know the `teacher` {shown(name)}: correct its name.")
         if two_heads:
             student.set_distilled_training(True)
-        teacher = self._create(name, arguments, num_classes, channels)
+        try:
+            teacher = self._create(name, arguments, num_classes, channels)
+        except TypeError as error:
+            raise ValueError(
+                f"The `teacher` {name} cannot be built with {', '.join(arguments)} ({reason_of(error)}): correct them."
+            ) from error
         return Teacher(teacher, self.weight, self.temperature if self.kind == SOFT else None)
 
     def _create(self, name: str, arguments: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
