@@ -213,8 +213,9 @@ class Recipe:
             facts = {"num_classes": source.num_classes, "channels": getattr(source.preprocessing, "channels", 3)}
         with group("model", None):
             network = self.spec.network(dict(self.values["model"]), **facts)
-        teacher = {name: f"distillation.{name}" for name in ("teacher", "checkpoint", "weight")}
-        with group("task", self.spec.task, **teacher):
+        settings = {name: f"distillation.{name}" for name in parameters(Distillation)}
+        spelled = settings if "distillation" in self._settings else {}
+        with group("task", self.spec.task, **spelled):
             task = self.spec.around(network, **facts, **self.values["task"], **self._settings, seed=seed)
         return task, source
 

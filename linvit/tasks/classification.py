@@ -82,7 +82,8 @@ class Classification(Task):
     def _loss(self, images: Tensor, targets: Tensor) -> Tensor:
         if self.teacher is None:
             return cast(Tensor, self.loss(self(images), targets))
-        logits, distilled = self(images)
+        answers = self(images)
+        logits, distilled = (answers, answers) if isinstance(answers, Tensor) else answers
         return self.teacher.mix(self.loss(logits, targets), distilled, images)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:

@@ -1,33 +1,44 @@
-"""Hard distillation: a second head learns the class that a trained teacher predicts for the same mixed images."""
+"""Distillation: a network learns what a trained teacher predicts for the same mixed images.
 
+Hard: a second head learns the predicted class. Soft: the only head learns the probabilities.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import timm
 from torch import Tensor, nn, no_grad
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div
 
 from linvit.files import reason_of
-from linvit.ranges import Checked, Share
+from linvit.ranges import Checked, OneOf, Range, Share, shown
 from linvit.tasks.initialization import initialize
+
+HARD, SOFT = "hard", "soft"
 
 
 @dataclass
 class Distillation(Checked):
-    """Settings of hard distillation, for networks with two heads.
+    """Settings of distillation.
 
-    DeiT (arXiv 2012.12877), equation 3. The released code of CARE distills from the DeiT authors' regnety_160, which
-    its paper does not mention.
+    Hard: DeiT (arXiv 2012.12877), equation 3. The released code of CARE distills from the DeiT authors' regnety_160,
+    which its paper does not mention. Soft: Hinton et al. (arXiv 1503.02531), the divergence of the probabilities at a
+    temperature, times the square of that temperature.
 
     Args:
-        teacher: Name of a timm model; null for no distillation.
+        teacher: A timm model by name, or with its own arguments, {name: …}; null for no distillation.
         checkpoint: Run or file of weights of the teacher; null uses timm's pretrained weights, downloaded if necessary.
         weight: Weight of the teacher's term in the loss, 0..1.
+        kind: "hard" for networks with two heads, "soft" for networks with one.
+        temperature: By which the logits of both are divided in soft distillation.
     """
 
-    teacher: str | None = None
+    teacher: str | dict[str, Any] | None = None
     checkpoint: str | None = None
     weight: Share = 0.5
+    kind: Annotated[str, OneOf((HARD, SOFT))] = HARD
+    temperature: Annotated[float, Range(above=0)] = 1.0
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None and self.teacher is None:
@@ -36,27 +47,42 @@ class Distillation(Checked):
             )
 
     def build(self, network: nn.Module, num_classes: int, channels: int) -> "Teacher | None":
-        """The teacher, if one is named; the network then returns the logits of both heads while training.
+        """The teacher, if one is named; with kind "hard" the network returns the logits of both heads while training.
 
-        Raises ValueError for a network with one head, and for a teacher that is unknown, cannot be downloaded or has
-        other classes.
+        Raises ValueError for a network with one head (soft: two), and for a teacher that is unknown, cannot be
+        downloaded or has other classes.
         """
         if self.teacher is None:
             return None
         student = cast(Any, network)  # timm's networks have methods that nn.Module does not declare
-        if not hasattr(network, "set_distilled_training") or not isinstance(student.get_classifier(), tuple):
+        two_heads = hasattr(network, "set_distilled_training") and isinstance(student.get_classifier(), tuple)
+        if self.kind == HARD and not two_heads:
             raise ValueError(
-                f"`teacher` is set, but {type(network).__name__} has one head and distillation needs two:"
-                " set it to null, or choose a care_ model."
+                f"`teacher` is set, but {type(network).__name__} has one head and hard distillation needs two:"
+                " set `kind=soft`, leave the teacher out, or choose a care_ model."
             )
-        if not timm.is_model(self.teacher):
-            raise ValueError(f"timm does not know the `teacher` {self.teacher!r}: correct its name.")
-        student.set_distilled_training(True)
-        return Teacher(self._create(self.teacher, num_classes, channels), self.weight)
+        if self.kind == SOFT and two_heads:
+            raise ValueError(
+                f"`kind` is {SOFT!r}, but {type(network).__name__} has two heads: set it to {HARD!r}, or create it with"
+                " one."
+            )
+        arguments = dict(self.teacher) if isinstance(self.teacher, Mapping) else {"name": self.teacher}
+        name = arguments.pop("name", None)
+        if not isinstance(name, str) or not timm.is_model(name):
+            raise ValueError(f"timm does not know the `teacher` {shown(name)}: correct its name.")
+        if two_heads:
+            student.set_distilled_training(True)
+        try:
+            teacher = self._create(name, arguments, num_classes, channels)
+        except TypeError as error:
+            raise ValueError(
+                f"The `teacher` {name} cannot be built with {', '.join(arguments)} ({reason_of(error)}): correct them."
+            ) from error
+        return Teacher(teacher, self.weight, self.temperature if self.kind == SOFT else None)
 
-    def _create(self, name: str, num_classes: int, channels: int) -> nn.Module:
+    def _create(self, name: str, arguments: dict[str, Any], num_classes: int, channels: int) -> nn.Module:
         if self.checkpoint is not None:
-            teacher = timm.create_model(name, num_classes=num_classes, in_chans=channels)
+            teacher = timm.create_model(name, **arguments, num_classes=num_classes, in_chans=channels)
             initialize(teacher, self.checkpoint, same_classes=True)
             return teacher
         config = timm.get_pretrained_cfg(name)
@@ -70,7 +96,7 @@ class Distillation(Checked):
                 f" has {num_classes}: set `checkpoint` to a teacher of this data."
             )
         try:
-            return timm.create_model(name, pretrained=True, in_chans=channels)
+            return timm.create_model(name, **arguments, pretrained=True, in_chans=channels)
         except Exception as error:  # each hub client has its own
             raise ValueError(
                 f"The pretrained weights of the teacher {name} could not be downloaded"
@@ -80,17 +106,29 @@ class Distillation(Checked):
 
 
 class Teacher:
-    """Keeps a frozen network outside of the student's parameters and checkpoints."""
+    """Keeps a frozen network outside of the student's parameters and checkpoints.
 
-    def __init__(self, network: nn.Module, weight: float) -> None:
+    temperature: of soft distillation; None for hard distillation.
+    """
+
+    def __init__(self, network: nn.Module, weight: float, temperature: float | None = None) -> None:
         self.network = network.eval().requires_grad_(False)
-        self.weight = weight
+        self.weight, self.temperature = weight, temperature
 
     @no_grad()
-    def names(self, images: Tensor) -> Tensor:
-        """The predicted class of each image: int64 (batch,), from images (batch, channels, height, width)."""
-        return cast(Tensor, self.network.to(images.device)(images).argmax(1))
+    def logits(self, images: Tensor) -> Tensor:
+        """Its logits (batch, classes) of images (batch, channels, height, width)."""
+        return cast(Tensor, self.network.to(images.device)(images))
 
     def mix(self, loss: Tensor, distilled: Tensor, images: Tensor) -> Tensor:
-        """(1 − weight) · loss + weight · cross entropy of the logits (batch, classes) with its predictions."""
-        return (1 - self.weight) * loss + self.weight * cross_entropy(distilled, self.names(images))
+        """(1 − weight) · loss + weight · what the logits (batch, classes) differ from its predictions by.
+
+        Hard: cross entropy with the predicted class. Soft: the divergence from its probabilities.
+        """
+        logits = self.logits(images)
+        if self.temperature is None:
+            difference = cross_entropy(distilled, logits.argmax(1))
+        else:
+            ours, its = ((y.float() / self.temperature).log_softmax(1) for y in (distilled, logits))
+            difference = self.temperature**2 * kl_div(ours, its, reduction="batchmean", log_target=True)
+        return (1 - self.weight) * loss + self.weight * difference

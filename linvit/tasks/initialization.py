@@ -59,9 +59,10 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
     faults += [key for key in fitting if key not in target]
     if faults:
         fit = sum(key in weights and weights[key].shape == value.shape for key, value in target.items())
+        classes = ", for as many classes" if faults[0] in _classifier_keys(network) else ""
         raise ValueError(
             f"The weights in {path} do not fit this {type(network).__name__}: only {fit} of its {len(target)} tensors"
-            f" are there with the same shape, and {faults[0]} is not: give weights of the same model."
+            f" are there with the same shape, and {faults[0]} is not: give weights of the same model{classes}."
         )
     copy_weights(network, fitting, copied)
     return f"Starting from {path}{_beside(network, target, weights, left_out)}."

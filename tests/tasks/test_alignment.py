@@ -166,6 +166,7 @@ def alignments_step():
     return call
 
 
+@pytest.mark.slow
 def test_memory_stays_below_1_3_times_that_of_the_teachers_inference():
     teachers, ours = peak_of(teachers_inference), peak_of(alignments_step)
     assert ours < 1.3 * teachers

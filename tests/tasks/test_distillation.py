@@ -89,3 +89,30 @@ def test_teacher_computes_without_gradients(teacher):
     loss.backward()
     assert distilled.grad is not None
     assert isinstance(built.network, nn.Module)
+
+
+def test_soft_distillation_is_the_divergence_of_the_probabilities(teacher):
+    network, hard = teacher
+    distillation = Distillation("ravlt_nano", hard.checkpoint, weight=0.3, kind="soft", temperature=2.0)
+    student = timm.create_model("mavit_nano", num_classes=10)
+    task = Classification(student, 10, distillation=distillation).eval()
+    images, labels = torch.randn(4, 3, 32, 32), torch.tensor([1, 2, 3, 4])
+    logits = student(images)
+    ours, its = (logits / 2).softmax(1), (network(images) / 2).softmax(1)
+    divergence = (its * (its / ours).log()).sum(1).mean()
+    expected = 0.7 * cross_entropy(logits, labels) + 0.3 * 4 * divergence
+    torch.testing.assert_close(task._loss(images, labels), expected)
+
+
+def test_a_teacher_may_have_arguments(tmp_path):
+    arguments = {"name": "deit_tiny_patch16_224", "img_size": 32, "patch_size": 8, "depth": 1}
+    network = timm.create_model("deit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, num_classes=10)
+    torch.save(network.state_dict(), tmp_path / "teacher.pth")
+    distillation = Distillation(arguments, str(tmp_path / "teacher.pth"), kind="soft")
+    one_head = timm.create_model("ravlt_nano", num_classes=10)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(distillation.build(one_head, 10, 3).logits(images), network.eval()(images))
+    refused(distillation, "'soft', but CARE has two heads: set it to 'hard'")
+    wrong = Distillation({**arguments, "depht": 2}, distillation.checkpoint, kind="soft")
+    refused(wrong, r"The `teacher` deit_tiny_patch16_224 cannot be built with .*depht", one_head)
+    refused(Distillation({"depth": 2}, kind="soft"), "timm does not know the `teacher` null", one_head)

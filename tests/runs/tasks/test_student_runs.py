@@ -235,6 +235,8 @@ def test_one_sentence_for_each_mistake(task, teacher, photos, tmp_path):
     refused("task.copied is 'some', expected one of", recipe, "task.copied=some")
     (tmp_path / "empty").mkdir()
     images = "data={name: images, num_workers: 0, batch_size: 2, size: 32, root: "
+    refused("head.weight is not: .*for as many classes", recipe, "data=null", f"{images}{photos}}}")
+    recipe = write_student_recipe(tmp_path, task, model={"num_classes": 10}, task={"teacher": str(teacher)})
     refused("has no image files in it", recipe, "data=null", f"{images}{tmp_path / 'empty'}}}")
     refused("empty/nowhere does not exist", recipe, "data=null", f"{images}{tmp_path / 'empty' / 'nowhere'}}}")
     refused("none of them is held out", recipe, "data=null", f"{images}{photos}, held_out: 0}}")

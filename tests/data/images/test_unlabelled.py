@@ -1,0 +1,75 @@
+"""Folders of images without labels."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linvit.data.images.unlabelled import UnlabelledImages
+
+OPTIONS = {"size": 32, "batch_size": 2, "num_workers": 0}
+
+
+def photo(path, shade=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((40, 50, 3), shade, np.uint8)).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(10):
+        photo(tmp_path / ("" if number % 2 else "a/b/c") / f"{number}.png", 10 * number)
+    (tmp_path / "notes.txt").write_text("no image")
+    photo(tmp_path / ".hidden" / "11.png")
+    return tmp_path
+
+
+def test_files_of_any_depth_each_in_one_split(folder):
+    source = UnlabelledImages(str(folder), held_out=0.3, **OPTIONS)
+    train, val = source.files("train"), source.files("val")
+    assert (len(train), len(val)) == (7, 3)
+    assert {path.name for path in (*train, *val)} == {f"{number}.png" for number in range(10)}
+    assert source.files("val") == UnlabelledImages(str(folder), held_out=0.3, **OPTIONS).files("val")
+    assert source.files("val") != UnlabelledImages(str(folder), held_out=0.3, split=1, **OPTIONS).files("val")
+    assert len(UnlabelledImages(str(folder), held_out=1.0, **OPTIONS).files("val")) == 10
+
+
+def test_train_and_val_are_the_splits(tmp_path):
+    photo(tmp_path / "train" / "x" / "0.png"), photo(tmp_path / "val" / "1.png"), photo(tmp_path / "2.png")
+    source = UnlabelledImages(str(tmp_path), **OPTIONS)
+    assert [path.name for path in source.files("train")] == ["0.png"]
+    assert [path.name for path in source.files("val")] == ["1.png"]
+
+
+def test_batches(folder):
+    source = UnlabelledImages(str(folder), held_out=0.3, **OPTIONS)
+    images, zeros = next(iter(source.train_dataloader()))
+    assert images.shape == (2, 3, 32, 32)
+    assert images.dtype == torch.float32
+    assert not zeros.any()
+    assert source.class_names == []
+    assert source.num_classes == 0
+    assert sum(len(batch[0]) for batch in source.val_dataloader()) == 3
+
+
+def test_a_corrupt_file_is_named_and_may_be_left_out(folder):
+    for path in UnlabelledImages(str(folder), held_out=0.3, **OPTIONS).files("val")[:1]:
+        path.write_bytes(b"broken")
+        with pytest.raises(ValueError, match=rf"{path.name} is not a readable image"):
+            list(UnlabelledImages(str(folder), held_out=0.3, **OPTIONS).val_dataloader())
+        lenient = UnlabelledImages(str(folder), held_out=0.3, max_corrupt=1, **OPTIONS)
+        assert sum(0 if batch[0] is None else len(batch[0]) for batch in lenient.val_dataloader()) == 2
+
+
+def test_what_is_no_folder_of_images_is_one_sentence(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere does not exist: set `root` to a folder with images in it"):
+        UnlabelledImages(str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"notes\.txt is a file: set `root`"):
+        UnlabelledImages(str(folder / "notes.txt"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty has no image files in it \(.jpg, .jpeg, .png …\)"):
+        UnlabelledImages(str(tmp_path / "empty"), **OPTIONS).files("train")
+    with pytest.raises(ValueError, match="has 10 images, but none of them is held out: set `held_out`"):
+        UnlabelledImages(str(folder), held_out=0.0, **OPTIONS).files("val")
+    with pytest.raises(ValueError, match="none of them is to train on"):
+        UnlabelledImages(str(folder), held_out=1.0, **OPTIONS).files("train")
