@@ -58,5 +58,5 @@ def test_only_the_student_learns():
 def test_features_that_there_are_not():
     with pytest.raises(ValueError, match=r"`features` is \[2\], expected numbers from -2 to 1"):
         transfer(features=[2])
-    with pytest.raises(ValueError, match="`features` is .*at least one"):
+    with pytest.raises(ValueError, match=r"`features` is .*at least one"):
         transfer(features=[])
