@@ -113,7 +113,13 @@ def test_regularization(recipe):
     }
     if family == "care":
         assert task["ema_decay"] is None
-        assert values["distillation"] == {"teacher": "regnety_160.deit_in1k", "checkpoint": None, "weight": 0.5}
+        assert values["distillation"] == {
+            "teacher": "regnety_160.deit_in1k",
+            "checkpoint": None,
+            "weight": 0.5,
+            "kind": "hard",
+            "temperature": 1.0,
+        }
         assert timm.get_pretrained_cfg("regnety_160.deit_in1k").num_classes == 1000
     else:
         assert task["ema_decay"] ** (1024 / task["ema_batch"]) == pytest.approx(0.99992, abs=1e-7)
