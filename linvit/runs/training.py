@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from linvit import environment
 from linvit.data.source import Source
 from linvit.files import replacing, write_text
-from linvit.ranges import Some, check
+from linvit.ranges import Some, arguments, check
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.run import Run, load_run
@@ -28,6 +28,7 @@ from linvit.runs.stored import FORMAT, read_resumable
 from linvit.runs.trainer import lightning_refusals
 from linvit.runs.yaml_text import dump_yaml
 from linvit.tasks.checkpoints import LAST, AtomicCheckpointIO, RunFolder, RunStoppedError, StopSafely
+from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
@@ -129,7 +130,7 @@ def train_folder(
         before = read_resumable(last) if resume and last.exists() else None
         task, source = checked.build()
         if before:
-            _check_same_run(before, checked.resolved(), target)
+            _check_same_run(before, checked, target)
         elif checked.values["init"]:
             line = task.start_from(checked.values["init"])
             if progress and first:
@@ -241,13 +242,20 @@ def _is_lost_process(error: RuntimeError) -> bool:
     return known or "gloo/transport" in str(error)
 
 
-def _check_same_run(before: dict[str, Any], recipe: dict[str, Any], folder: Path) -> None:
-    """Raises ValueError if network, task, data or seed changed; trainer, optimizer and schedule may change."""
+def _check_same_run(before: dict[str, Any], checked: Recipe, folder: Path) -> None:
+    """Raises ValueError if network, task, data or seed changed; trainer, optimizer and schedule may change.
+
+    Settings of the task that are newer than the run had their defaults then.
+    """
+    recipe = checked.resolved()
+    newer = {"task": {name: p.default for name, p in arguments(checked.spec.task).items()}}
+    newer["distillation"] = asdict(Distillation())
     for section in SAME:
         old, now = (
             {section: values} if section == "seed" else values or {}
             for values in (before.get(section), recipe.get(section))
         )
+        old = {key: value for key, value in newer.get(section, {}).items() if key in now} | old
         for key in sorted({*old, *now} - FREE):
             if old.get(key) != now.get(key):
                 path = section if section == "seed" else f"{section}.{key}"

@@ -5,6 +5,7 @@ from their last checkpoint, and divergence (a loss that is not finite) is a resu
 """
 
 import csv
+import gc
 import json
 import math
 import multiprocessing
@@ -235,6 +236,7 @@ def complete(training: Training, stop: Any) -> dict[str, Any]:
         )
     except FloatingPointError as error:
         reason = str(error).split(",")[0]
+    gc.collect()  # trainer, task and data refer to each other, and a worker trains many runs
     seconds = round(time.monotonic() - started, 3)
     measures = {} if reason else last_measures(training.folder)
     inside = training.look(training.folder) if training.look and not reason else {}

@@ -1,4 +1,5 @@
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,6 +99,18 @@ def test_a_finished_run_is_left_alone(straight):
 def test_a_full_folder_is_not_overwritten(straight):
     with pytest.raises(ValueError, match="`resume=True`"):
         train_folder(straight / "recipe.yaml")
+
+
+def test_a_run_from_before_a_setting_goes_on_with_its_default(straight, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(straight, run)
+    for name in ("last", "best"):
+        held = content(run, name)
+        del held["linvit"]["recipe"]["task"]["copied"], held["linvit"]["recipe"]["distillation"]["kind"]
+        torch.save(held, run / "checkpoints" / f"{name}.ckpt")
+    train_folder(straight / "recipe.yaml", resume=True, folder=run)
+    with pytest.raises(ValueError, match=r"has task\.copied 'all', but the recipe says 'attention'"):
+        train_folder(straight / "recipe.yaml", ["task.copied=attention"], resume=True, folder=run)
 
 
 def test_another_model_does_not_go_on(straight):
