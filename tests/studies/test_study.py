@@ -1,3 +1,4 @@
+import gc
 import json
 import math
 import multiprocessing
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from tiny_run import curve
 
+from linvit.data.source import Source
 from linvit.studies import pool, study
 from linvit.studies.ledger import Ledger, digest
 from linvit.studies.papers import BASELINES, CLAIM_COLUMNS, best_first, marks, read_variants
@@ -166,6 +168,15 @@ class Killing:
         for worker in multiprocessing.active_children():
             worker.kill()
         return wait(futures, **options)
+
+
+def test_a_worker_keeps_nothing_of_a_run(tmp_path):
+    """A worker trains many runs; pixels of all of them would fill the memory."""
+    recipes = write_recipes(tmp_path / "recipes")
+    gc.collect()
+    before = sum(issubclass(type(kept), Source) for kept in gc.get_objects())
+    complete(training_of(recipes, tmp_path / "run"), threading.Event())
+    assert sum(issubclass(type(kept), Source) for kept in gc.get_objects()) == before
 
 
 def test_a_loss_that_is_no_longer_finite_is_a_result(tmp_path):
