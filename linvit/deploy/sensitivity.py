@@ -10,7 +10,16 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
-from linvit.deploy.quantizing import CONVOLUTIONS, ROUNDINGS, Rounding, layers_of, names_of, specifications, steps_of
+from linvit.deploy.quantizing import (
+    CONVOLUTIONS,
+    ROUNDINGS,
+    Rounding,
+    equalized,
+    layers_of,
+    names_of,
+    specifications,
+    steps_of,
+)
 from linvit.deploy.runtime import silent_stderr
 from linvit.files import write_csv
 
@@ -87,7 +96,8 @@ def sensitivity(program: ExportedProgram, images: Tensor, suffix: str, dynamic: 
         import torchao.quantization.pt2e  # noqa: F401 - prints on import
 
     images = images[: IMAGES if dynamic else 1].clone()
-    module = program.module(check_guards=False)
+    with torch.no_grad():
+        module = equalized(program.module(check_guards=False), [images])
     run = _Rounded(module, ROUNDINGS[suffix])
     layers = layers_of(module)
     exact = run.outputs_with((), images)
