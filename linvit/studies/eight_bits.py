@@ -30,7 +30,7 @@ from linvit.runs.tasks.classification import answers_of
 from linvit.studies.plan import Say, silent
 from linvit.studies.statistics import Estimate, paired
 
-FLOAT, OURS, EVERY_STEP, TOOL = "float32", "linvit export --int8", "every step", "onnxruntime.quantization"
+FLOAT, OURS, EVERY_STEP, TOOL = "float32", "ours", "every step", "onnxruntime.quantization"
 WAYS = (FLOAT, OURS, EVERY_STEP, TOOL)
 """How the files are made.
 
