@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo weights study evidence rates rates-vit rates-pyramid rates-care pilot-vit language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu clean
+.PHONY: setup check format test test-slow judge judge-nano demo weights study evidence rates rates-vit rates-pyramid rates-care pilot-vit language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 clean
 
 setup: $(STAMP)
 
@@ -144,6 +144,14 @@ bench-gpu: $(BENCH)/gpu_op/bench.json $(BENCH)/gpu_op_backward/bench.json
 
 $(BENCH)/%/bench.json: | $(STAMP)
 	$(BIN)/linvit bench $(BENCH_$*) $(BENCHED)
+
+# Draws the figures of accuracy again from the tables of the pages, without measuring.
+bench-figures: $(STAMP)
+	$(BIN)/python -c "from pathlib import Path; from linvit.bench.redraw import redraw; [redraw(page) for page in Path('docs').glob('*.md')]"
+
+# What 8 bits cost the networks that come with weights: half an hour on one quiet core. make int8 CIFAR=FOLDER
+int8: $(STAMP)
+	$(BIN)/python -c "from pathlib import Path; from linvit.studies.eight_bits import write_bundled; write_bundled('$(CIFAR)', Path('docs/deployment.md'), print)"
 
 BENCH_op := op --variants plain cpp reference sdpa --memory --rounds 7 --seconds 90
 BENCH_op_own := op rala mala --variants plain cpp reference sdpa --layout own --rounds 7 --seconds 60

@@ -1,13 +1,14 @@
 """Figures of what was measured: accuracy over latency, time and memory over tokens or pixels, loss curves."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from linvit.analysis.figures import colours_of, plain_ticks, subplots
+from linvit.analysis.figures import colour_of, colours_of, plain_ticks, subplots
+from linvit.analysis.labels import Label, add_labels
 from linvit.bench.page import CLOCKS
 from linvit.bench.rows import Report, Row, curves, measured
 from linvit.models.published import PUBLISHED
@@ -15,6 +16,8 @@ from linvit.models.published import PUBLISHED
 LINES = ("-", "--", ":", "-.")
 FONT = 10
 DASHES: dict[str, Any] = {"handlelength": 4.0}  # a shorter sample of a dashed line looks solid
+MECHANISM_OF = {"ravlt": "rala", "mavit": "mala", "care": "linear"}
+OF_PEERS = ("#7F3C8D", "#555555", "#B8860B", "#8C564B", "#3A9BD9", "#6B7300", "#CC79A7", "#A50F15", "#1F2E8C")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
@@ -84,46 +87,44 @@ def _short(extent: int) -> str:
 
 
 def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -> Figure:
-    """Published accuracy over measured time, one colour per network, one marker per variant, lines between variants."""
-    figure, axes = subplots((9, 5.2))
+    """Published accuracy over measured time, one colour per family, one marker per variant, lines between variants."""
+    figure, axes = subplots((6.4, 4.8))  # narrow, so that its words can still be read on a phone
     names = list(dict.fromkeys(row.name for row in rows))
     variants = list(dict.fromkeys((row.variant, row.dtype) for row in rows))
-    heights = _apart({name: accuracies[name][0] for name in names})
-    colours = colours_of(names)
+    colours = family_colours(names)
+    labels = []
     for name in names:
         points = [row for row in rows if row.name == name]
-        top1 = accuracies[name][0]
-        colour = colours[name]
-        ours = points[0].pattern is not None
-        axes.plot([row.median_ms for row in points], [top1] * len(points), color=colour, alpha=0.5, linewidth=1)
-        for row in points:
+        places = [(row.median_ms or 0.0, accuracies[name][0]) for row in points]
+        axes.plot(*zip(*places, strict=True), color=colours[name], alpha=0.5, linewidth=1)
+        for row, place in zip(points, places, strict=True):
             marker = MARKERS[variants.index((row.variant, row.dtype))]
-            face = colour if ours else "white"
-            axes.plot(row.median_ms, top1, marker, markerfacecolor=face, color=colour, markersize=8)
-        words = f"{name} ({points[0].pattern})" if ours else name
-        at = max(row.median_ms or 0.0 for row in points)
-        axes.annotate(words, (at, heights[name]), (7, -3), textcoords="offset points", fontsize=FONT, color=colour)
+            face = "white" if row.pattern is None else colours[name]
+            axes.plot(*place, marker, markerfacecolor=face, color=colours[name], markersize=7)
+        words = f"{name} ({points[0].pattern})" if points[0].pattern else name
+        labels.append(Label(words, colours[name], places))
     for marker, (variant, dtype) in zip(MARKERS, variants, strict=False):
         axes.plot([], [], marker, color="#555555", markerfacecolor="white", label=f"{variant} {dtype}")
     size, batch, threads = rows[0].size or (0, 0), rows[0].batch, rows[0].threads
     clock = CLOCKS[rows[0].clock or "cpu"]
     heading = f"{clock}, {size[0]} × {size[1]} px, batch {batch}, {threads} thread{'s' * (threads > 1)}"
     axes.set(xlabel=f"ms per batch ({heading})", ylabel="published ImageNet-1k top-1, %", xscale="log")
-    low, high = axes.get_xlim()
-    axes.set_xlim(low, high * (high / low) ** 0.3)  # room for the names
+    axes.margins(0.12, 0.1)  # room for the names
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     plain_ticks(axes.xaxis)
-    axes.legend(frameon=False, fontsize=FONT, loc="lower right", title="filled: ours")
+    columns = 2 if len(variants) == 4 else min(3, len(variants))
+    figure.legend(frameon=False, fontsize=FONT, loc="outside lower center", ncols=columns, title="filled: ours")
+    add_labels(figure, axes, labels, FONT)
     return figure
 
 
-def _apart(heights: Mapping[str, float], share: float = 0.03) -> dict[str, float]:
-    """The heights in their order, neighbours at least this share of the range apart, to leave room for text."""
-    least = share * (max(heights.values()) - min(heights.values()))
-    moved: dict[str, float] = {}
-    for name in sorted(heights, key=lambda name: heights[name]):
-        moved[name] = max(heights[name], max(moved.values(), default=-math.inf) + least)
-    return moved
+def family_colours(names: Sequence[str]) -> dict[str, str]:
+    """One colour per family, the first word of a name; ours have that of their mechanism."""
+    families = [name.partition("_")[0] for name in names]
+    ours = {family: colour_of(MECHANISM_OF[family]) for family in families if family in MECHANISM_OF}
+    others = [family for family in dict.fromkeys(families) if family not in ours]
+    colours = ours | dict(zip(others, cycle(OF_PEERS), strict=False))
+    return {name: colours[family] for name, family in zip(names, families, strict=True)}
 
 
 def losses(name: str, variants: Mapping[str, Mapping[str, Any]]) -> Figure:

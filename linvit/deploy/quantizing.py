@@ -5,15 +5,16 @@ weights (state, scores), κ, α, divisions and norms stay in float32, as does a 
 other step reads than an 8-bit layer: it would gain little, and a residual stream would be rounded in every block.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from linvit.deploy.graph import exported
 from linvit.deploy.runtime import silent_stderr
@@ -23,6 +24,19 @@ CONVOLUTIONS = (aten.conv2d.default, aten.conv2d.padding)
 LAYERS = (*CONVOLUTIONS, aten.linear.default)
 GROUPS = 6  # the place of this argument of a convolution
 AT_ONCE = 8  # images of a calibration, if the program takes several
+STEPS = {
+    "matmul": "products without weights (state, scores)",
+    "softmax": "softmax (α, scores)",
+    "exp": "exp (κ)",
+    "relu": "max(x, 0) (κ)",
+    "div": "divisions",
+    "mean": "means (norms, keys)",
+    "rsqrt": "inverse roots (norms)",
+    "mul": "products by element (norms, rotation, gate)",
+    "add": "sums (residuals)",
+    "gelu": "GELU",
+}
+"""The words for operators of torch that stay in float32; the others have no rows of their own."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,9 @@ def need_int8(suffix: str) -> None:
         raise ImportError("Files in 8 bits need torchao: install it with `pip install 'linvit[int8]'`.")
 
 
-def quantized(program: ExportedProgram, images: Tensor, suffix: str, dynamic: bool) -> ExportedProgram:
+def quantized(
+    program: ExportedProgram, images: Tensor, suffix: str, dynamic: bool, every_step: bool = False
+) -> ExportedProgram:
     """The program in 8 bits.
 
     Args:
@@ -60,6 +76,8 @@ def quantized(program: ExportedProgram, images: Tensor, suffix: str, dynamic: bo
         images: to take the ranges of activations from, (images, channels, height, width).
         suffix: of the files to write, a key of ROUNDINGS.
         dynamic: whether the program reads any batch, height and width.
+        every_step: also round what `steps_of` returns, inside the attention and around it; only to measure what that
+            loses.
 
     Returns:
         A program with the same inputs and outputs, whose 8-bit layers are float layers between roundings.
@@ -73,9 +91,11 @@ def quantized(program: ExportedProgram, images: Tensor, suffix: str, dynamic: bo
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     (sample,), _ = program.example_inputs
+    batches = images.clone().split(AT_ONCE if dynamic else len(sample))
     with torch.inference_mode(False), torch.no_grad():
-        observed = prepare_pt2e(program.module(check_guards=False), annotator(ROUNDINGS[suffix]))
-        for batch in images.clone().split(AT_ONCE if dynamic else len(sample)):
+        module = equalized(program.module(check_guards=False), batches)
+        observed = prepare_pt2e(module, annotator(ROUNDINGS[suffix], every_step))
+        for batch in batches:
             observed(batch)
         module = convert_pt2e(observed)
     return exported(module, sample, dynamic)
@@ -86,6 +106,79 @@ def layers_of(module: GraphModule) -> list[Node]:
     weighted = [node for node in module.graph.nodes if node.target in LAYERS and node.args[1].op == "get_attr"]
     dense = {node for node in weighted if node.target not in CONVOLUTIONS or _groups(node) == 1}
     return [node for node in weighted if node in dense or dense.issuperset(node.users)]
+
+
+def equalized(module: GraphModule, batches: Sequence[Tensor]) -> GraphModule:
+    """The module with scaled channels before every dense convolution that reads a concatenation; same outputs.
+
+    What is concatenated in CARE differs thirtyfold in range, and the batch norm that evens it out is folded into the
+    weights, so that one scale for all channels rounds most of them away. Each channel is divided by a factor by which
+    its weights are multiplied, after which both have the same range (Nagel et al., Data-Free Quantization Through
+    Weight Equalization and Bias Correction, ICCV 2019).
+
+    batches: images to take the ranges from.
+    """
+    layers = [node for node in layers_of(module) if node.target in CONVOLUTIONS and _reads_concatenation(node)]
+    if not layers:
+        return module
+    ranges = _Ranges(module, [layer.all_input_nodes[0] for layer in layers])
+    for batch in batches:
+        ranges.run(batch, enable_io_processing=True)
+    for number, layer in enumerate(layers):
+        value, weight = layer.all_input_nodes[:2]
+        owner, _, name = str(weight.target).rpartition(".")
+        values: Tensor = getattr(module.get_submodule(owner), name)
+        read, weighed = ranges.largest[value], values.abs().amax((0, 2, 3))
+        used = (read > 0) & (weighed > 0)
+        factors = torch.where(used, (read / weighed).sqrt(), 1.0)[:, None, None]
+        setattr(module.get_submodule(owner), name, nn.Parameter(values * factors, requires_grad=False))
+        module.register_buffer(f"factors{number}", 1 / factors)
+        with module.graph.inserting_before(layer):
+            scales = module.graph.get_attr(f"factors{number}")
+            scales.meta["val"] = factors
+            scaled = module.graph.call_function(aten.mul.Tensor, (value, scales))
+            scaled.meta["val"] = value.meta["val"]
+        layer.replace_input_with(value, scaled)
+    module.recompile()
+    return module
+
+
+class _Ranges(Interpreter):
+    """Runs a program and remembers the largest value, regardless of sign, of every channel of some tensors."""
+
+    def __init__(self, module: GraphModule, nodes: Sequence[Node]) -> None:
+        super().__init__(module)
+        self.nodes = set(nodes)
+        self.largest: dict[Node, Tensor] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if n in self.nodes:
+            largest = result.abs().amax((0, 2, 3))
+            self.largest[n] = torch.maximum(largest, self.largest.get(n, largest))
+        return result
+
+
+def _reads_concatenation(layer: Node) -> bool:
+    return layer.all_input_nodes[0].target == aten.cat.default and _groups(layer) == 1
+
+
+def steps_of(module: GraphModule) -> dict[str, list[Node]]:
+    """The steps on floats that stay in float32, by the words for their kind; others than these are not rounded."""
+    layers = set(layers_of(module))
+    steps: dict[str, list[Node]] = {}
+    for node in module.graph.nodes:
+        name = str(node.target).removeprefix("aten.").partition(".")[0].rstrip("_")
+        if node.target in CONVOLUTIONS and node not in layers:
+            steps.setdefault("other depthwise convolutions", []).append(node)
+        elif node.op == "call_function" and name in STEPS and _is_float(node):
+            steps.setdefault(STEPS[name], []).append(node)
+    return steps
+
+
+def _is_float(node: object) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _groups(convolution: Node) -> Any:
@@ -108,8 +201,8 @@ def specifications(activations: torch.dtype) -> tuple[Any, Any]:
     )
 
 
-def annotator(rounding: Rounding) -> Any:
-    """What tells torchao which tensors to round."""
+def annotator(rounding: Rounding, every_step: bool = False) -> Any:
+    """What tells torchao which tensors to round: those of `layers_of`, and with every_step of `steps_of`."""
     from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
     class Layers(Quantizer):
@@ -119,6 +212,12 @@ def annotator(rounding: Rounding) -> Any:
                 node.meta["quantization_annotation"] = QuantizationAnnotation(
                     input_qspec_map={node.args[0]: activation, node.args[1]: weight},
                     output_qspec=activation if rounding.outputs else None,
+                    _annotated=True,
+                )
+            for node in itertools.chain(*steps_of(model).values()) if every_step else ():
+                node.meta["quantization_annotation"] = QuantizationAnnotation(
+                    input_qspec_map={each: activation for each in node.all_input_nodes if _is_float(each)},
+                    output_qspec=activation,
                     _annotated=True,
                 )
             return model

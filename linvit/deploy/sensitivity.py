@@ -10,24 +10,20 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
-from linvit.deploy.quantizing import CONVOLUTIONS, ROUNDINGS, Rounding, layers_of, names_of, specifications
+from linvit.deploy.quantizing import (
+    CONVOLUTIONS,
+    ROUNDINGS,
+    Rounding,
+    equalized,
+    layers_of,
+    names_of,
+    specifications,
+    steps_of,
+)
 from linvit.deploy.runtime import silent_stderr
 from linvit.files import write_csv
 
 IMAGES = 16  # to measure on
-STEPS = {
-    "matmul": "products without weights (state, scores)",
-    "softmax": "softmax (α, scores)",
-    "exp": "exp (κ)",
-    "relu": "max(x, 0) (κ)",
-    "div": "divisions",
-    "mean": "means (norms, keys)",
-    "rsqrt": "inverse roots (norms)",
-    "mul": "products by element (norms, rotation, gate)",
-    "add": "sums (residuals)",
-    "gelu": "GELU",
-}
-"""The words for operators of torch that stay in float32; the others have no rows of their own."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,8 @@ def sensitivity(program: ExportedProgram, images: Tensor, suffix: str, dynamic: 
         import torchao.quantization.pt2e  # noqa: F401 - prints on import
 
     images = images[: IMAGES if dynamic else 1].clone()
-    module = program.module(check_guards=False)
+    with torch.no_grad():
+        module = equalized(program.module(check_guards=False), [images])
     run = _Rounded(module, ROUNDINGS[suffix])
     layers = layers_of(module)
     exact = run.outputs_with((), images)
@@ -111,13 +108,7 @@ def sensitivity(program: ExportedProgram, images: Tensor, suffix: str, dynamic: 
         return Sensitivity(name, rounded, max(float((a - b).norm() / b.norm()) for a, b in pairs))
 
     rows = [row(name, True, layer) for name, layer in zip(names_of(layers), layers, strict=True)]
-    others: dict[str, list[Node]] = {}
-    for node in module.graph.nodes:
-        name = str(node.target).removeprefix("aten.").partition(".")[0].rstrip("_")
-        if node.target in CONVOLUTIONS and node not in run.layers:
-            others.setdefault("other depthwise convolutions", []).append(node)
-        elif node.op == "call_function" and name in STEPS:
-            others.setdefault(STEPS[name], []).append(node)
+    others = steps_of(module)
     rows += [row(name, False, *nodes) for name, nodes in others.items()]
     every = [*layers, *(node for nodes in others.values() for node in nodes)]
     return [

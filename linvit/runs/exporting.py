@@ -107,7 +107,7 @@ def export(
         for_images = {"size": size, "images": images, "compiled": compiled, "int8": int8, "calibrate": calibrate}
         return export_sequence(source, path, dynamic, {**for_images, "report": report})
     _check_int8(int8, calibrate, report)
-    network, facts = _of_run(source) if isinstance(source, Run) else _of_network(source)
+    network, facts = of_run(source) if isinstance(source, Run) else _of_network(source)
     path = user_path(path)
     format = format_of(path, compiled)
     smallest = format.smallest
@@ -125,7 +125,7 @@ def export(
     if calibrate is None:
         return write(network, path, format, facts, _compared_on(images, facts))
     need_int8(path.suffix)
-    calibration = _calibration(calibrate, facts)
+    calibration = calibration_images(calibrate, facts)
     facts = replace(facts, calibrated=len(calibration))
     folder = None if report is None else user_path(report)
     return write(network, path, format, facts, _compared_on(images or calibrate, facts), calibration, folder)
@@ -161,7 +161,7 @@ def _check_source(source: Run | nn.Module) -> None:
         )
 
 
-def _of_run(run: Run) -> tuple[nn.Module, Facts]:
+def of_run(run: Run) -> tuple[nn.Module, Facts]:
     """What is written of a copy of a run's network, and the facts about it for files of one size."""
     network, about = deepcopy(run.network), run.preprocessing
     facts = _facts(run.name, run.spec.name, network, about.mean, about.std)
@@ -186,7 +186,7 @@ def _of_network(network: nn.Module) -> tuple[nn.Module, Facts]:
     elif isinstance(getattr(network, "feature_info", None), FeatureInfo):
         body, strides = network, cast(FeatureInfo, network.feature_info).reduction()
     elif hasattr(network, "pretrained_cfg") and hasattr(network, "num_classes"):
-        return _of_run(of_classifier(_name(network), network))
+        return of_run(of_classifier(_name(network), network))
     else:
         raise ValueError(
             f"`source` is {kind(network)}, expected a run, a classifier of timm, a backbone (a timm model with"
@@ -246,7 +246,7 @@ def _compared_on(images: Sequence[Any] | None, facts: Facts) -> list[Tensor]:
     return batches
 
 
-def _calibration(calibrate: Sequence[Any], facts: Facts) -> Tensor:
+def calibration_images(calibrate: Sequence[Any], facts: Facts) -> Tensor:
     """Images to calibrate on as uint8 (images, channels, height, width). Raises ValueError if there are too few."""
     opened = _opened(calibrate, MOST_TO_CALIBRATE, facts.channels)
     if len(opened) < FEWEST_TO_CALIBRATE:

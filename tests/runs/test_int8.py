@@ -13,7 +13,7 @@ from torch import nn
 import linvit
 from linvit.analysis.sensitivity_figure import SHOWN, sensitivity_figure
 from linvit.deploy.graph import exported
-from linvit.deploy.quantizing import layers_of, names_of, quantized
+from linvit.deploy.quantizing import equalized, layers_of, names_of, quantized, steps_of
 from linvit.deploy.sensitivity import sensitivity
 from linvit.runs import load_run
 from linvit.runs.training import train_folder
@@ -66,6 +66,45 @@ def test_a_program_in_8_bits_keeps_its_outputs(program, images, suffix, rounding
         (expected,), (got,) = program.module()(images), rounded.module()(images)
     error = float((got - expected).norm() / expected.norm())
     assert 1e-4 < error < 0.05  # some thousandths for each of seven roundings to 255 steps
+
+
+class Uneven(nn.Module):
+    """A convolution that reads channels of very different ranges, side by side; one of them is always zero."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(17, 5, 1)
+        with torch.no_grad():
+            self.last.weight[:, :8] /= 1000
+
+    def forward(self, images):
+        x = self.first(images.float() / 255)
+        return (self.last(torch.cat([1000 * x, x.sigmoid(), 0 * x[:, :1]], 1)),)
+
+
+def test_what_a_layer_reads_side_by_side_is_rounded_channel_by_channel(images):
+    program = exported(Uneven().eval(), images[:2], dynamic=True)
+    module = equalized(program.module(check_guards=False), images.split(8))
+    (layer,) = [node for node in layers_of(module) if "last" in node.args[1].target]
+    assert layer.args[0].target == torch.ops.aten.mul.Tensor
+    assert names_of(layers_of(module)) == ["first", "last"]
+    rounded = quantized(program, images, ".xml", dynamic=True)
+    with torch.no_grad():
+        (expected,), (same,) = program.module()(images), module(images)
+        (got,) = rounded.module()(images)
+    assert float((same - expected).norm() / expected.norm()) < 1e-6  # float32, and the program is as it was
+    assert float((got - expected).norm() / expected.norm()) < 0.02  # without the factors 0.8
+
+
+def test_every_step_is_rounded_to_measure_what_that_loses(program, images):
+    def roundings(every_step):
+        rounded = quantized(program, images, ".onnx", dynamic=True, every_step=every_step)
+        return sum("quantize_per_tensor" in str(node.target) for node in rounded.graph.nodes)
+
+    kinds = steps_of(program.module(check_guards=False))
+    assert {"products without weights (state, scores)", "exp (κ)", "other depthwise convolutions"} <= kinds.keys()
+    assert roundings(True) >= roundings(False) + sum(map(len, kinds.values()))
 
 
 def test_the_sensitivity_has_a_row_for_each_layer_and_kind_of_step(program, images):
