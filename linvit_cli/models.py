@@ -42,8 +42,10 @@ def run(options: argparse.Namespace) -> int:
         from rich import box
 
         show_rows(readable(rows), box=box.MARKDOWN)
-    else:
+    elif rows:
         show_rows(readable(rows), left=2, caption=listed.caption(task))
+    else:
+        show(listed.caption(task))
     return 0
 
 

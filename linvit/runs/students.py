@@ -44,6 +44,10 @@ class StudentSpec(ClassifierSpec):
     }
     folder_source = "images"
     learns_classes = False
+    listing_caption = (
+        "The network is `linearized`, made from any softmax network that docs/linearize.md names; `linvit models` lists"
+        " those of linvit."
+    )
     item: ClassVar[str]
 
     def network(self, model: dict[str, Any], num_classes: int, channels: int) -> nn.Module:

@@ -7,6 +7,7 @@ from linvit.models.published import FRAMEWORKS
 from linvit.runs.classifiers import model_names
 from linvit.runs.listing import store_networks
 from linvit.runs.tasks import TASKS
+from linvit_cli import main
 from linvit_cli.models import readable
 
 
@@ -53,3 +54,8 @@ def test_all_stored_rows_are_those_that_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("linvit.runs.listing.STORED", tmp_path / "networks.json")
     store_networks()
     assert json.loads((tmp_path / "networks.json").read_text()) == json.loads(STORED.read_text())
+
+
+def test_a_task_for_any_network_says_so(capsys):
+    assert main(["models", "--task", "alignment"]) == 0
+    assert "The network is `linearized`" in capsys.readouterr().out

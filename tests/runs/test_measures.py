@@ -7,6 +7,7 @@ from tiny_language import write_language_recipe
 from tiny_multilabel import write_multilabel_recipe
 from tiny_run import write_recipe
 from tiny_speech import write_speech_recipe
+from tiny_students import write_student_recipe
 
 import linvit
 from linvit.analysis.curves import training_curve
@@ -32,6 +33,8 @@ def write_one(task, folder):
         return write_dense_recipe(folder, tiny_scenes(folder / "scenes", 4, 2), framework, trainer=FEW)
     if task == "multilabel":
         return write_multilabel_recipe(folder, tiny_scenes(folder / "scenes", 4, 2) / "detection")
+    if task in ("alignment", "transfer"):
+        return write_student_recipe(folder, task, trainer=FEW)
     writers = {
         "classification": write_recipe,
         "language": write_language_recipe,
