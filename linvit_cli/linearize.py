@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 HELP = "Turn a trained softmax network into a linear one, or plan it."
 EXAMPLES = (
     "linvit linearize linearize/cifar/align linearize/cifar/transfer linearize/cifar/tune",
-    "linvit linearize linearize/cifar/align --plan --size 1024 --budget 40",
+    "linvit linearize linearize/cifar/align --plan --size 128 --budget 40",
 )
 
 
@@ -44,7 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from lightning.pytorch.utilities import rank_zero_only
 
-    from linvit.runs.training import train_in_turn
+    from linvit.runs import train_in_turn
 
     trained = train_in_turn(options.recipes, options.set, progress=True, trust_recipe=options.trust_recipe)
     rank_zero_only(show)(f"The last run is {trained.folder}.")

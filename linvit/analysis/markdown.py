@@ -1,6 +1,6 @@
 """Markdown tables, written between two marks of a page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from linvit.files import replacing, write_text
@@ -11,6 +11,11 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int
     lines = [head, ["---" if number < left else "---:" for number in range(len(head))]]
     lines += [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def markdown_rows(rows: Sequence[Mapping[str, str]], left: int) -> str:
+    """A Markdown table of rows with the same headings, at least one; see markdown_table."""
+    return markdown_table(list(rows[0]), [list(row.values()) for row in rows], left)
 
 
 def check_marks(path: Path, begin: str, end: str) -> None:

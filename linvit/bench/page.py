@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, replace_between_marks
+from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, replace_between_marks
 from linvit.bench import machine
 from linvit.bench.rows import Report, Row, measured
 from linvit.models.published import PUBLISHED
@@ -100,7 +100,7 @@ def words(table: Sequence[Mapping[str, str]]) -> int:
 def to_markdown(report: Report) -> str:
     """Machine, table and sentences."""
     rows = cells(report)
-    table = markdown_table(list(rows[0]), [list(row.values()) for row in rows], left=words(rows)) if rows else ""
+    table = markdown_rows(rows, left=words(rows)) if rows else ""
     sections = [f"{machine.sentence(report.machine)}.", table, "\n".join(f"- {line}" for line in sentences(report))]
     return "\n\n".join(filter(None, sections))
 

@@ -1,6 +1,6 @@
 """Parts of a swapped network around its attention: embeddings, blocks of other layouts, and feed-forward."""
 
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from timm.layers import Mlp, PatchEmbed, register_notrace_module
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from linvit.layers.checks import Device, Dtype
 from linvit.layers.token_attention import CurrentGrid, TokenAttention
+
+Watching = TypeVar("Watching", bound=nn.Module)
 
 
 @register_notrace_module
@@ -30,10 +32,7 @@ class GridPatchEmbed(PatchEmbed):
                 f"the patch embedding is a {type(embed).__name__}, expected timm's PatchEmbed: "
                 "the grid of its tokens is unknown"
             )
-        watching = cls.__new__(cls)
-        watching.__dict__ = dict(embed.__dict__)
-        watching.source = source
-        return watching
+        return _watching(cls, embed, source)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, channels, height, width) to tokens."""
@@ -51,10 +50,7 @@ class GridNaFlexEmbeds(NaFlexEmbeds):
     @classmethod
     def watching(cls, embed: NaFlexEmbeds, source: CurrentGrid) -> "GridNaFlexEmbeds":
         """The same layer with the same parameters, which also stores the grid in source."""
-        watching = cls.__new__(cls)
-        watching.__dict__ = dict(embed.__dict__)
-        watching.source = source
-        return watching
+        return _watching(cls, embed, source)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, tuple[int, int] | None]:
         """As timm's.
@@ -70,6 +66,12 @@ class GridNaFlexEmbeds(NaFlexEmbeds):
             )
         self.source.note((int(size[0]), int(size[1])))
         return tokens, size
+
+
+def _watching(kind: type[Watching], embed: nn.Module, source: CurrentGrid) -> Watching:
+    watching = kind.__new__(kind)
+    watching.__dict__ = {**embed.__dict__, "source": source}
+    return watching
 
 
 class MapAttention(nn.Module):
@@ -96,8 +98,6 @@ class UnrolledAttention(nn.Module):
     Args:
         tokens: an attention without local terms, rotation and tables of positions.
     """
-
-    q_stride = 1
 
     def __init__(self, tokens: TokenAttention) -> None:
         super().__init__()

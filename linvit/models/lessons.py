@@ -1,32 +1,16 @@
 """What the new attention of a linearized network learns from the attention that it replaces."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
 from typing import cast
 
-from torch import Tensor, nn
+from torch import nn
 
+from linvit.layers.lesson import Lesson
 from linvit.layers.operator import AttentionSteps
-from linvit.models.backbone import Backbone
 from linvit.models.linearizing import softmax_layers
 from linvit.models.slots import Slot, slots_of
 from linvit.models.swap import attention_for
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """One attention of a student and what it has to learn.
-
-    layer: the path in the student of the module that the block calls. steps: the path of its AttentionSteps, which is
-    the same except in SAM and Hiera. present: what the teacher's attention computes from the arguments of that call.
-    scoring: the teacher's attention as AttentionSteps, if its scores are to be learned.
-    """
-
-    layer: str
-    steps: str
-    present: Callable[..., Tensor]
-    scoring: AttentionSteps | None = None
 
 
 def lessons(student: nn.Module, teacher: nn.Module, scores: bool = False) -> list[Lesson]:
@@ -74,10 +58,10 @@ def _of_slots(student: nn.Module, teacher: nn.Module, slots: Sequence[Slot], sco
 def _of_operators(student: nn.Module, teacher: nn.Module) -> list[Lesson]:
     """Of our own networks, in which only the operator of an attention was replaced."""
     given = []
-    for name, layer in softmax_layers(teacher):
-        steps = student.get_submodule(name)
+    for path, present, _ in softmax_layers(teacher):
+        steps = student.get_submodule(path)
         if isinstance(steps, AttentionSteps) and steps.operator.options is not None:
-            given.append(Lesson(name, name, layer, layer))
+            given.append(Lesson(path, path, present, present))
     return given
 
 
@@ -102,8 +86,6 @@ def letters_of(teacher: nn.Module) -> dict[str, int]:
     """Which letter of a pattern decides about each attention of a teacher, by the path of its lesson."""
     slots = slots_of(teacher)
     if slots is None:
-        names = [name for name, _ in softmax_layers(teacher)]
-        staged = isinstance(teacher, Backbone)
-        return {name: int(name.split(".")[1]) if staged else index for index, name in enumerate(names)}
+        return {layer.path: layer.letter for layer in softmax_layers(teacher)}
     paths = {id(module): name for name, module in teacher.named_modules()}
     return {f"{paths[id(slot.block)]}.attn": slot.letter for slot in slots.slots}

@@ -17,7 +17,7 @@ from torch import nn
 
 from linvit.models.by_name import check_model
 from linvit.models.family import imagenet_cfg, register
-from linvit.models.linearizing import NAME, linearize
+from linvit.models.linearizing import NAME, NO_WEIGHTS, create_base, linearize
 from linvit.models.pretrained import create
 from linvit.ranges import check
 
@@ -29,12 +29,7 @@ default_cfgs = generate_default_cfgs({f"{NAME}.untrained": imagenet_cfg()})
 def _build(
     base: Mapping[str, Any], mechanism: str, pattern: str | None, attention: dict[str, Any] | None, **arguments: Any
 ) -> nn.Module:
-    return linearize(_base(base, **arguments), mechanism, pattern, attention)
-
-
-def _base(base: Mapping[str, Any], **arguments: Any) -> nn.Module:
-    given = {**base, **arguments}
-    return timm.create_model(given.pop("name"), **given)
+    return linearize(create_base(base, **arguments), mechanism, pattern, attention)
 
 
 def _create(
@@ -53,10 +48,9 @@ def _create(
     check_model(given.get("name", ""))
     cfg = pretrained_cfg or timm.get_pretrained_cfg(given["name"]) or PretrainedCfg(**imagenet_cfg())
     if pretrained_cfg is None:
-        sources = dict.fromkeys(("url", "hf_hub_id", "hf_hub_filename", "file", "state_dict", "tag"))
-        cfg = replace(cfg, **sources, architecture=NAME)
+        cfg = replace(cfg, **NO_WEIGHTS, architecture=NAME)
     if arguments.get("features_only") and arguments.get("out_indices") is None:
-        features: Any = _base(given, features_only=True)
+        features: Any = create_base(given, features_only=True)
         arguments["out_indices"] = features.feature_info.out_indices  # those of the base
     build = partial(_build, given, mechanism, pattern, attention)
     # the base's own arguments too, or timm would put those of its configuration, such as the image size, over them

@@ -1,9 +1,9 @@
 """A linear network that starts from a network with softmax attention."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 from timm.models import get_model_args
@@ -17,12 +17,14 @@ from linvit.layers.operator import LEARNED, AttentionSteps, Operator
 from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import TokenAttention
 from linvit.models.backbone import Backbone
-from linvit.models.slots import slots_of
+from linvit.models.slots import Slots, slots_of
 from linvit.models.swap import ARGUMENTS, each_letter, swap_attention
 from linvit.ranges import check, declared, known, nearest
 
 NAME = "linearized"
 """timm's name of a network that linearize returned, see linvit.models.linearized."""
+NO_WEIGHTS: Mapping[str, None] = dict.fromkeys(("url", "hf_hub_id", "hf_hub_filename", "file", "state_dict", "tag"))
+"""Settings of timm's configuration of a network whose weights are nowhere yet."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,17 @@ class Origin:
 
     def teacher(self) -> nn.Module:
         """The teacher, with new initial weights."""
-        given = dict(self.base)
-        return timm.create_model(given.pop("name"), **given)
+        return create_base(self.base)
 
     def student(self, teacher: nn.Module) -> nn.Module:
         """Another student of a teacher."""
         return linearize(teacher, **self.arguments)
+
+
+def create_base(base: Mapping[str, Any], **arguments: Any) -> nn.Module:
+    """A model of timm by `base`, its name as "name" and its arguments, and further arguments."""
+    given = {**base, **arguments}
+    return timm.create_model(given.pop("name"), **given)
 
 
 def linearize(
@@ -81,10 +88,11 @@ def linearize(
         raise ValueError(f"`mechanism` is {mechanism!r}, expected linear attention: choose another, such as 'mala'.")
     student = copy.deepcopy(model)
     kept = {id(module) for module in student.modules()}
-    if slots_of(student) is None:
+    slots = slots_of(student)
+    if slots is None:
         _replace_operators(student, mechanism, pattern, attention or {})
     else:
-        swap_attention(student, mechanism, pattern, {**_defaults(student, mechanism), **(attention or {})})
+        swap_attention(student, mechanism, pattern, {**_defaults(slots, mechanism), **(attention or {})})
     for module in student.modules():
         if id(module) not in kept and isinstance(module, TokenAttention):
             module.reset_to_operator()
@@ -93,10 +101,8 @@ def linearize(
     return _named(student, model, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
 
 
-def _defaults(student: nn.Module, mechanism: str) -> dict[str, Any]:
+def _defaults(slots: Slots, mechanism: str) -> dict[str, Any]:
     """A learned rotation, where the mechanism and the network allow one."""
-    slots = slots_of(student)
-    assert slots is not None
     free = all(slot.ordered and not slot.rotated for slot in slots.slots)
     layer: type = MECHANISMS[mechanism].tokens
     return {"rope": LEARNED} if free and "rope" in declared(layer) else {}
@@ -109,38 +115,46 @@ def _replace_operators(model: nn.Module, mechanism: str, pattern: str | None, at
             raise ValueError(
                 f"`attention` has the key {key!r}, expected some of {', '.join(AXES)}.{nearest(key, AXES)}"
             )
-    softmax = dict(softmax_layers(model))
-    if not softmax:
+    layers = softmax_layers(model)
+    if not layers:
         raise ValueError(
             f"`model` is a {type(model).__name__} without softmax attention that we know: choose another model, or"
             " write an adapter for its class (linvit.models.slots.adapter)."
         )
-    stages = isinstance(model, Backbone)
-    groups = [name.split(".")[1] if stages else name for name in softmax]
-    count = len(model.stages) if isinstance(model, Backbone) else len(groups)
-    letters = each_letter(pattern, count, exact=stages)
-    chosen = {
-        name: layer
-        for index, (name, layer) in enumerate(softmax.items())
-        if letters[int(groups[index]) if stages else index] == "L"
-    }
-    operators = {name: _operator(layer.operator, mechanism, attention) for name, layer in chosen.items()}
-    for name, operator in operators.items():
-        softmax[name].operator = operator
+    count = len(model.stages) if isinstance(model, Backbone) else len(layers)
+    letters = each_letter(pattern, count, exact=isinstance(model, Backbone))
+    chosen = [layer for layer in layers if letters[layer.letter] == "L"]
+    for layer in chosen:
+        layer.steps.operator = _operator(layer.steps.operator, mechanism, attention)
     if isinstance(model, Backbone):
-        changed = {int(name.split(".")[1]) for name in chosen}
+        changed = {layer.letter for layer in chosen}
         model.pattern = "".join("L" if i in changed else letter for i, letter in enumerate(model.pattern))
 
 
-def softmax_layers(model: nn.Module) -> Iterator[tuple[str, AttentionSteps]]:
-    for name, module in model.named_modules():
+class SoftmaxLayer(NamedTuple):
+    """A layer of ours with softmax attention: its path, and which letter of a pattern decides about it."""
+
+    path: str
+    steps: AttentionSteps
+    letter: int
+
+
+def softmax_layers(model: nn.Module) -> list[SoftmaxLayer]:
+    """The layers of one of our own networks with softmax attention, in its order.
+
+    Raises ValueError for a Conformer, whose attention cannot be replaced.
+    """
+    layers: list[SoftmaxLayer] = []
+    for path, module in model.named_modules():
         if isinstance(module, AttentionSteps) and module.operator.options is None:
             if isinstance(module, FrameAttention):
                 raise ValueError(
                     "the softmax attention of a Conformer has a projection of positions, which linear attention has"
                     " not: it cannot be replaced"
                 )
-            yield name, module
+            stage = int(path.split(".")[1]) if isinstance(model, Backbone) else None
+            layers.append(SoftmaxLayer(path, module, len(layers) if stage is None else stage))
+    return layers
 
 
 def _operator(old: Operator, mechanism: str, axes: Mapping[str, Any]) -> Operator:
@@ -154,10 +168,9 @@ def _named(student: nn.Module, model: nn.Module, arguments: Mapping[str, Any]) -
     if cfg and cfg.get("architecture"):
         base = {"name": cfg["architecture"], **get_model_args(model)}
         given = {name: value for name, value in arguments.items() if value is not None}
-        sources = dict.fromkeys(("url", "hf_hub_id", "hf_hub_filename", "file", "state_dict", "tag"))
         vars(student).update(
             origin=Origin(base, given),
-            pretrained_cfg={**cfg, **sources, "architecture": NAME},
+            pretrained_cfg={**cfg, **NO_WEIGHTS, "architecture": NAME},
             _model_args={"base": base, **given},
         )
     return student

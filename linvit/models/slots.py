@@ -107,12 +107,8 @@ def slots_of(network: nn.Module) -> Slots | None:
 
 
 @adapter(VisionTransformer)
-def _vit_slots(model: VisionTransformer) -> Slots:
-    return _plain_slots(model, "patch_embed", GridPatchEmbed.watching, model.patch_embed.grid_size)
-
-
 @adapter(Eva)
-def _eva_slots(model: Eva) -> Slots:
+def _vit_slots(model: VisionTransformer | Eva) -> Slots:
     return _plain_slots(model, "patch_embed", GridPatchEmbed.watching, model.patch_embed.grid_size)
 
 
@@ -280,16 +276,16 @@ def _taken_over(old: Any) -> dict[str, Any]:
     """What a slot takes over from one of timm's attentions."""
     half = getattr(old, "rotate_half", False)
     names = {"q_norm": "q_norm", "k_norm": "k_norm", "norm": "norm", "sigmoid_gate": "gate"}
-    kept = {name: getattr(old, theirs, None) for name, theirs in names.items()}
-    present = {name: layer for name, layer in kept.items() if layer is not None and type(layer) is not nn.Identity}
+    layers = {name: getattr(old, theirs, nn.Identity()) for name, theirs in names.items()}
+    kept = {name: layer for name, layer in layers.items() if layer is not None and type(layer) is not nn.Identity}
     if half:
-        present |= {name: _paired(present[name]) for name in ("q_norm", "k_norm") if name in present}
+        kept |= {name: _paired(kept[name]) for name in ("q_norm", "k_norm") if name in kept}
     return {
         "qkv": partial(_projection, old, half),
         "proj": old.proj,
         "proj_drop": old.proj_drop,
         "heads": old.num_heads,
-        "kept": present,
+        "kept": kept,
         "half_table": half,
     }
 

@@ -7,3 +7,4 @@ from linvit.runs.own_images import new_recipe as new_recipe
 from linvit.runs.run import Run as Run
 from linvit.runs.run import load_run as load_run
 from linvit.runs.training import train as train
+from linvit.runs.training import train_in_turn as train_in_turn

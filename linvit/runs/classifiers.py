@@ -103,6 +103,11 @@ class ClassifierSpec(TaskSpec):
             }
 
 
+def most_probable(count: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """From logits (classes,) the softmax probabilities and indices of the first classes, most probable first."""
+    return lambda logits: logits.softmax(-1).topk(min(count, len(logits)))
+
+
 def model_names() -> list[str]:
     """The names that linvit registers with timm, by family; without "linearized", which is any network converted."""
     return [name for name in timm.list_models() if is_ours(name) and name != LINEARIZED]

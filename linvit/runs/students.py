@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from linvit.analysis.figures import COLOURS, WIDTH, integer_ticks, subplots
 from linvit.analysis.report import figure_image, paragraph, table
@@ -19,11 +19,12 @@ from linvit.data.source import Source
 from linvit.models.by_name import known_arguments
 from linvit.models.linearizing import NAME, Origin
 from linvit.ranges import Count, shown
-from linvit.runs.classifiers import ClassifierSpec
+from linvit.runs.classifiers import ClassifierSpec, most_probable
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
 from linvit.runs.spec import Section
 from linvit.tasks.initialization import ALL, copy_weights, initialize
+from linvit.tasks.students import StudentTask
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class StudentSpec(ClassifierSpec):
     """A task that trains a linearized network on images; labels are ignored.
 
-    A subclass has `item`, what has an error of its own, and `listed` the names of these.
+    A subclass has `item`, what has an error of its own.
     """
 
     sources: ClassVar = {
@@ -101,11 +102,7 @@ class StudentSpec(ClassifierSpec):
         Raises ValueError for a network without a classifier.
         """
         run.class_names = self.classes(run)
-
-        def probable(logits: Tensor) -> tuple[Tensor, Tensor]:
-            return logits.softmax(-1).topk(min(topk, logits.shape[-1]))
-
-        return self.predict_each(run, inputs, probable, weights, output, progress)
+        return self.predict_each(run, inputs, most_probable(topk), weights, output, progress)
 
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
         model = (run.recipe or {}).get("model", {})
@@ -130,22 +127,21 @@ class StudentSpec(ClassifierSpec):
     @torch.inference_mode()
     def sections(self, run: "Run", source: Source) -> list[Section]:
         """The error of each block or map: table and figure."""
-        task = cast(Any, run.task)
+        task = cast(StudentTask, run.task)
         network, device = run.placed_network()
         task.to(device).eval()
-        total, images = torch.zeros(len(self.names(run)), dtype=torch.float64), 0
+        total, images = torch.zeros(len(task.names), dtype=torch.float64), 0
         for batch in source.val_dataloader():
             if batch[0] is not None:
                 errors = task.errors(network, batch[0].to(device))
                 total += errors.double().sum(1).cpu()
                 images += errors.shape[1]
-        errors = (total / images).tolist()
+        means = (total / images).tolist()
         rows = [
-            {self.item: name, "relative error": f"{error:.4f}"}
-            for name, error in zip(self.names(run), errors, strict=True)
+            {self.item: name, "relative error": f"{error:.4f}"} for name, error in zip(task.names, means, strict=True)
         ]
         figure, axes = subplots((WIDTH, 2.6))
-        axes.bar(range(1, len(errors) + 1), errors, color=COLOURS[0])
+        axes.bar(range(1, len(means) + 1), means, color=COLOURS[0])
         axes.set(xlabel=f"{self.item}, in the order of the network", ylabel="relative error", ylim=(0, None))
         integer_ticks(axes.xaxis)
         words = (
@@ -154,10 +150,6 @@ class StudentSpec(ClassifierSpec):
         )
         parts = [figure_image(figure, f"relative error of each {self.item}"), table(rows), paragraph(words)]
         return [(f"Relative error per {self.item}", parts)]
-
-    def names(self, run: "Run") -> list[str]:
-        """What the rows of `errors` belong to."""
-        raise NotImplementedError
 
     def listing(self) -> Any:
         return iter(())

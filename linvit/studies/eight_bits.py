@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linvit.analysis.markdown import check_marks, markdown_table, replace_between_marks
+from linvit.analysis.markdown import check_marks, markdown_rows, replace_between_marks
 from linvit.analysis.scores import evenly
 from linvit.bench import machine
 from linvit.data.contents import untransformed
@@ -189,8 +189,7 @@ WRITERS: Mapping[str, Callable[[Run, Sequence[Any], Path], None]] = {
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """The table, and a line on images, packages and commit."""
-    cells = [row.cells() for row in rows]
-    table = markdown_table(list(cells[0]), [list(row.values()) for row in cells], left=3)
+    table = markdown_rows([row.cells() for row in rows], left=3)
     counts = " and ".join(f"{count:,}" for count in sorted({row.images for row in rows}))
     return f"{table}\n\n*{counts} images; Δ: mean over the images with its 95 % interval; {_software()}.*\n"
 

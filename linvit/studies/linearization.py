@@ -12,17 +12,19 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from linvit.analysis.figures import COLOURS, SMALL, WIDTH, integer_ticks, subplots, write_figure
-from linvit.analysis.markdown import markdown_table
+from linvit.analysis.markdown import markdown_rows
 from linvit.bench.clock import Timing, clock_for, interleave, using_threads
 from linvit.bench.machine import describe, sentence
 from linvit.bench.rows import Threads
 from linvit.files import user_path, write_json, write_text
+from linvit.layers.lesson import Lesson
 from linvit.models.lessons import lessons, letters_of
 from linvit.models.linearizing import Origin
 from linvit.ranges import Count, Range, check
 from linvit.runs import Run
-from linvit.tasks.alignment import Alignment, Lesson, answering
-from linvit.tasks.features import relative_errors
+from linvit.studies.plan import Say, silent
+from linvit.tasks.alignment import Alignment, answering
+from linvit.tasks.students import relative_errors
 
 ARGUMENTS = {
     "size": Annotated[int, Range(1)] | tuple[Count, Count] | None,
@@ -35,7 +37,6 @@ ARGUMENTS = {
 ABOUT = """Errors on {images} held-out images; times at {height}×{width} px, batch {batch}, median of {rounds} rounds,
 {machine}. *error*: |student - teacher|² / |teacher|² of the features if only the attention of this letter is linear.
 *saved*: the time of the softmax attention minus that of the linear one."""
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class LinearizationPlan:
             for proposal in self.proposals
         ]
         between = "Patterns, from all softmax to as much linear as saves time; the chosen one is bold:"
-        return f"{self.about}\n\n{_table(letters, 2)}\n\n{between}\n\n{_table(proposals, 1)}\n"
+        return f"{self.about}\n\n{markdown_rows(letters, 2)}\n\n{between}\n\n{markdown_rows(proposals, 1)}\n"
 
     def figure(self) -> Figure:
         """The error of each letter, and error against time of the proposals."""
@@ -235,7 +236,7 @@ def plan_linearization(
     threads: int = 1,
     rounds: int = 7,
     output: str | Path | None = None,
-    progress: Say = lambda line: None,
+    progress: Say = silent,
 ) -> LinearizationPlan:
     """How replaceable the softmax attention of a network is, letter by letter of the pattern, and what follows.
 
@@ -261,32 +262,34 @@ def plan_linearization(
     if not isinstance(task, Alignment):
         raise ValueError(f"The run {run.folder} is not of the task alignment: train a recipe with that task first.")
     progress("Measuring the error of each block")
-    trained = Hybrid(task.networks()[list(task.networks())[-1]].eval(), task.original, task.lessons)
-    errors = _Errors(trained, _batches(run, images))
-    alone = {place: errors.of(trained.pattern([place])) for place in trained.letters}
+    errors = _Errors(Hybrid(run.network.eval(), task.original, task.lessons), _batches(run, images))
     height, width = (size, size) if isinstance(size, int) else size or run.preprocessing.size
     progress(f"Measuring times at {height}×{width} px")
-    timed = _new_pair(cast(Origin, task.network.origin), (height, width))
-    times = Times(torch.randn(batch, errors.batches[0].shape[1], height, width), threads, rounds)
-    with using_threads(threads):
-        layers = times.of_layers(timed)
-        letters = tuple(_letter(place, group, alone[place], layers) for place, group in trained.letters.items())
-        nested = [trained.pattern(x.index for x in linear) for linear in _nested(letters)]
-        ms = times.of_patterns(timed, nested)
-    proposals = _proposals(nested, letters, {pattern: errors.of(pattern) for pattern in nested}, ms)
+    timed = _new_pair(cast(Origin, run.network.origin), (height, width))
+    times = Times(torch.randn(batch, run.preprocessing.channels, height, width), threads, rounds)
+    letters, proposals = _measured(errors, timed, times)
     facts = {"images": len(errors), "height": height, "width": width, "batch": batch, "rounds": rounds}
     about = ABOUT.format(**facts, machine=sentence(describe("cpu", threads)))
-    within = [x for x in proposals if budget is None or x.ms <= budget]
-    chosen = None if budget is None or not within else min(within, key=lambda x: x.error)
-    plan = LinearizationPlan(letters, proposals, chosen, about)
+    within = [] if budget is None else [x for x in proposals if x.ms <= budget]
+    plan = LinearizationPlan(letters, proposals, min(within, key=lambda x: x.error, default=None), about)
     if output is not None:
         plan.save(output)
-    if not within:
-        fastest = min(proposals, key=lambda x: x.ms)
-        raise ValueError(
-            f"`budget` is {budget} ms, but the fastest pattern takes {fastest.ms:.2f} ms: allow more time."
-        )
+    if budget is not None and plan.chosen is None:
+        fastest = min(x.ms for x in proposals)
+        raise ValueError(f"`budget` is {budget} ms, but the fastest pattern takes {fastest:.2f} ms: allow more time.")
     return plan
+
+
+def _measured(errors: "_Errors", timed: Hybrid, times: Times) -> tuple[tuple[Letter, ...], tuple[Proposal, ...]]:
+    """What each letter costs and saves, and the patterns that follow; `timed` has the size of the times."""
+    hybrid = errors.hybrid
+    alone = {place: errors.of(hybrid.pattern([place])) for place in hybrid.letters}
+    with using_threads(times.threads):
+        layers = times.of_layers(timed)
+        letters = tuple(_letter(place, group, alone[place], layers) for place, group in hybrid.letters.items())
+        patterns = [hybrid.pattern(x.index for x in linear) for linear in _nested(letters)]
+        ms = times.of_patterns(timed, patterns)
+    return letters, _proposals(patterns, letters, {pattern: errors.of(pattern) for pattern in patterns}, ms)
 
 
 class _Errors:
@@ -304,10 +307,6 @@ class _Errors:
         pairs = zip(self.batches, self.expected, strict=True)
         errors = [relative_errors(self.hybrid.features(pattern, images), expected) for images, expected in pairs]
         return torch.cat(errors).mean().item()
-
-
-def _table(rows: Sequence[Mapping[str, str]], left: int) -> str:
-    return markdown_table(list(rows[0]), [list(row.values()) for row in rows], left=left)
 
 
 def _batches(run: Run, count: int) -> list[Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit.analysis.figures import write_figure
-from linvit.analysis.markdown import markdown_table
+from linvit.analysis.markdown import markdown_rows
 from linvit.analysis.report import short_commit
 from linvit.files import user_path, write_json, write_text
 from linvit.studies.figures import over_figure
@@ -94,8 +94,8 @@ class Comparison:
     def table(self, rows: Sequence[Row]) -> str:
         """Rows as a Markdown table with a line below it about networks, data and training."""
         cells = [{**self.cells(row), "recipe": f"`{row.name}`"} for row in rows]
-        head = [f"`{name}`" if name == self.key else name for name in cells[0]]
-        text = markdown_table(head, [list(row.values()) for row in cells], left=1)
+        marked = [{f"`{name}`" if name == self.key else name: cell for name, cell in row.items()} for row in cells]
+        text = markdown_rows(marked, left=1)
         return f"{text}\n\n{about_line(self.about)}"
 
     def to_markdown(self) -> str:

@@ -1,41 +1,22 @@
 """Alignment: each linear attention learns, by itself, what the attention that it replaces computes."""
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
-from linvit.layers.operator import AttentionSteps
+from linvit.layers.lesson import Lesson
 from linvit.ranges import Count, OneOf
-from linvit.tasks.features import ERRORS, relative_errors
 from linvit.tasks.initialization import ALL, FEED_FORWARD
-from linvit.tasks.measures import Measured
-from linvit.tasks.task import Task
+from linvit.tasks.students import StudentTask, relative_errors
 
 OUTPUTS, MAPS = "outputs", "maps"
 
-logger = logging.getLogger(__name__)
 
-
-class Lesson(Protocol):
-    """What one attention of the student learns, see linvit.models.lessons."""
-
-    @property
-    def layer(self) -> str: ...
-    @property
-    def steps(self) -> str: ...
-    @property
-    def present(self) -> Callable[..., Tensor]: ...
-    @property
-    def scoring(self) -> AttentionSteps | None: ...
-
-
-class Alignment(Task):
+class Alignment(StudentTask):
     """Trains the linear attention of all blocks at once on images without labels, each block by itself.
 
     The images go through the student, but every attention hands on what the teacher's computes, so that all blocks see
@@ -60,15 +41,13 @@ class Alignment(Task):
     largest of the blocks.
     """
 
-    measures: Measured = ERRORS
-    score = "error"
-    headline = ("error",)
+    lesson = "what new, untrained attention computes"
 
     def __init__(
         self,
         network: nn.Module,
         original: nn.Module,
-        lessons: Sequence[Any],
+        lessons: Sequence[Lesson],
         teacher: str | None = None,
         match: Annotated[str, OneOf((OUTPUTS, MAPS))] = OUTPUTS,
         pieces: Count = 16,
@@ -81,21 +60,22 @@ class Alignment(Task):
                 "`compile` is true, but each block computes its gradient by itself, which cannot be compiled: leave it"
                 " out."
             )
-        super().__init__(network, copied=copied, **kwargs)
-        self.original = original.to(memory_format=self.memory_format).requires_grad_(False)
-        self.lessons: list[Lesson] = list(lessons)
-        self.teacher, self.match, self.pieces = teacher, match, pieces
+        self.lessons = list(lessons)
+        super().__init__(network, original, teacher, copied=copied, **kwargs)
+        self.match, self.pieces = match, pieces
         scoring = [lesson.scoring for lesson in self.lessons if match == MAPS and lesson.scoring is not None]
         self.scoring = nn.ModuleList(scoring).requires_grad_(False)
-        self.blocks = [lesson.layer for lesson in self.lessons]
-        self.keep(lambda: {str(place): MeanMetric() for place in range(len(self.lessons))})
         self.train(self.training)
+
+    @property
+    def names(self) -> list[str]:
+        """The layers of the lessons."""
+        return [lesson.layer for lesson in self.lessons]
 
     def train(self, mode: bool = True) -> "Alignment":
         """Student and teacher stay in evaluation mode."""
         super().train(mode)
         self.network.eval()
-        self.original.eval()
         return self
 
     def start_from(self, source: str | Path) -> str:
@@ -109,10 +89,6 @@ class Alignment(Task):
                 " same `teacher`."
             )
         return line
-
-    def on_fit_start(self) -> None:
-        if self.teacher is None:
-            logger.warning("There is no `teacher`, so the attention learns what new, untrained attention computes.")
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
         images = batch[0]
@@ -132,18 +108,6 @@ class Alignment(Task):
         ready = [gradients.pop(parameter, None) for parameter in trained]
         loss: Tensor = _Computed.apply(errors.mean(), scale, ready, *trained)
         return self.learn(loss, len(images))
-
-    def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
-        images = batch[0]
-        self.count.update(len(images))
-        for kind, network in self.networks().items():
-            errors = self.errors(network, images)
-            for metric, values in zip(self.kept(kind).values(), errors, strict=True):
-                metric.update(values)
-
-    def measured(self, kind: str) -> dict[str, Tensor]:
-        errors = torch.stack([metric.compute() for metric in self.kept(kind).values()])
-        return {"error": errors.mean(), "worst": errors.max()}
 
     def errors(
         self,

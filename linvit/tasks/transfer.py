@@ -1,24 +1,18 @@
 """Transfer: a linear network learns the features of the network that it was made from."""
 
-import logging
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 from linvit.ranges import Range, Some
-from linvit.tasks.features import ERRORS, relative_errors
-from linvit.tasks.measures import Measured
-from linvit.tasks.task import Task
+from linvit.tasks.students import StudentTask, relative_errors
 
 Place = Annotated[int, Range(-1_000, 999)]
 
-logger = logging.getLogger(__name__)
 
-
-class Transfer(Task):
+class Transfer(StudentTask):
     """Trains a whole student, end to end, on the features of its frozen teacher; images need no labels.
 
     Layers after those features, such as a classifier, are not trained.
@@ -35,9 +29,7 @@ class Transfer(Task):
     is the largest of the maps.
     """
 
-    measures: Measured = ERRORS
-    score = "error"
-    headline = ("error",)
+    lesson = "the features of a new, untrained network"
 
     def __init__(
         self,
@@ -47,27 +39,18 @@ class Transfer(Task):
         features: Annotated[Sequence[Place], Some()] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(network, **kwargs)
-        self.original = original.to(memory_format=self.memory_format).requires_grad_(False).eval()
-        self.teacher = teacher
         self.features = None if features is None else list(features)
+        super().__init__(network, original, teacher, **kwargs)
         count = 0 if features is None else len(cast(Any, network).feature_info)
         if features is not None and not all(-count <= place < count for place in features):
             raise ValueError(
                 f"`features` is {list(features)}, expected numbers from {-count} to {count - 1}: change it."
             )
-        self.keep(lambda: {str(place): MeanMetric() for place in range(len(self.maps))})
 
     @property
-    def maps(self) -> list[str]:
-        """The names of the features."""
+    def names(self) -> list[str]:
+        """The maps."""
         return ["last"] if self.features is None else list(map(str, self.features))
-
-    def train(self, mode: bool = True) -> "Transfer":
-        """The teacher stays in evaluation mode."""
-        super().train(mode)
-        self.original.eval()
-        return self
 
     def setup(self, stage: str) -> None:
         """Leaves what the features do not depend on as it is; processes would wait for its gradients."""
@@ -82,12 +65,8 @@ class Transfer(Task):
             parameter.requires_grad_(gradient is not None)
         self.network.train(training)
 
-    def on_fit_start(self) -> None:
-        if self.teacher is None:
-            logger.warning("There is no `teacher`, so the student learns the features of a new, untrained network.")
-
     def described(self, network: nn.Module, images: Tensor) -> list[Tensor]:
-        """The features of images (batch, channels, height, width), one tensor (batch, …) for each of `maps`."""
+        """The features of images (batch, channels, height, width), one tensor (batch, …) for each of `names`."""
         images = images.contiguous(memory_format=self.memory_format)
         timms = cast(Any, network)
         if self.features is None:
@@ -99,7 +78,7 @@ class Transfer(Task):
         return [maps[unique.index(place)] for place in places]
 
     def errors(self, network: nn.Module, images: Tensor) -> Tensor:
-        """The relative error of each of `maps` and image, (maps, batch), for a student with any weights."""
+        """The relative error of each map and image, (maps, batch), for a student with any weights."""
         with torch.no_grad():
             expected = self.described(self.original, images)
         given = self.described(network, images)
@@ -108,14 +87,3 @@ class Transfer(Task):
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
         images = batch[0]
         return self.learn(self.errors(self.network, images).mean(), len(images))
-
-    def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
-        images = batch[0]
-        self.count.update(len(images))
-        for kind, network in self.networks().items():
-            for metric, values in zip(self.kept(kind).values(), self.errors(network, images), strict=True):
-                metric.update(values)
-
-    def measured(self, kind: str) -> dict[str, Tensor]:
-        errors = torch.stack([metric.compute() for metric in self.kept(kind).values()])
-        return {"error": errors.mean(), "worst": errors.max()}

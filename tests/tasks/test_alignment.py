@@ -10,7 +10,7 @@ import linvit
 from linvit.bench.memory import peak_of
 from linvit.models.lessons import lessons, share
 from linvit.tasks.alignment import MAPS, OUTPUTS, Alignment
-from linvit.tasks.features import relative_errors
+from linvit.tasks.students import relative_errors
 
 
 class Scaler:

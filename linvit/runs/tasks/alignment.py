@@ -1,6 +1,6 @@
 """Runs in which the attention of a linearized network learns from its teacher's, block by block."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -9,9 +9,6 @@ from linvit.runs.students import StudentSpec
 from linvit.tasks.alignment import MAPS, OUTPUTS, Alignment
 from linvit.tasks.initialization import ALL
 from linvit.tasks.task import Task
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
 
 
 class AlignmentSpec(StudentSpec):
@@ -27,9 +24,6 @@ class AlignmentSpec(StudentSpec):
         given = lessons(network, original, scores=settings.get("match", OUTPUTS) == MAPS)
         share(network, original, given)
         return Alignment(network, original=original, lessons=given, **settings)
-
-    def names(self, run: "Run") -> list[str]:
-        return cast(Alignment, run.task).blocks
 
 
 SPEC = AlignmentSpec()

@@ -19,7 +19,7 @@ from linvit.data.images.folder import ImageFolder
 from linvit.data.images.readers import TimmImages
 from linvit.data.source import Source
 from linvit.ranges import Count
-from linvit.runs.classifiers import ClassifierSpec
+from linvit.runs.classifiers import ClassifierSpec, most_probable
 from linvit.runs.opening import prepared_for
 from linvit.runs.predictions import ClassPrediction, Predictions
 from linvit.runs.spec import Section
@@ -76,11 +76,7 @@ class ClassificationSpec(ClassifierSpec):
             topk: number of classes.
             weights, output, progress: see Run.predict; output is a .csv or .json file.
         """
-
-        def probable(logits: Tensor) -> tuple[Tensor, Tensor]:
-            return logits.softmax(-1).topk(min(topk, logits.shape[-1]))
-
-        return self.predict_each(run, inputs, probable, weights, output, progress)
+        return self.predict_each(run, inputs, most_probable(topk), weights, output, progress)
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         answers = answers_of(run, source)

@@ -1,6 +1,6 @@
 """Runs in which a linearized network learns the features of its teacher."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -8,9 +8,6 @@ from linvit.runs.students import StudentSpec
 from linvit.tasks.initialization import ALL
 from linvit.tasks.task import Task
 from linvit.tasks.transfer import Transfer
-
-if TYPE_CHECKING:
-    from linvit.runs.run import Run
 
 
 class TransferSpec(StudentSpec):
@@ -24,9 +21,6 @@ class TransferSpec(StudentSpec):
     def around(self, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
         original = self.taught(network, settings.get("teacher"), settings.get("copied", ALL))
         return Transfer(network, original=original, **settings)
-
-    def names(self, run: "Run") -> list[str]:
-        return cast(Transfer, run.task).maps
 
 
 SPEC = TransferSpec()

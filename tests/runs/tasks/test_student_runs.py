@@ -170,7 +170,7 @@ def test_other_precisions(task, precision, teacher, tmp_path):
 def test_features_that_a_frozen_head_reads(teacher, tmp_path):
     recipe = write_student_recipe(tmp_path, "transfer", task={"teacher": str(teacher), "features": [0, -1]})
     run = linvit.load_run(train_folder(recipe))
-    assert run.task.maps == ["0", "-1"]
+    assert run.task.names == ["0", "-1"]
     maps = run.task.described(run.network, torch.zeros(1, 3, 32, 32))
     assert [tuple(y.shape) for y in maps] == [(1, 16, 4, 4)] * 2
     assert torch.equal(run.network.norm.weight, linvit.load_run(teacher).network.norm.weight)  # after the maps

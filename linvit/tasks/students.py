@@ -1,0 +1,87 @@
+"""Shared by alignment and transfer: a student learns to compute what its teacher computes."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from linvit.tasks.measures import Measure, Measured, counted
+from linvit.tasks.task import Task
+
+logger = logging.getLogger(__name__)
+
+ERRORS: Mapping[str, Measure] = {
+    "error": Measure("relative error", "number", lower_is_better=True, panel="relative error"),
+    "worst": Measure("largest relative error", "number", lower_is_better=True, panel="relative error"),
+    **counted("images"),
+}
+"""Mean and largest of the relative errors of all blocks or maps."""
+
+
+def relative_errors(given: Tensor, expected: Tensor) -> Tensor:
+    """|given - expected|² / |expected|² of each image, (batch,) in float32 at least; both are (batch, …).
+
+    0 if both are 0 everywhere.
+    """
+    dtype = torch.promote_types(expected.dtype, torch.float32)
+    expected = expected.to(dtype).flatten(1)
+    difference = given.to(dtype).flatten(1) - expected
+    smallest = torch.finfo(dtype).tiny
+    return difference.square().sum(1) / expected.square().sum(1).clamp_min(smallest)
+
+
+class StudentTask(Task):
+    """Trains a student on images without labels; its loss is a relative error.
+
+    A subclass has `lesson`, what the student learns from a teacher without weights.
+
+    Args:
+        network: The student.
+        original: The teacher as a network; it is stored in checkpoints.
+        teacher: Run or file of weights of the teacher; None for initial weights.
+        kwargs: Further arguments of Task.
+    """
+
+    measures: Measured = ERRORS
+    score = "error"
+    headline = ("error",)
+    lesson: ClassVar[str]
+
+    def __init__(self, network: nn.Module, original: nn.Module, teacher: str | None = None, **kwargs: Any) -> None:
+        super().__init__(network, **kwargs)
+        self.original = original.to(memory_format=self.memory_format).requires_grad_(False).eval()
+        self.teacher = teacher
+        self.keep(lambda: {str(index): MeanMetric() for index in range(len(self.names))})
+
+    @property
+    def names(self) -> list[str]:
+        """What the rows of `errors` belong to."""
+        raise NotImplementedError
+
+    def errors(self, network: nn.Module, images: Tensor) -> Tensor:
+        """The relative errors (names, batch) of images (batch, channels, height, width), with any weights."""
+        raise NotImplementedError
+
+    def train(self, mode: bool = True) -> "StudentTask":
+        """The teacher stays in evaluation mode."""
+        super().train(mode)
+        self.original.eval()
+        return self
+
+    def on_fit_start(self) -> None:
+        if self.teacher is None:
+            logger.warning("There is no `teacher`, so the student learns %s.", self.lesson)
+
+    def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
+        images = batch[0]
+        self.count.update(len(images))
+        for kind, network in self.networks().items():
+            for metric, values in zip(self.kept(kind).values(), self.errors(network, images), strict=True):
+                metric.update(values)
+
+    def measured(self, kind: str) -> dict[str, Tensor]:
+        errors = torch.stack([metric.compute() for metric in self.kept(kind).values()])
+        return {"error": errors.mean(), "worst": errors.max()}
