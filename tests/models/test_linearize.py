@@ -11,6 +11,7 @@ from torch.testing import assert_close
 import linvit
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.models import registry
+from linvit.models.sequence import DecoderCache
 
 TEACHERS = {
     "ViT": ("vit_small_patch14_reg4_dinov2", SMALL),
@@ -128,6 +129,32 @@ def test_a_decoder_stays_causal():
     assert_close(student(tokens)[:, :5], student(tokens[:, :5]))
     with pytest.raises(ValueError, match="`mechanism` is 'inline', expected one of"):
         linvit.linearize(network, "inline")
+
+
+@pytest.mark.parametrize("pattern", ["LLLL", "LSLS"])
+def test_a_decoder_decodes_with_its_cache(pattern):
+    torch.manual_seed(0)
+    network = registry.create("sequence_nano", 11, mechanism="softmax").double().eval()
+    student = linvit.linearize(network, "mala", pattern)
+    tokens, cache = torch.randint(11, (2, 9)), DecoderCache()
+    steps = [student.read(part, cache) for part in tokens.split([4, 1, 1, 3], 1)]
+    assert_close(torch.cat(steps, 1), student(tokens))
+
+
+def test_a_dit_keeps_everything_but_the_operator():
+    torch.manual_seed(0)
+    arguments = {"input_size": 8, "channels": 1}
+    network = registry.create("dit_nano_patch2", 10, mechanism="softmax", **arguments).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)  # its output is 0 at first
+    given = torch.randn(2, 1, 8, 8), torch.tensor([5, 900]), torch.tensor([3, 10])
+    student = linvit.linearize(network, "linear")
+    linear = registry.create("dit_nano_patch2", 10, mechanism="linear", **arguments).eval()
+    linear.load_state_dict(student.state_dict())
+    assert_close(student(*given), linear(*given))
+    assert (student(*given) - network(*given)).abs().max() > 1e-3
+    half = linvit.linearize(network, "rala", "S" * len(network.blocks))
+    assert torch.equal(half(*given), network(*given))
 
 
 def test_the_mode_is_the_models():
