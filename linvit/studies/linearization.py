@@ -105,7 +105,8 @@ class LinearizationPlan:
             proposal.cells() | ({"pattern": f"**{proposal.pattern}**"} if proposal == self.chosen else {})
             for proposal in self.proposals
         ]
-        between = "Patterns, from all softmax to as much linear as saves time; the chosen one is bold:"
+        chosen = "" if self.chosen is None else "; the chosen one is bold"
+        between = f"Patterns, from all softmax to as much linear as saves time{chosen}:"
         return f"{self.about}\n\n{markdown_rows(letters, 2)}\n\n{between}\n\n{markdown_rows(proposals, 1)}\n"
 
     def figure(self) -> Figure:
