@@ -44,6 +44,7 @@ def inputs_obstacle(
     normalizer: Any = "divide",
     rotary: tuple[Tensor, Tensor] | None = None,
     state: Any = None,
+    shard: Any = None,
 ) -> str | None:
     """Why neither the GPU nor the CPU kernels support these arguments, as a clause; None if one of them may."""
     maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)
@@ -56,8 +57,8 @@ def inputs_obstacle(
         if not isinstance(given, str) or given not in known:
             shown = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
             return f"{name} is {shown}, and the kernels support {', '.join(known)}"
-    if state is not None:
-        return "the kernels support no state"
+    if state is not None or shard is not None:
+        return f"the kernels support no {'shard' if state is None else 'state'}"
     if query.dtype not in DTYPES:
         return f"the tensors are {query.dtype}, and the kernels support float16, bfloat16 and float32"
     if 0 in (*query.shape, *value.shape):

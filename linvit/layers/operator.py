@@ -15,6 +15,7 @@ from linvit.ops import Rotary, State, attention_scores, linear_attention
 from linvit.ops.feature_map import query_and_key_map
 from linvit.ops.normalizer import resolve_normalizer
 from linvit.ops.position import rotate
+from linvit.ops.shard import Shard
 from linvit.ranges import Checked, OneOf, known
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Operands:
     cache: the tokens read before these. Linear attention adds these tokens to it; with softmax they are in it already.
     x, gate, grid, num_prefix, packing: for the steps after the operator: the input of the layer, the input of its gate,
         and the places of the tokens: num_prefix tokens, then a grid (height, width); or the Packing of documents.
+    shard: these tokens are only some of all, see `linvit.ops.shard`.
     """
 
     query: Tensor
@@ -57,11 +59,17 @@ class Operands:
     grid: tuple[int, int] = (0, 0)
     num_prefix: int = 0
     packing: Any = None
+    shard: Shard | None = None
 
     def output(self, fused: bool = True) -> Tensor:
         """(batch, heads, queries, width): scores @ value, without forming the matrix if `fused` or linear."""
         if self.options is not None:
             read = self._linear_output("auto" if fused else "torch")
+        elif self.shard is not None:
+            raise ValueError(
+                "the network has softmax attention, which needs all tokens at once: choose one with linear attention in"
+                " all stages or blocks, such as `pattern='LLLL'`"
+            )
         else:
             read = self._fused_softmax() if fused else self.product()
         return read if self.value_share == 0 else self.read_share * read + self.value_share * self.value
@@ -89,7 +97,7 @@ class Operands:
         tokens, options = (self.query, self.key, self.value), self._linear_options()
         read: Tensor
         if self.cache is None:
-            read = linear_attention(*tokens, backend=backend, **options)
+            read = linear_attention(*tokens, backend=backend, shard=self.shard, **options)
             return read
         state = State.empty(self.query, self.value) if self.cache.read is None else self.cache.read
         assert isinstance(state, State)
@@ -166,6 +174,7 @@ class Operator(Checked, nn.Module):
         self.mechanism, self.heads, self.head_width = mechanism, heads, head_width
         self.causal, self.place = causal, place
         self.fused = use_fused_attn()
+        self.shard: Shard | None = None  # set while the network reads only some of the tokens
         self.options = None if axes is None else {**axes, **changes}
         self.mean_query: nn.Parameter | None = None
         self.beta: nn.Parameter | None = None
@@ -207,13 +216,15 @@ class Operator(Checked, nn.Module):
                 assert isinstance(held, KeyValues)
                 cache.read = held
                 key, value = held.append(key, value)
-            return Operands(query, key, value, None, rotary, causal=self.causal, cache=cache, **others)
+            return Operands(
+                query, key, value, None, rotary, causal=self.causal, cache=cache, shard=self.shard, **others
+            )
         options = dict(self.options) if feature_map is None else {**self.options, "feature_map": feature_map}
         if self.mean_query is not None:
             options["weighting"] = self._learned_weights(self.mean_query, key, options)
         if self.beta is not None:
             options["normalizer"] = self._learned_normalizer
-        return Operands(query, key, value, options, rotary, causal=self.causal, cache=cache, **others)
+        return Operands(query, key, value, options, rotary, causal=self.causal, cache=cache, shard=self.shard, **others)
 
     def _learned_weights(self, mean_query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor:
         _, key_map = query_and_key_map(options.get("feature_map", "elu1"), every_token_counts=True)

@@ -16,14 +16,15 @@ from linvit.arguments import is_traced
 from linvit.ops.feature_map import FeatureMap, sees_one_token
 from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary, rotate
+from linvit.ops.shard import Shard, count, joined_means, whole_mean, whole_state
 from linvit.ops.state import State, joined, read, summarize
-from linvit.ops.weighting import query_mean, token_weights, weights_by_mean
+from linvit.ops.weighting import query_mean, weights_by_mean
 
 BLOCK = 1 << 17  # numbers in one tensor of a block, 512 KB in float32; inputs below two blocks are not split
 
 
 class Rule(NamedTuple):
-    """The axes of `linear_attention`, names resolved, and the dtype of intermediate results."""
+    """The axes of `linear_attention`, names resolved, the dtype of intermediate results, and the shard."""
 
     query_map: FeatureMap
     key_map: FeatureMap
@@ -31,6 +32,7 @@ class Rule(NamedTuple):
     normalizer: Normalizer
     eps: float
     dtype: torch.dtype
+    shard: Shard | None = None
 
 
 class Tokens(NamedTuple):
@@ -63,8 +65,11 @@ def bidirectional(tokens: Tokens, rule: Rule) -> Tensor:
 
 def _at_once(tokens: Tokens, rule: Rule) -> Tensor:
     q, rq, k, rk, v = mapped(tokens, rule)
-    state = summarize(k, rk, v, token_weights(rule.weighting, q, k, tokens.visible))
-    return read(state, q, rq, rule.normalizer, rule.eps).to(tokens.query.dtype)
+    mean = None
+    if rule.weighting == "query_mean":
+        mean = whole_mean(rule.shard, query_mean(q, tokens.visible), count(q, tokens.visible))
+    state = summarize(k, rk, v, weights_by_mean(rule.weighting, mean, k, tokens.visible))
+    return read(whole_state(rule.shard, state), q, rq, rule.normalizer, rule.eps).to(tokens.query.dtype)
 
 
 def _pieces(tokens: Tokens, rule: Rule, size: int) -> Iterator[tuple[slice, Tensor]]:
@@ -75,7 +80,7 @@ def _pieces(tokens: Tokens, rule: Rule, size: int) -> Iterator[tuple[slice, Tens
         return
     mean = _query_mean(tokens, rule, size) if rule.weighting == "query_mean" else None
     summaries = (_summary(*_some_keys(tokens, rule, block), mean) for block in _slices(length, size))
-    state = reduce(joined, summaries)
+    state = whole_state(rule.shard, reduce(joined, summaries))
     for block in _slices(queries, size):
         yield block, _read(state, tokens.query[:, :, block], _rows(tokens.rotary, block), rule)
 
@@ -91,16 +96,15 @@ def _read(state: State, query: Tensor, rotary: Rotary | None, rule: Rule) -> Ten
 
 
 def _query_mean(tokens: Tokens, rule: Rule, size: int) -> Tensor:
-    """The mean of κ(q) over the visible tokens, from the means of the blocks."""
+    """The mean of κ(q) over the visible tokens of all shards, from the means of the blocks."""
     means, counts = [], []
     for block in _slices(tokens.query.shape[-2], size):
         q = rule.query_map(tokens.query[:, :, block].to(rule.dtype))
         visible = None if tokens.visible is None else tokens.visible[:, :, block]
         means.append(query_mean(q, visible))
-        counts.append(q.new_full(q.shape[:2], q.shape[-2]) if visible is None else visible.sum(-1).to(q.dtype))
-    count = torch.stack(counts, dim=-1)
-    share = count / count.sum(-1, keepdim=True).clamp_min(1)
-    return (torch.stack(means, dim=-1) @ share.unsqueeze(-1)).squeeze(-1)
+        counts.append(count(q, visible))
+    by_block = torch.stack(counts)
+    return whole_mean(rule.shard, joined_means(torch.stack(means), by_block), by_block.sum(0))
 
 
 def mapped(tokens: Tokens, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -23,8 +23,9 @@ from linvit.ops.checks import check_call
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary
+from linvit.ops.shard import Shard, check_shard, count, visible_in
 from linvit.ops.state import State, accumulator_dtype, joined, read, summarize
-from linvit.ops.weighting import causal_token_weights, visible_tokens
+from linvit.ops.weighting import causal_token_weights, query_mean, visible_tokens
 
 
 def linear_attention(
@@ -39,6 +40,7 @@ def linear_attention(
     key_mask: Tensor | None = None,
     causal: bool = False,
     state: State | None = None,
+    shard: Shard | None = None,
     eps: float = 1e-6,
     backend: str = "auto",
 ) -> Any:
@@ -62,6 +64,8 @@ def linear_attention(
         causal: each token sees itself and the tokens before it.
         state: tokens already read (`State.empty(query, value)` to begin); with it the result is (output, new state).
             Decoding one token at a time needs constant time and memory per token. `rotary` must start at these tokens.
+        shard: these tokens are only some of all; the others are reached through it, see `linvit.ops.shard`. The output
+            is that of these queries, as if one call had all tokens.
         eps: added to denominators.
         backend: "torch"; "triton", the kernels of `linvit.kernels`; "cpp", the kernel of `linvit.kernels.cpu`; or
             "auto", the C++ kernel if it has been built and can run, otherwise torch. Kernels support first derivatives
@@ -82,30 +86,35 @@ def linear_attention(
     """
     given: dict[str, Any] = {"weighting": weighting, "rotary": rotary, "causal": causal, "eps": eps}
     check_call(query, key, value, key_mask=key_mask, state=state, **given)
-    query_map, key_map = query_and_key_map(feature_map, every_token_counts=not causal and key_mask is None)
+    check_shard(shard, weighting, state)
+    whole = not causal and key_mask is None and shard is None
+    query_map, key_map = query_and_key_map(feature_map, every_token_counts=whole)
     normalize = resolve_normalizer(normalizer)
-    visible = None if key_mask is None else visible_tokens(key_mask, key)
+    visible = visible_in(shard, key, None if key_mask is None else visible_tokens(key_mask, key))
     axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
-    kernel = kernel_for(backend, query, key, value, rotary=rotary, causal=causal, state=state, **axes)
+    kernel = kernel_for(backend, query, key, value, rotary=rotary, causal=causal, state=state, shard=shard, **axes)
     if kernel is not None:
         return kernel(query, key, value, rotary=rotary, key_mask=visible, causal=causal, eps=eps, **axes)
     tokens = Tokens(query, key, value, visible, rotary)
-    rule = Rule(query_map, key_map, weighting, normalize, eps, accumulator_dtype(query.dtype))
+    rule = Rule(query_map, key_map, weighting, normalize, eps, accumulator_dtype(query.dtype), shard)
     with _without_autocast(query.device.type):
         if not causal:
             return bidirectional(tokens, rule)
         q, rq, k, rk, v = mapped(tokens, rule)
         before = State.empty(q, v) if state is None else state
-        weights, query_mean, num_queries = causal_token_weights(
-            weighting, q, k, visible, before.query, before.num_queries
-        )
+        if shard is not None and weighting == "prefix_query_mean":
+            mean, number = shard.mean(query_mean(q, visible), count(q, visible), before=True)
+            before = before._replace(query=mean, num_queries=number)
+        weights, mean, number = causal_token_weights(weighting, q, k, visible, before.query, before.num_queries)
+        if shard is not None:
+            before = shard.state(summarize(k, rk, v, weights), before=True)
         if state is not None and query.shape[-2] == 1:
             after = joined(before, summarize(k, rk, v, weights))
             out = read(after, q, rq, normalize, eps)
         else:
             out, after = chunked(q, rq, k, rk, v, weights, normalize, eps, before)
         out = out.to(query.dtype)
-        return out if state is None else (out, after._replace(query=query_mean, num_queries=num_queries))
+        return out if state is None else (out, after._replace(query=mean, num_queries=number))
 
 
 def rala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
