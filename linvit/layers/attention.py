@@ -25,9 +25,13 @@ MODULATIONS: dict[str, tuple[bool, type[nn.Module] | None]] = {
 
 
 @register_notrace_function
-def rotary_table(x: Tensor, head_width: int) -> Rotary:
-    """The rotation for the grid of a map (batch, channels, height, width), made once for all blocks of a stage."""
-    return rotary_2d((x.shape[-2], x.shape[-1]), head_width, dtype=x.dtype, device=x.device)
+def rotary_table(x: Tensor, head_width: int, first_row: int = 0) -> Rotary:
+    """The rotation for the grid of a map (batch, channels, height, width), made once for all blocks of a stage.
+
+    first_row: number of the map's first row, if it is only some rows of the map.
+    """
+    size = (x.shape[-2], x.shape[-1])
+    return rotary_2d(size, head_width, first_row=first_row, dtype=x.dtype, device=x.device)
 
 
 def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> dict[str, Any]:

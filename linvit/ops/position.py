@@ -21,6 +21,7 @@ SIZES = {
     "size": tuple[Length, Length],
     "width": Length,
     "start": Annotated[int, Range(0, LONGEST)],
+    "first_row": Annotated[int, Range(0, LONGEST)],
     "endpoint": bool,
 }
 
@@ -60,6 +61,7 @@ def rotary_2d(
     size: tuple[int, int],
     width: int,
     *,
+    first_row: int = 0,
     endpoint: bool = True,
     factor: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -70,6 +72,7 @@ def rotary_2d(
     Args:
         size: (height, width) of the token grid.
         width: head width, a multiple of 4.
+        first_row: number of the first row, for some rows of a larger grid.
         endpoint: whether the frequencies reach 1/10000, as in RAVLT and MAViT; MLLA's stop one step short.
         factor: a number, as a tensor without axes, that multiplies all angles; it may need gradients.
         dtype, device: as in `rotary_1d`.
@@ -80,11 +83,13 @@ def rotary_2d(
             unknown.
     """
     _check_place(dtype, device)
-    if not (type(size) is tuple and len(size) == 2 and _are_lengths(*size, width) and isinstance(endpoint, bool)):
-        _check_sizes(size=size, width=width, endpoint=endpoint)
+    plain = type(size) is tuple and len(size) == 2 and _are_lengths(*size, width) and first_row == 0
+    if not (plain and isinstance(endpoint, bool)):
+        _check_sizes(size=size, width=width, first_row=first_row, endpoint=endpoint)
     if width % 4:
         raise ValueError(f"`width` is {width}, expected a multiple of 4")
-    rows, cols = (_angles(length, width // 4, 0, dtype, device, endpoint) for length in size)
+    starts = (first_row, 0)
+    rows, cols = (_angles(n, width // 4, start, dtype, device, endpoint) for n, start in zip(size, starts, strict=True))
     if factor is not None:
         rows, cols = rows * factor, cols * factor
     tables = zip(_table(rows), _table(cols), strict=True)

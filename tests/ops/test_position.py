@@ -52,6 +52,13 @@ def test_start_continues_a_sequence():
     torch.testing.assert_close(rotary_1d(4, 6, start=5).cos, whole.cos[5:])
 
 
+def test_first_row_continues_a_grid():
+    whole = rotary_2d((7, 3), 8, dtype=torch.float64)
+    rows = rotary_2d((2, 3), 8, first_row=4, dtype=torch.float64)
+    for table, some in zip(whole, rows, strict=True):
+        assert torch.equal(table.unflatten(0, (7, 3))[4:6].flatten(0, 1), some)
+
+
 def test_widths_that_do_not_pair_up_are_refused():
     with pytest.raises(ValueError, match="`width` is 7, expected a multiple of 2"):
         rotary_1d(4, 7)
