@@ -1,0 +1,102 @@
+"""Maps of which only some rows are in memory at a time."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Size = tuple[int, int, int, int]
+
+
+class StoredMap:
+    """A map (batch, channels, height, width) in memory, or in a file of its rows.
+
+    A row holds all images, its positions from left to right, their channels innermost.
+
+    path: the file, which is created at full size, or continued if it is there; None keeps the map in memory.
+
+    Raises OSError if there is no room for the file.
+    """
+
+    def __init__(self, shape: Size, dtype: torch.dtype, path: Path | None = None) -> None:
+        self.shape, self.dtype, self.path = shape, dtype, path
+        batch, channels, height, width = shape
+        self._row = (batch, width, channels)
+        self._row_bytes = batch * width * channels * dtype.itemsize
+        self._held = torch.empty(height, *self._row, dtype=dtype) if path is None else None
+        if path is not None and not path.exists():
+            _reserve(path, height * self._row_bytes)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """The rows from start to stop, (batch, channels, rows, width)."""
+        if self._held is not None:
+            rows = self._held[start:stop]
+        else:
+            assert self.path is not None
+            count = (stop - start) * self._row_bytes
+            raw = np.fromfile(self.path, np.uint8, count, offset=start * self._row_bytes)
+            rows = torch.from_numpy(raw).view(self.dtype).view(stop - start, *self._row)
+        return rows.permute(1, 3, 0, 2)
+
+    def write(self, start: int, rows: Tensor) -> None:
+        """Stores rows (batch, channels, rows, width), the first of which has the number `start`."""
+        ordered = rows.detach().permute(2, 0, 3, 1).contiguous()
+        if self._held is not None:
+            self._held[start : start + len(ordered)] = ordered
+            return
+        assert self.path is not None
+        with open(self.path, "r+b") as file:
+            file.seek(start * self._row_bytes)
+            ordered.view(-1).view(torch.uint8).numpy().tofile(file)
+
+    def remove(self) -> None:
+        """Removes the file, if there is one."""
+        self._held = None
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Creates a file whose bytes are allocated, so that a full disk is known at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".new")
+    try:
+        with open(temporary, "wb") as file:
+            allocate: Callable[..., Any] | None = getattr(os, "posix_fallocate", None)
+            if allocate is None:
+                file.truncate(size)
+            else:
+                allocate(file.fileno(), 0, max(size, 1))
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raised = OSError(
+            f"{path.parent} has no room for a map of {size / 2**30:.1f} GiB ({os.strerror(error.errno or 0)}): choose"
+            " another folder as `spill`."
+        )
+        raised.errno = error.errno
+        raise raised from error
+
+
+class RowMean:
+    """The mean over the positions of a map whose rows come one after the other, (batch, channels, 1, 1)."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._count = 0
+        self._dtype = torch.float32
+
+    def write(self, start: int, rows: Tensor) -> None:
+        """Adds rows (batch, channels, rows, width)."""
+        total = rows.double().sum((2, 3), keepdim=True)
+        self._sum = total if self._sum is None else self._sum + total
+        self._count += rows.shape[2] * rows.shape[3]
+        self._dtype = rows.dtype
+
+    def value(self) -> Tensor:
+        assert self._sum is not None
+        return (self._sum / self._count).to(self._dtype)
