@@ -4,6 +4,7 @@ Importing this package registers its models with timm. `linvit.ops` alone needs 
 the extra `train`.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +22,16 @@ if TYPE_CHECKING:
     from linvit.runs import load_run as load_run
     from linvit.runs import train as train
     from linvit.runs.exporting import export as export
+    from linvit.streaming import stream as stream
 
-ON_DEMAND = ("Run", "export", "load_run", "train")
+ON_DEMAND = {"Run": "runs", "export": "runs", "load_run": "runs", "stream": "streaming", "train": "runs"}
 
 
 def __getattr__(name: str) -> Any:
     """Lightning and what else training needs are imported when they are asked for."""
     if name not in ON_DEMAND:
         raise AttributeError(f"module 'linvit' has no attribute {name!r}")
-    from linvit import runs
-
-    return getattr(runs, name)
+    return getattr(import_module(f"linvit.{ON_DEMAND[name]}"), name)
 
 
 def __dir__() -> list[str]:

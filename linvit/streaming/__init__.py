@@ -5,5 +5,6 @@ layers of single tokens, and attention, whose state adds up over strips. A step 
 over the strips for each total that it needs (the state; for RALA, before it, the mean query) and one for its output.
 """
 
-from linvit.streaming.stream import Streamed as Streamed
-from linvit.streaming.stream import stream as stream
+from linvit.streaming.computation import Streamed as Streamed
+from linvit.streaming.computation import stream as stream
+from linvit.streaming.query import Query as Query

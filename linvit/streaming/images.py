@@ -44,7 +44,14 @@ class PixelImage:
         self._mean, self._std = (torch.tensor(values, dtype=dtype)[:, None, None] for values in (mean, std))
 
     def read(self, start: int, stop: int) -> Tensor:
-        rows = torch.from_numpy(np.array(self._pixels[start:stop])).permute(2, 0, 1)
+        try:
+            pixels = np.array(self._pixels[start:stop])
+        except Exception as error:  # each decoder has errors of its own
+            raise ValueError(
+                f"The rows {start} to {stop - 1} of the image cannot be read ({error}): replace the file; with `spill`,"
+                " the computation then goes on."
+            ) from error
+        rows = torch.from_numpy(pixels).permute(2, 0, 1)
         return ((rows.to(self._dtype) / 255 - self._mean) / self._std)[None]
 
 
@@ -97,8 +104,8 @@ def _opened(path: Path) -> Any:
 
 def _opened_tiff(path: Path) -> Any:
     try:
-        import tifffile
-        import zarr
+        import tifffile  # type: ignore[import-not-found, unused-ignore]
+        import zarr  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise ImportError(
             f"{path.name} is a TIFF file, and its rows are read by tifffile and zarr: `pip install 'linvit[stream]'`."
@@ -106,6 +113,6 @@ def _opened_tiff(path: Path) -> Any:
 
     try:
         level = zarr.open(tifffile.imread(path, aszarr=True, level=0), mode="r")
-    except (tifffile.TiffFileError, ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): check the file.") from error
+    except Exception as error:  # each decoder has errors of its own
+        raise ValueError(f"{path} cannot be read ({error}): replace the file.") from error
     return level

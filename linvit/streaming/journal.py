@@ -15,7 +15,7 @@ from linvit.streaming.images import Image
 from linvit.streaming.maps import Size
 from linvit.streaming.strip import Total
 
-PROGRESS, TOTALS, RESULT = "progress.json", "totals.pt", "result.pt"
+PROGRESS, TOTALS, LOGITS = "progress.json", "totals.pt", "logits.pt"
 
 
 class Journal:
@@ -53,14 +53,14 @@ class Journal:
         self.note(self.step)
         self._store(TOTALS, {"step": self.step, "totals": [tuple(total) for total in totals]})
 
-    def note_result(self, logits: Tensor | None) -> None:
-        """Stores the result."""
-        self._store(RESULT, {"logits": logits})
+    def note_logits(self, logits: Tensor) -> None:
+        """Stores the logits."""
+        self._store(LOGITS, {"logits": logits})
 
-    def result(self) -> dict[str, Any] | None:
-        """The result of a complete computation."""
-        file = None if self.folder is None else self.folder / RESULT
-        return read_checkpoint(file) if file is not None and file.is_file() else None
+    def logits(self) -> Tensor | None:
+        """The logits of an earlier call."""
+        file = None if self.folder is None else self.folder / LOGITS
+        return read_checkpoint(file)["logits"] if file is not None and file.is_file() else None
 
     def _store(self, name: str, content: dict[str, Any]) -> None:
         if self.folder is not None:

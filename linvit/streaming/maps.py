@@ -17,18 +17,18 @@ class StoredMap:
 
     A row holds all images, its positions from left to right, their channels innermost.
 
-    path: the file, which is created at full size, or continued if it is there; None keeps the map in memory.
+    path: the file; None keeps the map in memory. new: whether the file is to be made, at full size.
 
     Raises OSError if there is no room for the file.
     """
 
-    def __init__(self, shape: Size, dtype: torch.dtype, path: Path | None = None) -> None:
+    def __init__(self, shape: Size, dtype: torch.dtype, path: Path | None = None, new: bool = True) -> None:
         self.shape, self.dtype, self.path = shape, dtype, path
         batch, channels, height, width = shape
         self._row = (batch, width, channels)
         self._row_bytes = batch * width * channels * dtype.itemsize
         self._held = torch.empty(height, *self._row, dtype=dtype) if path is None else None
-        if path is not None and not path.exists():
+        if path is not None and new:
             _reserve(path, height * self._row_bytes)
 
     def read(self, start: int, stop: int) -> Tensor:

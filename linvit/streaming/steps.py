@@ -1,6 +1,6 @@
-"""A network as steps from one map to the next, each of which can be computed strip by strip."""
+"""A network as steps from maps to the next map, each of which can be computed strip by strip."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -13,18 +13,27 @@ from linvit.models.backbone import Backbone, Stage
 from linvit.models.care import CARE
 from linvit.models.pyramid import PyramidStage
 
+IMAGE = "image"
+Forward = Callable[[Sequence[Tensor], int], Tensor]
+
 
 @dataclass(frozen=True)
 class Step:
-    """A part of a network that turns one map into the next.
+    """A computation that turns some rows of maps into rows of the next map.
 
-    name: the path of its module. module: its layers. forward: from rows of a map, and the number of their first row, to
-    rows of the next map. stage: the stage whose output it gives, None for other steps.
+    name: of its output. inputs: the names of the maps that it reads. module: its layers. forward: from the rows of the
+    maps, and the number of the first row, to rows of the output. scale: by how much the output is finer than the
+    first input, for layers that enlarge maps. reach: rows of the first input that are read beyond those of the
+    convolutions. whole: whether it needs all rows at once. stage: the stage whose output it gives.
     """
 
     name: str
+    inputs: tuple[str, ...]
     module: nn.Module
-    forward: Callable[[Tensor, int], Tensor]
+    forward: Forward
+    scale: int = 1
+    reach: int = 0
+    whole: bool = False
     stage: int | None = None
 
     @property
@@ -33,16 +42,16 @@ class Step:
 
     @property
     def stride(self) -> int:
-        """Rows of the input for one row of the output."""
+        """Rows of the first input for one row of the output."""
         stride = 1
         for layer in self.convolutions:
             stride *= layer.stride[0]
         return stride
 
     @property
-    def reach(self) -> int:
-        """How many rows above and below an input row its outputs can depend on, at most."""
-        reach, stride = 0, 1
+    def rows_around(self) -> int:
+        """How many rows above and below a row of the first input its outputs can depend on, at most."""
+        reach, stride = self.reach, 1
         for layer in self.convolutions:
             span, padding = _span_and_padding(layer)
             reach += max(padding, span - padding) * stride
@@ -50,37 +59,50 @@ class Step:
         return reach
 
     def height(self, height: int) -> int:
-        """The height of the output."""
+        """The height of the output, from that of the first input."""
         for layer in self.convolutions if self.stride > 1 else ():
             span, padding = _span_and_padding(layer)
             height = (height + 2 * padding - span - 1) // layer.stride[0] + 1
-        return height
+        return height * self.scale
 
     @property
     def channels(self) -> float:
-        """Channels of all maps inside, relative to the input's positions: a measure of memory per position."""
-        channels, area = 0.0, 1.0
+        """Channels of all maps inside, per position of the first input: a measure of memory."""
+        return sum(layer.out_channels * area for layer, area in self._areas()) * self.scale**2
+
+    @property
+    def products(self) -> float:
+        """Products of the convolutions, per position of the first input: a measure of time."""
+        return sum(layer.weight.numel() * area for layer, area in self._areas())
+
+    def _areas(self) -> Iterator[tuple[nn.Conv2d, float]]:
+        area = 1.0
         for layer in self.convolutions:
             area /= layer.stride[0] * layer.stride[1]
-            channels += layer.out_channels * area
-        return channels
+            yield layer, area
 
 
-def steps_of(network: nn.Module) -> list[Step]:
-    """The steps of a network up to its classifier.
+def backbone_steps(network: Backbone) -> Iterator[Step]:
+    """The steps up to the map that the classifier reads.
 
-    Raises ValueError, naming the layer, for a network that cannot be computed strip by strip.
+    Raises ValueError, naming the layer, for attention that cannot be computed strip by strip.
     """
-    if not isinstance(network, Backbone):
-        raise ValueError(
-            f"`network` is a {type(network).__name__}, expected a RAVLT, MAViT or CARE: choose one of these networks."
-        )
-    if network.training:
-        raise ValueError("`network` is in training mode, expected evaluation mode: call `network.eval()` first.")
     for name, module in network.named_modules():
         if isinstance(module, Operator):
             _check_operator(name, module)
-    return list(_steps(network))
+    name = "stem"
+    yield Step(name, (IMAGE,), network.stem, in_turn(*network.stem.children()))
+    for number, module in enumerate(network.stages):
+        stage = cast(Stage, module)
+        if not isinstance(stage.downsample, nn.Identity):
+            before, name = name, f"stages.{number}.downsample"
+            yield Step(name, (before,), stage.downsample, in_turn(stage.downsample))
+        for index, block in enumerate(stage.blocks):
+            before, name = name, f"stages.{number}.blocks.{index}"
+            last = number if index == len(stage.blocks) - 1 else None
+            yield Step(name, (before,), block, partial(_block, stage, block), stage=last)
+    if not isinstance(network.final_conv, nn.Identity):
+        yield Step("final_conv", (name,), network.final_conv, in_turn(network.final_conv))
 
 
 def averages(network: Backbone) -> bool:
@@ -88,6 +110,18 @@ def averages(network: Backbone) -> bool:
     if isinstance(network, CARE):
         return network.global_pool == "avg"
     return bool(cast(Any, network).head.global_pool.pool_type == "avg")
+
+
+def in_turn(*layers: nn.Module) -> Forward:
+    """Layers one after the other."""
+
+    def forward(maps: Sequence[Tensor], first_row: int) -> Tensor:
+        (x,) = maps
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    return forward
 
 
 def _check_operator(name: str, operator: Operator) -> None:
@@ -103,32 +137,14 @@ def _check_operator(name: str, operator: Operator) -> None:
         )
 
 
-def _steps(network: Backbone) -> Iterator[Step]:
-    yield Step("stem", network.stem, partial(_in_turn, list(network.stem.children())))
-    for number, module in enumerate(network.stages):
-        stage = cast(Stage, module)
-        if not isinstance(stage.downsample, nn.Identity):
-            yield Step(f"stages.{number}.downsample", stage.downsample, partial(_in_turn, [stage.downsample]))
-        for index, block in enumerate(stage.blocks):
-            last = number if index == len(stage.blocks) - 1 else None
-            yield Step(f"stages.{number}.blocks.{index}", block, partial(_block, stage, block), last)
-    if not isinstance(network.final_conv, nn.Identity):
-        yield Step("final_conv", network.final_conv, partial(_in_turn, [network.final_conv]))
+def _block(stage: Stage, block: nn.Module, maps: Sequence[Tensor], first_row: int) -> Tensor:
+    (x,) = maps
+    if not isinstance(stage, PyramidStage):
+        return cast(Tensor, block(x))
+    rotary = rotary_table(x, stage.head_width, first_row) if stage.rope else None
+    return cast(Tensor, block(x, rotary))
 
 
 def _span_and_padding(layer: nn.Conv2d) -> tuple[int, int]:
     """How many rows lie between the first and the last that an output reads, and how many of zeros are above."""
     return (layer.kernel_size[0] - 1) * layer.dilation[0], int(layer.padding[0])
-
-
-def _in_turn(layers: list[nn.Module], x: Tensor, first_row: int) -> Tensor:
-    for layer in layers:
-        x = layer(x)
-    return x
-
-
-def _block(stage: Stage, block: nn.Module, x: Tensor, first_row: int) -> Tensor:
-    if not isinstance(stage, PyramidStage):
-        return cast(Tensor, block(x))
-    rotary = rotary_table(x, stage.head_width, first_row) if stage.rope else None
-    return cast(Tensor, block(x, rotary))

@@ -1,4 +1,4 @@
-"""The part of a map that is in memory: some rows of it, and what a layer must know of all others."""
+"""The rows of an image that are in memory, and what attention must know of all others."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from linvit.layers.operator import Operator
 from linvit.ops.shard import joined_means
 from linvit.ops.state import State, joined
 
-Total = tuple[Tensor, Tensor] | State
+Total = tuple[Tensor] | tuple[Tensor, Tensor] | State
 
 
 @dataclass(frozen=True)
@@ -20,41 +20,41 @@ class Rows:
     """Rows of a map: those that are computed, and those around them that the layers read as well.
 
     start, stop: the rows that are computed. first, last: the first row that is read, and the one after the last.
+    height: of the whole map.
     """
 
     start: int
     stop: int
     first: int
     last: int
+    height: int
 
-    def __len__(self) -> int:
-        return self.last - self.first
+    def at(self, stride: int, height: int) -> "Rows":
+        """The same rows of a map with that stride and height; the last rows end where it ends."""
+        stop = height if self.stop == self.height else self.stop // stride
+        last = height if self.last == self.height else self.last // stride
+        return Rows(self.start // stride, stop, self.first // stride, last, height)
 
-    def of_output(self, stride: int, height: int, end: bool) -> tuple[int, slice]:
-        """Of a layer's output, which is `height` rows high in all: the first row, and its place in the strip's output.
-
-        end: whether the rows reach the last row of the input.
-        """
-        start, first = self.start // stride, self.first // stride
-        stop = height if end else self.stop // stride
-        return start, slice(start - first, stop - first)
+    @property
+    def computed(self) -> slice:
+        """The rows that are computed among those that are read."""
+        return slice(self.start - self.first, self.stop - self.first)
 
 
-def cut(height: int, rows: int, reach: int, stride: int = 1) -> list[Rows]:
-    """Strips of `rows` rows, of which layers read `reach` rows more above and below; all start at multiples of stride.
+def cut(height: int, rows: int, reach: int, unit: int) -> list[Rows]:
+    """Strips of `rows` rows, of which layers read `reach` rows more above and below; all start at multiples of unit.
 
     The last strip also has the rows beyond the last multiple.
     """
-    rows, reach = (-(-number // stride) * stride for number in (rows, reach))
-    starts = range(0, max(height // stride, 1) * stride, rows)
-    stops = [*starts[1:], height]
+    rows, reach = (-(-number // unit) * unit for number in (rows, reach))
+    starts = range(0, max(height // unit, 1) * unit, rows)
     return [
-        Rows(start, stop, max(start - reach, 0), min(stop + reach, height))
-        for start, stop in zip(starts, stops, strict=True)
+        Rows(start, stop, max(start - reach, 0), min(stop + reach, height), height)
+        for start, stop in zip(starts, [*starts[1:], height], strict=True)
     ]
 
 
-class Pending(Exception):  # noqa: N818 - not an error: the strip's contribution to a total that is not known yet
+class Pending(Exception):  # noqa: N818 - not an error: what a strip adds to a total that is not known yet
     """Ends the computation of a strip at the first total that is not known; holds what the strip adds to it."""
 
     def __init__(self, adds: Total) -> None:
@@ -74,16 +74,28 @@ class Strip:
 
     def visible(self, tokens: int) -> Tensor | None:
         """The tokens of the rows that are computed; the others count in other strips."""
-        if (self.rows.start, self.rows.stop) == (self.rows.first, self.rows.last):
+        rows = self.rows
+        if (rows.start, rows.stop) == (rows.first, rows.last):
             return None
-        number = torch.arange(tokens) // (tokens // len(self.rows)) + self.rows.first
-        return (number >= self.rows.start) & (number < self.rows.stop)
+        number = torch.arange(tokens) // (tokens // (rows.last - rows.first)) + rows.first
+        return (number >= rows.start) & (number < rows.stop)
 
     def mean(self, mean: Tensor, count: Tensor, *, before: bool) -> tuple[Tensor, Tensor]:
         return cast(tuple[Tensor, Tensor], self._total((mean, count)))
 
     def state(self, state: State, *, before: bool) -> State:
         return cast(State, self._total(state))
+
+    def chosen(self, tokens: Tensor, first_row: int, place: tuple[int, int], width: int) -> Tensor:
+        """Of tokens (…, tokens, channels) in rows of that width the one at a row and column of the map, (…, channels).
+
+        first_row: the number of the first row. Places that the map does not reach are at its edge.
+        """
+        row, column = min(place[0], self.rows.height - 1), min(place[1], width - 1)
+        is_here = self.rows.start <= row < self.rows.stop
+        number = (row - first_row) * width + column
+        adds = tokens[..., number, :] if is_here else torch.zeros_like(tokens[..., 0, :])
+        return cast(tuple[Tensor], self._total((adds,)))[0]
 
     def _total(self, adds: Total) -> Total:
         if self._whole:
@@ -98,6 +110,8 @@ def together(first: Total, second: Total) -> Total:
     """The total of two groups of tokens."""
     if isinstance(first, State) and isinstance(second, State):
         return joined(first, second)
+    if len(first) == 1:
+        return (first[0] + second[0],)
     means, counts = (torch.stack(pair) for pair in zip(first, second, strict=True))
     return joined_means(means, counts), counts.sum(0)
 

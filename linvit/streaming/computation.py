@@ -1,0 +1,250 @@
+"""Runs a network strip by strip."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.arguments import check_network
+from linvit.files import check_writable, user_path
+from linvit.layers.patches import checked_image
+from linvit.models.backbone import Backbone
+from linvit.models.family import imagenet_cfg
+from linvit.ranges import OneOf, Range, check
+from linvit.streaming.clock import Clock
+from linvit.streaming.images import Image, open_image
+from linvit.streaming.journal import Journal, key_of
+from linvit.streaming.maps import RowMean, StoredMap
+from linvit.streaming.networks import KEPT, Plan, plan
+from linvit.streaming.query import Query
+from linvit.streaming.steps import IMAGE, Step
+from linvit.streaming.strip import Pending, Rows, Strip, Total, attending, cut, together
+
+GIB = 2**30
+COPIES = 2.5  # how many maps as wide as each convolution are in memory at once, about
+ARGUMENTS = {
+    "rows": Annotated[int, Range(1)] | None,
+    "memory": Annotated[float, Range(above=0)],
+    "keep": Sequence[Annotated[str, OneOf(KEPT)]],
+    "query": Query | None,
+}
+Say = Callable[[str], object]
+
+
+@dataclass
+class Streamed:
+    """What `stream` computed.
+
+    logits: of a classifier, (batch, classes). maps: the other results, StoredMap (batch, channels, height, width), of
+    which `read(start, stop)` gives rows: by their stride 4, 8, 16 and 32 the outputs of the stages, and "scores",
+    "labels" and "query", see `stream`. seconds: time of the call. strips: how many strips were computed, in all passes.
+    """
+
+    logits: Tensor | None = None
+    maps: dict[int | str, StoredMap] = field(default_factory=dict)
+    seconds: float = 0.0
+    strips: int = 0
+
+
+def stream(
+    network: nn.Module,
+    image: Any,
+    rows: int | None = None,
+    spill: str | Path | None = None,
+    memory: float = 1.0,
+    keep: Sequence[str] = (),
+    query: Query | None = None,
+    progress: Say = lambda line: None,
+) -> Streamed:
+    """What a network computes from an image of any height, with only some rows of it in memory at a time.
+
+    The result equals that of `network(image)` up to rounding. Time is linear in the pixels.
+
+    Args:
+        network: a RAVLT, MAViT or CARE with linear attention or strips in all stages, or a DenseBackbone, SemanticFPN
+            or UperNet with one; in evaluation mode.
+        image: a float tensor (batch, channels, height, width) as the network reads it; an array of 8-bit pixels
+            (height, width, channels); a path; or an object with `shape` (batch, channels, height, width) and
+            `read(start, stop)`, which returns rows. Of a TIFF file only the rows of a strip are read at a time.
+        rows: height of a strip in pixels; None for what fits the memory.
+        spill: folder for the maps between layers and for the progress: the same call goes on after an interruption.
+            None keeps maps that fit in memory, and others in a temporary folder.
+        memory: GiB for the maps inside a strip; a map between layers that is larger goes to disk.
+        keep: "maps", the outputs of the stages (a DenseBackbone's, with its norms, are always kept); "scores", the
+            logits of each position of a classifier's last map, or of each pixel. A segmentor always gives "labels", the
+            most probable class of each pixel, 8 bits if that is enough. Without `spill` they are in memory.
+        query: a token and a block: "query" is the row of the block's score matrix, (batch, heads, height, width).
+        progress: called with a line every few seconds.
+
+    Raises:
+        TypeError: for an image or a network of another type.
+        ValueError: for a network that cannot be computed strip by strip, naming the layer; an argument out of range; an
+            image that the network cannot read; and a spill folder of another computation.
+        FileNotFoundError, ImportError: for a missing file, and a missing library that would read it.
+        OSError: if the spill folder cannot be written or has no room.
+    """
+    check_network("network", network)
+    check(ARGUMENTS, {"rows": rows, "memory": memory, "keep": keep, "query": query})
+    began = time.monotonic()
+    body = next((module for module in network.modules() if isinstance(module, Backbone)), None)
+    config: Mapping[str, Any] = getattr(body, "pretrained_cfg", None) or imagenet_cfg()
+    opened = open_image(image, config, next(network.parameters()).dtype)
+    if body is not None:
+        checked_image(torch.empty(opened.shape, device="meta"), body.in_chans)
+    planned = plan(network, opened.shape, keep, query)
+    settings = [rows, memory, list(keep), None if query is None else asdict(query)]
+    with _folder(spill) as folder:
+        journal = Journal(None if spill is None else folder, key_of(network, opened, settings))
+        streamed = _Run(network, planned, opened, folder, journal, rows, memory, progress).result()
+    streamed.seconds = time.monotonic() - began
+    return streamed
+
+
+class _Run:
+    """One computation: the steps, one after the other."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        planned: Plan,
+        image: Image,
+        folder: Path,
+        journal: Journal,
+        rows: int | None,
+        memory: float,
+        progress: Say,
+    ) -> None:
+        self.network, self.plan, self.folder, self.journal = network, planned, folder, journal
+        self.rows, self.memory = rows, memory * GIB
+        self.maps: dict[str, Any] = {IMAGE: image}
+        self.strides = planned.strides()
+        self.last_use = {name: step.name for step in planned.steps for name in step.inputs}
+        self.mean = RowMean()
+        self.streamed = Streamed()
+        self.clock = Clock([step.products / self.strides[step.inputs[0]] ** 2 for step in planned.steps], progress)
+
+    @torch.inference_mode()
+    def result(self) -> Streamed:
+        self.streamed.logits = self.journal.logits()
+        for number, step in enumerate(self.plan.steps):
+            if number < self.journal.step:
+                self.clock.skip(number)
+                if step.name in self.journal.shapes:
+                    self.maps[step.name] = self._stored(step)
+            else:
+                self._compute(number, step)
+            for name in step.inputs:
+                if self.last_use[name] == step.name and name not in (IMAGE, *self.plan.maps.values()):
+                    self.maps.pop(name).remove()
+        self.streamed.maps = {key: self.maps[name] for key, name in self.plan.maps.items()}
+        return self.streamed
+
+    def _compute(self, number: int, step: Step) -> None:
+        """Computes the output of a step, and the logits, if they follow from it."""
+        strips, totals = self._strips(step), list(self.journal.totals)
+        while (adds := self._pass(number, step, strips, totals)) is not None:
+            totals.append(adds)
+            self.journal.note_totals(totals)
+        if step.name == self.plan.pooled:
+            assert isinstance(self.network, Backbone)
+            self.streamed.logits = self.network.forward_head(self.mean.value())
+            self.journal.note_logits(self.streamed.logits)
+        self.journal.note(number + 1)
+
+    def _pass(self, number: int, step: Step, strips: list[Rows], totals: list[Total]) -> Total | None:
+        """Computes all strips: stores their output and returns None, or returns what they add to the next total."""
+        adds = None
+        first = self.journal.strips
+        if first:
+            self.maps[step.name] = self._stored(step)
+        for index in range(first, len(strips)):
+            rows = strips[index]
+            try:
+                y = self._output(step, rows, totals, whole=len(strips) == 1)
+            except Pending as pending:
+                adds = pending.adds if adds is None else together(adds, pending.adds)
+            else:
+                self._write(step, rows, y)
+                if step.name != self.plan.pooled:
+                    self.journal.note(number, index + 1)
+            self.streamed.strips += 1
+            self.clock.tick(number, step.name, 0.0 if adds else index / len(strips))
+        return adds
+
+    def _output(self, step: Step, rows: Rows, totals: list[Total], whole: bool) -> Tensor:
+        """The rows of the output that are computed, from those of the inputs that are read."""
+        maps, firsts = [], []
+        for name in step.inputs:
+            at = self._at(rows, name)
+            maps.append(self.maps[name].read(at.first, at.last))
+            firsts.append(at)
+        with attending(step.module, Strip(firsts[0], totals, whole)):
+            y = step.forward(maps, firsts[0].first)
+        out = rows.at(self.strides[step.name], self._height(step))
+        return y[:, :, out.computed]
+
+    def _write(self, step: Step, rows: Rows, y: Tensor) -> None:
+        """Stores rows of the output, or adds them to its mean."""
+        start = rows.at(self.strides[step.name], self._height(step)).start
+        if step.name == self.plan.pooled:
+            self.mean.write(start, y)
+            if step.name not in self.last_use and step.name not in self.plan.maps.values():
+                return
+        if start == 0:
+            self._make(step, y)
+        self.maps[step.name].write(start, y)
+
+    def _make(self, step: Step, y: Tensor) -> None:
+        """Makes room for the output of a step, on disk if it is to survive an interruption or does not fit."""
+        shape = (y.shape[0], y.shape[1], self._height(step), y.shape[3])
+        fits = prod(shape) * y.dtype.itemsize <= self.memory or step.name in self.plan.maps.values()
+        path = None if self.journal.folder is None and fits else self._path(step)
+        if path is not None:
+            path.unlink(missing_ok=True)
+        self.journal.shapes[step.name] = (shape, y.dtype)
+        self.maps[step.name] = StoredMap(shape, y.dtype, path)
+
+    def _stored(self, step: Step) -> StoredMap:
+        """The output of a step of an earlier call, which may be removed already."""
+        return StoredMap(*self.journal.shapes[step.name], self._path(step), new=False)
+
+    def _path(self, step: Step) -> Path:
+        return self.folder / f"{step.name}.map"
+
+    def _at(self, rows: Rows, name: str) -> Rows:
+        return rows.at(self.strides[name], self.maps[name].shape[2])
+
+    def _height(self, step: Step) -> int:
+        return step.height(self.maps[step.inputs[0]].shape[2])
+
+    def _strips(self, step: Step) -> list[Rows]:
+        """The strips of a step, in rows of the image."""
+        _, _, height, _ = self.maps[IMAGE].shape
+        batch, _, _, width = self.maps[step.inputs[0]].shape
+        stride = self.strides[step.inputs[0]]
+        reach = step.rows_around * stride
+        rows = self.rows
+        if step.whole:
+            rows = height
+        elif rows is None:
+            row = COPIES * step.channels * batch * width * next(self.network.parameters()).element_size()
+            rows = int(self.memory / max(row, 1)) * stride - 2 * reach
+        unit = max(self.strides[name] for name in (*step.inputs, step.name))
+        return cut(height, max(rows, 1), reach, unit)
+
+
+@contextmanager
+def _folder(spill: str | Path | None) -> Iterator[Path]:
+    if spill is None:
+        with TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        check_writable(user_path(spill))
+        yield user_path(spill)

@@ -1,0 +1,279 @@
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import linvit
+from linvit.layers.operator import Operator
+from linvit.models.dense.backbone import DenseBackbone
+from linvit.models.dense.segmentors import SemanticFPN, UperNet
+from linvit.ops import attention_scores
+from linvit.streaming import Query, stream
+
+float64 = torch.float64
+PATTERNS = {"mavit_nano": "LLLL", "ravlt_nano": "LLLL", "care_nano": "CCLL"}
+
+
+def drawn(network):
+    """The network with weights of ordinary size, so that every layer counts."""
+    torch.manual_seed(0)
+    for p in network.parameters():
+        nn.init.kaiming_normal_(p) if p.ndim == 4 and len(p) > 1 else nn.init.normal_(p, std=0.3)
+    return network.double().eval()
+
+
+def created(name, **arguments):
+    return drawn(timm.create_model(name, pattern=PATTERNS[name], num_classes=5, **arguments))
+
+
+def images(height, width, batch=2):
+    return torch.randn(batch, 3, height, width, dtype=float64, generator=torch.Generator().manual_seed(1))
+
+
+def assert_same(given, expected):
+    torch.testing.assert_close(given, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
+
+
+def whole(stored):
+    return stored.read(0, stored.shape[2])
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("size", [(64, 96), (133, 70)])
+@pytest.mark.parametrize("rows", [1, 40, None])
+def test_it_equals_the_ordinary_forward(name, size, rows):
+    network, x = created(name), images(*size)
+    streamed = stream(network, x, rows=rows, keep=["maps", "scores"])
+    with torch.no_grad():
+        assert_same(streamed.logits, network(x))
+        expected = network.forward_intermediates(x, intermediates_only=True)
+        last = network.forward_features(x)
+    for stride, stage in zip((4, 8, 16, 32), expected, strict=True):
+        assert_same(whole(streamed.maps[stride]), stage)
+    network.global_pool = "avg"
+    positions = last.permute(0, 2, 3, 1).flatten(0, 2)[..., None, None]
+    with torch.no_grad():
+        logits = network.forward_head(positions).view(len(x), *last.shape[2:], 5).permute(0, 3, 1, 2)
+    assert_same(whole(streamed.maps["scores"]), logits)
+
+
+def test_maps_that_do_not_fit_are_on_disk(tmp_path):
+    network, x = created("mavit_nano"), images(70, 64)
+    streamed = stream(network, x, rows=32, memory=1e-9, spill=tmp_path, keep=["maps"])
+    assert_same(streamed.logits, network(x).detach())
+    assert sorted(file.name for file in tmp_path.glob("*.map")) == sorted(
+        f"{name}.map" for name in ("stages.0.blocks.0", "stages.1.blocks.0", "stages.2.blocks.1", "stages.3.blocks.0")
+    )
+    in_memory = stream(network, x, memory=1e-9, keep=["maps"])
+    assert in_memory.strips > streamed.strips
+    for stride, stored in streamed.maps.items():
+        assert_same(whole(in_memory.maps[stride]), whole(stored))
+
+
+@pytest.mark.parametrize("name", ["mavit_nano", "ravlt_nano", "care_nano"])
+@pytest.mark.parametrize("rows", [32, None])
+def test_segmentors_and_their_backbones(name, rows):
+    backbone = DenseBackbone(name, pattern=PATTERNS[name])
+    x = images(96, 70)
+    for network in (SemanticFPN(backbone, 4, 16), UperNet(backbone, 4, 16)):
+        drawn(network)
+        streamed = stream(network, x, rows=rows, keep=["scores"])
+        with torch.no_grad():
+            logits = network(x)
+        assert_same(whole(streamed.maps["scores"]), logits)
+        assert torch.equal(whole(streamed.maps["labels"]), logits.argmax(1, keepdim=True).to(torch.uint8))
+    maps = stream(backbone, x, rows=rows).maps
+    for stride, expected in zip((4, 8, 16, 32), backbone(x), strict=True):
+        assert_same(whole(maps[stride]), expected.detach())
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [("mavit_nano", "stages.0.blocks.0"), ("ravlt_nano", "stages.2.blocks.1"), ("care_nano", "stages.2.blocks.0")],
+)
+@pytest.mark.parametrize("rows", [1, None])
+def test_the_scores_of_a_query(name, block, rows):
+    network, x = created(name), images(75, 68)
+    row, column = 70, 37
+    streamed = stream(network, x, rows=rows, query=Query(block, row, column))
+    seen = []
+    operator = next(m for m in network.get_submodule(block).modules() if isinstance(m, Operator))
+    handle = operator.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    network(x)
+    handle.remove()
+    operands, stride = seen[0], 4 * 2 ** int(block[7])
+    height, width = operands.grid
+    options = {"rotary": operands.rotary, **operands.options}
+    every = attention_scores(operands.query, operands.key, **options)
+    place = min(row // stride, height - 1) * width + min(column // stride, width - 1)
+    assert_same(whole(streamed.maps["query"]), every[:, :, place].unflatten(-1, (height, width)).detach())
+
+
+@dataclass
+class Lazy:
+    """A reader of rows that counts them, and that can fail."""
+
+    images: torch.Tensor
+    left: float = float("inf")
+    longest: int = 0
+    shape: tuple = field(init=False)
+
+    def __post_init__(self):
+        self.shape = tuple(self.images.shape)
+
+    def read(self, start, stop):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        self.longest = max(self.longest, stop - start)
+        return self.images[:, :, start:stop]
+
+
+def test_readers_of_rows():
+    network, x = created("mavit_nano"), images(300, 64)
+    reader = Lazy(x)
+    assert_same(stream(network, reader, rows=32).logits, network(x).detach())
+    assert reader.longest <= 64
+
+
+class InterruptError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("keep", [[], ["maps", "scores"]])
+def test_it_goes_on_after_any_interruption(tmp_path, keep, monkeypatch):
+    network, x = created("ravlt_nano"), images(70, 64)
+    expected = stream(network, x, rows=32, keep=keep)
+    calls = iter(range(10**6))
+    forward = Operator.forward
+
+    def interrupted(*arguments):
+        if next(calls) % 5 == 4:
+            raise InterruptError
+        return forward(*arguments)
+
+    monkeypatch.setattr(Operator, "forward", interrupted)
+    interruptions, streamed = 0, None
+    while streamed is None:
+        try:
+            streamed = stream(network, x, rows=32, keep=keep, spill=tmp_path)
+        except InterruptError:
+            interruptions += 1
+    assert interruptions > 3
+    assert torch.equal(streamed.logits, expected.logits)
+    for key, stored in expected.maps.items():
+        assert torch.equal(whole(streamed.maps[key]), whole(stored))
+    again = stream(network, x, rows=32, keep=keep, spill=tmp_path)
+    assert again.strips == 0
+    assert torch.equal(again.logits, expected.logits)
+    with pytest.raises(ValueError, match="has the progress of another computation"):
+        stream(network, x + 1, rows=32, keep=keep, spill=tmp_path)
+
+
+def test_pixels_and_files(tmp_path):
+    tifffile = pytest.importorskip("tifffile", reason="needs the extra stream")
+    network = timm.create_model("mavit_nano.cifar10").eval()
+    pixels = np.random.default_rng(0).integers(0, 256, (130, 90, 3), np.uint8)
+    cfg = network.pretrained_cfg
+    mean, std = (torch.tensor(cfg[name])[:, None, None] for name in ("mean", "std"))
+    expected = network(((torch.from_numpy(pixels).permute(2, 0, 1) / 255 - mean) / std)[None]).detach()
+    for name, options in {"tiles.tif": {"tile": (32, 32)}, "deflated.tiff": {"compression": "zlib"}}.items():
+        tifffile.imwrite(tmp_path / name, pixels, photometric="rgb", **options)
+        assert_close(stream(network, tmp_path / name, rows=32).logits, expected)
+    from PIL import Image
+
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    assert_close(stream(network, tmp_path / "image.png", rows=32).logits, expected)
+    assert_close(stream(network, pixels, rows=32).logits, expected)
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def full(descriptor, start, length):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match=r"has no room for a map of .* GiB \(No space left on device\): choose another"):
+        stream(created("mavit_nano"), images(64, 64), spill=tmp_path)
+    assert not list(tmp_path.glob("*.map"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"network": "training"}, "is in training mode, expected evaluation mode"),
+        (
+            {"network": "softmax"},
+            "stages.3.blocks.0.attn.operator is softmax attention, which needs all tokens at once",
+        ),
+        ({"network": "learned"}, "has the weighting 'learned', which cannot be computed strip by strip"),
+        ({"network": "resnet"}, "`network` is a ResNet, expected a RAVLT, MAViT or CARE"),
+        ({"network": "ragged"}, "The image is 65 px high, expected a multiple of 32 for a segmentor"),
+        (
+            {"image": torch.zeros(3, 64, 64)},
+            r"`image` is torch.float32 of shape \(3, 64, 64\), expected floating point",
+        ),
+        ({"image": torch.zeros(1, 3, 64, 31)}, "expected sides of at least 32 px"),
+        ({"image": torch.zeros(1, 1, 64, 64)}, "expected"),
+        ({"image": np.zeros((64, 64), np.uint8)}, r"expected 8-bit pixels \(height, width, 3\)"),
+        ({"image": "missing.tif"}, "There is no image at missing.tif"),
+        ({"rows": 0}, "`rows` is 0, expected"),
+        ({"memory": 0}, "`memory` is 0, expected"),
+        ({"keep": ["logits"]}, "'logits'"),
+        ({"query": Query("stages.9", 0, 0)}, "`query` names 'stages.9', expected one of stages.0.blocks.0"),
+        (
+            {"query": Query("stages.0.blocks.0", 64, 0)},
+            "`query` is at row 64 and column 0, but the image is 64 × 64 px",
+        ),
+    ],
+)
+def test_one_sentence_for_each_mistake(arguments, message):
+    networks = {
+        "training": lambda: timm.create_model("mavit_nano"),
+        "softmax": lambda: timm.create_model("mavit_nano", pattern="LLLS").eval(),
+        "learned": lambda: timm.create_model("mavit_nano", attention={"weighting": "learned"}).eval(),
+        "resnet": lambda: timm.create_model("resnet10t").eval(),
+        "ragged": lambda: SemanticFPN(DenseBackbone("mavit_nano"), 4, 16).eval(),
+    }
+    which = arguments.get("network")
+    network = networks[which]() if which else timm.create_model("mavit_nano").eval()
+    image = torch.zeros(1, 3, 65 if which == "ragged" else 64, 64)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        stream(network, **{"image": image, **{k: v for k, v in arguments.items() if k != "network"}})
+
+
+def test_damaged_files(tmp_path):
+    pytest.importorskip("tifffile", reason="needs the extra stream")
+    network = timm.create_model("mavit_nano").eval()
+    for name in ("image.tif", "image.png"):
+        (tmp_path / name).write_bytes(b"II*\0" + bytes(40))
+        with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name} cannot be read")):
+            stream(network, tmp_path / name)
+
+
+def test_a_damaged_tile(tmp_path):
+    tifffile = pytest.importorskip("tifffile", reason="needs the extra stream")
+    network, file = timm.create_model("mavit_nano").eval(), tmp_path / "image.tif"
+    pixels = np.random.default_rng(0).integers(0, 256, (128, 96, 3), np.uint8)
+    tifffile.imwrite(file, pixels, photometric="rgb", tile=(32, 32), compression="zlib")
+    whole_file = file.read_bytes()
+    with tifffile.TiffFile(file) as opened:
+        offset, count = opened.pages[0].dataoffsets[-2], opened.pages[0].databytecounts[-2]
+    file.write_bytes(whole_file[:offset] + bytes(count) + whole_file[offset + count :])
+    with pytest.raises(ValueError, match=r"The rows .* of the image cannot be read .* the computation then goes on"):
+        stream(network, file, rows=32, spill=tmp_path / "spill")
+    file.write_bytes(whole_file)
+    assert_close(stream(network, file, rows=32).logits, stream(network, pixels).logits)
+
+
+def test_a_network_is_unchanged_afterwards():
+    network, x = created("mavit_nano"), images(64, 64)
+    before = network(x).detach()
+    with pytest.raises(KeyboardInterrupt):
+        stream(network, Lazy(x, left=22), rows=1)
+    assert torch.equal(network(x), before)
+    assert linvit.stream is stream
