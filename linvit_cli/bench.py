@@ -233,6 +233,17 @@ def _add_memory(kind: argparse.ArgumentParser) -> None:
     _add_measuring(kind, rounds=3, memory=False)
 
 
+def _add_streaming(kind: argparse.ArgumentParser) -> None:
+    what = kind.add_argument_group("what to measure")
+    what.add_argument("names", metavar="NETWORK", nargs="*", help="RAVLT, MAViT or CARE (default: mavit_tiny_linear)")
+    text = "sides of the square images in pixels (default: 1024 2048 4096)"
+    what.add_argument("--sides", nargs="+", type=whole, metavar="PX", help=text)
+    text = "GiB for the maps of a strip (default: 0.5)"
+    what.add_argument("--strip-memory", type=number, metavar="GIB", help=text)
+    what.add_argument("--threads", type=whole, metavar="N", help="threads (default: 1)")
+    what.add_argument("--seed", metavar="N", type=whole, help="seed of image and weights (default: 0)")
+
+
 def _add_precision(kind: argparse.ArgumentParser) -> None:
     what = kind.add_argument_group("what to measure")
     what.add_argument("names", metavar="OPERATOR", nargs="*", help="rala, mala (default: both)")
@@ -271,6 +282,11 @@ KINDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str, tuple[str
         _add_memory,
         "Measure memory and time of a segmentor at growing sizes.",
         ("linvit bench memory ravlt_tiny --sizes 256x1024 512x2048",),
+    ),
+    "streaming": (
+        _add_streaming,
+        "Measure networks over large images, strip by strip and at once.",
+        ("linvit bench streaming mavit_tiny_linear --sides 1024 4096",),
     ),
     "precision": (
         _add_precision,

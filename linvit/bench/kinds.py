@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
-from linvit.bench import decoding, inference, machine, memory, operators, precision, sampling, segmentation, training
+from linvit.bench import (
+    decoding,
+    inference,
+    machine,
+    memory,
+    operators,
+    precision,
+    sampling,
+    segmentation,
+    streaming,
+    training,
+)
 from linvit.bench.clock import using_threads
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Options, Report
@@ -22,6 +33,7 @@ KINDS: dict[str, Any] = {
     "decoding": decoding,
     "sampling": sampling,
     "memory": segmentation,
+    "streaming": streaming,
     "precision": precision,
 }
 

@@ -66,6 +66,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
     "model": {**OF_NETWORKS, "file MiB": lambda row: _number(row.file_mib), "published top-1, %": _top1},
     "train": OF_NETWORKS,
     "memory": OF_NETWORKS,
+    "streaming": OF_NETWORKS,
     "decoding": {
         **MECHANISM, **TOKENS, **TIME,
         "tokens/s": _per_second(1), "× softmax": _against("softmax"), **ERROR,
