@@ -72,7 +72,8 @@ def stream(
             or UperNet with one; in evaluation mode.
         image: a float tensor (batch, channels, height, width) as the network reads it; an array of 8-bit pixels
             (height, width, channels); a path; or an object with `shape` (batch, channels, height, width) and
-            `read(start, stop)`, which returns rows. Of a TIFF file only the rows of a strip are read at a time.
+            `read(start, stop)`, which returns rows. Of a file only the rows of a strip are read at a time, if pyvips is
+            installed (the extra `stream`).
         rows: height of a strip in pixels; None for what fits the memory.
         spill: folder for the maps between layers and for the progress: the same call goes on after an interruption.
             None keeps maps that fit in memory, and others in a temporary folder.
@@ -86,8 +87,9 @@ def stream(
     Raises:
         TypeError: for an image or a network of another type.
         ValueError: for a network that cannot be computed strip by strip, naming the layer; an argument out of range; an
-            image that the network cannot read; and a spill folder of another computation.
-        FileNotFoundError, ImportError: for a missing file, and a missing library that would read it.
+            image that the network cannot read; and a spill folder of another computation. CorruptImageError, which is
+            one, for a file that is not a readable image.
+        FileNotFoundError: for a missing file.
         OSError: if the spill folder cannot be written or has no room.
     """
     check_network("network", network)

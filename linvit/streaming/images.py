@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import kind
+from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import open_image as open_whole_image
 from linvit.files import user_path
 
 
@@ -44,14 +46,7 @@ class PixelImage:
         self._mean, self._std = (torch.tensor(values, dtype=dtype)[:, None, None] for values in (mean, std))
 
     def read(self, start: int, stop: int) -> Tensor:
-        try:
-            pixels = np.array(self._pixels[start:stop])
-        except Exception as error:  # each decoder has errors of its own
-            raise ValueError(
-                f"The rows {start} to {stop - 1} of the image cannot be read ({error}): replace the file; with `spill`,"
-                " the computation then goes on."
-            ) from error
-        rows = torch.from_numpy(pixels).permute(2, 0, 1)
+        rows = torch.from_numpy(np.array(self._pixels[start:stop])).permute(2, 0, 1)
         return ((rows.to(self._dtype) / 255 - self._mean) / self._std)[None]
 
 
@@ -62,7 +57,8 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
 
     Raises:
         TypeError: for anything else.
-        ValueError: for a file that cannot be read, and for pixels of another form.
+        FileNotFoundError: for a missing file.
+        ValueError: for pixels of another form; CorruptImageError for a file that cannot be read.
     """
     if isinstance(image, Tensor):
         if image.ndim != 4 or not image.is_floating_point():
@@ -87,32 +83,49 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
 
 
 def _opened(path: Path) -> Any:
-    """The pixels (height, width, 3) of a file; of a TIFF file only those that are sliced are read."""
+    """The pixels (height, width, 3) of a file, of which libvips, if it is installed, reads those that are sliced."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no image at {path}: check the path.")
-    if path.suffix.lower() in (".tif", ".tiff"):
-        return _opened_tiff(path)
-    from PIL import Image as Pillow
-    from PIL import UnidentifiedImageError
-
     try:
-        with Pillow.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, UnidentifiedImageError, Pillow.DecompressionBombError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): convert it to a tiled TIFF file.") from error
+        return VipsPixels(path)
+    except ImportError:
+        return np.asarray(open_whole_image(path))
 
 
-def _opened_tiff(path: Path) -> Any:
-    try:
-        import tifffile  # type: ignore[import-not-found, unused-ignore]
-        import zarr  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise ImportError(
-            f"{path.name} is a TIFF file, and its rows are read by tifffile and zarr: `pip install 'linvit[stream]'`."
-        ) from error
+class VipsPixels:
+    """The pixels of a file in any format of libvips, a TIFF pyramid or GeoTIFF for example, as 8-bit RGB.
 
-    try:
-        level = zarr.open(tifffile.imread(path, aszarr=True, level=0), mode="r")
-    except Exception as error:  # each decoder has errors of its own
-        raise ValueError(f"{path} cannot be read ({error}): replace the file.") from error
-    return level
+    Raises:
+        ImportError: without pyvips.
+        CorruptImageError: for a file that libvips cannot open.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, path: Path) -> None:
+        import pyvips
+
+        try:
+            image = pyvips.Image.new_from_file(str(path), fail_on="warning").autorot().colourspace("srgb")
+        except pyvips.Error as error:
+            raise CorruptImageError(
+                f"{path} is not a readable image ({_reason(error)}): replace or remove the file."
+            ) from error
+        self._image, self._path = image.extract_band(0, n=3).cast("uchar"), path
+        self.shape = (image.height, image.width, 3)
+
+    def __getitem__(self, rows: slice) -> Any:
+        import pyvips
+
+        start, stop, _ = rows.indices(self.shape[0])
+        try:
+            return self._image.crop(0, start, self.shape[1], stop - start).numpy()
+        except pyvips.Error as error:
+            raise CorruptImageError(
+                f"The rows {start:,} to {stop - 1:,} of {self._path} cannot be read ({_reason(error)}): replace the"
+                " file; a computation with `spill` then goes on."
+            ) from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())

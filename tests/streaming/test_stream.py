@@ -1,4 +1,5 @@
 import re
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -175,20 +176,27 @@ def test_it_goes_on_after_any_interruption(tmp_path, keep, monkeypatch):
         stream(network, x + 1, rows=32, keep=keep, spill=tmp_path)
 
 
-def test_pixels_and_files(tmp_path):
-    tifffile = pytest.importorskip("tifffile", reason="needs the extra stream")
+def vips():
+    return pytest.importorskip("pyvips", reason="needs the extra stream")
+
+
+@pytest.mark.parametrize("with_vips", [True, False])
+def test_pixels_and_files(tmp_path, with_vips, monkeypatch):
+    pyvips = vips()
     network = timm.create_model("mavit_nano.cifar10").eval()
     pixels = np.random.default_rng(0).integers(0, 256, (130, 90, 3), np.uint8)
     cfg = network.pretrained_cfg
     mean, std = (torch.tensor(cfg[name])[:, None, None] for name in ("mean", "std"))
     expected = network(((torch.from_numpy(pixels).permute(2, 0, 1) / 255 - mean) / std)[None]).detach()
-    for name, options in {"tiles.tif": {"tile": (32, 32)}, "deflated.tiff": {"compression": "zlib"}}.items():
-        tifffile.imwrite(tmp_path / name, pixels, photometric="rgb", **options)
+    image = pyvips.Image.new_from_array(pixels)
+    files = {"pyramid.tif": {"tile": True, "pyramid": True, "tile_width": 64, "tile_height": 64, "compression": "lzw"}}
+    files |= {"strips.tiff": {}, "image.png": {}}
+    for name, options in files.items():
+        image.write_to_file(tmp_path / name, **options)
+    if not with_vips:
+        monkeypatch.setitem(sys.modules, "pyvips", None)
+    for name in files:
         assert_close(stream(network, tmp_path / name, rows=32).logits, expected)
-    from PIL import Image
-
-    Image.fromarray(pixels).save(tmp_path / "image.png")
-    assert_close(stream(network, tmp_path / "image.png", rows=32).logits, expected)
     assert_close(stream(network, pixels, rows=32).logits, expected)
 
 
@@ -246,27 +254,27 @@ def test_one_sentence_for_each_mistake(arguments, message):
         stream(network, **{"image": image, **{k: v for k, v in arguments.items() if k != "network"}})
 
 
-def test_damaged_files(tmp_path):
-    pytest.importorskip("tifffile", reason="needs the extra stream")
+@pytest.mark.parametrize("name", ["image.tif", "image.png"])
+def test_damaged_files(tmp_path, name):
+    vips()
     network = timm.create_model("mavit_nano").eval()
-    for name in ("image.tif", "image.png"):
-        (tmp_path / name).write_bytes(b"II*\0" + bytes(40))
-        with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name} cannot be read")):
-            stream(network, tmp_path / name)
+    (tmp_path / name).write_bytes(b"II*\0" + bytes(40))
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name} is not a readable image (")):
+        stream(network, tmp_path / name)
 
 
 def test_a_damaged_tile(tmp_path):
-    tifffile = pytest.importorskip("tifffile", reason="needs the extra stream")
+    pyvips = vips()
     network, file = timm.create_model("mavit_nano").eval(), tmp_path / "image.tif"
-    pixels = np.random.default_rng(0).integers(0, 256, (128, 96, 3), np.uint8)
-    tifffile.imwrite(file, pixels, photometric="rgb", tile=(32, 32), compression="zlib")
-    whole_file = file.read_bytes()
-    with tifffile.TiffFile(file) as opened:
-        offset, count = opened.pages[0].dataoffsets[-2], opened.pages[0].databytecounts[-2]
-    file.write_bytes(whole_file[:offset] + bytes(count) + whole_file[offset + count :])
-    with pytest.raises(ValueError, match=r"The rows .* of the image cannot be read .* the computation then goes on"):
+    pixels = np.random.default_rng(0).integers(0, 256, (512, 96, 3), np.uint8)
+    options = {"tile": True, "tile_width": 64, "tile_height": 64, "compression": "deflate"}
+    pyvips.Image.new_from_array(pixels).write_to_file(file, **options)
+    content = file.read_bytes()
+    middle = len(content) // 2
+    file.write_bytes(content[:middle] + bytes(2_000) + content[middle + 2_000 :])
+    with pytest.raises(ValueError, match=r"The rows .* of .*image.tif cannot be read .* with `spill` then goes on"):
         stream(network, file, rows=32, spill=tmp_path / "spill")
-    file.write_bytes(whole_file)
+    file.write_bytes(content)
     assert_close(stream(network, file, rows=32).logits, stream(network, pixels).logits)
 
 
