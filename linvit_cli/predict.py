@@ -1,6 +1,7 @@
 """`linvit predict`."""
 
 import argparse
+from typing import Any
 
 from linvit_cli.failures import say_unreadable
 from linvit_cli.overrides import data_settings
@@ -14,13 +15,14 @@ from linvit_cli.run_arguments import (
     load,
     set_allocator,
 )
-from linvit_cli.streams import show
+from linvit_cli.streams import complain, show
 from linvit_cli.tables import show_pieces, show_rows
 
 HELP = "Predict classes, objects, regions or transcripts from files."
 EXAMPLES = (
     "linvit predict runs/ravlt_nano_digits photos scan.png --output predictions.csv",
     "linvit predict runs/spoken_mala speech.flac --beam 16 --lm words.arpa",
+    "linvit predict runs/segmentor slide.tif --stream --output maps",
 )
 TAKES_OVERRIDES = True
 
@@ -40,13 +42,30 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     images.add_argument("--topk", metavar="K", type=whole, help=text)
     text = "detection and multi-label classification: lowest score shown (default: 0.5)"
     images.add_argument("--threshold", metavar="SCORE", type=number, help=text)
-    speech = add_decoding(command)
-    text = "transcribe a file as a stream, in pieces of this length (default: off)"
-    speech.add_argument("--stream", metavar="SECONDS", dest="seconds", type=number, help=text)
+    text = "read each image at its own size and strip by strip; sound in pieces of this length (default: off)"
+    images.add_argument("--stream", metavar="SECONDS", nargs="?", const=0.0, type=number, help=text)
+    text = "--stream: height of a strip in pixels (default: what fits the memory)"
+    images.add_argument("--rows", metavar="PX", type=whole, help=text)
+    text = "--stream: GiB for the maps of a strip (default: 1)"
+    images.add_argument("--strip-memory", metavar="GIB", type=number, help=text)
+    text = "--stream: folder for maps on disk; the same command goes on after an interruption (default: none)"
+    images.add_argument("--spill", metavar="FOLDER", help=text)
+    add_decoding(command)
     output = command.add_argument_group("output")
     text = "a .csv or .json file, for detectors and segmentors a folder (default: a table on the terminal)"
     output.add_argument("--output", metavar="PATH", help=text)
     add_keep_memory(command.add_argument_group("other"))
+
+
+def _strips(options: argparse.Namespace) -> dict[str, Any]:
+    """The option `strips` of `Run.predict`."""
+    given = {"rows": options.rows, "memory": options.strip_memory, "spill": options.spill}
+    strips = {name: value for name, value in given.items() if value is not None}
+    if options.stream is None:
+        if strips:
+            raise ValueError("--rows, --strip-memory and --spill need --stream: add it.")
+        return {}
+    return {"strips": {**strips, "progress": complain}}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,10 +76,12 @@ def run(options: argparse.Namespace) -> int:
     loaded = load(options, path)
     loaded.prepare(**data_settings(options.overrides))
     decoding = chosen(options, "beam", "language_model", "lm_weight", "word_bonus", "topk", "threshold", "weights")
-    if options.seconds is not None:
-        show_pieces(loaded.stream(inputs, options.seconds, **decoding, **chosen(options, "output")))
+    if options.stream == 0.0 and loaded.spec.name == "speech":
+        raise ValueError("--stream has no length, expected seconds for sound: add them.")
+    if options.stream:
+        show_pieces(loaded.stream(inputs, options.stream, **decoding, **chosen(options, "output")))
         return 0
-    predictions = loaded.predict(inputs, progress=True, **decoding, **chosen(options, "output"))
+    predictions = loaded.predict(inputs, progress=True, **decoding, **_strips(options), **chosen(options, "output"))
     if options.output:
         count = "1 prediction is" if len(predictions) == 1 else f"{len(predictions)} predictions are"
         show(f"{count} in {options.output}.")

@@ -17,6 +17,7 @@ from linvit.models.linearizing import NAME as LINEARIZED
 from linvit.models.published import PUBLISHED
 from linvit.models.swapped import BASES
 from linvit.runs.images import find_images, read_image
+from linvit.runs.large_images import in_strips
 from linvit.runs.predictions import ClassPrediction, Predictions, check_output
 from linvit.runs.progress import tracked
 from linvit.runs.spec import Subject, TaskSpec
@@ -53,22 +54,26 @@ class ClassifierSpec(TaskSpec):
         weights: str | None,
         output: str | Path | None,
         progress: bool,
+        strips: Mapping[str, Any] | None = None,
     ) -> Predictions[ClassPrediction]:
         """A ClassPrediction for each image.
 
         probable: from logits (classes,) the probabilities and indices of the classes to name, most probable first.
+        strips: None, or options of `linvit.stream` to read each image at its own size, strip by strip.
         """
         path = None if output is None else check_output(output)
         items, unreadable = find_images(inputs)
         network, device = run.placed_network(weights)
+        shown = tracked(items, "Predicting", progress=progress)
+        if strips is None:
+            answers = _in_batches(shown, run.preprocessing, unreadable, network, device)
+        else:
+            answers = _in_strips(shown, run, unreadable, network.cpu(), strips)
         rows = []
-        for names, images in _batches(tracked(items, "Predicting", progress=progress), run.preprocessing, unreadable):
-            with torch.inference_mode():
-                logits = network(images.to(device)).float().cpu()
-            for name, row in zip(names, logits, strict=True):
-                probabilities, places = probable(row)
-                classes = [run.class_names[place] for place in places.tolist()]
-                rows.append(ClassPrediction(name, classes, probabilities.tolist()))
+        for name, logits in answers:
+            probabilities, places = probable(logits)
+            classes = [run.class_names[place] for place in places.tolist()]
+            rows.append(ClassPrediction(name, classes, probabilities.tolist()))
         predictions = Predictions(rows, unreadable)
         if path:
             predictions.save(path)
@@ -124,6 +129,38 @@ def _tag_of_weights(name: str) -> str | None:
 
 def _family(name: str) -> str:
     return next((base for base in BASES if name.startswith(f"{base}_")), name.partition("_")[0])
+
+
+def _in_batches(
+    items: Iterable[tuple[str, Any]],
+    preprocessing: Preprocessing,
+    unreadable: list[str],
+    network: nn.Module,
+    device: torch.device,
+) -> Iterator[tuple[str, Tensor]]:
+    """Name and logits (classes,) of each image."""
+    for names, images in _batches(items, preprocessing, unreadable):
+        with torch.inference_mode():
+            logits = network(images.to(device)).float().cpu()
+        yield from zip(names, logits, strict=True)
+
+
+def _in_strips(
+    items: Iterable[tuple[str, Any]],
+    run: "Run",
+    unreadable: list[str],
+    network: nn.Module,
+    strips: Mapping[str, Any],
+) -> Iterator[tuple[str, Tensor]]:
+    """The same, each image at its own size."""
+    for name, item in items:
+        try:
+            streamed, _ = in_strips(run, network, item, name, strips)
+        except CorruptImageError as error:
+            unreadable.append(str(error))
+            continue
+        assert streamed.logits is not None
+        yield name, streamed.logits[0].float()
 
 
 def _batches(

@@ -106,7 +106,7 @@ class DenseSpec(TaskSpec):
 
         predicted: computes a prediction from network, normalized image, name and file size (height, width).
         """
-        folder = None if output is None else _checked_folder(output, inputs)
+        folder = None if output is None else checked_folder(output, inputs)
         items, unreadable = find_images(inputs)
         items = _outside(items, folder)
         network, device = run.placed_network(weights)
@@ -177,7 +177,7 @@ class DensePredictions(Predictions[Any]):
     def save(self, path: str | Path) -> None:
         """Writes the same folder as the option `output` of `predict`."""
         self._check_kept()
-        with self._spec.save_one_by_one(self._run, _checked_folder(path, self._items)) as save:
+        with self._spec.save_one_by_one(self._run, checked_folder(path, self._items)) as save:
             for row, item in zip(self, self._items, strict=True):
                 save(row, F.pil_to_tensor(read_image(item, row.file)))
 
@@ -247,7 +247,7 @@ def _fitting(image: Image.Image, name: str) -> Image.Image:
     return image
 
 
-def _checked_folder(output: str | Path, inputs: Sequence[Any]) -> Path:
+def checked_folder(output: str | Path, inputs: Sequence[Any]) -> Path:
     folder = user_path(output)
     if folder.suffix in (".csv", ".json") or (folder.exists() and not folder.is_dir()):
         raise ValueError(

@@ -155,7 +155,9 @@ class Run:
                 recognition, paths or arrays of samples.
             options: weights ("raw" or "ema", by default the moving average if there is one), output (a file or
                 folder to save them to), progress (show a progress bar), and those of the task, see `predict` in its
-                file in `linvit.runs.tasks`.
+                file in `linvit.runs.tasks`. For classes and label maps also strips: a dictionary, even an empty one,
+                reads every image at its own size and strip by strip, on the CPU; its entries are rows, memory, spill
+                and progress of `linvit.stream`.
 
         Raises ValueError if the inputs contain nothing to predict, or the task does not have an option. Files that
         cannot be read are listed in `unreadable` of the result.

@@ -1,7 +1,7 @@
 """Runs of image classification."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -69,14 +69,15 @@ class ClassificationSpec(ClassifierSpec):
         weights: str | None = None,
         output: str | Path | None = None,
         progress: bool = False,
+        strips: Mapping[str, Any] | None = None,
     ) -> Predictions[ClassPrediction]:
         """A ClassPrediction for each image.
 
         Args:
             topk: number of classes.
-            weights, output, progress: see Run.predict; output is a .csv or .json file.
+            weights, output, progress, strips: see Run.predict; output is a .csv or .json file.
         """
-        return self.predict_each(run, inputs, most_probable(topk), weights, output, progress)
+        return self.predict_each(run, inputs, most_probable(topk), weights, output, progress, strips)
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         answers = answers_of(run, source)

@@ -45,19 +45,20 @@ class MultiLabelSpec(ClassifierSpec):
         weights: str | None = None,
         output: str | Path | None = None,
         progress: bool = False,
+        strips: Mapping[str, Any] | None = None,
     ) -> Predictions[ClassPrediction]:
         """A ClassPrediction for each image, possibly without classes.
 
         Args:
             threshold: lowest probability of the classes to name.
-            weights, output, progress: see Run.predict; output is a .csv or .json file.
+            weights, output, progress, strips: see Run.predict; output is a .csv or .json file.
         """
 
         def probable(logits: Tensor) -> tuple[Tensor, Tensor]:
             probabilities, places = logits.sigmoid().sort(descending=True)
             return probabilities[probabilities >= threshold], places[probabilities >= threshold]
 
-        return self.predict_each(run, inputs, probable, weights, output, progress)
+        return self.predict_each(run, inputs, probable, weights, output, progress, strips)
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         network, device = run.placed_network()

@@ -1,7 +1,7 @@
 """Runs of semantic segmentation."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -19,7 +19,7 @@ from linvit.data.dense.ade20k import Ade20k
 from linvit.data.dense.label_maps import LabelMaps, MapSource
 from linvit.data.dense.panoptic import CocoPanoptic
 from linvit.data.dense.source import DenseSource
-from linvit.data.images.image import SMALLEST
+from linvit.data.images.image import SMALLEST, CorruptImageError
 from linvit.data.source import Source
 from linvit.files import write_json
 from linvit.models.dense.frameworks import SEGMENTORS
@@ -30,13 +30,18 @@ from linvit.runs.dense import (
     DenseSpec,
     Saver,
     at_once,
+    checked_folder,
     displayed,
     save_pixels,
     truth_and_answer,
     untaken_name,
 )
+from linvit.runs.images import find_images
+from linvit.runs.large_images import class_counts, in_strips, save_pyramid
 from linvit.runs.predictions import MapPrediction
+from linvit.runs.progress import tracked
 from linvit.runs.spec import Section
+from linvit.streaming.networks import LABELS
 from linvit.tasks.segmentation import IGNORED, Segmentation, overlaps_by_class
 
 if TYPE_CHECKING:
@@ -66,6 +71,7 @@ class SegmentationSpec(DenseSpec):
         weights: str | None = None,
         output: str | Path | None = None,
         progress: bool = False,
+        strips: Mapping[str, Any] | None = None,
     ) -> DensePredictions:
         """A MapPrediction for each image.
 
@@ -73,7 +79,10 @@ class SegmentationSpec(DenseSpec):
             output: folder for label maps, numbered as in the training data, labels.json, and images overlaid with the
                 colours of their classes; each is written immediately and its map is not kept in memory.
             weights, progress: see Run.predict.
+            strips: see Run.predict; needs `output`, and writes the label maps there as TIFF pyramids, without overlays.
         """
+        if strips is not None:
+            return self._predict_in_strips(run, inputs, weights, output, progress, strips)
 
         def predicted(network: nn.Module, image: Tensor, name: str, size: tuple[int, int]) -> MapPrediction:
             labels = label_map(network, image, size)
@@ -84,10 +93,40 @@ class SegmentationSpec(DenseSpec):
             run, inputs, predicted, lambda row: replace(row, labels=None), weights, output, progress
         )
 
+    def _predict_in_strips(
+        self,
+        run: "Run",
+        inputs: Sequence[Any],
+        weights: str | None,
+        output: str | Path | None,
+        progress: bool,
+        strips: Mapping[str, Any],
+    ) -> DensePredictions:
+        if output is None:
+            raise ValueError("`strips` is given without `output`: give a folder for the label maps, too.")
+        folder = checked_folder(output, inputs)
+        items, unreadable = find_images(inputs)
+        network, _ = run.placed_network(weights)
+        rows, taken = [], set[str]()
+        for name, item in tracked(items, "Predicting", progress=progress):
+            try:
+                streamed, height = in_strips(run, network.cpu(), item, name, strips)
+            except CorruptImageError as error:
+                unreadable.append(str(error))
+                continue
+            labels = streamed.maps[LABELS]
+            label_of = torch.tensor(_labels(run), dtype=torch.uint8)
+            save_pyramid(labels, height, label_of, folder / "maps" / f"{untaken_name(name, taken)}.tif")
+            counts = class_counts(labels, height, len(run.class_names))
+            order = [place for place in counts.argsort(descending=True, stable=True).tolist() if counts[place]]
+            of_classes = [(run.class_names[place], counts[place].item() / counts.sum().item()) for place in order]
+            rows.append(MapPrediction(name, None, of_classes))
+        _write_names(run, folder)
+        return DensePredictions(self, run, rows, unreadable, [], folder)
+
     @contextlib.contextmanager
     def save_one_by_one(self, run: "Run", folder: Path) -> Iterator[Saver]:
-        labels = run.stored.get("labels") or list(range(1, len(run.class_names) + 1))
-        label_of = torch.tensor(labels, dtype=torch.uint8)
+        label_of = torch.tensor(_labels(run), dtype=torch.uint8)
         taken: set[str] = set()
 
         def save(row: MapPrediction, image: Tensor) -> None:
@@ -97,8 +136,7 @@ class SegmentationSpec(DenseSpec):
             save_pixels(draw_map(image, row.labels, run.class_names), folder / OVERLAYS / f"{name}.jpg")
 
         yield save
-        names = {str(label): name for label, name in zip(labels, run.class_names, strict=True)}
-        write_json(folder / "labels.json", names, indent=1)
+        _write_names(run, folder)
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         names = source.class_names
@@ -122,6 +160,16 @@ class SegmentationSpec(DenseSpec):
 
 
 SPEC = SegmentationSpec()
+
+
+def _labels(run: "Run") -> list[int]:
+    """The number of each class in label maps."""
+    return run.stored.get("labels") or list(range(1, len(run.class_names) + 1))
+
+
+def _write_names(run: "Run", folder: Path) -> None:
+    names = {str(label): name for label, name in zip(_labels(run), run.class_names, strict=True)}
+    write_json(folder / "labels.json", names, indent=1)
 
 
 @torch.inference_mode()

@@ -1,0 +1,85 @@
+"""`predict` with `strips`: images at their own size, strip by strip."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from dense_answers import write_scenes, write_untrained
+from PIL import Image
+from torch.testing import assert_close
+
+from linvit.runs import load_run
+from linvit.runs.large_images import Filled
+from linvit.streaming.images import TensorImage
+from linvit_cli import main
+
+pyvips = pytest.importorskip("pyvips", reason="needs the extra stream")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """An image 100 px high, and a file that is not an image."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    Image.effect_noise((70, 100), 60).convert("RGB").save(folder / "a.png")
+    (folder / "broken.png").write_bytes(b"broken")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def segmentor(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("segmentor")
+    return write_untrained(folder / "segmentor.ckpt", "semantic_fpn", write_scenes(folder / "scenes"))
+
+
+def test_classes_of_an_image_at_its_own_size(photos, tmp_path, capsys):
+    run = load_run(model="mavit_nano.cifar10")
+    predictions = run.predict(photos, topk=3, strips={"rows": 32, "spill": tmp_path / "spill"})
+    about = run.preprocessing
+    pixels = torch.from_numpy(np.array(Image.open(photos / "a.png"))).permute(2, 0, 1) / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (about.mean, about.std))
+    with torch.no_grad():
+        expected = run.network(((pixels - mean) / std)[None])[0].softmax(-1).topk(3)
+    assert_close(torch.tensor(predictions[0].probabilities), expected.values)
+    assert predictions[0].classes == [run.class_names[place] for place in expected.indices]
+    assert len(predictions.unreadable) == 1
+    assert (tmp_path / "spill" / "a.png" / "progress.json").is_file()
+    assert main(["predict", "--model", "mavit_nano.cifar10", str(photos / "a.png"), "--stream", "--rows", "64"]) == 0
+    assert predictions[0].classes[0] in capsys.readouterr().out
+
+
+def test_a_label_map_as_a_pyramid(segmentor, photos, tmp_path):
+    run, output = load_run(segmentor), tmp_path / "out"
+    (row,) = run.predict(photos / "a.png", output=output, strips={"rows": 32})
+    written = pyvips.Image.new_from_file(str(output / "maps" / "a.tif")).numpy()
+    assert written.shape == (100, 70)
+    about = run.preprocessing
+    pixels = torch.from_numpy(np.array(Image.open(photos / "a.png"))).permute(2, 0, 1) / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (about.mean, about.std))
+    image = Filled(TensorImage(((pixels - mean) / std)[None])).read(0, 128)
+    with torch.no_grad():
+        labels = run.network(image)[0, :, :100].argmax(0)
+    assert (torch.from_numpy(written) == labels + 1).float().mean() > 0.999
+    names = json.loads((output / "labels.json").read_text())
+    assert names["1"] == run.class_names[0]
+    assert sum(share for _, share in row.shares) == pytest.approx(1)
+    assert [path.name for path in (output / "maps").iterdir()] == ["a.tif"]
+
+
+def test_rows_of_zeros_below_an_image():
+    image = torch.randn(1, 3, 40, 5)
+    filled = Filled(TensorImage(image))
+    assert filled.shape == (1, 3, 64, 5)
+    rows = torch.cat([filled.read(0, 33), filled.read(33, 64)], 2)
+    assert torch.equal(rows[:, :, :40], image)
+    assert not rows[:, :, 40:].any()
+
+
+def test_one_sentence_for_each_mistake(segmentor, photos, capsys):
+    with pytest.raises(ValueError, match="`strips` is given without `output`"):
+        load_run(segmentor).predict(photos, strips={})
+    with pytest.raises(ValueError, match="Unknown option of strips 'row', expected one of rows, memory"):
+        load_run(model="mavit_nano.cifar10").predict(photos / "a.png", strips={"row": 3})
+    assert main(["predict", "--model", "mavit_nano.cifar10", str(photos), "--spill", "there"]) == 2
+    assert "--rows, --strip-memory and --spill need --stream: add it." in capsys.readouterr().err
