@@ -69,9 +69,18 @@ class AttentionBlock(Checked, nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Map (batch, width, height, width) and the rotation of its grid to a map of the same shape."""
+        x = self.with_feed_forward(self.with_attention(x, rotary))
+        return x
+
+    def with_attention(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """The first half of the block."""
         if self.cpe is not None:
             x = x + self.cpe(x)
         x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), rotary))
+        return x
+
+    def with_feed_forward(self, x: Tensor) -> Tensor:
+        """The second half of the block."""
         x = x + self.drop_path(self.gamma_2 * self.ffn(self.norm2(x)))
         return x
 

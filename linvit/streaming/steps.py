@@ -1,13 +1,14 @@
 """A network as steps from maps to the next map, each of which can be computed strip by strip."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from linvit.layers.attention import rotary_table
+from linvit.layers.block import AttentionBlock
 from linvit.layers.operator import LEARNED, Operator
 from linvit.models.backbone import Backbone, Stage
 from linvit.models.care import CARE
@@ -99,8 +100,13 @@ def backbone_steps(network: Backbone) -> Iterator[Step]:
             yield Step(name, (before,), stage.downsample, in_turn(stage.downsample))
         for index, block in enumerate(stage.blocks):
             before, name = name, f"stages.{number}.blocks.{index}"
-            last = number if index == len(stage.blocks) - 1 else None
-            yield Step(name, (before,), block, partial(_block, stage, block), stage=last)
+            steps = (
+                [*_halves(name, before, stage, block)]
+                if isinstance(block, AttentionBlock)
+                else [Step(name, (before,), block, in_turn(block))]
+            )
+            yield from steps[:-1]
+            yield replace(steps[-1], stage=number if index == len(stage.blocks) - 1 else None)
     if not isinstance(network.final_conv, nn.Identity):
         yield Step("final_conv", (name,), network.final_conv, in_turn(network.final_conv))
 
@@ -137,12 +143,19 @@ def _check_operator(name: str, operator: Operator) -> None:
         )
 
 
-def _block(stage: Stage, block: nn.Module, maps: Sequence[Tensor], first_row: int) -> Tensor:
+def _halves(name: str, before: str, stage: Stage, block: AttentionBlock) -> Iterator[Step]:
+    """Two steps: fewer rows around a strip are computed for nothing than in one."""
+    attended = f"{name}.attn"
+    first = nn.ModuleList(layer for layer in (block.cpe, block.norm1, block.attn) if layer is not None)
+    yield Step(attended, (before,), first, partial(_attended, cast(PyramidStage, stage), block))
+    second = nn.ModuleList([block.norm2, block.ffn])
+    yield Step(name, (attended,), second, lambda maps, first_row: block.with_feed_forward(*maps))
+
+
+def _attended(stage: PyramidStage, block: AttentionBlock, maps: Sequence[Tensor], first_row: int) -> Tensor:
     (x,) = maps
-    if not isinstance(stage, PyramidStage):
-        return cast(Tensor, block(x))
-    rotary = rotary_table(x, stage.head_width, first_row) if stage.rope else None
-    return cast(Tensor, block(x, rotary))
+    rotary: Any = rotary_table(x, stage.head_width, first_row) if stage.rope else None
+    return block.with_attention(x, rotary)
 
 
 def _span_and_padding(layer: nn.Conv2d) -> tuple[int, int]:
