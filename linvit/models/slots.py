@@ -106,8 +106,8 @@ def slots_of(network: nn.Module) -> Slots | None:
     return None if chosen is None else chosen(network)
 
 
-@adapter(VisionTransformer)
 @adapter(Eva)
+@adapter(VisionTransformer)
 def _vit_slots(model: VisionTransformer | Eva) -> Slots:
     return _plain_slots(model, "patch_embed", GridPatchEmbed.watching, model.patch_embed.grid_size)
 
