@@ -110,7 +110,7 @@ class AugmentedSource(Source):
         return self.images("val", self.preprocessing.transform())
 
     def val_dataloader(self) -> Batches:
-        if self.preprocessing.resize == "crop":
+        if getattr(self.preprocessing, "resize", "crop") == "crop":  # images to generate are never resized
             return super().val_dataloader()
         dataset = self.val_set()
         sizes = getattr(dataset, "sizes", None)
