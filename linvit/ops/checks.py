@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import Form, attributes, broadcasts, check_device, check_floating, form, is_traced, kind
+from linvit.ops.chunks import at_hand
 from linvit.ops.position import Rotary
 from linvit.ops.state import FIELDS, State, accumulator_dtype, field_sizes
 from linvit.ops.weighting import WEIGHTINGS
@@ -121,7 +122,7 @@ def _check_causal(causal: object, block_size: object) -> None:
 
 def _check_lengths(cu_seqlens: Tensor | None, query: Tensor) -> None:
     """Check the values of cu_seqlens, which are not part of a call's form, where that is quick."""
-    if cu_seqlens is None or is_traced() or type(cu_seqlens) is not Tensor or not cu_seqlens.is_cpu:
+    if cu_seqlens is None or not at_hand(cu_seqlens):
         return
     first, *_, last = lengths = cu_seqlens.tolist()
     tokens = query.shape[-2]

@@ -79,6 +79,11 @@ class Chunks:
         return block[:, None] < block
 
 
+def at_hand(cu_seqlens: Tensor) -> bool:
+    """Whether its values can be read at once: on a CPU a loop over sequences takes half the time of chunks or less."""
+    return cu_seqlens.is_cpu and type(cu_seqlens) is Tensor and not is_traced()
+
+
 def pieces(length: int, size: int) -> int:
     """How many pieces of that size contain the length; one more under a tracer, whose sizes must not become 1."""
     count = (length + size - 1) // size

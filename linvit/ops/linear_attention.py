@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from linvit.ops.backend import kernel_for
-from linvit.ops.bidirectional import Rule, Tokens, bidirectional, mapped
+from linvit.ops.bidirectional import Rule, Tokens, bidirectional, mapped, one_by_one
 from linvit.ops.causal import chunked, prefix_weights
 from linvit.ops.checks import check_call
-from linvit.ops.chunks import chunks_of
+from linvit.ops.chunks import at_hand, chunks_of
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary
@@ -114,6 +114,8 @@ def linear_attention(
     with _without_autocast(query.device.type):
         if whole:
             return bidirectional(tokens, rule)
+        if cu_seqlens is not None and not causal and at_hand(cu_seqlens):
+            return one_by_one(tokens, rule, cu_seqlens)
         q, rq, k, rk, v = mapped(tokens, rule)
         before = State.empty(q, v) if state is None else state
         block = block_size if causal == "block" else 1 if causal else None

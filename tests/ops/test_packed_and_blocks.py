@@ -1,6 +1,7 @@
 """Packed sequences and block-causal attention, against the explicit matrix and against each sequence alone."""
 
 import itertools
+import sys
 
 import pytest
 import torch
@@ -9,7 +10,22 @@ from linvit.ops import State, attention_scores, linear_attention, rotary_1d
 
 NORMALIZERS = ["divide", "magnitude", "magnitude_no_beta", "subtract", "none", "sum"]
 LENGTHS = (70, 1, 0, 129, 64, 3, 150)
-FORMS = [{"causal": False}, {"causal": True}, *({"causal": "block", "block_size": size} for size in (3, 64, 100))]
+CHUNKED = {"causal": False, "chunked": True}  # as on a GPU; on a CPU there is a loop over the sequences
+FORMS = [
+    {"causal": False},
+    CHUNKED,
+    {"causal": True},
+    *({"causal": "block", "block_size": size} for size in (3, 64, 100)),
+]
+
+
+@pytest.fixture
+def form(request, monkeypatch):
+    """Options that say what a token sees."""
+    options = dict(request.param)
+    if options.pop("chunked", False):
+        monkeypatch.setattr(sys.modules["linvit.ops.linear_attention"], "at_hand", lambda cu_seqlens: False)
+    return options
 
 
 def draw(tokens, width=8, value_width=5, batch=1, heads=2, dtype=torch.float64):
@@ -61,7 +77,7 @@ def distance(actual, expected):
     return ((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-3)).item()
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
 def test_packed_sequences_are_each_alone(form):
     cu_seqlens, tokens = bounds(), sum(LENGTHS)
     tensors = draw(tokens)
@@ -70,7 +86,7 @@ def test_packed_sequences_are_each_alone(form):
         assert distance(out, one_after_another(tensors, cu_seqlens, **{**options, **form})) < 1e-12
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_matrix(form, packed):
     tokens = sum(LENGTHS) if packed else 210
@@ -80,7 +96,7 @@ def test_the_matrix(form, packed):
         assert distance(linear_attention(*tensors, **options), by_matrix(*tensors, **options)) < 1e-12
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
 def test_no_sequence_sees_another(form):
     query, key, _ = draw(90)
     scores = attention_scores(query, key, cu_seqlens=bounds((20, 70)), **form)
@@ -89,7 +105,7 @@ def test_no_sequence_sees_another(form):
     assert scores[..., 20:, 20].ne(0).all()
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
 @pytest.mark.parametrize("normalizer", ["divide", "magnitude", "subtract"])
 def test_gradients_are_those_of_the_matrix(form, normalizer):
     tokens = sum(LENGTHS)
@@ -104,7 +120,7 @@ def test_gradients_are_those_of_the_matrix(form, normalizer):
         assert distance(x, y) < 1e-12
 
 
-@pytest.mark.parametrize("form", FORMS[:3], ids=str)
+@pytest.mark.parametrize("form", FORMS[:3], indirect=True, ids=str)
 def test_gradcheck(form):
     tensors = [x.requires_grad_() for x in draw(7, width=4, value_width=3, heads=1)]
     means = "prefix_query_mean" if form["causal"] else "query_mean"
@@ -128,7 +144,7 @@ def test_blocks_of_one_token_are_causal_and_one_block_is_bidirectional(weighting
         assert distance(whole, expected) < 1e-12
 
 
-@pytest.mark.parametrize("size", [1, 5, 64, 90])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 5, 64, 90])
 def test_a_block_at_a_time_equals_all_at_once(size):
     tensors = draw(200, batch=2)
     query, _, value = tensors
@@ -149,7 +165,7 @@ def test_a_block_at_a_time_equals_all_at_once(size):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
 def test_lower_precision_loses_no_more_than_each_sequence_alone(dtype, form):
     lengths = (1500, 40, 3000, 700)
     tensors = [x.to(dtype) for x in draw(sum(lengths), width=32, value_width=32)]
@@ -163,20 +179,21 @@ def test_lower_precision_loses_no_more_than_each_sequence_alone(dtype, form):
         assert (out - exact).norm() <= 1.5 * (alone - exact).norm()
 
 
-def test_one_sequence_with_large_weights_does_not_hide_another():
+@pytest.mark.parametrize("form", FORMS, indirect=True, ids=str)
+def test_one_sequence_with_large_weights_does_not_hide_another(form):
     lengths = (80, 80, 80)
     tensors = draw(240)
     tensors[0][:, :, 80:160] *= 60
     tensors[1][:, :, 80:160] *= 60
-    for form in FORMS:
-        options = {"weighting": "prefix_query_mean" if form["causal"] else "query_mean", "rotary": None, **form}
-        expected = one_after_another(tensors, bounds(lengths), key_mask=None, **options)
-        out = linear_attention(*tensors, cu_seqlens=bounds(lengths), **options)
-        for now in (slice(0, 80), slice(80, 160), slice(160, 240)):
-            assert distance(out[:, :, now], expected[:, :, now]) < 1e-12
+    options = {"weighting": "prefix_query_mean" if form["causal"] else "query_mean", "rotary": None, **form}
+    expected = one_after_another(tensors, bounds(lengths), key_mask=None, **options)
+    out = linear_attention(*tensors, cu_seqlens=bounds(lengths), **options)
+    for now in (slice(0, 80), slice(80, 160), slice(160, 240)):
+        assert distance(out[:, :, now], expected[:, :, now]) < 1e-12
 
 
-def test_time_and_memory_are_those_of_the_tokens():
+@pytest.mark.parametrize("form", FORMS[:3], indirect=True, ids=str)
+def test_time_and_memory_are_those_of_the_tokens(form):
     """Many short sequences beside a long one are not padded to its length."""
     lengths = (4096, *[10] * 100)
     tensors = draw(sum(lengths), heads=1)
@@ -190,12 +207,12 @@ def test_time_and_memory_are_those_of_the_tokens():
             return out
 
     with Counting():
-        linear_attention(*tensors, cu_seqlens=bounds(lengths), weighting="query_mean")
+        linear_attention(*tensors, cu_seqlens=bounds(lengths), **form)
     assert numbers < 3 * sum(lengths) * 64  # chunks of 64 tokens have 64 × 64 numbers at most
 
 
 @pytest.mark.parametrize(
-    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str
+    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[2:])], indirect=True, ids=str
 )
 def test_compiles_as_one_graph(form):
     torch._dynamo.reset()
@@ -239,7 +256,7 @@ def refused(match, error=ValueError, tensors=None, **options):
 def test_what_packed_sequences_do_not_go_with_is_refused():
     whole = torch.tensor([0, 6])
     refused("expected .1, heads, tokens, width. with equally many", tensors=draw(6, batch=2), cu_seqlens=whole)
-    refused("and no `cu_seqlens`: use an elementwise one", feature_map="softmax_tokens", cu_seqlens=whole)
+    refused("no `cu_seqlens` and no `shard`: use an elementwise one", feature_map="softmax_tokens", cu_seqlens=whole)
     query, _, value = draw(6)
     refused("decode the sequences as a batch", cu_seqlens=whole, causal=True, state=State.empty(query, value))
     refused("`cu_seqlens` is on meta", cu_seqlens=whole.to("meta"))
