@@ -22,7 +22,7 @@ CHUNK = 64
 class Chunks:
     """Tokens in chunks of `size`.
 
-    block: the size of a block in small tokens; None if a block consists of whole chunks.
+    block: the size of a small block, in tokens; None if a block consists of whole chunks.
     first: the first chunk of each sequence. of_chunk: the sequence of each chunk. place: where each token is among the
         places of all chunks. last: for each chunk the last one of its block. None for batches, in which chunks simply
         follow each other; `last` also if chunks consist of whole blocks.
