@@ -118,28 +118,20 @@ class PlainOrder(Sampler[int]):
         return len(range(rank, self.length, world))
 
 
-class BatchesOfOneSize(Sampler[list[int]]):
-    """Batches of the indices of images of one size, small sizes first; each process has every world-size-th batch.
+def batches_of_one_size(sizes: Sequence[tuple[int, int]], batch_size: int, pixels: int) -> list[list[int]]:
+    """Batches of the indices of images of one size, small sizes first; each process gets every world-size-th batch.
 
     sizes: height and width of each image. batch_size: images in a batch, fewer where they have more than `pixels`.
     """
-
-    def __init__(self, sizes: Sequence[tuple[int, int]], batch_size: int, pixels: int) -> None:
-        alike: dict[tuple[int, int], list[int]] = {}
-        for index, size in enumerate(sizes):
-            alike.setdefault(size, []).append(index)
-        self.batches: list[list[int]] = []
-        for (height, width), indices in sorted(alike.items()):
-            count = max(1, min(batch_size, pixels // max(1, height * width)))
-            self.batches += [indices[start : start + count] for start in range(0, len(indices), count)]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        rank, world = share()
-        return iter(self.batches[rank::world])
-
-    def __len__(self) -> int:
-        rank, world = share()
-        return len(self.batches[rank::world])
+    alike: dict[tuple[int, int], list[int]] = {}
+    for index, size in enumerate(sizes):
+        alike.setdefault(size, []).append(index)
+    batches: list[list[int]] = []
+    for (height, width), indices in sorted(alike.items()):
+        count = max(1, min(batch_size, pixels // max(1, height * width)))
+        batches += [indices[start : start + count] for start in range(0, len(indices), count)]
+    rank, world = share()
+    return batches[rank::world]
 
 
 class Augmented(Dataset[Any]):

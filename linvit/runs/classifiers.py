@@ -182,10 +182,7 @@ def _batches(
         alike = waiting.setdefault(image.shape, [])
         alike.append(((number, name), image))
         if len(alike) == BATCH or sum(map(len, waiting.values())) == WAITING:
-            yield _batch(waiting.pop(max(waiting, key=lambda size: len(waiting[size]))))
+            alike = waiting.pop(max(waiting, key=lambda size: len(waiting[size])))
+            yield [named for named, _ in alike], torch.stack([image for _, image in alike])
     for alike in waiting.values():
-        yield _batch(alike)
-
-
-def _batch(images: list[tuple[tuple[int, str], Tensor]]) -> tuple[list[tuple[int, str]], Tensor]:
-    return [named for named, _ in images], torch.stack([image for _, image in images])
+        yield [named for named, _ in alike], torch.stack([image for _, image in alike])

@@ -14,7 +14,7 @@ from torchvision.transforms import Compose
 
 from linvit.data.contents import Contents, image_content, untransformed
 from linvit.data.images.image import Channels, Deviation, Preprocessing, Resize, Side
-from linvit.data.order import Batches, BatchesOfOneSize
+from linvit.data.order import Batches, batches_of_one_size
 from linvit.data.source import Source, Workers, listed
 from linvit.ranges import Amount, Count, OneOf, Range, Rule, Seed, Share
 
@@ -120,7 +120,7 @@ class AugmentedSource(Source):
                 " folder of images."
             )
         height, width = self.preprocessing.size
-        order = BatchesOfOneSize(sizes(), self.val_batch_size, self.val_batch_size * height * width)
+        order = batches_of_one_size(sizes(), self.val_batch_size, self.val_batch_size * height * width)
         loading = {key: value for key, value in self._loading(False).items() if key != "batch_size"}
         return Batches(dataset, batch_sampler=order, **loading)
 
