@@ -90,8 +90,9 @@ def test_macs_are_computed(name):
 
 
 def test_its_code_runs():
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL))
     names = {}
     exec(compile(code, "mechanisms.md", "exec"), names)
     assert names["logits"].shape == (1, 1000)
+    assert names["both"].shape == (2, 1000)
     assert names["swin"].pattern == names["same"].pattern == "LLSS"

@@ -118,6 +118,22 @@ class PlainOrder(Sampler[int]):
         return len(range(rank, self.length, world))
 
 
+def batches_of_one_size(sizes: Sequence[tuple[int, int]], batch_size: int, pixels: int) -> list[list[int]]:
+    """Batches of the indices of images of one size, small sizes first; each process gets every world-size-th batch.
+
+    sizes: height and width of each image. batch_size: images in a batch, fewer where they have more than `pixels`.
+    """
+    alike: dict[tuple[int, int], list[int]] = {}
+    for index, size in enumerate(sizes):
+        alike.setdefault(size, []).append(index)
+    batches: list[list[int]] = []
+    for (height, width), indices in sorted(alike.items()):
+        count = max(1, min(batch_size, pixels // max(1, height * width)))
+        batches += [indices[start : start + count] for start in range(0, len(indices), count)]
+    rank, world = share()
+    return batches[rank::world]
+
+
 class Augmented(Dataset[Any]):
     """Seeds all generators from (seed, epoch, index, copy) before the wrapped dataset reads and augments it."""
 
@@ -158,7 +174,7 @@ class Batches(DataLoader[Any]):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int = 1,
         *,
         max_corrupt: int = 0,
         assemble: Callable[[list[Any]], Any] = default_collate,

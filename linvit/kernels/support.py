@@ -15,7 +15,7 @@ WIDEST = 128
 OLDEST = (8, 0)
 
 
-def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, **options: Any) -> str | None:
+def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = False, **options: Any) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernels, as a clause; None if they can."""
     reason = inputs_obstacle(query, value, **options)
     if reason is not None:
@@ -25,6 +25,8 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False,
     weighting = options.get("weighting", "uniform")
     if weighting == "query_mean" and options.get("normalizer") == "sum":
         return "normalizer='sum' has a kernel for uniform weights only"
+    if causal == "block":
+        return "causal='block' has no kernel"
     if causal and weighting != "uniform":
         return f"weighting={weighting!r} has no causal kernel"
     if max(query.shape[-1], value.shape[-1]) > WIDEST:
@@ -45,6 +47,7 @@ def inputs_obstacle(
     rotary: tuple[Tensor, Tensor] | None = None,
     state: Any = None,
     shard: Any = None,
+    cu_seqlens: Any = None,
 ) -> str | None:
     """Why neither the GPU nor the CPU kernels support these arguments, as a clause; None if one of them may."""
     maps = feature_map if isinstance(feature_map, tuple | list) else (feature_map, feature_map)

@@ -36,10 +36,12 @@ class Operands:
     read_share, value_share: the output is read_share × what a token reads + value_share × its own value.
     causal: the queries are the last tokens; each sees itself and the tokens before it.
     key_mask: True where a token counts, (batch, tokens).
+    cu_seqlens: sequences that are packed, as in `linear_attention`; for linear attention only.
     bias: added to the logits of softmax attention, (batch, heads, queries, tokens).
     cache: the tokens read before these. Linear attention adds these tokens to it; with softmax they are in it already.
     x, gate, grid, num_prefix, packing: for the steps after the operator: the input of the layer, the input of its gate,
-        and the places of the tokens: num_prefix tokens, then a grid (height, width); or the Packing of documents.
+        and the places of the tokens: num_prefix tokens, then a grid (height, width); or the Packing of documents; or
+        ImagePatches.
     shard: these tokens are only some of all, see `linvit.ops.shard`.
     """
 
@@ -52,6 +54,7 @@ class Operands:
     value_share: float = 0.0
     causal: bool = False
     key_mask: Tensor | None = None
+    cu_seqlens: Tensor | None = None
     bias: Tensor | None = None
     cache: AttentionCache | None = None
     x: Tensor | None = None
@@ -105,7 +108,8 @@ class Operands:
         return read
 
     def _linear_options(self) -> dict[str, Any]:
-        return {"rotary": self.rotary, "key_mask": self.key_mask, "causal": self.causal, **(self.options or {})}
+        names = ("rotary", "key_mask", "causal", "cu_seqlens")
+        return {**{name: getattr(self, name) for name in names}, **(self.options or {})}
 
     def _scores(self) -> Tensor:
         if self.options is not None:

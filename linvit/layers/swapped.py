@@ -1,6 +1,6 @@
 """Parts of a swapped network around its attention: embeddings, blocks of other layouts, and feed-forward."""
 
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from timm.layers import Mlp, PatchEmbed, register_notrace_module
@@ -9,6 +9,7 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from linvit.layers.checks import Device, Dtype
+from linvit.layers.patches_of_images import ImagePatches
 from linvit.layers.token_attention import CurrentGrid, TokenAttention
 
 Watching = TypeVar("Watching", bound=nn.Module)
@@ -52,20 +53,27 @@ class GridNaFlexEmbeds(NaFlexEmbeds):
         """The same layer with the same parameters, which also stores the grid in source."""
         return _watching(cls, embed, source)
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, tuple[int, int] | None]:
+    def forward(
+        self, x: Tensor, patch_coord: Tensor | None = None, patch_valid: Tensor | None = None
+    ) -> tuple[Tensor, tuple[int, int] | None]:
         """As timm's.
 
         Raises:
-            ValueError: for patches with coordinates, whose grid differs from image to image.
+            ValueError: for patch_coord and patch_valid that do not fit the patches.
         """
-        tokens, size = super().forward(x, *args, **kwargs)
-        if size is None:
+        if patch_coord is None:
+            tokens, size = super().forward(x)
+            assert size is not None
+            self.source.note((int(size[0]), int(size[1])))
+            return tokens, size
+        patches = ImagePatches(patch_coord, cast(Tensor, patch_valid), self.num_prefix_tokens)
+        if patch_coord.shape[:2] != x.shape[:2]:
             raise ValueError(
-                "the network got patches with coordinates, expected images (batch, channels, height, width): a swapped"
-                " attention needs one grid for the whole batch"
+                f"`patch_coord` has shape {tuple(patch_coord.shape)} for patches of shape {tuple(x.shape)}, expected "
+                "a row and a column for each patch"
             )
-        self.source.note((int(size[0]), int(size[1])))
-        return tokens, size
+        self.source.note(patches.grid, patches)
+        return super().forward(x, patch_coord, patch_valid)
 
 
 def _watching(kind: type[Watching], embed: nn.Module, source: CurrentGrid) -> Watching:
@@ -162,6 +170,11 @@ class LocalMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (batch, prefix + height × width, channels) to the same shape, on the grid of the attention."""
+        if self.last_grid.patches is not None:
+            raise ValueError(
+                "the network got patches with coordinates, but its local feed-forward needs one grid for the whole "
+                "batch: give it images of one size, or choose another mechanism, such as 'linear', 'rala' or 'mala'"
+            )
         x = self.fc1(x)
         prefix, tokens = x[:, : self.num_prefix], x[:, self.num_prefix :]
         local = self.conv(tokens.mT.unflatten(-1, self.last_grid.size)).flatten(2).mT

@@ -13,6 +13,7 @@ from linvit.layers.attention import MODULATIONS, check_turns
 from linvit.layers.checks import Device, Dtype, Heads, Prefix, Rate, TensorOptions, Width
 from linvit.layers.depthwise import DepthwiseConv
 from linvit.layers.operator import LEARNED, AttentionSteps, Operands, merged
+from linvit.layers.patches_of_images import ImagePatches
 from linvit.ops import Rotary, rotary_2d
 from linvit.ranges import IsA, OneOf, known
 
@@ -20,17 +21,21 @@ from linvit.ranges import IsA, OneOf, known
 class CurrentGrid:
     """`size`, the height and width in tokens of the latest images; None before the first.
 
-    The last grid of every number of tokens is kept too, because a block that is recomputed in the backward pass may
-    need the grid of earlier images. Two grids of equal area in one backward pass cannot be distinguished.
+    `patches` are those of the latest images, if they have different sizes. The last grid of every number of tokens is
+    kept too, because a block that is recomputed in the backward pass may need the grid of earlier images. Two grids of
+    equal area in one backward pass cannot be distinguished.
     """
 
     def __init__(self) -> None:
         self.size: tuple[int, int] | None = None
+        self.patches: ImagePatches | None = None
         self._of_number: dict[int, tuple[int, int]] = {}
 
-    def note(self, size: tuple[int, int]) -> None:
-        """Store the grid of the latest images."""
-        self.size = self._of_number[size[0] * size[1]] = size
+    def note(self, size: tuple[int, int], patches: ImagePatches | None = None) -> None:
+        """Store the grid of the latest images, and their patches if they have different sizes."""
+        self.size, self.patches = size, patches
+        if patches is None:
+            self._of_number[size[0] * size[1]] = size
 
     def of(self, number: int) -> tuple[int, int] | None:
         """The last grid with that many tokens; without one, the latest grid."""
@@ -75,6 +80,7 @@ class TokenAttention(AttentionSteps):
     """
 
     read_share, value_share = 1.0, 0.0
+    mixes_sizes = True  # whether a batch may have images of different sizes
     rotates = True  # whether queries and keys can be rotated: their channels are those of the heads
     half_table = False
 
@@ -131,26 +137,51 @@ class TokenAttention(AttentionSteps):
         Args:
             x: the prefix, then the tokens of the grid row by row.
             grid: height and width in tokens; None for those of the source.
-            attn_mask, is_causal: part of timm's interface; only None and False.
+            attn_mask, is_causal: part of timm's interface; only None and False. With patches of images of different
+                sizes a mask is expected, the one that timm makes of their `patch_valid`; the patches are used instead.
             rope: timm's rotation of the tokens of the grid, sines and then cosines (…, height × width, 2 × head width);
                 it replaces that of the mechanism.
 
         Raises:
             ValueError: for a mask, and for a number of tokens that does not fit the grid.
         """
-        if attn_mask is not None or is_causal:
+        patches = self.source.patches if self.source is not None and grid is None else None
+        if is_causal or (attn_mask is not None and patches is None):
             raise ValueError("the attention got a mask, expected none: a swapped attention sees every token")
+        if patches is not None:
+            return self._of_patches(x, patches, rope)
         size = self.known_grid(x, grid)
         self.last_grid.note(size)
         x = self.proj_drop(self.proj(merged(self.attended(self.operands(x, size, rope)))))
         return x
 
-    def operands(self, x: Tensor, grid: tuple[int, int], rope: Tensor | None = None) -> Operands:
-        """The operands of the operator, from tokens (batch, tokens, channels)."""
+    def _of_patches(self, x: Tensor, patches: ImagePatches, rope: Tensor | None) -> Tensor:
+        """The same for images of different sizes, packed: each token sees its own image."""
+        if not self.mixes_sizes or self.operator.options is None:
+            raise ValueError(
+                f"the network got patches with coordinates, but the mechanism {self.operator.mechanism!r} needs one "
+                "grid for the whole batch: give it images of one size, or choose 'linear', 'rala' or 'mala'"
+            )
+        if x.shape[:2] != patches.valid.shape:
+            raise ValueError(
+                f"{type(self).__name__} got {x.shape[0]} × {x.shape[1]} tokens, expected those of the latest patches, "
+                f"{' × '.join(map(str, patches.valid.shape))}: run the backward pass of one batch before the next batch"
+            )
+        self.last_grid.note(patches.grid, patches)
+        y = merged(self.attended(self.operands(patches.packed(x), patches.grid, rope, patches)))
+        return patches.padded(self.proj_drop(self.proj(y)))
+
+    def operands(
+        self, x: Tensor, grid: tuple[int, int], rope: Tensor | None = None, patches: ImagePatches | None = None
+    ) -> Operands:
+        """The operands of the operator, from tokens (batch, tokens, channels), or the packed tokens of patches."""
         query, key, value = self.query_key_value(x, grid)
-        rotary = (
-            self.rotary(x, grid) if rope is None else after_prefix(timms_rotary(rope, self.half_table), self.num_prefix)
-        )
+        if rope is not None:
+            rotary: Rotary | None = after_prefix(timms_rotary(rope, self.half_table), self.num_prefix)
+        else:
+            rotary = self.rotary(x, grid)
+        if rotary is not None and patches is not None:
+            rotary = patches.of_grid(rotary) if rope is None else patches.of_tokens(rotary)
         return self.operator.operands(
             query,
             key,
@@ -162,6 +193,8 @@ class TokenAttention(AttentionSteps):
             x=x,
             grid=grid,
             num_prefix=self.num_prefix,
+            packing=patches,
+            cu_seqlens=None if patches is None else patches.cu_seqlens,
         )
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
@@ -206,8 +239,12 @@ class TokenAttention(AttentionSteps):
 
 def convolved(convolution: Callable[[Tensor], Tensor], operands: Operands) -> Tensor:
     """The values (batch, heads, tokens, width) convolved as one map of all heads' channels; zero for the prefix."""
-    as_map = merged(operands.value)[:, operands.num_prefix :].mT.unflatten(-1, operands.grid)
-    tokens = pad(convolution(as_map).flatten(2).mT, (0, 0, operands.num_prefix, 0))
+    values = merged(operands.value)
+    if operands.packing is not None:
+        tokens = operands.packing.off_maps(convolution(operands.packing.on_maps(values)))
+    else:
+        as_map = values[:, operands.num_prefix :].mT.unflatten(-1, operands.grid)
+        tokens = pad(convolution(as_map).flatten(2).mT, (0, 0, operands.num_prefix, 0))
     out: Tensor = tokens.unflatten(-1, (operands.value.shape[1], -1)).transpose(1, 2)
     return out
 
@@ -250,6 +287,7 @@ class LinearAngular(TokenAttention):
     the token's own value instead. The masked softmax branch, which exists only in training, is left out.
     """
 
+    mixes_sizes = False
     read_share, value_share = 1 / pi, 0.5
 
     def add_layers(self, width: int, dd: TensorOptions) -> None:

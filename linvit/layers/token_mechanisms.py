@@ -23,6 +23,8 @@ class FocusedAttention(TokenAttention):
     by all heads, is added to the output. FLatten's DeiT is not released: here the class token has no position.
     """
 
+    mixes_sizes = False
+
     def add_layers(self, width: int, dd: TensorOptions) -> None:
         head_width = width // self.heads
         self.scale = nn.Parameter(torch.empty(1, 1, width, **dd))
@@ -64,6 +66,8 @@ class InLineAttention(TokenAttention):
 
     The weights of the convolution are predicted for each image from the mean of its tokens, class token included.
     """
+
+    mixes_sizes = False
 
     def add_layers(self, width: int, dd: TensorOptions) -> None:
         self.residual = nn.Sequential(
@@ -126,6 +130,7 @@ class AgentAttention(TokenAttention):
         agents: (height, width) of the grid of agents.
     """
 
+    mixes_sizes = False
     rotates = False
     BIAS = 7
     an_bias: nn.Parameter

@@ -33,7 +33,7 @@ def swap_attention(
     `dynamic_img_size`).
 
     Args:
-        model: a VisionTransformer (DeiT, ViT, DINOv2, CLIP, SigLIP), Eva, NaFlexVit (for images), VisionTransformerSAM,
+        model: a VisionTransformer (DeiT, ViT, DINOv2, CLIP, SigLIP), Eva, NaFlexVit, VisionTransformerSAM,
             Hiera, SwinTransformer or PyramidVisionTransformerV2, or a network with an adapter of its own
             (`linvit.models.slots.adapter`).
         mechanism: a name in MECHANISMS, such as "rala".

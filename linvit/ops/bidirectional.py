@@ -7,7 +7,7 @@ gradients every intermediate tensor is kept anyway, and a compiler makes its own
 
 from collections.abc import Iterator
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +61,23 @@ def bidirectional(tokens: Tokens, rule: Rule) -> Tensor:
             out[images, :, block] = piece
     assert out is not None
     return out
+
+
+def one_by_one(tokens: Tokens, rule: Rule, cu_seqlens: Tensor) -> Tensor:
+    """The same for packed sequences, by a loop over them; it waits for the values of cu_seqlens."""
+    lengths = cu_seqlens.diff().tolist()
+    repeated = [None] * len(lengths)
+    split = [x.split(lengths, dim=2) for x in tokens[:3]]
+    visible = repeated if tokens.visible is None else tokens.visible.split(lengths, dim=2)
+    rotary: Any = repeated
+    if tokens.rotary is not None:
+        rotary = map(Rotary, *(table.split(lengths, dim=-2) for table in tokens.rotary))
+    weightings: Any = [rule.weighting] * len(lengths)
+    if isinstance(rule.weighting, Tensor):
+        weightings = rule.weighting.expand(tokens.key.shape[:3]).split(lengths, dim=2)
+    sequences = zip(*split, visible, rotary, weightings, strict=True)
+    outs = [bidirectional(Tokens(*some), rule._replace(weighting=w)) for *some, w in sequences if some[0].shape[2]]
+    return torch.cat(outs, dim=2)
 
 
 def _at_once(tokens: Tokens, rule: Rule) -> Tensor:

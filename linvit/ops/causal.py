@@ -1,23 +1,63 @@
-"""Causal attention: every token reads the state of itself and all before it.
+"""Attention of every token to the tokens of its sequence up to the end of its block: causal, by blocks, or packed.
 
-Tokens are cut into chunks. Inside a chunk the scores are a small matrix; what came before is carried in as a state.
-The carried states are a running mean over chunks, taken first within groups of chunks and then across groups, so that
-no loop runs over tokens and their number may be symbolic. (Compilers and exporters get one extra, empty chunk and
-group, because a symbolic size must not become 1.) Cost and memory grow linearly with the tokens; the scan
-across groups is quadratic in tokens / 1,024 and overtakes the rest only beyond a million.
+Tokens are cut into chunks. Inside a chunk of small blocks the scores are a small matrix; what came before is carried in
+as a state. A chunk of a large block reads the state at the end of its block. The states are a running mean over chunks,
+taken first within groups of chunks and then across groups, so that no loop runs over tokens and their number may be
+symbolic. (Compilers and exporters get one extra, empty chunk and group, because a symbolic size must not become 1.)
+Cost and memory grow linearly with the tokens; the scan across groups is quadratic in tokens / 1,024 and overtakes the
+rest only beyond a million.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.arguments import is_traced
+from linvit.ops.chunks import Chunks, pieces
 from linvit.ops.normalizer import Normalizer
-from linvit.ops.state import State, nonzero, summarize
-from linvit.ops.weighting import Weights
+from linvit.ops.state import State, nonzero, read, summarize
+from linvit.ops.weighting import Weights, token_weights
 
-CHUNK = 64
 GROUP = 16
+
+
+class Prefix(NamedTuple):
+    """The weights of tokens, fixed when they are read; the mean of κ(q) after the last token, and the queries in it."""
+
+    weights: Weights
+    query: Tensor
+    num_queries: Tensor
+
+
+def prefix_weights(
+    weighting: str | Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None, before: State, chunks: Chunks
+) -> Prefix:
+    """The weights of tokens that follow those in `before`, from κ(q) and κ(k); key_mask is (batch, heads, tokens).
+
+    With a mean of queries, this is for each token the mean over all that it sees. Even the last row of causal attention
+    differs from the bidirectional one: later queries do not re-weigh earlier keys.
+    """
+    if isinstance(weighting, Tensor) or weighting == "uniform":
+        return Prefix(token_weights(weighting, query, key, key_mask), before.query, before.num_queries)
+    shown = torch.ones_like(query[..., :1]) if key_mask is None else key_mask.unsqueeze(-1).to(query.dtype)
+    query = query if key_mask is None else query.masked_fill(~key_mask.unsqueeze(-1), 0)
+    query, shown = chunks.split(query), chunks.split(shown)
+    number = shown.sum(-2)
+    means = torch.cat((before.query.unsqueeze(2), query.sum(-2) / number.clamp_min(1)), dim=2)
+    number = torch.cat((before.num_queries.unsqueeze(2), number.squeeze(-1)), dim=2)
+    means, number, _ = _running_mean(means, number, torch.zeros_like(number), chunks.of_chunk)
+    if chunks.last is not None:
+        mean = means[:, :, 1:].index_select(2, chunks.last).unsqueeze(-2)
+    else:
+        seen = (~chunks.hidden(query.device)).to(query.dtype)
+        count = chunks.carried(number)[..., None, None]
+        mean = (means[:, :, :-1].unsqueeze(-2) * count + seen @ query) / (count + seen @ shown).clamp_min(1)
+    product = (mean * chunks.split(key)).sum(-1, keepdim=True)
+    exponent = query.shape[-1] ** -0.5 * chunks.join(product, key.shape[-2]).squeeze(-1)
+    factor = None if key_mask is None else key_mask.to(key.dtype)
+    return Prefix(Weights(factor, exponent), means[:, :, -1], number[:, :, -1])
 
 
 def chunked(
@@ -30,34 +70,46 @@ def chunked(
     normalizer: Normalizer,
     eps: float,
     state: State,
+    chunks: Chunks,
 ) -> tuple[Tensor, State]:
-    """Causal attention of tokens that follow those in `state`.
+    """Attention of tokens that follow those in `state`.
 
     Args:
         query, rotated_query, key, rotated_key: κ and Rκ of queries and keys, (batch, heads, tokens, width).
         value: (batch, heads, tokens, value width).
         weights: how much each token counts, fixed when it is read.
         normalizer, eps: as in `linvit.ops.state.read`.
-        state: the tokens already read.
+        state: the tokens already read; none with packed sequences.
+        chunks: how the tokens are cut.
 
     Returns:
-        (batch, heads, tokens, value width), and the state of all tokens.
+        (batch, heads, tokens, value width), and the state of all tokens (with packed sequences of the last one).
     """
     tokens = query.shape[-2]
     rotated = rotated_key is not key
     factor = torch.ones_like(key[..., 0]) if weights.factor is None else weights.factor
-    # Values are relative to one that every token sees, so that the centred read-out subtracts small numbers only.
-    first = value[..., 0, :] * (factor[..., :1] > 0)
-    origin = torch.where(state.n.unsqueeze(-1) > 0, state.u, first)
-    weights = Weights(*(None if w is None else _split(w.unsqueeze(-1)).squeeze(-1) for w in (factor, weights.exponent)))
-    query, key, value = _split(query), _split(key), _split(value - origin.unsqueeze(-2))
-    if rotated:
-        rotated_query, rotated_key = _split(rotated_query), _split(rotated_key)
-    else:
-        rotated_query, rotated_key = query, key
+    split = chunks.split
+    weights = Weights(*(None if w is None else split(w.unsqueeze(-1)).squeeze(-1) for w in (factor, weights.exponent)))
+    value = split(value)
+    # Values are relative to what all of their sequence sees, so that the centred read-out subtracts small numbers only.
+    first = chunks.first_seen(value, split((factor > 0).unsqueeze(-1).to(factor.dtype)))
+    origin = torch.where(state.n[..., None, None] > 0, state.u.unsqueeze(-2), first)
+    value = value - chunks.each_chunk(origin).unsqueeze(-2)
+    query, key = split(query), split(key)
+    rotated_query, rotated_key = (split(rotated_query), split(rotated_key)) if rotated else (query, key)
 
-    carried, total = _carried(key, rotated_key, value, weights, state, origin)
-    alpha, share, mass = _row_weights(weights, carried)
+    running = _running(key, rotated_key, value, weights, state, origin[:, :, 0], chunks)
+    total = _around(State(*(field[:, :, -1] for field in running)), origin[:, :, -1])
+    total = total._replace(query=state.query, num_queries=state.num_queries)
+    origin = chunks.each_chunk(origin)
+    if chunks.last is not None:
+        seen = State(*(field[:, :, 1:].index_select(2, chunks.last) for field in running))
+        out = read(_around(seen, origin), query, rotated_query, normalizer, eps)
+        return chunks.join(out, tokens), total
+    carried = State(*(field[:, :, :-1] for field in running))
+    lowest = torch.finfo(running.shift.dtype).min
+    carried = carried._replace(n=chunks.carried(running.n), shift=chunks.carried(running.shift, lowest))
+    alpha, share, mass = _row_weights(weights, carried, chunks.hidden(query.device))
     scores = rotated_query @ rotated_key.mT * alpha
     num = share * (rotated_query @ carried.r.unsqueeze(-1)) + scores.sum(-1, keepdim=True)
     den = num
@@ -66,63 +118,46 @@ def chunked(
     u = share * carried.u.unsqueeze(-2) + alpha @ value
     covariance = share * (rotated_query @ carried.S) + scores @ value - num * u
     gain, level = normalizer(num, den, mass, query.shape[-1] ** -0.5, eps)
-    out = gain * covariance + level * (u + origin.unsqueeze(-2).unsqueeze(-2))
-    return out.flatten(-3, -2)[..., :tokens, :], total
+    out = gain * covariance + level * (u + origin.unsqueeze(-2))
+    return chunks.join(out, tokens), total
 
 
-def _split(x: Tensor) -> Tensor:
-    """(batch, heads, tokens, width) → (batch, heads, chunks, chunk, width), padded with zeros; CHUNK tokens at most."""
-    batch, heads, tokens, width = x.shape
-    chunk = CHUNK if is_traced() else min(CHUNK, max(1, tokens))
-    chunks = _pieces(tokens, chunk)
-    return F.pad(x, (0, 0, 0, chunks * chunk - tokens)).reshape(batch, heads, -1, chunk, width)
-
-
-def _pieces(length: int, size: int) -> int:
-    pieces = (length + size - 1) // size
-    return pieces + 1 if is_traced() else max(1, pieces)
-
-
-def _carried(
-    key: Tensor, rotated_key: Tensor, value: Tensor, weights: Weights, state: State, origin: Tensor
-) -> tuple[State, State]:
-    """The state before each chunk, S and u relative to `origin`; and the state after the last."""
+def _running(
+    key: Tensor, rotated_key: Tensor, value: Tensor, weights: Weights, state: State, origin: Tensor, chunks: Chunks
+) -> State:
+    """The state before the first chunk and after each; u is relative to the origin, and S is not centred."""
     chunk = summarize(key, rotated_key, value, weights)
     before = state._replace(u=state.u - origin)
     states = State(*(torch.cat((b.unsqueeze(2), c), dim=2) for b, c in zip(before, chunk, strict=True)))
     widths = [states.S[0, 0, 0].numel(), states.z.shape[-1], states.u.shape[-1], states.r.shape[-1]]
     uncentred = states.S + states.r.unsqueeze(-1) * states.u.unsqueeze(-2)
     means = torch.cat((uncentred.flatten(-2), states.z, states.u, states.r), dim=-1)
-    means, n, shift = _running_mean(means, states.n, states.shift)
+    means, n, shift = _running_mean(means, states.n, states.shift, chunks.of_chunk)
     S, z, u, r = means.split(widths, dim=-1)
-    running = State(S.unflatten(-1, states.S.shape[-2:]), z, u, r, n, shift, states.query, states.num_queries)
-    total = State(*(field[:, :, -1] for field in running))
-    total = total._replace(
-        S=total.S - total.r.unsqueeze(-1) * total.u.unsqueeze(-2),
-        u=total.u + origin,
-        query=state.query,
-        num_queries=state.num_queries,
-    )
-    return State(*(field[:, :, :-1] for field in running)), total
+    return State(S.unflatten(-1, states.S.shape[-2:]), z, u, r, n, shift, states.query, states.num_queries)
 
 
-def _row_weights(weights: Weights, carried: State) -> tuple[Tensor, Tensor, Tensor]:
-    """α of the chunk's own tokens in each row, (…, chunk, chunk), and of all that is carried in; and their total mass.
+def _around(running: State, origin: Tensor) -> State:
+    """One of the running states as it is elsewhere: S centred, u with its origin."""
+    S = running.S - running.r.unsqueeze(-1) * running.u.unsqueeze(-2)
+    return running._replace(S=S, u=running.u + origin)
 
-    The last two are (…, chunk, 1).
+
+def _row_weights(weights: Weights, carried: State, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """α of the chunk's own tokens in each row, (…, size, size), and of all that is carried in; and their total mass.
+
+    The last two are (…, size, 1). hidden: True where a token does not see another, (size, size).
     """
     assert weights.factor is not None
-    chunk = weights.factor.shape[-1]
-    later = torch.ones(chunk, chunk, dtype=torch.bool, device=weights.factor.device).triu(1)
     before = carried.n.unsqueeze(-1)
     if weights.exponent is None:
-        within = weights.factor.unsqueeze(-2).masked_fill(later, 0)
+        within = weights.factor.unsqueeze(-2).masked_fill(hidden, 0)
         shift = torch.zeros_like(before)
     else:
-        exponent = weights.visible_exponent()
-        shift = torch.maximum(exponent.detach().cummax(-1).values, carried.shift.unsqueeze(-1))
+        exponent = weights.visible_exponent().unsqueeze(-2)
+        shift = torch.maximum(_largest_seen(exponent.detach(), hidden), carried.shift.unsqueeze(-1))
         # Masked before exp: a later token's exponent may be far above this row's shift.
-        relative = (exponent.unsqueeze(-2) - shift.unsqueeze(-1)).masked_fill(later, -torch.inf)
+        relative = (exponent - shift.unsqueeze(-1)).masked_fill(hidden, -torch.inf)
         within = relative.exp() * weights.factor.unsqueeze(-2)
         before = before * (carried.shift.unsqueeze(-1) - shift).exp()
     relative_mass = (within.sum(-1) + before).unsqueeze(-1)
@@ -130,21 +165,35 @@ def _row_weights(weights: Weights, carried: State) -> tuple[Tensor, Tensor, Tens
     return within / divisor, before.unsqueeze(-1) / divisor, relative_mass * shift.unsqueeze(-1).exp()
 
 
-def _running_mean(means: Tensor, n: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted mean of each entry and all before it along axis 2: (batch, heads, entries, width) and weights."""
+def _largest_seen(exponent: Tensor, hidden: Tensor) -> Tensor:
+    """The largest exponent (…, 1, entries) that each row of hidden leaves, (…, rows)."""
+    return exponent.masked_fill(hidden, torch.finfo(exponent.dtype).min).amax(-1)
+
+
+def _running_mean(means: Tensor, n: Tensor, shift: Tensor, of_chunk: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted mean of each entry and those before it in its sequence: (batch, heads, entries, width) and weights.
+
+    The first entry is what was read before the chunks. of_chunk: the sequences of the chunks; None for a single one.
+    """
     entries = n.shape[2]
+    sequence = n.new_zeros(entries, dtype=torch.long) if of_chunk is None else F.pad(of_chunk, (1, 0))
     if not is_traced() and entries <= GROUP:
-        return _scan(means, n, shift)
-    groups = _pieces(entries, GROUP)
+        return _scan(means, n, shift, sequence)
+    lowest = torch.finfo(shift.dtype).min
+    groups = pieces(entries, GROUP)
     pad = groups * GROUP - entries
     means = F.pad(means, (0, 0, 0, pad)).unflatten(2, (-1, GROUP))
     n = F.pad(n, (0, pad)).unflatten(2, (-1, GROUP))
-    shift = F.pad(shift, (0, pad), value=torch.finfo(shift.dtype).min).unflatten(2, (-1, GROUP))
-    means, n, shift = _scan(means, n, shift)
-    group_means, group_n, group_shift = _scan(means[:, :, :, -1], n[..., -1], shift[..., -1])
+    shift = F.pad(shift, (0, pad), value=lowest).unflatten(2, (-1, GROUP))
+    sequence = F.pad(sequence, (0, pad)).unflatten(0, (-1, GROUP))
+    means, n, shift = _scan(means, n, shift, sequence)
+    # A group hands on the mean of its last sequence, which only that sequence's chunks take.
+    ends = sequence[:, -1]
+    group_means, group_n, group_shift = _scan(means[:, :, :, -1], n[..., -1], shift[..., -1], ends)
+    other = sequence != F.pad(ends, (1, -1)).unsqueeze(-1)
     group_means = F.pad(group_means, (0, 0, 1, -1)).unsqueeze(-2)
-    group_n = F.pad(group_n, (1, -1)).unsqueeze(-1)
-    group_shift = F.pad(group_shift, (1, -1), value=torch.finfo(shift.dtype).min).unsqueeze(-1)
+    group_n = F.pad(group_n, (1, -1)).unsqueeze(-1).masked_fill(other, 0)
+    group_shift = F.pad(group_shift, (1, -1), value=lowest).unsqueeze(-1).masked_fill(other, lowest)
 
     top = torch.maximum(shift, group_shift)
     inside, before = n * (shift - top).exp(), group_n * (group_shift - top).exp()
@@ -153,11 +202,12 @@ def _running_mean(means: Tensor, n: Tensor, shift: Tensor) -> tuple[Tensor, Tens
     return tuple(x.flatten(2, 3)[:, :, :entries] for x in (means, inside + before, top))  # type: ignore[return-value]
 
 
-def _scan(means: Tensor, n: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The running mean by one matrix of weights: (…, entries, width), (…, entries), (…, entries)."""
-    top = shift.cummax(-1).values
+def _scan(means: Tensor, n: Tensor, shift: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The running mean by one matrix of weights: (…, entries, width), and (…, entries) for the others."""
     entries = n.shape[-1]
     later = torch.ones(entries, entries, dtype=torch.bool, device=n.device).triu(1)
-    mass = n.unsqueeze(-2) * (shift.unsqueeze(-2) - top.unsqueeze(-1)).masked_fill(later, -torch.inf).exp()
+    hidden = later | (sequence.unsqueeze(-1) != sequence.unsqueeze(-2))
+    top = _largest_seen(shift.unsqueeze(-2), hidden)
+    mass = n.unsqueeze(-2) * (shift.unsqueeze(-2) - top.unsqueeze(-1)).masked_fill(hidden, -torch.inf).exp()
     total = mass.sum(-1)
     return mass / nonzero(total).unsqueeze(-1) @ means, total, top

@@ -5,6 +5,7 @@ valid call is checked once and looked up afterwards.
 """
 
 import math
+from itertools import pairwise
 from numbers import Real
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import Form, attributes, broadcasts, check_device, check_floating, form, is_traced, kind
+from linvit.ops.chunks import at_hand
 from linvit.ops.position import Rotary
 from linvit.ops.state import FIELDS, State, accumulator_dtype, field_sizes
 from linvit.ops.weighting import WEIGHTINGS
@@ -31,8 +33,10 @@ class Call(NamedTuple):
     rotary: tuple[Form, Form] | None
     key_mask: Form | None
     state: tuple[Form, ...] | None
-    causal: bool
+    causal: bool | str
     eps: float
+    block_size: int | None
+    cu_seqlens: Form | None
 
 
 def check_call(
@@ -43,9 +47,11 @@ def check_call(
     weighting: str | Tensor,
     rotary: Rotary | None,
     key_mask: Tensor | None,
-    causal: bool,
+    causal: bool | str,
     eps: float,
     state: State | None = None,
+    block_size: int | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> None:
     """Check every argument except those that `query_and_key_map`, `resolve_normalizer` and `kernel_for` check.
 
@@ -64,14 +70,15 @@ def check_call(
                 None if rotary is None else (type(rotary), *map(attributes, rotary)),
                 None if key_mask is None else attributes(key_mask),
                 None if state is None else (type(state), *map(attributes, state)),
-                (type(causal), causal, type(eps), eps),
+                (type(causal), causal, type(eps), eps, type(block_size), block_size),
+                None if cu_seqlens is None else attributes(cu_seqlens),
             )
             if signature in _valid:
+                _check_lengths(cu_seqlens, query)
                 return
         except (AttributeError, RuntimeError, TypeError):  # not a tensor, or one with symbolic sizes
             signature = None
-    if not isinstance(causal, bool):
-        raise TypeError(f"`causal` is {kind(causal)}, expected True or False")
+    _check_causal(causal, block_size)
     if not isinstance(eps, Real | torch.SymFloat) or isinstance(eps, bool):
         raise TypeError(f"`eps` is {kind(eps)}, expected a number")
     _check(
@@ -85,12 +92,48 @@ def check_call(
             None if state is None else _state_forms(state),
             causal,
             eps,
+            block_size,
+            None if cu_seqlens is None else form("cu_seqlens", cu_seqlens),
         )
     )
+    _check_lengths(cu_seqlens, query)
     if signature is not None:
         if len(_valid) >= MOST_KEPT:
             _valid.clear()
         _valid.add(signature)
+
+
+def _check_causal(causal: object, block_size: object) -> None:
+    if not isinstance(causal, bool | str):
+        raise TypeError(f"`causal` is {kind(causal)}, expected True, False or 'block'")
+    if isinstance(causal, str) and causal != "block":
+        raise ValueError(f"`causal` is {causal!r}, expected True, False or 'block'")
+    if block_size is None and causal == "block":
+        raise ValueError("`causal` is 'block' without a block size, expected `block_size`: say how many tokens it has")
+    if block_size is None:
+        return
+    if not isinstance(block_size, int | torch.SymInt) or isinstance(block_size, bool):
+        raise TypeError(f"`block_size` is {kind(block_size)}, expected a whole number")
+    if causal != "block":
+        raise ValueError(f"`block_size` is {block_size} with causal={causal}, expected None: pass causal='block'")
+    if block_size < 1:
+        raise ValueError(f"`block_size` is {block_size}, expected 1 or more")
+
+
+def _check_lengths(cu_seqlens: Tensor | None, query: Tensor) -> None:
+    """Check the values of cu_seqlens, which are not part of a call's form, where that is quick."""
+    if cu_seqlens is None or not at_hand(cu_seqlens):
+        return
+    first, *_, last = lengths = cu_seqlens.tolist()
+    tokens = query.shape[-2]
+    if first != 0 or last != tokens:
+        raise ValueError(f"`cu_seqlens` goes from {first} to {last}, expected from 0 to {tokens}, the number of tokens")
+    for i, (begin, end) in enumerate(pairwise(lengths)):
+        if end < begin:
+            raise ValueError(
+                f"`cu_seqlens` decreases from {begin} to {end} after entry {i}, expected the first token of each "
+                "sequence in order: sum the lengths up"
+            )
 
 
 def _state_forms(state: object) -> tuple[Form, ...]:
@@ -113,6 +156,8 @@ def _rotary_forms(rotary: object) -> tuple[Form, Form]:
 
 def _check(call: Call) -> None:
     _check_tokens(call)
+    if call.cu_seqlens is not None:
+        _check_packed(call.cu_seqlens, call)
     if not 0 <= call.eps < math.inf:
         raise ValueError(f"`eps` is {call.eps}, expected a number of 0 or more")
     if call.rotary is not None:
@@ -156,6 +201,25 @@ def _check_tokens(call: Call) -> None:
         raise ValueError(
             f"`causal` is True with {query.shape[-2]} queries and {key.shape[-2]} keys, expected as many queries as "
             "keys in `query` and `key`"
+        )
+
+
+def _check_packed(cu_seqlens: Form, call: Call) -> None:
+    if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"`cu_seqlens` is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}, expected int32 or int64 of shape "
+            "(sequences + 1,): the first token of each sequence, and the number of tokens"
+        )
+    check_device("cu_seqlens", cu_seqlens, call.query)
+    if call.query.shape[0] != 1 or call.query.shape[-2] != call.key.shape[-2]:
+        raise ValueError(
+            f"`cu_seqlens` is given with queries of shape {tuple(call.query.shape)} and keys of shape "
+            f"{tuple(call.key.shape)}, expected (1, heads, tokens, width) with equally many of both: put the sequences "
+            "one after another"
+        )
+    if call.state is not None:
+        raise ValueError(
+            "`state` is given with `cu_seqlens`, expected one of them: decode the sequences as a batch, without packing"
         )
 
 

@@ -177,6 +177,6 @@ def query_and_key_map(
         if isinstance(name, str) and name in ACROSS_TOKENS and not every_token_counts:
             raise ValueError(
                 f"`feature_map` is {name!r}, which combines all tokens, so it has no causal form and accepts no "
-                "`key_mask` and no `shard`: use an elementwise one such as 'elu1'"
+                "`key_mask`, no `cu_seqlens` and no `shard`: use an elementwise one such as 'elu1'"
             )
     return resolve_feature_map(pair[0]), resolve_feature_map(pair[1])

@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 
 from linvit.ops.backend import kernel_for
-from linvit.ops.bidirectional import Rule, Tokens, bidirectional, mapped
-from linvit.ops.causal import chunked
+from linvit.ops.bidirectional import Rule, Tokens, bidirectional, mapped, one_by_one
+from linvit.ops.causal import chunked, prefix_weights
 from linvit.ops.checks import check_call
+from linvit.ops.chunks import at_hand, chunks_of
 from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary
 from linvit.ops.shard import Shard, check_shard, count, visible_in
 from linvit.ops.state import State, accumulator_dtype, joined, read, summarize
-from linvit.ops.weighting import causal_token_weights, query_mean, visible_tokens
+from linvit.ops.weighting import query_mean, visible_tokens
 
 
 def linear_attention(
@@ -38,7 +39,9 @@ def linear_attention(
     normalizer: str | Normalizer = "divide",
     rotary: Rotary | None = None,
     key_mask: Tensor | None = None,
-    causal: bool = False,
+    causal: bool | str = False,
+    block_size: int | None = None,
+    cu_seqlens: Tensor | None = None,
     state: State | None = None,
     shard: Shard | None = None,
     eps: float = 1e-6,
@@ -61,9 +64,17 @@ def linear_attention(
             of scores sum to one only without it.
         key_mask: True where a token counts, (batch, tokens) or (batch, heads, tokens). With query_mean it also masks
             the queries in the mean, so there must be as many queries as keys.
-        causal: each token sees itself and the tokens before it.
+        causal: True if each token sees itself and the tokens before it; "block" if it sees its block and the blocks
+            before it. With prefix_query_mean a token's weight uses the mean over all that it sees.
+        block_size: tokens in a block (such as those of an image in a video); the last block may be shorter.
+        cu_seqlens: packed sequences, as in FlashAttention: the tensors are (1, heads, all tokens, width), sequence i
+            has the tokens cu_seqlens[i] … cu_seqlens[i + 1] - 1 and attends only to itself; its blocks begin with it.
+            int32 or int64, (sequences + 1,), not decreasing from 0 to the number of tokens, which is checked on a CPU
+            only, because it would wait for a GPU. A sequence may be empty. Rotary tables, masks and weights are packed
+            like the tensors.
         state: tokens already read (`State.empty(query, value)` to begin); with it the result is (output, new state).
-            Decoding one token at a time needs constant time and memory per token. `rotary` must start at these tokens.
+            Decoding one token at a time needs constant time and memory per token. `rotary` must start at these tokens,
+            and so does a block: read whole blocks, and the unfinished one again from the state before it.
         shard: these tokens are only some of all; the others are reached through it, see `linvit.ops.shard`. The output
             is that of these queries, as if one call had all tokens.
         eps: added to denominators.
@@ -84,37 +95,44 @@ def linear_attention(
     Source: RALA (CVPR 2025), MALA (ICCV 2025) and CARE (CVPR 2025) in one formula; where papers and released code
     differ (scale, mean of κ(q), rotation), this follows the released code.
     """
-    given: dict[str, Any] = {"weighting": weighting, "rotary": rotary, "causal": causal, "eps": eps}
-    check_call(query, key, value, key_mask=key_mask, state=state, **given)
-    check_shard(shard, weighting, state)
-    whole = not causal and key_mask is None and shard is None
-    query_map, key_map = query_and_key_map(feature_map, every_token_counts=whole)
+    form: dict[str, Any] = {"rotary": rotary, "causal": causal, "cu_seqlens": cu_seqlens}
+    check_call(
+        query, key, value, weighting=weighting, key_mask=key_mask, state=state, block_size=block_size, eps=eps, **form
+    )
+    check_shard(shard, weighting, state, cu_seqlens, block_size)
+    whole = not causal and cu_seqlens is None
+    every = whole and key_mask is None and shard is None
+    query_map, key_map = query_and_key_map(feature_map, every_token_counts=every)
     normalize = resolve_normalizer(normalizer)
     visible = visible_in(shard, key, None if key_mask is None else visible_tokens(key_mask, key))
     axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
-    kernel = kernel_for(backend, query, key, value, rotary=rotary, causal=causal, state=state, shard=shard, **axes)
+    kernel = kernel_for(backend, query, key, value, state=state, shard=shard, **form, **axes)
     if kernel is not None:
-        return kernel(query, key, value, rotary=rotary, key_mask=visible, causal=causal, eps=eps, **axes)
+        return kernel(query, key, value, key_mask=visible, eps=eps, **form, **axes)
     tokens = Tokens(query, key, value, visible, rotary)
     rule = Rule(query_map, key_map, weighting, normalize, eps, accumulator_dtype(query.dtype), shard)
     with _without_autocast(query.device.type):
-        if not causal:
+        if whole:
             return bidirectional(tokens, rule)
+        if cu_seqlens is not None and not causal and at_hand(cu_seqlens):
+            return one_by_one(tokens, rule, cu_seqlens)
         q, rq, k, rk, v = mapped(tokens, rule)
         before = State.empty(q, v) if state is None else state
+        block = block_size if causal == "block" else 1 if causal else None
+        chunks = chunks_of(query.shape[-2], block, cu_seqlens, query.device)
         if shard is not None and weighting == "prefix_query_mean":
             mean, number = shard.mean(query_mean(q, visible), count(q, visible), before=True)
             before = before._replace(query=mean, num_queries=number)
-        weights, mean, number = causal_token_weights(weighting, q, k, visible, before.query, before.num_queries)
+        prefix = prefix_weights(weighting, q, k, visible, before, chunks)
         if shard is not None:
-            before = shard.state(summarize(k, rk, v, weights), before=True)
+            before = shard.state(summarize(k, rk, v, prefix.weights), before=True)
         if state is not None and query.shape[-2] == 1:
-            after = joined(before, summarize(k, rk, v, weights))
+            after = joined(before, summarize(k, rk, v, prefix.weights))
             out = read(after, q, rq, normalize, eps)
         else:
-            out, after = chunked(q, rq, k, rk, v, weights, normalize, eps, before)
+            out, after = chunked(q, rq, k, rk, v, prefix.weights, normalize, eps, before, chunks)
         out = out.to(query.dtype)
-        return out if state is None else (out, after._replace(query=mean, num_queries=number))
+        return out if state is None else (out, after._replace(query=prefix.query, num_queries=prefix.num_queries))
 
 
 def rala(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:

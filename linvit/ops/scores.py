@@ -3,6 +3,8 @@
 Quadratic in the tokens: used by the analyses, and as the reference in tests.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary, rotate
 from linvit.ops.state import accumulator_dtype
-from linvit.ops.weighting import causal_token_weights, token_weights, visible_tokens
+from linvit.ops.weighting import Weights, token_weights, visible_tokens
 
 
 def attention_scores(
@@ -23,7 +25,9 @@ def attention_scores(
     normalizer: str | Normalizer = "divide",
     rotary: Rotary | None = None,
     key_mask: Tensor | None = None,
-    causal: bool = False,
+    causal: bool | str = False,
+    block_size: int | None = None,
+    cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
     """The matrix A for which A @ value is `linear_attention(query, key, value, …)`.
@@ -36,7 +40,8 @@ def attention_scores(
     Args:
         query: (batch, heads, queries, width).
         key: (batch, heads, tokens, width).
-        feature_map, weighting, normalizer, rotary, key_mask, causal, eps: as in `linear_attention`.
+        feature_map, weighting, normalizer, rotary, key_mask, causal, block_size, cu_seqlens, eps: as in
+            `linear_attention`; entries between packed sequences are zero.
 
     Returns:
         (batch, heads, queries, tokens), float32 (float64 for float64 inputs). Without rotation rows sum to one with
@@ -45,19 +50,25 @@ def attention_scores(
     Raises:
         ValueError: as `linear_attention`.
     """
-    check_call(query, key, key, weighting=weighting, rotary=rotary, key_mask=key_mask, causal=causal, eps=eps)
-    query_map, key_map = query_and_key_map(feature_map, every_token_counts=not causal and key_mask is None)
+    given: dict[str, Any] = {"rotary": rotary, "causal": causal, "block_size": block_size, "cu_seqlens": cu_seqlens}
+    check_call(query, key, key, weighting=weighting, key_mask=key_mask, eps=eps, **given)
+    whole = not causal and cu_seqlens is None
+    query_map, key_map = query_and_key_map(feature_map, every_token_counts=whole and key_mask is None)
     normalize = resolve_normalizer(normalizer)
     dtype = accumulator_dtype(query.dtype)
     visible = None if key_mask is None else visible_tokens(key_mask, key)
     if visible is not None:
         key = key.masked_fill(~visible.unsqueeze(-1), 0)
     q, k = query_map(query.to(dtype)), key_map(key.to(dtype))
-    if causal:
-        nothing_read = torch.zeros_like(q[..., 0, :]), torch.zeros_like(q[..., 0, 0])
-        weights, *_ = causal_token_weights(weighting, q, k, visible, *nothing_read)
-    else:
+    sees = None if whole else _seen(k.shape[-2], causal, block_size, cu_seqlens, k.device)
+    if sees is None or isinstance(weighting, Tensor) or weighting == "uniform":
         weights = token_weights(weighting, q, k, visible)
+    else:
+        counted = sees if visible is None else sees & visible.unsqueeze(-2)
+        shown = q if visible is None else q.masked_fill(~visible.unsqueeze(-1), 0)
+        means = counted.to(dtype) @ shown / counted.sum(-1, keepdim=True).clamp_min(1)
+        factor = None if visible is None else visible.to(dtype)
+        weights = Weights(factor, q.shape[-1] ** -0.5 * (means * k).sum(-1))
 
     log_mass = k.new_zeros(k.shape[:-1])
     if weights.factor is not None:
@@ -65,9 +76,8 @@ def attention_scores(
     if weights.exponent is not None:
         log_mass = log_mass + weights.exponent
     rows = log_mass.unsqueeze(-2).expand(*log_mass.shape[:2], q.shape[-2], -1)
-    if causal:
-        later = torch.ones(rows.shape[-2:], dtype=torch.bool, device=rows.device).triu(1)
-        rows = rows.masked_fill(later, -torch.inf)
+    if sees is not None:
+        rows = rows.masked_fill(~sees, -torch.inf)
     alpha = rows.softmax(-1).nan_to_num(0)
     mass = rows.logsumexp(-1, keepdim=True).exp()
 
@@ -77,3 +87,19 @@ def attention_scores(
     den = num if rotary is None else (alpha * (q @ k.mT)).sum(-1, keepdim=True)
     gain, level = normalize(num, den, mass, q.shape[-1] ** -0.5, eps)
     return alpha * (gain * (product - num) + level)
+
+
+def _seen(
+    tokens: int, causal: bool | str, block_size: int | None, cu_seqlens: Tensor | None, device: torch.device
+) -> Tensor:
+    """True where a token (row) sees another (column): of its sequence, and not in a later block."""
+    place = torch.arange(tokens, device=device)
+    sequence = torch.zeros_like(place)
+    if cu_seqlens is not None:
+        sequence = (cu_seqlens[1:, None] <= place).sum(0)
+        place = place - cu_seqlens[sequence]
+    sees = sequence[:, None] == sequence
+    if not causal:
+        return sees
+    block = place if block_size is None else place // block_size
+    return sees & (block[:, None] >= block)

@@ -2,7 +2,6 @@
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from linvit.ops.state import State
@@ -59,8 +58,16 @@ def joined_means(means: Tensor, counts: Tensor) -> Tensor:
     return (means * share.unsqueeze(-1)).sum(0)
 
 
-def check_shard(shard: Shard | None, weighting: str | Tensor, state: State | None) -> None:
+def check_shard(
+    shard: Shard | None,
+    weighting: str | Tensor,
+    state: State | None,
+    cu_seqlens: Tensor | None,
+    block_size: int | None,
+) -> None:
     """Raises ValueError for arguments of `linear_attention` that a shard excludes."""
-    if shard is not None and (state is not None or isinstance(weighting, torch.Tensor)):
-        name = "state" if state is not None else "weighting"
-        raise ValueError(f"`{name}` is a {type(state or weighting).__name__}, but there is a `shard`: leave one out")
+    weights = weighting if isinstance(weighting, Tensor) else None
+    excluded = {"state": state, "weighting": weights, "cu_seqlens": cu_seqlens, "block_size": block_size}
+    for name, value in excluded.items():
+        if shard is not None and value is not None:
+            raise ValueError(f"`{name}` is a {type(value).__name__}, but there is a `shard`: leave one out")

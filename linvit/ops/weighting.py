@@ -46,26 +46,6 @@ def query_mean(query: Tensor, key_mask: Tensor | None) -> Tensor:
     return query.masked_fill(~key_mask.unsqueeze(-1), 0).sum(-2) / count
 
 
-def prefix_means(query: Tensor, key_mask: Tensor | None, before: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Running mean of κ(q) up to and including each token, and the number of tokens in it.
-
-    Args:
-        query: κ(q), (batch, heads, tokens, width).
-        key_mask: True where a token counts, (batch, heads, tokens).
-        before: mean over the tokens already read, (batch, heads, width).
-        count: number of these tokens, (batch, heads).
-
-    Returns:
-        (batch, heads, tokens, width) and (batch, heads, tokens).
-    """
-    visible = torch.ones_like(query[..., 0]) if key_mask is None else key_mask.to(query.dtype)
-    if key_mask is not None:
-        query = query.masked_fill(~key_mask.unsqueeze(-1), 0)
-    number = count.unsqueeze(-1) + visible.cumsum(-1)
-    total = (before * count.unsqueeze(-1)).unsqueeze(-2) + query.cumsum(-2)
-    return total / number.clamp_min(1).unsqueeze(-1), number
-
-
 def token_weights(weighting: str | Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Weights:
     """Weights of tokens that every query sees, from κ(q) and κ(k); key_mask is (batch, heads, tokens).
 
@@ -88,19 +68,3 @@ def weights_by_mean(weighting: str | Tensor, mean: Tensor | None, key: Tensor, k
     if mean is None:
         return Weights(factor)
     return Weights(factor, (key @ (key.shape[-1] ** -0.5 * mean).unsqueeze(-1)).squeeze(-1))
-
-
-def causal_token_weights(
-    weighting: str | Tensor, query: Tensor, key: Tensor, key_mask: Tensor | None, before: Tensor, count: Tensor
-) -> tuple[Weights, Tensor, Tensor]:
-    """The weight of each token, fixed when it is read, and the mean and count of κ(q) after the last token.
-
-    `before` and `count` are the mean and count before the first; shapes as in `prefix_means`. With
-    prefix_query_mean even the last row differs from the bidirectional one: later queries do not re-weigh earlier keys.
-    """
-    if isinstance(weighting, Tensor) or weighting != "prefix_query_mean":
-        return token_weights(weighting, query, key, key_mask), before, count
-    means, number = prefix_means(query, key_mask, before, count)
-    exponent = query.shape[-1] ** -0.5 * (means * key).sum(-1)
-    factor = None if key_mask is None else key_mask.to(key.dtype)
-    return Weights(factor, exponent), means[..., -1, :], number[..., -1]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.cost import count_cost
-from linvit.data.images.image import CorruptImageError, Preprocessing
+from linvit.data.images.image import CorruptImageError, Preprocessing, naming
 from linvit.data.source import Source
 from linvit.models.by_name import bundled_weights, create_classifier, is_ours
 from linvit.models.linearizing import NAME as LINEARIZED
@@ -25,7 +25,7 @@ from linvit.runs.spec import Subject, TaskSpec
 if TYPE_CHECKING:
     from linvit.runs.run import Run
 
-BATCH = 32
+BATCH, WAITING = 32, 128
 
 
 class ClassifierSpec(TaskSpec):
@@ -39,7 +39,8 @@ class ClassifierSpec(TaskSpec):
     def facts(self, run: "Run", source: Source) -> tuple[str, ...]:
         height, width = source.preprocessing.size
         pattern = getattr(run.network, "pattern", None)
-        facts = (f"{len(run.class_names):,} classes", f"{height}×{width} px")
+        size = f"{height}×{width} px" if source.preprocessing.resize == "crop" else "images in their own sizes"
+        facts = (f"{len(run.class_names):,} classes", size)
         return (f"pattern {pattern}", *facts) if pattern else facts
 
     def subject(self, run: "Run") -> Subject:
@@ -138,11 +139,14 @@ def _in_batches(
     network: nn.Module,
     device: torch.device,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and logits (classes,) of each image."""
-    for names, images in _batches(items, preprocessing, unreadable):
+    """Name and logits (classes,) of each image, in order."""
+    answers: dict[int, tuple[str, Tensor]] = {}
+    for named, images in _batches(items, preprocessing, unreadable):
         with torch.inference_mode():
             logits = network(images.to(device)).float().cpu()
-        yield from zip(names, logits, strict=True)
+        answers |= {number: (name, row) for (number, name), row in zip(named, logits, strict=True)}
+    for number in sorted(answers):
+        yield answers[number]
 
 
 def _in_strips(
@@ -165,19 +169,20 @@ def _in_strips(
 
 def _batches(
     items: Iterable[tuple[str, Any]], preprocessing: Preprocessing, unreadable: list[str]
-) -> Iterator[tuple[list[str], Tensor]]:
+) -> Iterator[tuple[list[tuple[int, str]], Tensor]]:
+    """Up to BATCH images of one size, each with its number and name; up to WAITING wait for others of their size."""
     transform = preprocessing.transform()
-    names: list[str] = []
-    images: list[Tensor] = []
-    for name, item in items:
+    waiting: dict[torch.Size, list[tuple[tuple[int, str], Tensor]]] = {}
+    for number, (name, item) in enumerate(items):
         try:
-            images.append(transform(read_image(item, name, preprocessing.channels)))
+            image = transform(read_image(item, name, preprocessing.channels))
         except CorruptImageError as error:
-            unreadable.append(str(error))
+            unreadable.append(naming(error, name))
             continue
-        names.append(name)
-        if len(images) == BATCH:
-            yield names, torch.stack(images)
-            names, images = [], []
-    if images:
-        yield names, torch.stack(images)
+        alike = waiting.setdefault(image.shape, [])
+        alike.append(((number, name), image))
+        if len(alike) == BATCH or sum(map(len, waiting.values())) == WAITING:
+            alike = waiting.pop(max(waiting, key=lambda size: len(waiting[size])))
+            yield [named for named, _ in alike], torch.stack([image for _, image in alike])
+    for alike in waiting.values():
+        yield [named for named, _ in alike], torch.stack([image for _, image in alike])

@@ -15,7 +15,7 @@ from torchvision.transforms.v2.functional import center_crop
 
 from linvit.analysis.scores import evenly
 from linvit.data.disk import files_below
-from linvit.data.images.image import SMALLEST, CorruptImageError, converted, open_image
+from linvit.data.images.image import CorruptImageError, converted, large_enough, open_image
 from linvit.data.source import Source
 from linvit.files import user_path
 
@@ -125,7 +125,7 @@ def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count
     images: list[Image.Image] = []
     for name, item in items:
         try:
-            images.append(_large_enough(read_image(item, name, channels), name))
+            images.append(large_enough(read_image(item, name, channels), name))
         except CorruptImageError as error:
             unreadable.append(str(error))
     if not images:
@@ -173,13 +173,3 @@ def _with_crops(
     many = stacked([transform(crop) for image in images for crop in crops(image, each)])
     words = f"{about}, and for averages {len(many)} regular crops of them (squares of half the shorter side)."
     return AnalyzedImages(whole, many, words, unreadable)
-
-
-def _large_enough(image: Image.Image, name: str) -> Image.Image:
-    width, height = image.size
-    if min(width, height) < SMALLEST:
-        raise CorruptImageError(
-            f"{name} is {height}×{width} px, expected {SMALLEST}×{SMALLEST} px or more: leave it out or take a larger"
-            " one."
-        )
-    return image

@@ -246,7 +246,7 @@ def test_what_the_kernel_cannot_do_is_said():
 def test_the_operator_keeps_torchs_rules():
     tensors = [x.requires_grad_() for x in draw()]
     table = rotary_1d(37, 16)
-    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, None, 0, 0, 1, True, 1e-6))
+    library.opcheck(torch.ops.linvit_cpu.attend.default, (*tensors, *table, None, None, 0, 0, 1, True, 1e-6))
 
 
 def test_a_compiler_keeps_the_kernel_in_one_graph():
@@ -290,3 +290,43 @@ def test_a_machine_that_cannot_compile_says_so(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ValueError, match="no C\\+\\+ compiler 'no-such-compiler': install"):
         cpu.build.__wrapped__()
+
+
+LENGTHS = (50, 0, 1, 200, 48)
+
+
+def packed(dtype=torch.float32, order=(0, 1, 2, 3)):
+    tokens = sum(LENGTHS)
+    tensors = [x[:1] for x in draw(tokens, 16, 24, heads=3, dtype=dtype)]
+    tensors = [x.permute(order).contiguous().permute(torch.tensor(order).argsort().tolist()) for x in tensors]
+    return tensors, torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32), rotary_1d(tokens, 16)
+
+
+@pytest.mark.parametrize("weighting", support.WEIGHTINGS)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("threads", [1, 40])
+@pytest.mark.parametrize(("dtype", "order"), [(torch.float32, (0, 1, 2, 3)), (torch.bfloat16, (0, 2, 1, 3))])
+def test_packed_sequences(weighting, masked, threads, dtype, order):
+    tensors, cu_seqlens, rotary = packed(dtype, order)
+    mask = torch.rand(1, 3, sum(LENGTHS), generator=torch.Generator().manual_seed(1)) < 0.6 if masked else None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for normalizer in support.NORMALIZERS:
+            options = {"weighting": weighting, "normalizer": normalizer, "key_mask": mask, "cu_seqlens": cu_seqlens}
+            compare(tensors, rotary, 1e-5 if dtype == torch.float32 else None, **options)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("options", [{"weighting": "query_mean"}, {"normalizer": "magnitude"}], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_of_packed_sequences(options, masked):
+    tensors, cu_seqlens, rotary = packed()
+    mask = torch.rand(1, 3, sum(LENGTHS), generator=torch.Generator().manual_seed(1)) < 0.6 if masked else None
+    options = {**options, "key_mask": mask, "cu_seqlens": cu_seqlens}
+    compare_gradients(tensors, rotary, **options)
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    out = linear_attention(*leaves, rotary=rotary, backend="cpp", **options)
+    given = torch.autograd.grad(out[:, :, :50].sum(), leaves)  # of the first sequence
+    assert all(x[:, :, 50:].eq(0).all() and x[:, :, :50].ne(0).any() for x in given)

@@ -78,3 +78,12 @@ def test_shapes_that_do_not_fit_are_refused(device):
     ):
         with pytest.raises(ValueError, match=r"`query`, `key` and `value` have shapes.*expected one dtype"):
             linear_attention(*tensors, **options)
+
+
+def test_the_operator_packs_with_either_backend(device):
+    tensors, rotary, cu_seqlens = pack(device, [(4, 4), (3, 6)])
+    options = {"rotary": rotary, "cu_seqlens": cu_seqlens, **RALA}
+    packed = twin(*tensors, backend="triton", **options)
+    torch.testing.assert_close(packed, twin(*tensors, backend="torch", **options), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"cannot run: causal='block' has no kernel; use 'auto' or 'torch'"):
+        twin(*tensors, backend="triton", causal="block", block_size=4)

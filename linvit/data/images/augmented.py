@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 from torchvision.transforms import Compose
 
 from linvit.data.contents import Contents, image_content, untransformed
-from linvit.data.images.image import Channels, Deviation, Preprocessing, Side
+from linvit.data.images.image import Channels, Deviation, Preprocessing, Resize, Side
+from linvit.data.order import Batches, batches_of_one_size
 from linvit.data.source import Source, Workers, listed
 from linvit.ranges import Amount, Count, OneOf, Range, Rule, Seed, Share
 
@@ -45,8 +46,10 @@ class AugmentedSource(Source):
     used only if auto_augment is null. random_erasing, horizontal_flip: probabilities. crop_scale: range of the share of
     the image's area that a training crop covers. interpolation: for validation images, and for training images if
     train_interpolation is null, where "random" chooses bilinear or bicubic. crop_pct: share of the resized validation
-    image that the centre crop keeps. mean, std: per channel in 0..1, ImageNet's by default. repeats: augmented copies
-    of each image in a row (repeated augmentation). max_corrupt: number of unreadable images that may be left out.
+    image that the centre crop keeps. resize: "none" keeps the size of validation images; a batch then has images of one
+    size, with the pixels of at most batch_size images of `size`. mean, std: per channel in 0..1, ImageNet's by default.
+    repeats: augmented copies of each image in a row (repeated augmentation). max_corrupt: number of unreadable images
+    that may be left out.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class AugmentedSource(Source):
         interpolation: Annotated[str, OneOf(INTERPOLATIONS)] = "bicubic",
         train_interpolation: Annotated[str, OneOf((*INTERPOLATIONS, "random"))] | None = None,
         crop_pct: Annotated[float, Range(0.1, 1)] = 0.875,
+        resize: Resize = "crop",
         mean: tuple[Share, ...] | None = None,
         std: tuple[Deviation, ...] | None = None,
         repeats: Count = 1,
@@ -80,6 +84,7 @@ class AugmentedSource(Source):
             tuple(std) if std else per_channel(IMAGENET_DEFAULT_STD, channels),
             interpolation,
             crop_pct,
+            resize,
         )
         self.augmentation: dict[str, Any] = {
             "auto_augment": auto_augment,
@@ -103,6 +108,21 @@ class AugmentedSource(Source):
 
     def val_set(self) -> Dataset[Any]:
         return self.images("val", self.preprocessing.transform())
+
+    def val_dataloader(self) -> Batches:
+        if getattr(self.preprocessing, "resize", "crop") == "crop":  # images to generate are never resized
+            return super().val_dataloader()
+        dataset = self.val_set()
+        sizes = getattr(dataset, "sizes", None)
+        if sizes is None:
+            raise ValueError(
+                "`resize` is 'none', but this data does not say how large its images are: set it to crop, or use a"
+                " folder of images."
+            )
+        height, width = self.preprocessing.size
+        order = batches_of_one_size(sizes(), self.val_batch_size, self.val_batch_size * height * width)
+        loading = {key: value for key, value in self._loading(False).items() if key != "batch_size"}
+        return Batches(dataset, batch_sampler=order, **loading)
 
     def places(self, names: Sequence[str], where: Any) -> list[int]:
         """The numbers of these classes; raises ValueError for a class that the source does not have."""

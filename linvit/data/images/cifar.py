@@ -138,6 +138,10 @@ class Pixels(Dataset[Any]):
         image = Image.fromarray(self.pixels[index].transpose(1, 2, 0).copy())
         return self.transform(converted(image, self.channels)), int(self.targets[index])
 
+    def sizes(self) -> list[tuple[int, int]]:
+        """Height and width of each image."""
+        return [self.pixels.shape[2:]] * len(self)
+
     def __len__(self) -> int:
         return len(self.targets)
 

@@ -17,7 +17,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from linvit.data.disk import files_below, read_text, stays_inside
 from linvit.data.images.augmented import AugmentedSource
-from linvit.data.images.image import CorruptImageError, open_image
+from linvit.data.images.image import CorruptImageError, naming, open_image, size_of
 from linvit.data.source import held_out_of, listed
 from linvit.files import user_path
 from linvit.ranges import Seed, Share, shown
@@ -160,7 +160,11 @@ class ImageFiles(Dataset[Any]):
         try:
             return self.transform(open_image(path, self.channels)), target
         except CorruptImageError as error:
-            return str(error)
+            return naming(error, path)
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Height and width of each image, from the headers of the files."""
+        return [size_of(path) for path, _ in self.files]
 
     def __len__(self) -> int:
         return len(self.files)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import IO, Annotated
 
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from timm.data import create_transform
+from timm.data.transforms import MaybeToTensor
+from torchvision.transforms import Compose, Normalize
 
 from linvit.data.disk import check_regular
 from linvit.files import reason_of
@@ -16,18 +18,28 @@ from linvit.ranges import OneOf, Range
 SMALLEST, LARGEST = 32, 16_384  # pixels
 THINNEST = 1000  # long side over short side; scaled to a short side of 256 px, a row of 65,000 px would take 13 GB
 MODES = {1: "L", 3: "RGB"}
+UNNAMED = "The image"
+ORIENTATION, SIDEWAYS = ExifTags.Base.Orientation, (5, 6, 7, 8)
 Side = Annotated[int, Range(SMALLEST, LARGEST, because="networks halve an image five times")]
 Deviation = Annotated[float, Range(0.001, 1)]  # below that, normalized pixels leave the range of half precision
 Channels = Annotated[int, OneOf(tuple(MODES))]
+Resize = Annotated[str, OneOf(("crop", "none"))]
 
 
 class CorruptImageError(ValueError):
-    """A file that is not a readable image; the message names it."""
+    """A file that is not a readable image; the message names it, except if a transform that got an image raised it."""
+
+
+def naming(error: CorruptImageError, name: str) -> str:
+    """The sentence of an error, with the name of the image."""
+    return str(error).replace(UNNAMED, name, 1)
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """The conversion of images to a network's input: size (height, width) in pixels, mean and std per channel in 0..1.
+
+    resize: "crop" resizes an image and crops its centre to `size`; "none" keeps the size of every image.
 
     Raises ValueError for a size below 32 px, and for channels other than 1 or 3.
     """
@@ -37,6 +49,7 @@ class Preprocessing:
     std: tuple[float, ...]
     interpolation: str = "bicubic"
     crop_pct: float = 0.875
+    resize: Resize = "crop"
 
     def __post_init__(self) -> None:
         if min(self.size) < SMALLEST:
@@ -55,7 +68,15 @@ class Preprocessing:
         return len(self.mean)
 
     def transform(self) -> Callable[[Image.Image], torch.Tensor]:
-        """The deterministic transform from a PIL image to a float32 tensor (channels, height, width)."""
+        """The deterministic transform from a PIL image to a float32 tensor (channels, height, width).
+
+        With resize="none" it raises CorruptImageError for an image that is too small.
+        """
+        if self.resize == "none":
+            as_it_is: Callable[[Image.Image], torch.Tensor] = Compose(
+                [large_enough, MaybeToTensor(), Normalize(self.mean, self.std)]
+            )
+            return as_it_is
         transform: Callable[[Image.Image], torch.Tensor] = create_transform(
             (self.channels, *self.size),
             interpolation=self.interpolation,
@@ -90,6 +111,28 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
         raise CorruptImageError(
             f"{name or file} is not a readable image ({reason}): replace or remove the file."
         ) from error
+
+
+def large_enough(image: Image.Image, name: str = UNNAMED) -> Image.Image:
+    """The image, if networks can read it in its own size; raises CorruptImageError for a side below 32 px."""
+    width, height = image.size
+    if min(width, height) < SMALLEST:
+        raise CorruptImageError(
+            f"{name} is {height}×{width} px, expected {SMALLEST}×{SMALLEST} px or more: leave it out or take a larger"
+            " one."
+        )
+    return image
+
+
+def size_of(file: str | Path) -> tuple[int, int]:
+    """Height and width of an image file as `open_image` returns it, from its header; (0, 0) if that is unreadable."""
+    try:
+        check_regular(file)
+        with Image.open(file) as image:
+            width, height = image.size
+            return (width, height) if image.getexif().get(ORIENTATION, 1) in SIDEWAYS else (height, width)
+    except Exception:  # reading the image says what is wrong
+        return 0, 0
 
 
 def _check_shape(width: int, height: int) -> None:

@@ -78,7 +78,7 @@ class TimmImages(AugmentedSource):
         return Streamed(self.train_set(), drop_last=True, epoch=self._epoch, **self._loading(self.num_workers > 0))
 
     def val_dataloader(self) -> Batches:
-        if not self.streams:
+        if not self.streams or self.preprocessing.resize == "none":
             return super().val_dataloader()
         if share()[1] > 1:
             raise ValueError(

@@ -50,7 +50,7 @@ def aside() -> Iterator[None]:
         _aside = before
 
 
-def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, **options: Any) -> str | None:
+def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = False, **options: Any) -> str | None:
     """Why these arguments of `linear_attention` cannot run on the kernel, as a clause; None if they can."""
     if not (query.is_cpu and key.is_cpu and value.is_cpu):
         return f"the tensors are on {query.device}, {key.device} and {value.device}, and the kernel needs CPU tensors"
@@ -77,6 +77,7 @@ def linear_attention(
     rotary: tuple[Tensor, Tensor] | None = None,
     key_mask: Tensor | None = None,
     causal: bool = False,
+    cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
     """`linvit.ops.linear_attention` on arguments that it has checked and for which `obstacle` returns None.
@@ -85,7 +86,7 @@ def linear_attention(
     The order of sums depends only on the number of threads.
 
     Args:
-        query, key, value, feature_map, weighting, normalizer, rotary, causal, eps: as there.
+        query, key, value, feature_map, weighting, normalizer, rotary, causal, cu_seqlens, eps: as there.
         key_mask: True where a token counts, (batch, heads, tokens).
 
     Returns:
@@ -96,9 +97,10 @@ def linear_attention(
     query_map, key_map = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
     cos, sin = (None, None) if rotary is None else (table.float().contiguous() for table in rotary)
     visible = None if key_mask is None else key_mask.contiguous()
+    bounds = None if cu_seqlens is None else cu_seqlens.long().contiguous()
     maps = FEATURE_MAPS.index(query_map), FEATURE_MAPS.index(key_map)
     rule = *maps, NORMALIZERS.index(normalizer), weighting == "query_mean", eps
-    out: Tensor = torch.ops.linvit_cpu.attend(query, key, value, cos, sin, visible, *rule)
+    out: Tensor = torch.ops.linvit_cpu.attend(query, key, value, cos, sin, visible, bounds, *rule)
     return out
 
 
@@ -123,11 +125,11 @@ def _room(like: Tensor, width: int) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:6])
-    ctx.rule = inputs[6:]
+    ctx.save_for_backward(*inputs[:7])
+    ctx.rule = inputs[7:]
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("`backend` is 'cpp', which has no second derivatives (create_graph=True): use 'torch'")
-    return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), *(None,) * 8
+    return *torch.ops.linvit_cpu.attend_backward(grad, *ctx.saved_tensors, *ctx.rule), *(None,) * 9

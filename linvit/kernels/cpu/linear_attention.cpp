@@ -59,19 +59,21 @@ void add_scaled(float* out, float scale, const float* x, int64_t width) {
   for (int64_t c = 0; c < width; ++c) out[c] += scale * x[c];
 }
 
-// One call: heads are shared out among threads, and tokens where there are fewer heads than threads.
+// One call: heads are shared out among threads, and tokens where there are fewer heads than threads. With bounds, each
+// sequence of a packed batch has heads of its own.
 template <typename T>
 class Attention {
  public:
   Attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const bool* visible,
-            const Rule& rule)
+            const std::optional<at::Tensor>& cu_seqlens, const Rule& rule)
       : query(query),
         key(key),
         value(value),
         visible(visible),
+        bounds(cu_seqlens ? cu_seqlens->const_data_ptr<int64_t>() : nullptr),
         rule(rule),
         heads(query.size(1)),
-        all(query.size(0) * heads),
+        all((cu_seqlens ? cu_seqlens->size(0) - 1 : query.size(0)) * heads),
         queries(query.size(2)),
         tokens(key.size(2)),
         parts(std::clamp<int64_t>(at::get_num_threads() / all, 1, tokens / TILE + 1)),
@@ -118,6 +120,7 @@ class Attention {
  private:
   const at::Tensor &query, &key, &value;
   const bool* visible;
+  const int64_t* bounds;
   const Rule& rule;
   const int64_t heads, all, queries, tokens, parts, width, value_width;
   const float scale;
@@ -125,8 +128,19 @@ class Attention {
   std::vector<State> states;
   std::vector<QueryMean> means;
 
-  Head<T> of(const at::Tensor& x, int64_t head) const { return head_of<T>(x, head / heads, head % heads); }
-  const bool* mask(int64_t head) const { return visible == nullptr ? nullptr : visible + head * tokens; }
+  Head<T> of(const at::Tensor& x, int64_t head) const {
+    return head_of<T>(x, bounds == nullptr ? head / heads : 0, head % heads);
+  }
+  const bool* mask(int64_t head) const {
+    return visible == nullptr ? nullptr : visible + (bounds == nullptr ? head : head % heads) * tokens;
+  }
+
+  // The first token of a part of a head's tokens, of which a batch has `length`; that of the next part ends it.
+  int64_t start(int64_t head, int64_t part, int64_t length) const {
+    if (bounds == nullptr) return length * part / parts;
+    const int64_t* sequence = bounds + head / heads;
+    return sequence[0] + (sequence[1] - sequence[0]) * part / parts;
+  }
   const float* rotated(const Scratch& tile) const { return rotates ? tile.rotated.data() : tile.features.data(); }
 
   template <typename Work>
@@ -148,8 +162,8 @@ class Attention {
   template <typename Work>
   void for_queries(int64_t head, int64_t part, Scratch& tile, Work&& work) {
     const Head<T> source = of(query, head);
-    const int64_t end = queries * (part + 1) / parts;
-    for (int64_t first = queries * part / parts; first < end; first += TILE) {
+    const int64_t end = start(head, part + 1, queries);
+    for (int64_t first = start(head, part, queries); first < end; first += TILE) {
       const int64_t count = std::min<int64_t>(TILE, end - first);
       for (int64_t t = 0; t < count; ++t) read(source, first + t, rule.query_map, tile, t);
       work(first, count);
@@ -162,7 +176,8 @@ class Attention {
     const Head<T> keys = of(key, head), values = of(value, head);
     const bool* shown = mask(head);
     int64_t count = 0;
-    for (int64_t token = tokens * part / parts; token < tokens * (part + 1) / parts; ++token) {
+    const int64_t end = start(head, part + 1, tokens);
+    for (int64_t token = start(head, part, tokens); token < end; ++token) {
       if (shown != nullptr && !shown[token]) continue;
       read(keys, token, rule.key_map, tile, count);
       read_token(values, token, &tile.values[count * value_width], value_width);
@@ -199,7 +214,8 @@ class Attention {
       const bool* shown = mask(head);
       QueryMean& sum = partial[head * parts + part];
       sum.mean.resize(width);
-      for (int64_t token = queries * part / parts; token < queries * (part + 1) / parts; ++token) {
+      const int64_t end = start(head, part + 1, queries);
+      for (int64_t token = start(head, part, queries); token < end; ++token) {
         if (shown != nullptr && !shown[token]) continue;
         read_token(source, token, tile.features.data(), width);
         map_token(tile.features.data(), source.width, width, rule.query_map);
@@ -343,13 +359,13 @@ Rule rule_of(const std::optional<at::Tensor>& cos, const std::optional<at::Tenso
 
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                   const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin,
-                  const std::optional<at::Tensor>& visible, int64_t query_map, int64_t key_map, int64_t normalizer,
-                  bool query_mean, double eps) {
+                  const std::optional<at::Tensor>& visible, const std::optional<at::Tensor>& cu_seqlens,
+                  int64_t query_map, int64_t key_map, int64_t normalizer, bool query_mean, double eps) {
   at::Tensor out = room(query, value.size(3), false);
   const Rule rule = rule_of(cos, sin, query_map, key_map, normalizer, query_mean, eps);
   const bool* shown = visible ? visible->const_data_ptr<bool>() : nullptr;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, query.scalar_type(), "attend", [&] {
-    Attention<scalar_t>(query, key, value, shown, rule).forward(out);
+    Attention<scalar_t>(query, key, value, shown, cu_seqlens, rule).forward(out);
   });
   return out;
 }
@@ -357,15 +373,15 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
     const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin,
-    const std::optional<at::Tensor>& visible, int64_t query_map, int64_t key_map, int64_t normalizer, bool query_mean,
-    double eps) {
+    const std::optional<at::Tensor>& visible, const std::optional<at::Tensor>& cu_seqlens, int64_t query_map,
+    int64_t key_map, int64_t normalizer, bool query_mean, double eps) {
   const bool masks = visible.has_value();
   at::Tensor grad_query = room(query, query.size(3), false), grad_key = room(key, key.size(3), masks),
              grad_value = room(value, value.size(3), masks);
   const Rule rule = rule_of(cos, sin, query_map, key_map, normalizer, query_mean, eps);
   const bool* shown = masks ? visible->const_data_ptr<bool>() : nullptr;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, query.scalar_type(), "attend_backward", [&] {
-    Attention<scalar_t>(query, key, value, shown, rule).backward(grad, grad_query, grad_key, grad_value);
+    Attention<scalar_t>(query, key, value, shown, cu_seqlens, rule).backward(grad, grad_query, grad_key, grad_value);
   });
   return {grad_query, grad_key, grad_value};
 }
@@ -374,8 +390,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
 
 TORCH_LIBRARY(linvit_cpu, library) {
   const std::string inputs =
-      "Tensor query, Tensor key, Tensor value, Tensor? cos, Tensor? sin, Tensor? visible, int query_map, int key_map, "
-      "int normalizer, bool query_mean, float eps)";
+      "Tensor query, Tensor key, Tensor value, Tensor? cos, Tensor? sin, Tensor? visible, Tensor? cu_seqlens, "
+      "int query_map, int key_map, int normalizer, bool query_mean, float eps)";
   library.def(("attend(" + inputs + " -> Tensor").c_str());
   library.def(("attend_backward(Tensor grad, " + inputs + " -> (Tensor, Tensor, Tensor)").c_str());
 }

@@ -154,7 +154,10 @@ def answers_of(run: "Run", source: Source) -> Answers:
     network, device = run.placed_network()
     loader = source.val_dataloader()
     numbered = DataLoader(
-        _Numbered(loader.dataset), loader.batch_size, num_workers=loader.num_workers, collate_fn=loader.collate_fn
+        _Numbered(loader.dataset),
+        batch_sampler=loader.batch_sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
     )
     batches: list[tuple[Tensor, ...]] = []
     for images, targets, _ in numbered:
