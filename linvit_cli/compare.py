@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.left:
         settings = (options.seeds, options.over, options.set, options.ledger)
-        show(remaining_runs(options.recipes, options.folder, *settings))
+        show(f"{options.folder}: {remaining_runs(options.recipes, options.folder, *settings)}")
         return 0
     chosen = (options.seeds, options.workers, options.over, options.set, options.also)
     files = (options.ledger, options.write)

@@ -29,7 +29,8 @@ def run(options: argparse.Namespace) -> int:
     from linvit.studies.papers import remaining_runs
 
     if options.left:
-        show(remaining_runs(options.recipes, options.folder, options.seeds, options.ledger))
+        line = remaining_runs(options.recipes, options.folder, options.seeds, options.ledger)
+        show(f"{options.folder}: {line}")
         return 0
     result = study(
         options.recipes,

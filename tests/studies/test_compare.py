@@ -165,7 +165,7 @@ def test_another_machine_goes_on_from_the_ledger_and_writes_the_page(tmp_path, c
     arguments = ["compare", str(recipe), "--seeds", "2", "--ledger", str(ledger)]
     here = [*arguments, "--folder", str(tmp_path / "here")]
     assert main([*here, "--left"]) == 0
-    assert capsys.readouterr().out == "0 of 2 runs are complete; 2 × a minute\n"
+    assert capsys.readouterr().out == f"{tmp_path / 'here'}: 0 of 2 runs are complete; 2 × a minute\n"
     assert not ledger.exists()
     assert main([*here, "--write", str(page)]) == 0
     assert page.read_text().startswith(f"above\n{begin}\n| recipe |")
@@ -178,7 +178,7 @@ def test_another_machine_goes_on_from_the_ledger_and_writes_the_page(tmp_path, c
     ledger.write_text(json.dumps(row | {"result": row["result"] | {"seconds": 720.0}}) + "\n")
     capsys.readouterr()
     assert main([*there, "--left"]) == 0
-    assert capsys.readouterr().out == "1 of 2 runs are complete; about 0.2 hours of one core left\n"
+    assert capsys.readouterr().out.endswith(": 1 of 2 runs are complete; about 0.2 hours of one core left\n")
     assert main(there) == 0
     assert (
         json.loads(ledger.read_text().splitlines()[1])["result"]["measures"] == json.loads(second)["result"]["measures"]

@@ -193,5 +193,8 @@ def test_a_part_of_the_held_out_rows_is_spread_over_all_files(tmp_path):
     places = [every.index(row) for row in few]
     assert len(places) == 7
     assert places[0] == 0
-    assert {after - before for before, after in pairwise([*places, len(every)])} <= {len(every) // 7, len(every) // 7 + 1}
+    assert {after - before for before, after in pairwise([*places, len(every)])} <= {
+        len(every) // 7,
+        len(every) // 7 + 1,
+    }
     assert rows(val_rows=10**6) == every
