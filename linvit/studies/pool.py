@@ -161,7 +161,8 @@ def run_all(
 def remaining(trainings: Sequence[Training], ledger: Ledger | None = None) -> str:
     """How many runs are complete, and how long the others take on one core; nothing is trained.
 
-    The time is that of the complete runs of the same recipe; without any, what the header of the recipe says.
+    The time is that of the complete runs of the same recipe; without any, what the recipe's header says before a
+    parenthesis.
 
     Raises ValueError as run_all does.
     """
@@ -174,7 +175,7 @@ def remaining(trainings: Sequence[Training], ledger: Ledger | None = None) -> st
     facts = [f"{len(trainings) - len(missing)} of {len(trainings)} runs are complete"]
     if hours := sum(mean(taken[recipe]) for recipe in missing if recipe in taken) / 3600:
         facts.append(f"about {hours:.1f} hours of one core left")
-    costs = Counter(header(recipe)["cost"] for recipe in missing if recipe not in taken)
+    costs = Counter(header(recipe)["cost"].partition(" (")[0] for recipe in missing if recipe not in taken)
     return "; ".join([*facts, *(f"{count} × {cost}" for cost, count in costs.items())])
 
 

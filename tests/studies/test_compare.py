@@ -159,7 +159,7 @@ def test_generators_that_do_not_sample_are_compared_by_their_loss(tmp_path, untr
 
 def test_another_machine_goes_on_from_the_ledger_and_writes_the_page(tmp_path, capsys):
     recipe, ledger, page = write_recipe(tmp_path), tmp_path / "ledger.jsonl", tmp_path / "page.md"
-    recipe.write_text(f"# A network\n# cost: a minute\n{recipe.read_text()}")
+    recipe.write_text(f"# A network\n# cost: a minute (estimated)\n{recipe.read_text()}")
     begin, end = marks("here")
     page.write_text(f"above\n{begin}\nold\n{end}\nbelow\n")
     arguments = ["compare", str(recipe), "--seeds", "2", "--ledger", str(ledger)]

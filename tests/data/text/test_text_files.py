@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 from linvit.data.text import Stdlib, TextFolder
 from linvit.data.text.files import NOT_READ
