@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from linvit_cli.parser import whole
+from linvit_cli.run_arguments import add_ledger
 from linvit_cli.streams import show
 from linvit_cli.tables import show_rows
 
@@ -11,6 +12,7 @@ HELP = "Train recipes over several seeds and compare them, with intervals."
 EXAMPLES = (
     "linvit compare demo/ravlt_nano_digits demo/softmax_nano_digits --folder runs/compared",
     "linvit compare language/memory/recall_mala --folder runs/recall --over data.pairs=4,8,16",
+    "linvit compare language/memory/recall_mala --folder runs/recall --ledger recall.jsonl --left",
 )
 
 
@@ -32,15 +34,25 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     output.add_argument("--folder", metavar="FOLDER", type=Path, required=True, help=text)
     text = "further measures, each in its own column (default: none)"
     output.add_argument("--also", metavar="MEASURE", nargs="+", default=(), help=text)
+    text = "also put the table between the marks of a Markdown file that are named after FOLDER (default: none)"
+    output.add_argument("--write", metavar="FILE", type=Path, help=text)
+    add_ledger(output)
 
 
 def run(options: argparse.Namespace) -> int:
     from linvit.studies import compare
+    from linvit.studies.comparison import remaining_runs
     from linvit.studies.table import STEM, about_line
 
+    if options.left:
+        settings = (options.seeds, options.over, options.set, options.ledger)
+        show(f"{options.folder}: {remaining_runs(options.recipes, options.folder, *settings)}")
+        return 0
     chosen = (options.seeds, options.workers, options.over, options.set, options.also)
-    comparison = compare(options.recipes, options.folder, *chosen, show, options.trust_recipe)
+    files = (options.ledger, options.write)
+    comparison = compare(options.recipes, options.folder, *chosen, show, options.trust_recipe, *files)
     show_rows([comparison.cells(row) for row in comparison.rows])
     show(about_line(comparison.about).strip("*"))
-    show(f"The table is in {options.folder / STEM}.md.")
+    written = "" if options.write is None else f" and between the marks of {options.write}"
+    show(f"The table is in {options.folder / STEM}.md{written}.")
     return 0

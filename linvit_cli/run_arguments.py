@@ -1,6 +1,7 @@
 """Arguments that several commands on runs share."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linvit_cli.parser import number, whole
@@ -41,6 +42,13 @@ def add_decoding(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 def add_weights(group: argparse._ArgumentGroup) -> None:
     text = "raw weights or their moving average (default: ema if the run has it, otherwise raw)"
     group.add_argument("--weights", choices=("raw", "ema"), help=text)
+
+
+def add_ledger(group: argparse._ActionsContainer) -> None:
+    """The file of finished runs, and what is left of them."""
+    text = "file of finished runs: those in it are not repeated, new ones are added (default: none)"
+    group.add_argument("--ledger", type=Path, metavar="FILE", help=text)
+    group.add_argument("--left", action="store_true", help="only say how many runs are left, and their cost")
 
 
 def add_keep_memory(group: argparse._ArgumentGroup) -> None:

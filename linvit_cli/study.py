@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from linvit_cli.parser import whole
+from linvit_cli.run_arguments import add_ledger
 from linvit_cli.streams import show
 
 HELP = "Train every mechanism over seeds and test the papers' claims."
@@ -20,13 +21,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--workers", type=whole, metavar="N", default=2, help="parallel runs, one thread each")
     text = "also put the tables between their marks in a Markdown file (default: none)"
     command.add_argument("--write", type=Path, metavar="FILE", help=text)
-    text = "file of finished runs: those in it are not repeated, new ones are added (default: none)"
-    command.add_argument("--ledger", type=Path, metavar="FILE", help=text)
+    add_ledger(command)
 
 
 def run(options: argparse.Namespace) -> int:
     from linvit.studies import study
+    from linvit.studies.papers import remaining_runs
 
+    if options.left:
+        line = remaining_runs(options.recipes, options.folder, options.seeds, options.ledger)
+        show(f"{options.folder}: {line}")
+        return 0
     result = study(
         options.recipes,
         options.folder,

@@ -18,6 +18,11 @@ def markdown_rows(rows: Sequence[Mapping[str, str]], left: int) -> str:
     return markdown_table(list(rows[0]), [list(row.values()) for row in rows], left)
 
 
+def marks(name: str) -> tuple[str, str]:
+    """The lines of a page that enclose the results with that name."""
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+
+
 def check_marks(path: Path, begin: str, end: str) -> None:
     """Raises ValueError unless path is a file with one begin mark followed by one end mark."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from linvit.analysis.markdown import check_marks, marks, replace_between_marks
 from linvit.files import user_path
 from linvit.ranges import Count, Some, check
 from linvit.runs.bundled import find_recipe
+from linvit.studies.ledger import Ledger
 from linvit.studies.plan import Cell, Plan, Say, folder_name, silent, train_plans
+from linvit.studies.pool import remaining
 from linvit.studies.table import Comparison
 
 ARGUMENTS = {"recipes": Annotated[Sequence[str | Path], Some()], "seeds": Count, "workers": Count}
@@ -23,6 +26,8 @@ def compare(
     also: Sequence[str] = (),
     progress: Say = silent,
     trust_recipe: bool = False,
+    ledger: str | Path | None = None,
+    write: str | Path | None = None,
 ) -> Comparison:
     """Trains every recipe with every seed and compares them with the first one. Complete runs are kept.
 
@@ -36,26 +41,56 @@ def compare(
         also: further measures of the task, each in its own column.
         progress: called with a line whenever a run is complete; `print`, for example.
         trust_recipe: lets the recipes run code of any package and write anywhere, see `linvit.train`.
+        ledger: a file of finished runs, which are not repeated; each new one is added.
+        write: a Markdown file; the text between its two marks with the name of `folder` is replaced by the table.
 
     Raises:
         ValueError: before anything is trained, for recipes of different tasks or with the same name, overrides of
-            `seed` or `folder`, and measures that the task does not have.
+            `seed` or `folder`, measures that the task does not have, a file without marks, and a ledger that has a run
+            with other settings.
         Others: as `read_recipe` and `linvit.studies.pool.run_all`.
     """
     check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "workers": workers})
-    folder = user_path(folder)
+    folder, write = user_path(folder), None if write is None else user_path(write)
+    if write is not None:
+        check_marks(write, *marks(folder.name))
+    key, cells = _cells(recipes, over, overrides, trust_recipe)
+    plans = [Plan.of(cell) for cell in cells]
+    known = None if ledger is None else Ledger(ledger)
+    comparison = train_plans(plans, folder, seeds, workers, [cells[0].name], also, key, progress=progress, ledger=known)
+    comparison.save(folder)
+    if write is not None:
+        replace_between_marks(write, comparison.to_markdown(), *marks(folder.name))
+    return comparison
+
+
+def remaining_runs(
+    recipes: Sequence[str | Path],
+    folder: str | Path,
+    seeds: int = 3,
+    over: str | None = None,
+    overrides: Sequence[str] = (),
+    ledger: str | Path | None = None,
+) -> str:
+    """What is left of a comparison, see `pool.remaining`; the arguments and errors are those of `compare`."""
+    check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "workers": 1})
+    _, cells = _cells(recipes, over, overrides)
+    trainings = [cell.training(seed, (), user_path(folder)) for seed in range(seeds) for cell in cells]
+    return remaining(trainings, None if ledger is None else Ledger(ledger))
+
+
+def _cells(
+    recipes: Sequence[str | Path], over: str | None, overrides: Sequence[str], trust_recipe: bool = False
+) -> tuple[str | None, list[Cell]]:
+    """The varied setting, if any, and each recipe at each of its values."""
     key, values = _varied(over)
     _check_settings(recipes, [*overrides, *([key] if key else [])])
     paths = [find_recipe(recipe) for recipe in recipes]
-    cells = [
+    return key, [
         Cell(path, (*overrides, *([f"{key}={value}"] if key else [])), value, trusted=trust_recipe)
         for value in values
         for path in paths
     ]
-    plans = [Plan.of(cell) for cell in cells]
-    comparison = train_plans(plans, folder, seeds, workers, [cells[0].name], also, key, progress=progress)
-    comparison.save(folder)
-    return comparison
 
 
 def _varied(over: str | None) -> tuple[str | None, list[Any]]:

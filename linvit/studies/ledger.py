@@ -9,7 +9,7 @@ from typing import Any
 from linvit import environment
 from linvit.files import user_path, write_text
 
-OF_THE_MACHINE = ("root", "num_workers")  # settings of the data that may differ between machines
+OF_THE_MACHINE = ("root", "cache", "num_workers")  # settings of the data that may differ between machines
 
 
 class Ledger:

@@ -10,17 +10,19 @@ from statistics import median
 from typing import Annotated, Any, cast
 
 from linvit.analysis.figures import write_figure
-from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, replace_between_marks
+from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, marks, replace_between_marks
 from linvit.files import user_path, write_text
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.ranges import Count, Range, check
 from linvit.runs.bundled import bundled_folder
+from linvit.runs.recipe import read_recipe
 from linvit.studies import inside
 from linvit.studies.claims import ACCURACY, ALPHA, CLAIMS, MARGIN, RELEVANT, Verdict, verdicts
 from linvit.studies.figures import group_figure
 from linvit.studies.inside import Inside
 from linvit.studies.ledger import Ledger
 from linvit.studies.plan import Cell, Plan, Say, silent, train_plans
+from linvit.studies.pool import remaining
 from linvit.studies.statistics import FAILS, HOLDS, UNCLEAR, found_with, power_within
 from linvit.studies.table import Comparison, Row, about_line, write_texts
 from linvit.tasks.checkpoints import LAST
@@ -162,11 +164,7 @@ def study(
     if write is not None:
         check_marks(write, *marks(name))
     folder, plans = user_path(folder), read_variants(recipes)
-    every = f"trainer.check_val_every_n_epoch={plans[0].values['trainer']['max_epochs']}"
-
-    def each_seed(seed: int) -> tuple[str, ...]:
-        return f"data.split={seed}", every  # order, augmentation and initialization follow the seed already
-
+    each_seed = _each_seed(plans[0].values)
     known = None if ledger is None else Ledger(ledger)
     comparison = train_plans(
         plans, folder, seeds, workers, baselines_of(recipes), each_seed=each_seed, progress=progress, ledger=known
@@ -187,6 +185,23 @@ def study(
     return result
 
 
+def remaining_runs(
+    recipes: str | Path | None, folder: str | Path, seeds: int = 5, ledger: str | Path | None = None
+) -> str:
+    """What is left of a study, see `pool.remaining`; the arguments are those of `study`."""
+    check(ARGUMENTS, {"seeds": seeds, "workers": 1})
+    paths = variants_of(bundled_folder() / "study" if recipes is None else user_path(recipes))
+    each_seed, folder = _each_seed(read_recipe(paths[0])), user_path(folder)
+    trainings = [Cell(path).training(seed, each_seed(seed), folder) for seed in range(seeds) for path in paths]
+    return remaining(trainings, None if ledger is None else Ledger(ledger))
+
+
+def _each_seed(values: Mapping[str, Any]) -> Callable[[int], tuple[str, ...]]:
+    """Seed → the settings of its runs; order, augmentation and initialization follow the seed already."""
+    every = f"trainer.check_val_every_n_epoch={values['trainer']['max_epochs']}"
+    return lambda seed: (f"data.split={seed}", every)
+
+
 def _p(p: float | None) -> str:
     return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
@@ -201,19 +216,24 @@ def baselines_of(recipes: Path) -> tuple[str, ...]:
     return (recipes.name,) if (recipes / f"{recipes.name}.yaml").is_file() else BASELINES
 
 
-def read_variants(recipes: Path) -> list[Plan]:
-    """Every recipe of the folder except base.yaml, the baselines first.
-
-    Raises ValueError if a baseline is missing, or if two recipes differ in more than model and learning rate.
-    """
+def variants_of(recipes: Path) -> list[Path]:
+    """Every recipe of the folder except base.yaml; raises ValueError if a baseline is missing."""
     paths = sorted(path for path in recipes.glob("*.yaml") if path.stem != "base")
-    baselines = baselines_of(recipes)
-    missing = [name for name in baselines if name not in {path.stem for path in paths}]
+    missing = [name for name in baselines_of(recipes) if name not in {path.stem for path in paths}]
     if missing:
         raise ValueError(
             f"The folder {recipes} has no recipe {missing[0]}.yaml, a baseline of the study: give another folder as"
             " `recipes`."
         )
+    return paths
+
+
+def read_variants(recipes: Path) -> list[Plan]:
+    """Every recipe of the folder except base.yaml, the baselines first.
+
+    Raises ValueError as variants_of, and if two recipes differ in more than model and learning rate.
+    """
+    paths, baselines = variants_of(recipes), baselines_of(recipes)
     plans = [Plan.of(Cell(path)) for path in paths]
     common = [_common(plan.values) for plan in plans]
     for path, values in zip(paths, common, strict=True):
@@ -230,11 +250,6 @@ def _common(values: Mapping[str, Any]) -> dict[str, Any]:
     """What all recipes of a study must have in common: everything but the model and the learning rate."""
     optimizer = {key: value for key, value in values["optimizer"].items() if key != "lr"}
     return {key: value for key, value in values.items() if key not in ("model", "folder")} | {"optimizer": optimizer}
-
-
-def marks(name: str) -> tuple[str, str]:
-    """The lines of a page that enclose the results of the study with that name."""
-    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
 
 
 def _group(name: str) -> str:

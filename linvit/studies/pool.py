@@ -13,12 +13,14 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from linvit.files import write_text
+from linvit.runs.bundled import header
 from linvit.studies.ledger import Ledger
 from linvit.tasks.checkpoints import BEST, RunStoppedError
 
@@ -125,8 +128,8 @@ def run_all(
     waiting = [index for index, result in enumerate(results) if result is None]
     progress = Progress(len(trainings), len(trainings) - len(waiting), outcome)
     if waiting and progress.complete:
-        mean = sum(result["seconds"] for result in results if result) / progress.complete
-        left = math.ceil(mean * len(waiting) / workers / 60)
+        taken = mean(result["seconds"] for result in results if result)
+        left = math.ceil(taken * len(waiting) / workers / 60)
         say(f"{progress.complete} of {len(trainings)} runs are complete; about {left} min left")
     with _workers(min(workers, len(waiting))) as (pools, stop):
         idle, busy = list(pools), dict[Future[dict[str, Any]], tuple[ProcessPoolExecutor, int]]()
@@ -153,6 +156,27 @@ def run_all(
             with suppress(KeyboardInterrupt):
                 wait(busy)
     return results  # type: ignore[return-value]
+
+
+def remaining(trainings: Sequence[Training], ledger: Ledger | None = None) -> str:
+    """How many runs are complete, and how long the others take on one core; nothing is trained.
+
+    The time is that of the complete runs of the same recipe; without any, what the recipe's header says before a
+    parenthesis.
+
+    Raises ValueError as run_all does.
+    """
+    results = [(training, _known(training, ledger)) for training in trainings]
+    taken: dict[Path, list[float]] = {}
+    for training, result in results:
+        if result is not None:
+            taken.setdefault(training.recipe, []).append(result["seconds"])
+    missing = [training.recipe for training, result in results if result is None]
+    facts = [f"{len(trainings) - len(missing)} of {len(trainings)} runs are complete"]
+    if hours := sum(mean(taken[recipe]) for recipe in missing if recipe in taken) / 3600:
+        facts.append(f"about {hours:.1f} hours of one core left")
+    costs = Counter(header(recipe)["cost"].partition(" (")[0] for recipe in missing if recipe not in taken)
+    return "; ".join([*facts, *(f"{count} × {cost}" for cost, count in costs.items())])
 
 
 def _known(training: Training, ledger: Ledger | None) -> dict[str, Any] | None:

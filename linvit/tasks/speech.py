@@ -10,10 +10,12 @@ from torchmetrics import Metric
 
 from linvit.ranges import Count, check
 from linvit.tasks.measures import LOSS, Measure, counted
+from linvit.tasks.n_gram import CountedNGram
 from linvit.tasks.task import Task, exact_sum
 from linvit.tasks.transcription import BLANK, greedy, prefix_beam, spelled, word_edits
 
 Targets = dict[str, Any]
+WITH_MODEL = {"wer_lm": Measure("word error rate with language model", lower_is_better=True, panel="word error rate")}
 
 
 class Recognizer(Protocol):
@@ -32,6 +34,8 @@ class Speech(Task):
             to logits (batch, frames, tokens), or (batch, frames, text + 1, tokens) if it `transduces`, and the number
             of these frames of each utterance; token 0 is the blank.
         beam: Beam width of decoding; 1 is greedy, the only choice for a transducer.
+        lm_beam: Beam width of a second decoding, with an n-gram model counted in the training transcripts, whose word
+            error rate is the measure wer_lm; 1 is none.
         kwargs: Further arguments of Task.
 
     `decoding` contains the further arguments of prefix_beam, such as names and language_model; recipes do not set them.
@@ -49,11 +53,24 @@ class Speech(Task):
     headline: tuple[str, ...] = ("wer",)
     counted = "utterances"
 
-    def __init__(self, network: nn.Module, beam: Count = 1, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, beam: Count = 1, lm_beam: Count = 1, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
-        self.beam = known_beam(beam, network)
+        self.beam, self.lm_beam = known_beam(beam, network), known_beam(lm_beam, network, "lm_beam")
         self.decoding: dict[str, Any] = {}
-        self.keep(lambda: {name: exact_sum() for name in ("edits", "words", "loss")})
+        self._n_gram: CountedNGram | None = None
+        sums = ["words", "loss", "wer"]
+        if self.lm_beam > 1:
+            self.measures = {**self.measures, **WITH_MODEL}
+            sums += WITH_MODEL
+        self.keep(lambda: {name: exact_sum() for name in sums})
+
+    def setup(self, stage: str) -> None:
+        source = cast(Any, self.trainer).datamodule
+        if self.lm_beam > 1 and not hasattr(source, "utterances"):
+            raise ValueError(
+                f"`lm_beam` needs transcripts that can be read at once, which {type(source).__name__} does not have:"
+                " leave it out."
+            )
 
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         features, targets = batch
@@ -63,36 +80,54 @@ class Speech(Task):
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
         features, targets = batch
         self.count.update(len(features))
-        names = cast(Any, self.trainer).datamodule.class_names
+        source = cast(Any, self.trainer).datamodule
+        names = source.class_names
         for kind, network in self.networks().items():
             logits, lengths = network(features, targets["lengths"], targets["tokens"])
             sums = cast(Mapping[str, Metric], self.metrics[kind])
             sums["loss"].update(loss_per_token(logits, lengths, targets).double().sum())
             speech = cast(Recognizer, network)
             transduced = speech.transduce(features, targets["lengths"]) if speech.transduces else None
-            for tokens, text in zip(transduced or self.decoded(logits, lengths), targets["texts"], strict=True):
-                edits, words = word_edits(text, spelled(tokens, names))
-                sums["edits"].update(edits)
-                sums["words"].update(words)
+            decoded = {"wer": transduced or self.decoded(logits, lengths)}
+            if self.lm_beam > 1:
+                decoding = {"names": names, "language_model": self.counted_n_gram(source)}
+                decoded["wer_lm"] = beamed(logits, lengths, self.lm_beam, **decoding)
+            for name, rows in decoded.items():
+                for tokens, text in zip(rows, targets["texts"], strict=True):
+                    sums[name].update(word_edits(text, spelled(tokens, names))[0])
+            for text in targets["texts"]:
+                sums["words"].update(len(text.split()))
 
     def decoded(self, logits: Tensor, lengths: Tensor) -> list[list[int]]:
         """The decoded tokens of each utterance, greedily or with a beam."""
         if self.beam == 1:
             return greedy(logits, lengths)
-        rows = zip(logits, lengths.tolist(), strict=True)
-        return [prefix_beam(row[:length], self.beam, **self.decoding) for row, length in rows]
+        return beamed(logits, lengths, self.beam, **self.decoding)
+
+    def counted_n_gram(self, source: Any) -> CountedNGram:
+        """The language model of the training transcripts, counted once."""
+        if self._n_gram is None:
+            self._n_gram = CountedNGram(utterance.text for utterance in source.utterances("train"))
+        return self._n_gram
 
     def measured(self, kind: str) -> dict[str, Tensor]:
-        edits, words, loss = (total.compute() for total in cast(Mapping[str, Metric], self.metrics[kind]).values())
-        return {"wer": edits / words.clamp_min(1), "loss": loss / self.count.compute()}
+        sums = {name: total.compute() for name, total in cast(Mapping[str, Metric], self.metrics[kind]).items()}
+        words, loss = sums.pop("words").clamp_min(1), sums.pop("loss")
+        return {name: edits / words for name, edits in sums.items()} | {"loss": loss / self.count.compute()}
 
 
-def known_beam(beam: int, network: nn.Module) -> int:
-    """Returns the beam width; raises ValueError if the network cannot use it."""
-    check({"beam": Count}, {"beam": beam})
+def known_beam(beam: int, network: nn.Module, name: str = "beam") -> int:
+    """Returns the beam width; raises ValueError, calling it `name`, if the network cannot use it."""
+    check({name: Count}, {name: beam})
     if beam > 1 and cast(Recognizer, network).transduces:
-        raise ValueError(f"`beam` is {beam}, but a transducer is decoded greedily: leave it out.")
+        raise ValueError(f"`{name}` is {beam}, but a transducer is decoded greedily: leave it out.")
     return beam
+
+
+def beamed(logits: Tensor, lengths: Tensor, beam: int, **decoding: Any) -> list[list[int]]:
+    """The tokens of each utterance by prefix_beam, whose further arguments `decoding` contains."""
+    rows = zip(logits, lengths.tolist(), strict=True)
+    return [prefix_beam(row[:length], beam, **decoding) for row, length in rows]
 
 
 def loss_per_token(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:

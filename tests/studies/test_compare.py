@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -5,10 +6,12 @@ from tiny_dense import tiny_scenes, write_dense_recipe
 from tiny_diffusion import write_diffusion_recipe
 from tiny_run import write_recipe
 
+from linvit.analysis.markdown import marks
 from linvit.studies import Comparison, compare
 from linvit.studies.figures import over_figure
 from linvit.studies.plan import compared, folder_name
 from linvit.tasks.measures import Measure
+from linvit_cli import main
 
 ABOUT = {
     "parameters": [1234, 1234],
@@ -152,3 +155,41 @@ def test_detectors_are_compared_by_what_they_predict(tmp_path, untrained, framew
 def test_generators_that_do_not_sample_are_compared_by_their_loss(tmp_path, untrained, generates, score):
     recipe = write_diffusion_recipe(tmp_path, task={"generates": generates})
     assert compare([recipe], tmp_path / "out", seeds=1).score == score
+
+
+def test_another_machine_goes_on_from_the_ledger_and_writes_the_page(tmp_path, capsys):
+    recipe, ledger, page = write_recipe(tmp_path), tmp_path / "ledger.jsonl", tmp_path / "page.md"
+    recipe.write_text(f"# A network\n# cost: a minute (estimated)\n{recipe.read_text()}")
+    begin, end = marks("here")
+    page.write_text(f"above\n{begin}\nold\n{end}\nbelow\n")
+    arguments = ["compare", str(recipe), "--seeds", "2", "--ledger", str(ledger)]
+    here = [*arguments, "--folder", str(tmp_path / "here")]
+    assert main([*here, "--left"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'here'}: 0 of 2 runs are complete; 2 × a minute\n"
+    assert not ledger.exists()
+    assert main([*here, "--write", str(page)]) == 0
+    assert page.read_text().startswith(f"above\n{begin}\n| recipe |")
+    assert page.read_text().endswith(f"{end}\nbelow\n")
+
+    first, second = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text(first)
+    there = [*arguments, "--folder", str(tmp_path / "there")]
+    row = json.loads(first)
+    ledger.write_text(json.dumps(row | {"result": row["result"] | {"seconds": 720.0}}) + "\n")
+    capsys.readouterr()
+    assert main([*there, "--left"]) == 0
+    assert capsys.readouterr().out.endswith(": 1 of 2 runs are complete; about 0.2 hours of one core left\n")
+    assert main(there) == 0
+    assert (
+        json.loads(ledger.read_text().splitlines()[1])["result"]["measures"] == json.loads(second)["result"]["measures"]
+    )
+    assert [path.parent.name for path in (tmp_path / "there").rglob("result.json")] == ["seed1"]
+    with pytest.raises(ValueError, match="with other settings: remove its line"):
+        compare([recipe], tmp_path / "there", seeds=2, overrides=["optimizer.lr=1"], ledger=ledger)
+
+
+def test_a_page_without_marks_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("linvit.studies.plan.run_all", lambda *_: pytest.fail("trained"))
+    (tmp_path / "page.md").write_text("nothing")
+    with pytest.raises(ValueError, match=r"no place for the tables: add the lines <!-- out:begin -->"):
+        compare([write_recipe(tmp_path)], tmp_path / "out", write=tmp_path / "page.md")

@@ -6,14 +6,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import Dataset, Subset
+
 from linvit.data.contents import Content, Contents
 from linvit.data.disk import check_regular, files_below, is_hidden
+from linvit.data.order import share
 from linvit.data.source import is_held_out
 from linvit.data.text.packing import CACHE, PackedText, usable
 from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import Stream, join
 from linvit.files import user_path
-from linvit.ranges import Amount, Share
+from linvit.ranges import Amount, Count, Seed, Share
 
 IN_MEMORY = 2**24  # bytes of a split's text; more is packed
 SUFFIXES = (".txt", ".md")
@@ -95,6 +98,8 @@ class TextFolder(FileText):
         suffixes: The endings of its text files.
         held_out: Share of the files that is held out, chosen by a hash of their names, if the folder has no val/. 1
             holds out all, for evaluation.
+        split: Seed that chooses the held-out files. For choices that must not be made on those of split 0.
+        val_rows: Validate on about so many of the held-out rows, evenly spaced over all files; null for all rows.
         cache: Folder of the packed tokens of a split with more than 16 MiB of text.
         max_corrupt: Number of files of a split that may be left out because they cannot be read or are not UTF-8.
         options: See TextSource.
@@ -107,12 +112,15 @@ class TextFolder(FileText):
         root: str,
         suffixes: Sequence[str] = SUFFIXES,
         held_out: Share = 0.03,
+        split: Seed = 0,
+        val_rows: Count | None = None,
         cache: str = CACHE,
         max_corrupt: Amount = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.root, self.cache, self.max_corrupt = user_path(root), user_path(cache), max_corrupt
+        self.val_rows = val_rows
         if not self.root.is_dir():
             wrong = "is a file" if self.root.exists() else "does not exist"
             raise ValueError(f"The data folder {self.root} {wrong}: set `root` to a folder of text files.")
@@ -121,9 +129,15 @@ class TextFolder(FileText):
             val = {path for path in files if path.relative_to(self.root).parts[0] == "val"}
             self.files = {"train": sorted(set(files) - val), "val": sorted(val)}
         else:
-            self.files = split_by_hash(self.root, files, held_out)
+            self.files = split_by_hash(self.root, files, held_out, split)
         check_splits(self.root, self.files, suffixes, trains=held_out < 1)
         self.preprocessing = TextPreprocessing(*self.names, self.context, f"{self.root}: {self.describe()}")
+
+    def val_set(self) -> Dataset[Any]:
+        rows = super().val_set()
+        total, processes = len(rows), share()[1]  # type: ignore[arg-type]
+        count = -(-(self.val_rows or total) // processes) * processes
+        return rows if count >= total else Subset(rows, [place * total // count for place in range(count)])
 
     @classmethod
     def found_in(cls, root: str | Path) -> dict[str, Any] | None:
@@ -135,11 +149,12 @@ class TextFolder(FileText):
         return {"name": "textfolder", "root": str(root)} if 2 * len(texts) > len(files) else None
 
 
-def split_by_hash(root: Path, files: Sequence[Path], held_out: float) -> dict[str, list[Path]]:
-    """{"train": …, "val": …}: the files of each split, chosen by a hash of their paths below root."""
+def split_by_hash(root: Path, files: Sequence[Path], held_out: float, split: int = 0) -> dict[str, list[Path]]:
+    """{"train": …, "val": …}: the files of each split, chosen by a hash of their paths below root and of the seed."""
+    seed = f"{split} " if split else ""
     splits: dict[str, list[Path]] = {"train": [], "val": []}
     for path in sorted(files):
-        splits["val" if is_held_out(path.relative_to(root).as_posix(), held_out) else "train"].append(path)
+        splits["val" if is_held_out(f"{seed}{path.relative_to(root).as_posix()}", held_out) else "train"].append(path)
     return splits
 
 

@@ -1,5 +1,6 @@
 import os
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -170,3 +171,29 @@ def test_packing_says_how_far_it_is(folder, monkeypatch, caplog):
     with caplog.at_level("INFO"):
         TextFolder(str(folder), held_out=0.3, cache=str(folder / "packed")).stream("train")
     assert re.search(r"Packing text into .*train_\w+\.tokens: \d+ documents, [\d,]+ tokens so far", caplog.text)
+
+
+def test_another_split_holds_out_other_files(folder):
+    first, again, other = (set(TextFolder(str(folder), held_out=0.3, split=split).files["val"]) for split in (0, 0, 1))
+    assert first == again
+    assert other - first
+    assert len(first & other) < len(other)
+
+
+def test_a_part_of_the_held_out_rows_is_spread_over_all_files(tmp_path):
+    for part in range(4):
+        (tmp_path / f"{part}.txt").write_text(" ".join(map(str, range(100 * part, 100 * part + 100))))
+
+    def rows(**options):
+        chosen = TextFolder(str(tmp_path), held_out=1.0, context=16, **options).val_set()
+        return [chosen[place][0].tolist() for place in range(len(chosen))]
+
+    every, few = rows(), rows(val_rows=7)
+    places = [every.index(row) for row in few]
+    assert len(places) == 7
+    assert places[0] == 0
+    assert {after - before for before, after in pairwise([*places, len(every)])} <= {
+        len(every) // 7,
+        len(every) // 7 + 1,
+    }
+    assert rows(val_rows=10**6) == every

@@ -17,6 +17,7 @@ from linvit.models.listed import list_networks
 from linvit.runs import load_run, train
 from linvit.runs.training import train_folder
 from linvit.studies import compare
+from linvit.studies.pool import last_measures
 from linvit.tasks.n_gram import CountedNGram
 from linvit.tasks.transcription import greedy, spelled, word_edits
 from linvit_cli import main
@@ -247,6 +248,10 @@ def test_what_is_not_installed_is_one_sentence(learned, package, more, sentence,
         ({"data": {"train": ["nowhere"]}}, "The speech folder .* does not exist"),
         ({"data": {"mels": 20}}, "compute features with the network's"),
         ({"task": {"beam": 0}}, "task.beam is 0"),
+        (
+            {"task": {"lm_beam": 2}, "model": {"head": "transducer"}},
+            "task.lm_beam is 2, but a transducer is decoded greedily",
+        ),
     ],
 )
 def test_a_wrong_recipe_ends_in_a_sentence(run, groups, message, tmp_path):
@@ -322,6 +327,15 @@ def test_a_language_model_is_counted_in_the_training_transcripts(learned, tmp_pa
     counted = CountedNGram(one.text for one in run.source().utterances("train"))
     for word in ("LOW", "MID", "HIGH"):
         assert run.task.decoding["language_model"](("LOW",), word) == counted(("LOW",), word)
+
+
+def test_a_second_decoding_with_the_language_model_is_measured_while_training(run, tmp_path):
+    groups = {"data": {"root": str(run.parent / "speech")}, "trainer": {"max_epochs": 1}}
+    trained = train(write_speech_recipe(tmp_path, **groups, task={"ema_decay": None, "lm_beam": 3}))
+    measured = last_measures(trained.folder)
+    assert measured["wer"] == trained.evaluate()["wer"]
+    assert measured["wer_lm"] == trained.evaluate(beam=3, language_model="train")["wer"]
+    assert measured["wer_lm"] != measured["wer"]
 
 
 def test_an_an4_folder_is_evaluated_by_speaker(learned, tmp_path):
