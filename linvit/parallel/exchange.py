@@ -27,13 +27,25 @@ class Exchange:
 
     Attributes:
         rank, number: of this process, and the number of processes.
-        sent: bytes that this process has sent since `sent.clear()`, by the name of the layer.
+        sent, messages: bytes that this process has sent, and in how many messages, by the name of the layer; a new
+            count begins after `clear()`.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.rank, self.number = dist.get_rank(group), dist.get_world_size(group)
         self.sent: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
+
+    def clear(self) -> None:
+        """Begins to count again."""
+        self.sent.clear()
+        self.messages.clear()
+
+    def count(self, name: str, bytes_sent: int, messages: int) -> None:
+        """Adds what the layer of that name has sent."""
+        self.sent[name] += bytes_sent
+        self.messages[name] += messages
 
     def gather(self, x: Tensor, name: str) -> Tensor:
         """The tensors of all processes, which have one shape: (processes, …)."""
@@ -56,7 +68,7 @@ class Exchange:
             if not 0 <= peer < self.number:
                 continue
             if outgoing.numel():
-                self.sent[name] += outgoing.nbytes
+                self.count(name, outgoing.nbytes, 1)
                 operations.append(P2POp(dist.isend, outgoing.contiguous(), group=self.group, group_peer=peer))
             if incoming.numel():
                 received.append((incoming, torch.empty_like(incoming, memory_format=torch.contiguous_format)))
@@ -73,7 +85,7 @@ class _Gather(Function):
     def forward(ctx: Any, x: Tensor, exchange: Exchange, name: str) -> Tensor:
         ctx.exchange, ctx.name = exchange, name
         out = x.new_empty(exchange.number, *x.shape)
-        exchange.sent[name] += (exchange.number - 1) * x.nbytes
+        exchange.count(name, (exchange.number - 1) * x.nbytes, exchange.number - 1)
         with _reached(exchange):
             dist.all_gather(list(out), x.contiguous(), group=exchange.group)
         return out
@@ -82,7 +94,7 @@ class _Gather(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         exchange, total = ctx.exchange, grad.clone(memory_format=torch.contiguous_format)
-        exchange.sent[ctx.name] += 2 * (exchange.number - 1) * total[0].nbytes
+        exchange.count(ctx.name, 2 * (exchange.number - 1) * total[0].nbytes, 2 * (exchange.number - 1))
         with _reached(exchange):
             dist.all_reduce(total, group=exchange.group)
         return total[exchange.rank], None, None

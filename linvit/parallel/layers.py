@@ -47,14 +47,15 @@ ALTERNATIVES = "choose RAVLT, MAViT, CARE, a decoder, or DeiT, Swin or PVT with 
 def check_layers(network: nn.Module) -> None:
     """Raises ValueError, naming the layer, if a layer cannot have only some rows."""
     for name, module in network.named_modules():
-        where = f"`network` has the layer {name or 'itself'}, a {type(module).__name__}"
+        layer = type(module).__name__
+        where = f"`network` has the layer {name} ({layer})" if name else f"`network` is of the class {layer}"
         if isinstance(module, Operator) and module.options is None:
             raise ValueError(
                 f"{where} with softmax attention, which needs all tokens at once: use linear attention in all stages"
                 " or blocks, such as `pattern='LLLL'`, or ring attention for softmax"
             )
         if type(module) not in KNOWN:
-            raise ValueError(f"{where}, and it is not known how to share its tokens: {ALTERNATIVES}")
+            raise ValueError(f"{where}, which cannot share its tokens: {ALTERNATIVES}")
         if isinstance(module, nn.Conv2d) and not _has_rows(module):
             raise ValueError(
                 f"{where} with padding {module.padding} ({module.padding_mode}), expected zeros, fewer than the kernel"

@@ -157,7 +157,7 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> Sharded:
         raise ValueError(f"`mesh` has {mesh.ndim} dimensions, expected one: choose one by its name, as in mesh['rows']")
     check_layers(network)
     if not isinstance(network, tuple(LOGITS)):
-        raise ValueError(f"`network` is a {type(network).__name__}: {ALTERNATIVES}")
+        raise ValueError(f"`network` is of the class {type(network).__name__}: {ALTERNATIVES}")
     _check_pool(network)
     return Sharded(network, Exchange(mesh.get_group()))
 
