@@ -177,7 +177,7 @@ def lost_process(error: BaseException) -> bool:
 
     Gloo has no exception of its own, only its source files' names in the text.
     """
-    known = dist.is_available() and isinstance(error, dist.DistError)
+    known = dist.is_available() and isinstance(error, dist.DistError | ConnectionError)
     return known or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
