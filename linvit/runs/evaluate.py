@@ -7,7 +7,6 @@ from lightning.pytorch import Trainer
 
 from linvit.data.source import Source
 from linvit.runs.progress import bars, quiet_lightning
-from linvit.runs.rows import SharedRows, check_rows
 from linvit.tasks.measures import AVERAGED, Measure
 
 if TYPE_CHECKING:
@@ -47,24 +46,18 @@ class Measures(Mapping[str, float]):
         ]
 
 
-def evaluate(run: "Run", source: Source, progress: bool = False, rows: int = 1, **trainer: Any) -> Measures:
-    """Measures a run on the held-out samples of a source.
-
-    rows: number of processes, which are started for this and share the rows of every image, see `linvit.parallel`.
-    trainer: further arguments of Lightning's Trainer.
+def evaluate(run: "Run", source: Source, progress: bool = False, **trainer: Any) -> Measures:
+    """Measures a run on the held-out samples of a source; trainer: further arguments of Lightning's Trainer.
 
     Raises ValueError if the data has no samples to evaluate on.
     """
     shown = bars(progress)
-    if rows > 1:
-        check_rows(run.spec.name, compiled=False)
-        trainer = {"devices": rows, "strategy": "ddp_spawn"} | trainer
     settings: dict[str, Any] = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_model_summary": False,
         "enable_progress_bar": bool(shown),
-        "callbacks": [*shown, *SharedRows.callbacks(rows)],
+        "callbacks": [*shown, *trainer.pop("callbacks", ())],
         "use_distributed_sampler": False,
         "default_root_dir": run.folder,  # keeps the classifier that measures generated images
     }

@@ -1,27 +1,38 @@
 """Runs whose processes share the rows of every image, see `linvit.parallel`."""
 
+import copy
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from typing import Any, cast
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar, cast
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from linvit.environment import share_rows
 from linvit.parallel import Sharded, shard
 from linvit.tasks.task import Task
 
 TASK = "classification"
+Result = TypeVar("Result")
 
 
 class SharedRows(Callback):
     """Lets each group of `rows` neighbouring processes share the rows of its images.
 
-    Raises ValueError if the number of processes is not a multiple of it, and for networks as `linvit.parallel.shard`.
+    mesh: the processes of this group; None for groups of the trainer's processes.
+
+    Raises ValueError if their number is not a multiple of `rows`, and for networks as `linvit.parallel.shard`.
     """
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
+    def __init__(self, rows: int, mesh: DeviceMesh | None = None) -> None:
+        self.rows, self.mesh = rows, mesh
 
     @classmethod
     def callbacks(cls, rows: int) -> list[Callback]:
@@ -29,42 +40,81 @@ class SharedRows(Callback):
         return [cls(rows)] if rows > 1 else []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if trainer.world_size % self.rows:
+        if self.mesh is not None:
+            return
+        groups, rest = divmod(trainer.world_size, self.rows)
+        if rest:
             raise ValueError(
                 f"`rows` is {self.rows}, but the number of processes is {trainer.world_size}: set the trainer's"
                 " `devices` to a multiple of it, and `strategy` to ddp."
             )
         share_rows(self.rows)
-        mesh_shape = trainer.world_size // self.rows, self.rows
         device = trainer.strategy.root_device.type
-        self.mesh = init_device_mesh(device, mesh_shape, mesh_dim_names=("images", "rows"))["rows"]
+        self.mesh = init_device_mesh(device, (groups, self.rows), mesh_dim_names=("images", "rows"))["rows"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._share(cast(Task, pl_module))
+        self._share(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
-            self._share(cast(Task, pl_module))
+            self._share(pl_module)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        share_rows(1)
+    def _share(self, task: LightningModule) -> None:
+        """Called when the trainer has moved the weights to their device and precision."""
+        assert self.mesh is not None
+        for network in cast(Task, task).networks().values():
+            share(network, self.mesh)
 
-    def _share(self, task: Task) -> None:
-        """The networks keep their names, and with them the keys of their weights: only what a call does changes."""
-        for network in task.networks().values():
-            forward = partial(_forward, network, shard(network, self.mesh))
-            setattr(network, "forward", forward)  # noqa: B010
+
+def share(network: nn.Module, mesh: DeviceMesh) -> None:
+    """Lets the processes of a mesh share the rows of every image that the network reads.
+
+    Only what a call does changes: the network keeps its layers, and the keys of its weights.
+    """
+    setattr(network, "forward", partial(_forward, network, shard(network, mesh)))  # noqa: B010
 
 
 def _forward(network: nn.Module, sharded: Sharded, x: Any) -> Any:
     return sharded.train(network.training)(x)
 
 
-def check_rows(task: str, compiled: bool) -> None:
+def check_rows(task: str, compiled: bool = False) -> None:
     """Raises ValueError for a run whose images cannot be shared by rows."""
     if task != TASK:
         raise ValueError(f"`rows` is for the task {TASK}, but this run has the task {task}: set it to 1.")
     if compiled:
-        raise ValueError(
-            "`rows` lets processes exchange rows in each layer, which no compiler sees: set task.compile to false."
-        )
+        raise ValueError("`rows` needs layers that exchange rows, which no compiler sees: set `task.compile` to false.")
+
+
+def in_processes(number: int, function: Callable[..., Result], *arguments: Any) -> Result:
+    """What function(mesh, *arguments) returns in the first of so many new processes of this machine.
+
+    Raises what it raises, and ConnectionError if a process was killed.
+    """
+    workers = ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"))
+    with TemporaryDirectory() as folder, workers:
+        store = (Path(folder) / "store").as_uri()
+        each = [workers.submit(_in_process, rank, number, store, function, *arguments) for rank in range(number)]
+        try:
+            first, *_ = [future.result() for future in each]
+            return first
+        except BrokenProcessPool as error:
+            raise ConnectionError(
+                f"One of the {number} processes that share the images was killed, often because it ran out of memory:"
+                " take smaller images, or more processes or machines."
+            ) from error
+
+
+def _in_process(rank: int, number: int, store: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(max(1, torch.get_num_threads() // number))
+    share_rows(number)
+    distributed.init_process_group("nccl" if device == "cuda" else "gloo", store, rank=rank, world_size=number)
+    try:
+        # the processes were given tensors in shared memory, and each counts in those of its metrics
+        return function(init_device_mesh(device, (number,)), *copy.deepcopy(arguments))
+    finally:
+        distributed.destroy_process_group()

@@ -170,7 +170,7 @@ def over_images_and_rows(mesh):
     parallel = DistributedDataParallel(shard(network, both["rows"]))
     images = slice(2 * both["images"].get_local_rank(), 2 * both["images"].get_local_rank() + 2)
     cross_entropy(parallel(x[images]), y[images]).backward()
-    for (name, parameter), expected in zip(network.named_parameters(), single.parameters(), strict=True):
+    for parameter, expected in zip(network.parameters(), single.parameters(), strict=True):
         assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-12)
 
 
