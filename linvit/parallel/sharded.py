@@ -53,6 +53,7 @@ class Sharded(nn.Module):
         super().__init__()
         kept = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
         self.network = copy.deepcopy(network, kept)
+        self.training = network.training
         self.exchange = exchange
         if isinstance(self.network, VisionTransformer | SwinTransformer):
             self.network.patch_embed.strict_img_size = False  # the size of the whole images is checked instead

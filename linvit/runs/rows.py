@@ -91,7 +91,10 @@ def in_processes(number: int, function: Callable[..., Result], *arguments: Any) 
 
     Raises what it raises, and ConnectionError if a process was killed.
     """
-    workers = ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"))
+    there = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in there else "spawn")
+    context.set_forkserver_preload(["linvit.runs.run"])  # imported once for all processes
+    workers = ProcessPoolExecutor(number, mp_context=context)
     with TemporaryDirectory() as folder, workers:
         store = (Path(folder) / "store").as_uri()
         each = [workers.submit(_in_process, rank, number, store, function, *arguments) for rank in range(number)]
