@@ -51,9 +51,9 @@ def add_ledger(group: argparse._ActionsContainer) -> None:
     group.add_argument("--left", action="store_true", help="only say how many runs are left, and their cost")
 
 
-def add_rows(group: argparse._ArgumentGroup) -> None:
+def add_processes(group: argparse._ArgumentGroup) -> None:
     text = "classification: processes to start that share the rows of every image (default: 1)"
-    group.add_argument("--rows", metavar="N", type=whole, help=text)
+    group.add_argument("--processes", metavar="N", type=whole, help=text)
 
 
 def add_keep_memory(group: argparse._ArgumentGroup) -> None:

@@ -24,33 +24,33 @@ Result = TypeVar("Result")
 
 
 class SharedRows(Callback):
-    """Lets each group of `rows` neighbouring processes share the rows of its images.
+    """Lets each group of so many neighbouring processes share the rows of its images.
 
     mesh: the processes of this group; None for groups of the trainer's processes.
 
-    Raises ValueError if their number is not a multiple of `rows`, and for networks as `linvit.parallel.shard`.
+    Raises ValueError if their number is not a multiple of it, and for networks as `linvit.parallel.shard`.
     """
 
-    def __init__(self, rows: int, mesh: DeviceMesh | None = None) -> None:
-        self.rows, self.mesh = rows, mesh
+    def __init__(self, number: int, mesh: DeviceMesh | None = None) -> None:
+        self.number, self.mesh = number, mesh
 
     @classmethod
-    def callbacks(cls, rows: int) -> list[Callback]:
+    def callbacks(cls, number: int) -> list[Callback]:
         """This callback, if there are rows to share."""
-        return [cls(rows)] if rows > 1 else []
+        return [cls(number)] if number > 1 else []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.mesh is not None:
             return
-        groups, rest = divmod(trainer.world_size, self.rows)
+        groups, rest = divmod(trainer.world_size, self.number)
         if rest:
             raise ValueError(
-                f"`rows` is {self.rows}, but the number of processes is {trainer.world_size}: set the trainer's"
-                " `devices` to a multiple of it, and `strategy` to ddp."
+                f"`processes_per_image` is {self.number}, but the number of processes is {trainer.world_size}: set the"
+                " trainer's `devices` to a multiple of it, and `strategy` to ddp."
             )
-        share_rows(self.rows)
+        share_rows(self.number)
         device = trainer.strategy.root_device.type
-        self.mesh = init_device_mesh(device, (groups, self.rows), mesh_dim_names=("images", "rows"))["rows"]
+        self.mesh = init_device_mesh(device, (groups, self.number), mesh_dim_names=("images", "rows"))["rows"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._share(pl_module)
@@ -78,12 +78,14 @@ def _forward(network: nn.Module, sharded: Sharded, x: Any) -> Any:
     return sharded.train(network.training)(x)
 
 
-def check_rows(task: str, compiled: bool = False) -> None:
-    """Raises ValueError for a run whose images cannot be shared by rows."""
+def check_sharing(argument: str, task: str, compiled: bool = False) -> None:
+    """Raises ValueError for a run whose images cannot be shared; argument: the name of the number of processes."""
     if task != TASK:
-        raise ValueError(f"`rows` is for the task {TASK}, but this run has the task {task}: set it to 1.")
+        raise ValueError(f"`{argument}` is for the task {TASK}, but this run has the task {task}: set it to 1.")
     if compiled:
-        raise ValueError("`rows` needs layers that exchange rows, which no compiler sees: set `task.compile` to false.")
+        raise ValueError(
+            f"`{argument}` needs layers that exchange rows, which no compiler sees: set `task.compile` to false."
+        )
 
 
 def in_processes(number: int, function: Callable[..., Result], *arguments: Any) -> Result:

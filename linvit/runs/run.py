@@ -25,7 +25,7 @@ from linvit.models.dense.frameworks import SEGMENTORS
 from linvit.ranges import Count, check
 from linvit.released import load_released
 from linvit.runs.evaluate import Measures
-from linvit.runs.rows import SharedRows, check_rows, in_processes
+from linvit.runs.rows import SharedRows, check_sharing, in_processes
 from linvit.runs.settings import as_tuple, parameters
 from linvit.runs.spec import TaskSpec, check_options
 from linvit.runs.stored import build_network, check_preprocessing, read_stored
@@ -136,7 +136,7 @@ class Run:
         data: str | Path | None = None,
         progress: bool = False,
         trainer: Mapping[str, Any] | None = None,
-        rows: int = 1,
+        processes: int = 1,
         **overrides: Any,
     ) -> Measures:
         """The measures of the task over all held-out samples, see `linvit.runs.evaluate.evaluate`.
@@ -146,13 +146,13 @@ class Run:
                 tasks, include, limit).
             progress: show a progress bar in the terminal.
             trainer: arguments of Lightning's Trainer, such as devices and precision.
-            rows: number of processes that are started to share the rows of every image, see `linvit.parallel`; for
-                classification.
+            processes: number of processes that are started to share the rows of every image, see `linvit.parallel`;
+                for classification.
         """
-        check({"rows": Count}, {"rows": rows})
-        if rows > 1:
-            check_rows(self.spec.name)
-            return in_processes(rows, _evaluate_sharing_rows, self, data, progress, trainer, overrides)
+        check({"processes": Count}, {"processes": processes})
+        if processes > 1:
+            check_sharing("processes", self.spec.name)
+            return in_processes(processes, _evaluate_sharing_rows, self, data, progress, trainer, overrides)
         measures: Measures = self.spec.evaluate(self, data, progress, trainer or {}, **overrides)
         return measures
 

@@ -147,9 +147,9 @@ def train_folder(
 def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callbacks: Sequence[Callback]) -> Trainer:
     shown = bars(progress)
     keeper = RunFolder(folder, _about(recipe, source), say if progress and not shown else None, _curve_writer(folder))
-    rows = recipe.values["rows"]
+    sharing = SharedRows.callbacks(recipe.values["processes_per_image"])
     return recipe.trainer(
-        [keeper, StopSafely(keeper.last), Summary(recipe, source), *shown, *SharedRows.callbacks(rows), *callbacks],
+        [keeper, StopSafely(keeper.last), Summary(recipe, source), *shown, *sharing, *callbacks],
         plugins=[AtomicCheckpointIO()],
         logger=TensorBoardLogger(folder, name=None, version="tensorboard"),
         default_root_dir=folder,

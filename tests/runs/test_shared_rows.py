@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_run import content, curve, write_recipe
 
-from linvit.runs.rows import check_rows, in_processes
+from linvit.runs.rows import check_sharing, in_processes
 from linvit.runs.run import load_run
 from linvit.runs.training import train_folder
 
@@ -23,7 +23,7 @@ TINY = {
     "data": {"size": 64, "batch_size": 8},
     "trainer": {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 2, "precision": "64-true"},
 }
-SHARED = ["rows=2", "trainer.devices=2", "trainer.strategy=ddp"]
+SHARED = ["processes_per_image=2", "trainer.devices=2", "trainer.strategy=ddp"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -62,7 +62,7 @@ def test_two_processes_that_share_rows_train_what_one_does(alone, tmp_path):
 def test_evaluation_with_shared_rows(alone):
     run = load_run(alone)
     whole = run.evaluate(trainer={"precision": "64-true"})
-    shared = run.evaluate(trainer={"precision": "64-true"}, rows=2)
+    shared = run.evaluate(trainer={"precision": "64-true"}, processes=2)
     assert shared.by_weights.keys() == whole.by_weights.keys()
     for kind, measures in whole.by_weights.items():
         assert shared.by_weights[kind] == pytest.approx(measures, rel=1e-6)
@@ -70,21 +70,25 @@ def test_evaluation_with_shared_rows(alone):
 
 def test_refusals(alone, tmp_path):
     recipe = write_recipe(tmp_path, **TINY)
-    with pytest.raises(ValueError, match="`rows` is 2, but the number of processes is 1: set the trainer's `devices`"):
-        train_folder(recipe, ["rows=2"])
+    with pytest.raises(
+        ValueError, match="`processes_per_image` is 2, but the number of processes is 1: set the trainer's `devices`"
+    ):
+        train_folder(recipe, ["processes_per_image=2"])
     with pytest.raises(ValueError, match="which no compiler sees"):
-        train_folder(recipe, ["rows=2", "task.compile=true"])
-    with pytest.raises(ValueError, match="rows"):
-        train_folder(recipe, ["rows=0"])
-    with pytest.raises(ValueError, match="`rows` is for the task classification, but this run has the task detection"):
-        check_rows("detection")
+        train_folder(recipe, ["processes_per_image=2", "task.compile=true"])
+    with pytest.raises(ValueError, match="processes_per_image"):
+        train_folder(recipe, ["processes_per_image=0"])
+    with pytest.raises(
+        ValueError, match="`processes` is for the task classification, but this run has the task detection"
+    ):
+        check_sharing("processes", "detection")
 
 
 def test_prediction_with_shared_rows(alone, tmp_path):
     run = load_run(alone)
     generator = np.random.default_rng(0)
     images = [generator.integers(0, 256, (64, 64, 3), dtype=np.uint8) for _ in range(3)]
-    whole, shared = run.predict(images), run.predict(images, rows=2, output=tmp_path / "shared.csv")
+    whole, shared = run.predict(images), run.predict(images, processes=2, output=tmp_path / "shared.csv")
     assert (tmp_path / "shared.csv").read_text().count("\n") == 4
     for ours, theirs in zip(whole, shared, strict=True):
         assert ours.classes == theirs.classes
