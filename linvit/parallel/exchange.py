@@ -19,6 +19,10 @@ from linvit.ops.shard import joined_means
 from linvit.ops.state import joined
 
 
+class LostProcessError(ConnectionError):
+    """Another process ended or cannot be reached."""
+
+
 class Exchange:
     """The links between the processes of a group, which stand below each other in the order of their ranks.
 
@@ -177,7 +181,7 @@ def lost_process(error: BaseException) -> bool:
 
     Gloo has no exception of its own, only its source files' names in the text.
     """
-    known = dist.is_available() and isinstance(error, dist.DistError | ConnectionError)
+    known = dist.is_available() and isinstance(error, dist.DistError | LostProcessError)
     return known or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
@@ -188,7 +192,7 @@ def _reached(exchange: Exchange) -> Iterator[None]:
     except RuntimeError as error:
         if not lost_process(error):
             raise
-        raise ConnectionError(
+        raise LostProcessError(
             f"Another of the {exchange.number} processes that share an image ended or cannot be reached, so process"
             f" {exchange.rank} stopped too: start all of them again."
         ) from error

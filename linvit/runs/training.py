@@ -18,7 +18,7 @@ from linvit import environment
 from linvit.data.source import Source
 from linvit.environment import replica
 from linvit.files import replacing, write_text
-from linvit.parallel.exchange import lost_process
+from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.ranges import Some, arguments, check
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
@@ -218,7 +218,7 @@ def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path |
         raise RunStoppedError(
             f"Stopped at once, without saving: {again} to continue from {last} if it exists."
         ) from None
-    except (RuntimeError, ConnectionError) as error:
+    except (RuntimeError, LostProcessError) as error:
         if not lost_process(error):
             raise
         raise ConnectionError(
