@@ -123,7 +123,7 @@ def batches_of_one_size(sizes: Sequence[tuple[int, int]], batch_size: int, pixel
     for (height, width), indices in sorted(alike.items()):
         count = max(1, min(batch_size, pixels // max(1, height * width)))
         batches += [indices[start : start + count] for start in range(0, len(indices), count)]
-    rank, world = share()
+    rank, world = replica()
     return batches[rank::world]
 
 
