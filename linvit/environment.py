@@ -11,10 +11,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 
 from linvit.files import write_json
 
 PACKAGES = ("linvit", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "pillow")
+
+_rows = 1
+
+
+def share_rows(processes: int) -> None:
+    """Says that so many neighbouring processes share the rows of every image, and so have the same images."""
+    global _rows
+    _rows = processes
+
+
+def sharing() -> int:
+    """How many processes share the rows of an image; 1 unless `share_rows` says otherwise."""
+    return _rows
+
+
+def replica() -> tuple[int, int]:
+    """Which of the groups of processes that have images of their own this is, and their number."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank() // _rows, distributed.get_world_size() // _rows
+    return 0, 1
 
 
 def describe(devices: int, world_size: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from linvit_cli.overrides import data_settings
 from linvit_cli.parser import whole
-from linvit_cli.run_arguments import add_decoding, add_network, chosen, load
+from linvit_cli.run_arguments import add_decoding, add_network, add_processes, chosen, load
 from linvit_cli.streams import complain, show
 from linvit_cli.tables import show_rows
 
@@ -26,6 +26,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     network = command.add_argument_group("what to evaluate")
     network.add_argument("path", metavar="RUN", nargs="?", help="folder of a run, or a checkpoint of it")
     add_network(network)
+    add_processes(command.add_argument_group("images"))
     add_decoding(command)
     language = command.add_argument_group("language")
     text = "tasks of lm-evaluation-harness (default: none, the held-out text of the run)"
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     choices = chosen(
         options, "beam", "language_model", "lm_weight", "word_bonus", "tasks", "task_data", "include", "limit"
     )
-    measures = evaluated.evaluate(progress=not options.json, **settings, **choices)
+    measures = evaluated.evaluate(progress=not options.json, **settings, **choices, **chosen(options, "processes"))
     if options.json:
         show(json.dumps(measures.by_weights, default=str))
     else:

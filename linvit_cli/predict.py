@@ -10,6 +10,7 @@ from linvit_cli.run_arguments import (
     add_decoding,
     add_keep_memory,
     add_network,
+    add_processes,
     add_weights,
     chosen,
     load,
@@ -50,6 +51,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     images.add_argument("--strip-memory", metavar="GIB", type=number, help=text)
     text = "--stream: folder for maps on disk; the same command goes on after an interruption (default: none)"
     images.add_argument("--spill", metavar="FOLDER", help=text)
+    add_processes(images)
     add_decoding(command)
     output = command.add_argument_group("output")
     text = "a .csv or .json file, for detectors and segmentors a folder (default: a table on the terminal)"
@@ -75,7 +77,9 @@ def run(options: argparse.Namespace) -> int:
     set_allocator(options)
     loaded = load(options, path)
     loaded.prepare(**data_settings(options.overrides))
-    decoding = chosen(options, "beam", "language_model", "lm_weight", "word_bonus", "topk", "threshold", "weights")
+    decoding = chosen(
+        options, "beam", "language_model", "lm_weight", "word_bonus", "topk", "threshold", "weights", "processes"
+    )
     if options.stream == 0.0 and loaded.spec.name == "speech":
         raise ValueError("--stream has no length, expected seconds for sound: add them.")
     if options.stream:

@@ -51,6 +51,11 @@ def add_ledger(group: argparse._ActionsContainer) -> None:
     group.add_argument("--left", action="store_true", help="only say how many runs are left, and their cost")
 
 
+def add_processes(group: argparse._ArgumentGroup) -> None:
+    text = "classification: processes to start that share the rows of every image (default: 1)"
+    group.add_argument("--processes", metavar="N", type=whole, help=text)
+
+
 def add_keep_memory(group: argparse._ArgumentGroup) -> None:
     text = "keep freed memory: faster with large tensors, but a larger process; Linux only (docs/fuse.md explains it)"
     group.add_argument("--keep-memory", action="store_true", help=text)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from linvit.data.unusable import SHOWN, none_usable, refusal
+from linvit.environment import replica
 from linvit.ranges import Seed, check
 
 Position = tuple[int, ...]
@@ -31,13 +31,6 @@ def check_seed(seed: Any, argument: str = "seed") -> None:
 def entropy(*numbers: int) -> int:
     """A 32-bit seed that mixes several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
-
-
-def share() -> tuple[int, int]:
-    """(rank, number of processes); (0, 1) outside distributed training."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
 
 
 class ShuffledOrder(Sampler[Position]):
@@ -60,7 +53,7 @@ class ShuffledOrder(Sampler[Position]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Position]:
-        rank, world = share()
+        rank, world = replica()
         generator = torch.Generator().manual_seed(entropy(self.seed, self.epoch))
         order = self.shuffled(generator)
         mine = range(rank, self.length * self.repeats, world)[self.skipped : len(self)]
@@ -74,7 +67,7 @@ class ShuffledOrder(Sampler[Position]):
 
     def __len__(self) -> int:
         rounded = self.repeats > 1 and self.length >= ROUND
-        return (self.length // ROUND * ROUND if rounded else self.length) // share()[1]
+        return (self.length // ROUND * ROUND if rounded else self.length) // replica()[1]
 
 
 class GroupedOrder(ShuffledOrder):
@@ -91,7 +84,7 @@ class GroupedOrder(ShuffledOrder):
 
     def shuffled(self, generator: torch.Generator) -> list[int]:
         order = super().shuffled(generator)
-        together = self.batch_size * share()[1]
+        together = self.batch_size * replica()[1]
         batches, rest = [], []
         for group in sorted(set(self.groups)):
             members = [index for index in order if self.groups[index] == group]
@@ -110,11 +103,11 @@ class PlainOrder(Sampler[int]):
         self.length = length
 
     def __iter__(self) -> Iterator[int]:
-        rank, world = share()
+        rank, world = replica()
         return iter(range(rank, self.length, world))
 
     def __len__(self) -> int:
-        rank, world = share()
+        rank, world = replica()
         return len(range(rank, self.length, world))
 
 
@@ -130,7 +123,7 @@ def batches_of_one_size(sizes: Sequence[tuple[int, int]], batch_size: int, pixel
     for (height, width), indices in sorted(alike.items()):
         count = max(1, min(batch_size, pixels // max(1, height * width)))
         batches += [indices[start : start + count] for start in range(0, len(indices), count)]
-    rank, world = share()
+    rank, world = replica()
     return batches[rank::world]
 
 

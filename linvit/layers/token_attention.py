@@ -104,6 +104,7 @@ class TokenAttention(AttentionSteps):
         super().__init__(width, heads, mechanism, operator_size or self.size_of_operator(width, heads), **axes, **dd)
         self.grid, self.num_prefix, self.source = (grid[0], grid[1]), num_prefix, source
         self.last_grid = CurrentGrid()
+        self.first_row = 0  # of the grid, while the network reads only some of the rows
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias, **dd)
         self.proj = nn.Linear(width, width, bias=proj_bias, **dd)
         self.proj_drop: nn.Module = nn.Dropout(proj_drop)
@@ -353,7 +354,8 @@ class GatedAttention(TokenAttention):
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary | None:
         if not self.rope:
             return None
-        table = rotary_2d(grid, x.shape[-1] // self.heads, factor=self.turn, dtype=x.dtype, device=x.device)
+        place: dict[str, Any] = {"first_row": self.first_row, "dtype": x.dtype, "device": x.device}
+        table = rotary_2d(grid, x.shape[-1] // self.heads, factor=self.turn, **place)
         return after_prefix(table, self.num_prefix)
 
     def reset_to_operator(self) -> None:

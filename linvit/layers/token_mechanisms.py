@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from timm.layers import trunc_normal_
@@ -111,7 +111,8 @@ class MLLAAttention(TokenAttention):
             nn.init.zeros_(parameter)
 
     def rotary(self, x: Tensor, grid: tuple[int, int]) -> Rotary:
-        table = rotary_2d(grid, x.shape[-1], endpoint=False, dtype=x.dtype, device=x.device)
+        place: dict[str, Any] = {"first_row": self.first_row, "dtype": x.dtype, "device": x.device}
+        table = rotary_2d(grid, x.shape[-1], endpoint=False, **place)
         cos, sin = after_prefix(table, self.num_prefix)
         cos, sin = (t.unflatten(-1, (self.heads, -1)).transpose(0, 1) for t in (cos, sin))
         return Rotary(cos, sin)

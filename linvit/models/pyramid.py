@@ -76,10 +76,11 @@ class PyramidStage(Stage):
     def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module], head_width: int, rope: bool = True) -> None:
         super().__init__(downsample, blocks)
         self.head_width, self.rope = head_width, rope
+        self.first_row = 0  # of the map, while the network reads only some of the rows
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
-        return self.through_blocks(x, rotary_table(x, self.head_width) if self.rope else None)
+        return self.through_blocks(x, rotary_table(x, self.head_width, self.first_row) if self.rope else None)
 
 
 class Pyramid(Backbone):

@@ -93,6 +93,7 @@ class Decoder(Checked, nn.Module):
             DecoderBlock(width, heads, mechanism, hidden, **options, **dd) for _ in range(depth)
         )
         self.norm = nn.RMSNorm(width, eps=1e-6, **dd)
+        self.first_position = 0  # of the tokens, while the network reads only some of them
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -128,7 +129,7 @@ class Decoder(Checked, nn.Module):
         if documents is not None and bool((documents[:, 1:] != documents[:, :-1]).any()):
             packing = Packing(documents)
         x = self.embed(tokens)
-        rotary = self._rotary(packing.shape[1] if packing else tokens.shape[1], 0, x)
+        rotary = self._rotary(packing.shape[1] if packing else tokens.shape[1], self.first_position, x)
         for block in self.blocks:
             x = block(x, rotary, packing, None, form)
         return linear(self.norm(x), self.embed.weight)

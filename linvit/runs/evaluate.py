@@ -57,7 +57,7 @@ def evaluate(run: "Run", source: Source, progress: bool = False, **trainer: Any)
         "enable_checkpointing": False,
         "enable_model_summary": False,
         "enable_progress_bar": bool(shown),
-        "callbacks": shown,
+        "callbacks": [*shown, *trainer.pop("callbacks", ())],
         "use_distributed_sampler": False,
         "default_root_dir": run.folder,  # keeps the classifier that measures generated images
     }

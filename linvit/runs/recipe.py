@@ -12,9 +12,10 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 
 from linvit.data.source import Source
-from linvit.ranges import Filled, Seed, arguments, check, nearest, required, shown, some_of
+from linvit.ranges import Count, Filled, Seed, arguments, check, nearest, required, shown, some_of
 from linvit.runs.bundled import find_recipe
 from linvit.runs.components import components, created
+from linvit.runs.rows import check_sharing
 from linvit.runs.settings import as_tuple, group, parameters
 from linvit.runs.tasks import SOURCES, TASKS
 from linvit.runs.trainer import RANGES, check_machine, lightning_refusals
@@ -30,9 +31,10 @@ TOP = {
     "seed": Seed,
     "folder": Annotated[str, Filled()],
     "init": Annotated[str, Filled()] | None,
+    "processes_per_image": Count,
     "model": dict[str, Any],
 }
-DEFAULTS: dict[str, Any] = {"seed": 0, "folder": "runs/run", "init": None, "model": {}}
+DEFAULTS: dict[str, Any] = {"seed": 0, "folder": "runs/run", "init": None, "processes_per_image": 1, "model": {}}
 SETTINGS: dict[str, Any] = {"optimizer": Optimizer, "schedule": Schedule, "distillation": Distillation}
 Overrides = Mapping[str, Any] | Sequence[str]
 
@@ -159,6 +161,8 @@ class Recipe:
         defaults["trainer"] |= TRAINER
         self.values: dict[str, Any] = plain(merge(defaults, values))
         self._settings = self._built(settings)
+        if self.values["processes_per_image"] > 1:
+            check_sharing("processes_per_image", self.spec.name, self.values["task"]["compile"])
 
     @property
     def folder(self) -> Path:

@@ -11,6 +11,7 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo, resolve_data_config
 from timm.models import load_state_dict
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
@@ -21,9 +22,10 @@ from linvit.deploy.formats import FORMATS
 from linvit.files import read_checkpoint, user_path
 from linvit.models.by_name import bundled_names, bundled_weights, check_model
 from linvit.models.dense.frameworks import SEGMENTORS
-from linvit.ranges import check
+from linvit.ranges import Count, check
 from linvit.released import load_released
 from linvit.runs.evaluate import Measures
+from linvit.runs.rows import SharedRows, check_sharing, in_processes
 from linvit.runs.settings import as_tuple, parameters
 from linvit.runs.spec import TaskSpec, check_options
 from linvit.runs.stored import build_network, check_preprocessing, read_stored
@@ -134,6 +136,7 @@ class Run:
         data: str | Path | None = None,
         progress: bool = False,
         trainer: Mapping[str, Any] | None = None,
+        processes: int = 1,
         **overrides: Any,
     ) -> Measures:
         """The measures of the task over all held-out samples, see `linvit.runs.evaluate.evaluate`.
@@ -143,7 +146,13 @@ class Run:
                 tasks, include, limit).
             progress: show a progress bar in the terminal.
             trainer: arguments of Lightning's Trainer, such as devices and precision.
+            processes: number of processes that are started to share the rows of every image, see `linvit.parallel`;
+                for classification.
         """
+        check({"processes": Count}, {"processes": processes})
+        if processes > 1:
+            check_sharing("processes", self.spec.name)
+            return in_processes(processes, _evaluate_sharing_rows, self, data, progress, trainer, overrides)
         measures: Measures = self.spec.evaluate(self, data, progress, trainer or {}, **overrides)
         return measures
 
@@ -225,6 +234,18 @@ class Run:
         from linvit.runs.report import write_report
 
         return write_report(self, path, measures, data, **overrides)
+
+
+def _evaluate_sharing_rows(
+    mesh: DeviceMesh,
+    run: Run,
+    data: str | Path | None,
+    progress: bool,
+    trainer: Mapping[str, Any] | None,
+    overrides: Mapping[str, Any],
+) -> Measures:
+    settings = {**(trainer or {}), "callbacks": [SharedRows(mesh.size(), mesh)]}
+    return run.evaluate(data, progress and mesh.get_local_rank() == 0, settings, **overrides)
 
 
 def load_run(

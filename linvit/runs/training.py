@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -17,10 +16,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from linvit import environment
 from linvit.data.source import Source
+from linvit.environment import replica
 from linvit.files import replacing, write_text
+from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.ranges import Some, arguments, check
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
+from linvit.runs.rows import SharedRows
 from linvit.runs.run import Run, load_run
 from linvit.runs.run_folder import held
 from linvit.runs.settings import group
@@ -145,8 +147,9 @@ def train_folder(
 def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callbacks: Sequence[Callback]) -> Trainer:
     shown = bars(progress)
     keeper = RunFolder(folder, _about(recipe, source), say if progress and not shown else None, _curve_writer(folder))
+    sharing = SharedRows.callbacks(recipe.values["processes_per_image"])
     return recipe.trainer(
-        [keeper, StopSafely(keeper.last), Summary(recipe, source), *shown, *callbacks],
+        [keeper, StopSafely(keeper.last), Summary(recipe, source), *shown, *sharing, *callbacks],
         plugins=[AtomicCheckpointIO()],
         logger=TensorBoardLogger(folder, name=None, version="tensorboard"),
         default_root_dir=folder,
@@ -180,7 +183,7 @@ class Summary(Callback):
             f"{f', pattern {pattern}' if pattern else ''}, {parameters / 1e6:.2f} million parameters",
             *_counts(trainer, source),
             f"{'×'.join(map(str, size))} px" if size else None,
-            f"{total:,} steps of {source.batch_size * trainer.world_size * trainer.accumulate_grad_batches}"
+            f"{total:,} steps of {source.batch_size * replica()[1] * trainer.accumulate_grad_batches}"
             f" {source.item}s, epochs: {trainer.max_epochs}",
             f"{trainer.world_size} × {trainer.strategy.root_device.type}, precision {trainer.precision}",
             f"folder {trainer.default_root_dir}",
@@ -215,8 +218,8 @@ def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path |
         raise RunStoppedError(
             f"Stopped at once, without saving: {again} to continue from {last} if it exists."
         ) from None
-    except RuntimeError as error:
-        if not _is_lost_process(error):
+    except (RuntimeError, LostProcessError) as error:
+        if not lost_process(error):
             raise
         raise ConnectionError(
             f"Another process of this run ended or cannot be reached, so process {_rank()} stopped too:"
@@ -234,12 +237,6 @@ def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path |
 def _rank() -> int:
     """The number of this process, which Lightning knows before its processes find each other."""
     return getattr(rank_zero_only, "rank", 0)
-
-
-def _is_lost_process(error: RuntimeError) -> bool:
-    """Gloo has no exception of its own, only its source files' names in the text."""
-    known = torch.distributed.is_available() and isinstance(error, torch.distributed.DistError)
-    return known or "gloo/transport" in str(error)
 
 
 def _check_same_run(before: dict[str, Any], checked: Recipe, folder: Path) -> None:

@@ -13,6 +13,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric, Metric, SumMetric
 
+from linvit.environment import replica, sharing
 from linvit.ranges import Checked, Count, OneOf, Range, Seed
 from linvit.tasks.initialization import ALL, COPIED, initialize
 from linvit.tasks.measures import AVERAGED, Measured
@@ -35,7 +36,8 @@ class Task(lightning.LightningModule, Checked):
         schedule: Settings of the learning-rate schedule; by default those of `Schedule`.
         copied: Which weights a linearized network gets from a softmax network that it starts from: "all", "attention"
             (projections, norms and gates of all attention), "feed_forward" (everything else) or "nothing".
-        seed: Seed of stochastic depth, dropout and sampling, together with the step and the process.
+        seed: Seed of stochastic depth, dropout and sampling, together with the step and the process
+            (processes that share the rows of an image draw the same).
 
     A subclass calls `learn` on its training loss and passes its torchmetrics to `keep`, from which `measured` computes
     the measures; they are logged as val/NAME, with the prefix ema_ for the moving average. The class attribute
@@ -100,7 +102,7 @@ class Task(lightning.LightningModule, Checked):
         trainer = self.trainer
         source = getattr(trainer, "datamodule", None)
         per_process = source.batch_size if source else 1
-        global_batch = per_process * trainer.world_size * trainer.accumulate_grad_batches
+        global_batch = per_process * replica()[1] * trainer.accumulate_grad_batches
         if self.ema and self.ema_batch:
             self.ema.decay **= global_batch / self.ema_batch
         optimizer = self.optimizer.build(self.network, global_batch)
@@ -116,7 +118,7 @@ class Task(lightning.LightningModule, Checked):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # Randomness and learning rate are functions of the step, so there is no state of theirs to save or to lose.
         self.rate.step_update(self.global_step)
-        sequence = np.random.SeedSequence([self.seed, self.trainer.fit_loop.total_batch_idx, self.global_rank])
+        sequence = np.random.SeedSequence([self.seed, self.trainer.fit_loop.total_batch_idx, replica()[0]])
         seed = int(sequence.generate_state(1)[0])
         torch.manual_seed(seed)
         np.random.seed(seed)
@@ -167,7 +169,7 @@ class Task(lightning.LightningModule, Checked):
             self.log_measures(kind, self.measured(kind))
             for metric in self.kept(kind).values():
                 metric.reset()
-        self.log(f"val/{self.counted}", self.count.compute())
+        self.log(f"val/{self.counted}", self.count.compute() / sharing())
         self.count.reset()
 
     def log_measures(self, kind: str, measured: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ def ranks(monkeypatch):
 
     def each(world):
         for rank in range(world):
-            monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, world))
+            monkeypatch.setattr("linvit.data.order.replica", lambda rank=rank: (rank, world))
             yield rank
 
     return each

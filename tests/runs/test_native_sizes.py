@@ -132,7 +132,7 @@ def test_batches_have_one_size_and_at_most_so_many_pixels(monkeypatch):
     assert sorted(itertools.chain(*batches)) == list(range(17))
     shares = []
     for rank in range(4):
-        monkeypatch.setattr("linvit.data.order.share", lambda rank=rank: (rank, 4))
+        monkeypatch.setattr("linvit.data.order.replica", lambda rank=rank: (rank, 4))
         shares += batches_of_one_size(sizes, batch_size=8, pixels=8 * 48 * 48)
     assert sorted(shares) == sorted(batches)
 

@@ -15,7 +15,8 @@ from torch.utils.data import Dataset, IterableDataset
 from linvit.data.disk import check_regular, is_hidden
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.image import MODES, CorruptImageError, open_image
-from linvit.data.order import Batches, Streamed, share
+from linvit.data.order import Batches, Streamed
+from linvit.environment import replica
 from linvit.files import reason_of
 from linvit.ranges import Count
 
@@ -80,7 +81,7 @@ class TimmImages(AugmentedSource):
     def val_dataloader(self) -> Batches:
         if not self.streams or self.preprocessing.resize == "none":
             return super().val_dataloader()
-        if share()[1] > 1:
+        if replica()[1] > 1:
             raise ValueError(
                 f"The reader {self.reader} is a stream, which several processes cannot share so that every image counts"
                 " once: validate in one process, and train without validation in several."

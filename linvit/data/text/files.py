@@ -10,11 +10,11 @@ from torch.utils.data import Dataset, Subset
 
 from linvit.data.contents import Content, Contents
 from linvit.data.disk import check_regular, files_below, is_hidden
-from linvit.data.order import share
 from linvit.data.source import is_held_out
 from linvit.data.text.packing import CACHE, PackedText, usable
 from linvit.data.text.source import TextPreprocessing
 from linvit.data.text.tokens import Stream, join
+from linvit.environment import replica
 from linvit.files import user_path
 from linvit.ranges import Amount, Count, Seed, Share
 
@@ -135,7 +135,7 @@ class TextFolder(FileText):
 
     def val_set(self) -> Dataset[Any]:
         rows = super().val_set()
-        total, processes = len(rows), share()[1]  # type: ignore[arg-type]
+        total, processes = len(rows), replica()[1]  # type: ignore[arg-type]
         count = -(-(self.val_rows or total) // processes) * processes
         return rows if count >= total else Subset(rows, [place * total // count for place in range(count)])
 

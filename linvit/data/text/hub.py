@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from linvit.data.hub import load_rows
-from linvit.data.order import Batches, share
+from linvit.data.order import Batches
 from linvit.data.text.packing import CACHE, PackedText, groups
 from linvit.data.text.source import LONGEST_ROW, TextPreprocessing
 from linvit.data.text.tokens import Rows, Stream, dtype_for
+from linvit.environment import replica
 from linvit.ranges import Count, Range
 
 SHUFFLED = 10_000  # documents among which a stream chooses the next at random
@@ -144,7 +145,7 @@ class TextStream(IterableDataset[Any]):
         self._rows: Iterator[tuple[Tensor, Mapping[str, Tensor]]] | None = None
 
     def __len__(self) -> int:
-        return self.source.epoch_rows // share()[1]
+        return self.source.epoch_rows // replica()[1]
 
     def __iter__(self) -> Iterator[Any]:
         self._rows = self._rows or self._all_rows()
@@ -165,7 +166,7 @@ class TextStream(IterableDataset[Any]):
 
     def _documents(self) -> Iterator[bytes]:
         """This process's share of the documents, repeated without end, each time in a different order."""
-        rank, world = share()
+        rank, world = replica()
         passed_over = 0
         for number in itertools.count():
             rows = self.source.documents("train", streaming=True)

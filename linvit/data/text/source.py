@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from torch.utils.data import Dataset
 
-from linvit.data.order import share
 from linvit.data.source import Source, Workers
 from linvit.data.text.tokens import BYTES, Rows, Stream, Tokenizer, open_tokenizer
+from linvit.environment import replica
 from linvit.ranges import Count, Range, Seed
 
 LONGEST_ROW = 2**20
@@ -74,7 +74,7 @@ class TextSource(Source):
         return self._rows("train")
 
     def val_set(self) -> Dataset[Any]:
-        return self._rows("val", share()[1])
+        return self._rows("val", replica()[1])
 
     def _rows(self, split: str, multiple: int = 1) -> Rows:
         if split not in self._streams:

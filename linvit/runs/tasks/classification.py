@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
@@ -21,7 +22,8 @@ from linvit.data.source import Source
 from linvit.ranges import Count
 from linvit.runs.classifiers import ClassifierSpec, most_probable
 from linvit.runs.opening import prepared_for
-from linvit.runs.predictions import ClassPrediction, Predictions
+from linvit.runs.predictions import ClassPrediction, Predictions, check_output
+from linvit.runs.rows import in_processes, share
 from linvit.runs.spec import Section
 from linvit.tasks.classification import Classification
 
@@ -70,14 +72,24 @@ class ClassificationSpec(ClassifierSpec):
         output: str | Path | None = None,
         progress: bool = False,
         strips: Mapping[str, Any] | None = None,
+        processes: Count = 1,
     ) -> Predictions[ClassPrediction]:
         """A ClassPrediction for each image.
 
         Args:
             topk: number of classes.
+            processes: number of processes that are started to share the rows of every image, see `linvit.parallel`.
             weights, output, progress, strips: see Run.predict; output is a .csv or .json file.
         """
-        return self.predict_each(run, inputs, most_probable(topk), weights, output, progress, strips)
+        if processes == 1:
+            return self.predict_each(run, inputs, most_probable(topk), weights, output, progress, strips)
+        if strips is not None:
+            raise ValueError("`strips` reads images in one process, but `processes` is several: leave one of them out.")
+        path = None if output is None else check_output(output)
+        predictions = in_processes(processes, _predict_sharing_rows, run, inputs, topk, weights)
+        if path:
+            predictions.save(path)
+        return predictions
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         answers = answers_of(run, source)
@@ -90,6 +102,13 @@ class ClassificationSpec(ClassifierSpec):
 
 
 SPEC = ClassificationSpec()
+
+
+def _predict_sharing_rows(
+    mesh: DeviceMesh, run: "Run", inputs: Sequence[Any], topk: int, weights: str | None
+) -> Predictions[ClassPrediction]:
+    share(run.placed_network(weights)[0], mesh)
+    return SPEC.predict(run, inputs, topk=topk, weights=weights)
 
 
 def _hold_out_the_same(run: "Run", source: ImageFolder, trained_on: str | None) -> None:

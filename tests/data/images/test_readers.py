@@ -176,7 +176,7 @@ def test_a_stream_says_what_it_cannot_promise(shards, monkeypatch, caplog):
         streamed(shards, repeats=3)
     streamed(shards).load_state_dict({"reached": (0, 1)})
     assert "the run resumes, but not bit for bit" in caplog.text
-    monkeypatch.setattr("linvit.data.images.readers.share", lambda: (0, 2))
+    monkeypatch.setattr("linvit.data.images.readers.replica", lambda: (0, 2))
     with pytest.raises(ValueError, match="validate in one process"):
         streamed(shards).val_dataloader()
     with pytest.raises(ValueError, match=r"knows no class names: set `num_labels`"):
