@@ -23,7 +23,7 @@ class DepthwiseConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to a map of the same shape."""
         kernels = built_for_cpu()
-        if kernels is not None and kernels.depthwise.obstacle(x, self.weight) is None:
+        if kernels is not None and kernels.depthwise.obstacle(x, self.weight, self.padding) is None:
             x = kernels.depthwise.depthwise_conv(x, self.weight, self.bias, self.padding)
             return x
         x = self._conv_forward(x, self.weight, self.bias)

@@ -81,12 +81,13 @@ def test_long_sums_keep_their_digits():
 def test_who_wants_no_gradient_or_another_one_gets_torch(monkeypatch):
     x, grad = draw(8, 6, 6)
     layer, obstacle = DepthwiseConv(8, (5, 5)), cpu.depthwise.obstacle
-    assert obstacle(x, layer.weight) is None
-    assert "channels last" in obstacle(x.contiguous(), layer.weight)
-    assert "float32" in obstacle(x.double(), layer.weight)
-    assert "needs no gradient" in obstacle(x, layer.weight.detach())
+    assert obstacle(x, layer.weight, layer.padding) is None
+    assert "channels last" in obstacle(x.contiguous(), layer.weight, layer.padding)
+    assert "float32" in obstacle(x.double(), layer.weight, layer.padding)
+    assert "needs no gradient" in obstacle(x, layer.weight.detach(), layer.padding)
+    assert "changes the height or width" in obstacle(x, layer.weight, (0, 2))
     with torch.autocast("cpu"):
-        assert "float32" in obstacle(x, layer.weight)
+        assert "float32" in obstacle(x, layer.weight, layer.padding)
     assert torch.autograd.gradcheck(lambda y: layer.double()(y), x.double().requires_grad_())
     layer.float()
     by_weight = gradients(layer, x, grad, create_graph=True)[1]

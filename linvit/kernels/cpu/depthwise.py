@@ -11,7 +11,7 @@ from linvit.arguments import is_traced
 from linvit.kernels.support import transforms
 
 
-def obstacle(x: Tensor, weight: Tensor) -> str | None:
+def obstacle(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> str | None:
     """Why a convolution of stride 1 cannot run here or would gain nothing, as a clause; None if it should."""
     if is_traced() or transforms():
         return "a compiler or a trace, forward-mode gradients or a transform of torch.func are active"
@@ -19,6 +19,8 @@ def obstacle(x: Tensor, weight: Tensor) -> str | None:
         return "map and weight are not float32 on a CPU"
     if x.stride(1) != 1 or x.numel() == 0:
         return "the map is not channels last"
+    if tuple(2 * zeros + 1 for zeros in padding) != tuple(weight.shape[2:]):
+        return "the convolution changes the height or width of the map"
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return "the weight needs no gradient"
     return None
