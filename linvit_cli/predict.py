@@ -44,7 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "detection and multi-label classification: lowest score shown (default: 0.5)"
     images.add_argument("--threshold", metavar="SCORE", type=number, help=text)
     text = "read each image at its own size and strip by strip; sound in pieces of this length (default: off)"
-    images.add_argument("--stream", metavar="SECONDS", nargs="?", const=0.0, type=number, help=text)
+    images.add_argument("--stream", metavar="SECONDS", nargs="?", const=True, type=number, help=text)
     text = "--stream: height of a strip in pixels (default: what fits the memory)"
     images.add_argument("--rows", metavar="PX", type=whole, help=text)
     text = "--stream: GiB for the maps of a strip (default: 1)"
@@ -80,9 +80,9 @@ def run(options: argparse.Namespace) -> int:
     decoding = chosen(
         options, "beam", "language_model", "lm_weight", "word_bonus", "topk", "threshold", "weights", "processes"
     )
-    if options.stream == 0.0 and loaded.spec.name == "speech":
+    if options.stream is True and loaded.spec.name == "speech":
         raise ValueError("--stream has no length, expected seconds for sound: add them.")
-    if options.stream:
+    if isinstance(options.stream, float):
         show_pieces(loaded.stream(inputs, options.stream, **decoding, **chosen(options, "output")))
         return 0
     predictions = loaded.predict(inputs, progress=True, **decoding, **_strips(options), **chosen(options, "output"))

@@ -114,18 +114,6 @@ def test_naflex_reads_images_of_any_shape(kwargs):
     assert not torch.allclose(mala(image(32, 48)), mala(image(48, 32)))
 
 
-def test_naflex_refuses_patches_with_coordinates():
-    patches = {
-        "patches": torch.randn(1, 6, 8 * 8 * 3),
-        "patch_coord": torch.cartesian_prod(torch.arange(2), torch.arange(3))[None],
-        "patch_valid": torch.ones(1, 6, dtype=torch.bool),
-    }
-    model = naflex(embed_proj_type="linear")
-    assert model(patches).shape == (1, 5)
-    with pytest.raises(ValueError, match=r"got patches with coordinates, expected images"):
-        swap_attention(model, "mala")(patches)
-
-
 class Tiny(torch.nn.Module):
     """A network of somebody else."""
 

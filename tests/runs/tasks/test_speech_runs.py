@@ -376,6 +376,7 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        (["--stream"], "--stream has no length, expected seconds for sound: add them."),
         (["--stream", "0"], "is 0.0, expected a time above 0"),
         (["--stream", "inf"], "is inf, expected a time above 0"),
         (["--stream", "1", "--beam", "2"], "--beam is not an option of stream for the task speech, which accepts"),
