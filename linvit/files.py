@@ -67,12 +67,17 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
 
 
 def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as CSV with a header, atomically; a column for each key, in the order of their first rows."""
+    """Writes `csv_text` of rows, atomically."""
+    write_text(path, csv_text(rows))
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV with a header; a column for each key, in the order of their first rows."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_text(path, text.getvalue())
+    return text.getvalue()
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -82,7 +82,7 @@ def finish(report: "Report", options: argparse.Namespace) -> None:
         show(sentence)
     if options.output is not None:
         kinds.save(report, options.output)
-        say(f"bench.json and the figures are in {options.output}.", 0)
+        say(f"Page: {options.output}/report.html; the figures and bench.json are next to it.", 0)
         if options.write is not None:
             page.write_page(report, options.write, options.output)
     if options.json:

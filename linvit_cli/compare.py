@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     files = (options.ledger, options.write)
     comparison = compare(options.recipes, options.folder, *chosen, show, options.trust_recipe, *files)
     show_rows([comparison.cells(row) for row in comparison.rows])
-    show(about_line(comparison.about).strip("*"))
+    show(about_line(comparison.about))
     written = "" if options.write is None else f" and between the marks of {options.write}"
-    show(f"The table is in {options.folder / STEM}.md{written}.")
+    show(f"Page: {options.folder}/report.html; the table is also in {options.folder / STEM}.md{written}.")
     return 0

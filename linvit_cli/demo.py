@@ -22,7 +22,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from linvit.runs.report import PAGE
+    from linvit.analysis.report import PAGE
     from linvit.studies.demo import demo
 
     comparison = demo(options.recipes, options.folder, options.workers, show)

@@ -37,7 +37,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     plan.add_argument("--images", metavar="N", type=whole, default=256, help="held-out images for the errors")
     plan.add_argument("--batch", metavar="N", type=whole, default=1, help="images per call when times are measured")
     plan.add_argument("--threads", metavar="N", type=whole, default=1, help="threads when times are measured")
-    text = "folder for plan.md, plan.json and the figure (default: plan in the run's folder)"
+    text = "folder for report.html, plan.md, plan.json and the figure (default: plan in the run's folder)"
     plan.add_argument("--output", metavar="FOLDER", type=Path, help=text)
 
 
@@ -64,4 +64,4 @@ def _plan(trained: "Run", options: argparse.Namespace) -> None:
     show_rows([proposal.cells() for proposal in plan.proposals])
     if plan.chosen is not None:
         show(f"Within {options.budget:g} ms: pattern {plan.chosen.pattern}.")
-    show(f"The page is {folder}/plan.md, the figure is {folder}/plan.png.")
+    show(f"Page: {folder}/report.html; the figure is {folder}/plan.svg, .png and .pdf.")

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         options.ledger,
     )
     files = options.folder / result.name
-    show(f"Tables and verdicts are in {files}.md, the figure is {files}.png.")
+    show(f"Page: {options.folder}/report.html; tables and verdicts are also in {files}.md, the figure in {files}.pdf.")
     if options.write is not None:
         show(f"{options.write} has the tables between its marks.")
     return 0

@@ -89,7 +89,10 @@ def integer_ticks(axis: Axis) -> None:
 @contextmanager
 def _saving() -> Iterator[None]:
     """Keeps text as text, makes files reproducible, and hides warnings about characters that PNG's font lacks."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "linvit"}), warnings.catch_warnings():
+    with (
+        mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "linvit", "pdf.fonttype": 42}),
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
 
@@ -103,10 +106,11 @@ def svg(figure: Figure) -> str:
 
 
 def write_figure(figure: Figure, stem: Path) -> None:
-    """Writes stem.svg and stem.png, each completely or not at all."""
+    """Writes stem.svg, stem.png and stem.pdf, each completely or not at all."""
     with _saving():
         figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once, not for every file
     write_text(stem.with_name(f"{stem.name}.svg"), svg(figure))
-    with replacing(stem.with_name(f"{stem.name}.png")) as temporary, _saving():
-        figure.savefig(temporary, format="png", dpi=150)
+    for kind, facts in (("png", {}), ("pdf", {"CreationDate": None})):
+        with replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary, _saving():
+            figure.savefig(temporary, format=kind, dpi=150, metadata=facts)

@@ -1,6 +1,7 @@
-"""HTML pages with tables and figures, each in a single file without links to others."""
+"""HTML pages with tables and figures, each in a single file that loads nothing."""
 
 import base64
+import hashlib
 import html
 import io
 import re
@@ -14,29 +15,22 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
 from linvit import environment
+from linvit.analysis.figure_data import figure_rows
 from linvit.analysis.figures import svg
-from linvit.files import write_text
+from linvit.files import csv_text, write_text
 
-STYLE = """
-:root { color-scheme: light dark; --text: #222; --page: #fff; --line: #ddd; --block: #f6f6f6; }
-@media (prefers-color-scheme: dark) { :root { --text: #ddd; --page: #181a1b; --line: #444; --block: #26292b; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 68rem;
-  margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; } p { max-width: 50rem; }
-.scrolls { overflow-x: auto; } table { border-collapse: collapse; margin: .6rem 0; overflow-wrap: normal; }
-th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-.words { text-align: left; } td.long { white-space: normal; min-width: 12rem; }
-img { max-width: max(100%, 40rem); background: #fff; padding: .4rem; border-radius: .3rem; box-sizing: border-box; }
-footer { margin-top: 3rem; padding-top: .6rem; border-top: 1px solid var(--line); font-size: .85rem; }
-pre { background: var(--block); padding: .6rem 1rem; overflow-x: auto; white-space: pre-wrap; }
-"""
+PAGE = "report.html"
+SORTED = 3  # rows: tables with fewer are not sorted
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 LONG = 30  # characters: longer cells may be broken into lines
 NUMBER = re.compile(r"–?|(?=.*\d)[-+–±×\d.,:%eE<>\[\] ]*(?:[kMG]|ms|s|px|MiB)?")
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows as an HTML table with the columns of all rows; it scrolls if it is wider than the page."""
+    """Rows as an HTML table with the columns of all rows, sorted by a click on a heading, and a link to them as CSV.
+
+    It scrolls if it is wider than the page.
+    """
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[str(row.get(column, "–")) for column in columns] for row in rows]
     words = [
@@ -46,7 +40,17 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     body = "".join(
         "<tr>" + "".join(_cell("td", *pair) for pair in zip(row, words, strict=True)) + "</tr>" for row in cells
     )
-    return f'<div class="scrolls"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = ' class="sorts"' if len(rows) >= SORTED else ""
+    content = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scrolls">{content}</div>{_csv_link(rows, "table")}'
+
+
+def _csv_link(rows: Sequence[Mapping[str, object]], name: str) -> str:
+    """A link that saves more than one row as NAME.csv."""
+    if len(rows) < 2:
+        return ""
+    content = base64.b64encode(csv_text(rows).encode(errors="backslashreplace")).decode()
+    return f'<p class="csv"><a download="{name}.csv" href="data:text/csv;charset=utf-8;base64,{content}">CSV</a></p>'
 
 
 def _cell(kind: str, text: str, words: bool) -> str:
@@ -56,8 +60,8 @@ def _cell(kind: str, text: str, words: bool) -> str:
 
 
 def figure_image(figure: Figure, description: str) -> str:
-    """A figure as an embedded image; description is its alternative text."""
-    return svg_image(svg(figure), description)
+    """A figure as an embedded image, and a link to its numbers as CSV; description is its alternative text."""
+    return svg_image(svg(figure), description) + _csv_link(figure_rows(figure), "figure")
 
 
 def svg_image(image: str, description: str) -> str:
@@ -82,6 +86,17 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
+def subheading(text: str) -> str:
+    """Plain text as a heading inside a section."""
+    return f"<h3>{html.escape(text)}</h3>"
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """Lines of plain text as a list; "" without any."""
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return items and f"<ul>{items}</ul>"
+
+
 def preformatted(text: str) -> str:
     """Plain text with its line breaks and spaces."""
     return f"<pre>{html.escape(text)}</pre>"
@@ -96,13 +111,22 @@ def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[st
         sections: heading and HTML parts of each section.
     """
     body = "".join(f"<h2>{html.escape(heading)}</h2>{''.join(parts)}" for heading, parts in sections)
+    script = _beside("sort.js") if 'class="sorts"' in body else ""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"{POLICY}; script-src 'sha256-{digest}'" if script else POLICY
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"
-        f"<body><h1>{html.escape(title)}</h1>{body}<footer>{html.escape(_origin())}</footer></body></html>\n"
+        f"<title>{html.escape(title)}</title><style>{_beside('page.css')}</style></head>"
+        f"<body><h1>{html.escape(title)}</h1>{body}<footer>{html.escape(_origin())}</footer>"
+        f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
     )
     write_text(path, page)
+
+
+def _beside(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def short_commit(about: Mapping[str, Any]) -> str:

@@ -30,18 +30,18 @@ def accuracies(report: Report) -> dict[str, tuple[float, str]]:
 
 
 def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iterator[tuple[str, Figure]]:
-    """File name and figure of everything that the report has numbers for."""
+    """Name and figure of everything that the report has numbers for."""
     if any(len(line) > 1 for line in curves(report.rows).values()):
-        yield "growth.svg", growth(report)
+        yield "growth", growth(report)
     if report.kind == "model":
         for batch in sorted({row.batch for row in measured(report.rows)}):
             rows = [row for row in measured(report.rows) if row.batch == batch and row.name in accuracies]
             size = min((row.size for row in rows if row.size), default=None)
             rows = [row for row in rows if row.size == size]
             if rows:
-                yield f"accuracy_batch{batch}.svg", accuracy(rows, accuracies)
+                yield f"accuracy_batch{batch}", accuracy(rows, accuracies)
     for name, variants in report.findings.get("curves", {}).items():
-        yield f"loss_{name}.svg", losses(name, variants)
+        yield f"loss_{name}", losses(name, variants)
 
 
 def growth(report: Report) -> Figure:

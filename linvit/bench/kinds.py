@@ -23,7 +23,7 @@ from linvit.bench.clock import using_threads
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Options, Report
 from linvit.environment import commit
-from linvit.files import write_json, write_text
+from linvit.files import write_json
 from linvit.ranges import check_names, known
 
 KINDS: dict[str, Any] = {
@@ -87,10 +87,13 @@ def fill(report: Report, options: Options, progress: Progress) -> None:
 
 
 def save(report: Report, folder: Path) -> None:
-    """Writes bench.json and the figures as .svg, each whole or not at all."""
-    from linvit.analysis.figures import svg  # matplotlib, which measuring does not need
+    """Writes bench.json, report.html and the figures, each whole or not at all."""
+    from linvit.analysis.figures import write_figure  # matplotlib, which measuring does not need
     from linvit.bench.figures import accuracies, figures
+    from linvit.bench.report import write_report
 
     write_json(folder / "bench.json", report.as_dict(), indent=1)
-    for name, figure in figures(report, accuracies(report)):
-        write_text(folder / name, svg(figure))
+    drawn = dict(figures(report, accuracies(report)))
+    write_report(report, drawn, folder / "report.html")
+    for name, figure in drawn.items():
+        write_figure(figure, folder / name)

@@ -25,7 +25,7 @@ def redraw(page: Path) -> list[Path]:
     for bench in BEGIN.findall(text):
         report = report_on_page(text, bench)
         for name, figure in figures(report, accuracies(report)):
-            file = page.parent / f"bench_{bench}_{name}"
+            file = page.parent / f"bench_{bench}_{name}.svg"
             if name.startswith("accuracy") and f"({file.name})" in text:
                 write_text(file, svg(figure))
                 written.append(file)

@@ -119,7 +119,7 @@ def sensitivity(program: ExportedProgram, images: Tensor, suffix: str, dynamic: 
 
 
 def write_sensitivity(program: ExportedProgram, images: Tensor, suffix: str, dynamic: bool, folder: Path) -> None:
-    """Writes `sensitivity` as sensitivity.csv and as a figure, sensitivity.svg and .png."""
+    """Writes `sensitivity` as sensitivity.csv and as the figure sensitivity."""
     from linvit.analysis.figures import write_figure
     from linvit.analysis.sensitivity_figure import sensitivity_figure
 

@@ -15,7 +15,7 @@ from linvit.analysis.magnitude import SORTED, compare_readouts, measure_magnitud
 from linvit.analysis.measured import Layer, Measured, rows
 from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
-from linvit.analysis.report import paragraph, svg_image, table, write_page
+from linvit.analysis.report import PAGE, paragraph, svg_image, table, write_page
 from linvit.analysis.scores import measure_scores, score_maps
 from linvit.files import check_writable, user_path, write_csv, write_json
 from linvit.runs.images import AnalyzedImages, from_files, from_photos, from_source
@@ -23,7 +23,6 @@ from linvit.runs.progress import tracked
 from linvit.runs.run import Run
 from linvit.runs.spec import Subject
 
-PAGE = "report.html"
 SCORE_IMAGES, SHOWN, MAGNITUDE_IMAGES = 8, 4, 4
 BATCH = 4
 

@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from linvit.analysis.curves import training_curve
-from linvit.analysis.report import figure_image, paragraph, table, write_page
+from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
 from linvit.files import check_output_file
 from linvit.runs.evaluate import Measures, evaluate
 from linvit.runs.run import Run
 from linvit.runs.spec import Section
-
-PAGE = "report.html"
 
 
 def write_report(

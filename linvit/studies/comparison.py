@@ -33,7 +33,7 @@ def compare(
 
     Args:
         recipes: files or names of bundled recipes, all of the same task, whose score is compared.
-        folder: gets a folder for each run, compared.md, .csv and .json and, with `over`, .svg and .png.
+        folder: gets a folder for each run, report.html, compared.md, .csv and .json and, with `over`, a figure.
         seeds: how many seeds: 0 … seeds - 1.
         workers: how many runs are trained at once, one thread each.
         over: `data.pairs=4,8,16` trains every recipe at each of these values.

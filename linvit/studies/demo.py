@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from linvit.analysis.curves import training_curve
-from linvit.analysis.report import figure_image, paragraph, table, write_page
+from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
 from linvit.files import user_path
 from linvit.runs import Run, load_run
 from linvit.runs.bundled import bundled_folder
-from linvit.runs.report import PAGE
 from linvit.studies import inside
 from linvit.studies.comparison import compare
 from linvit.studies.photographs import on_photographs

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from linvit.analysis.attention_figures import comparison_figure
-from linvit.analysis.markdown import markdown_table
 from linvit.analysis.measured import Measured, select
 from linvit.analysis.probe import MIXED
 from linvit.analysis.rank import MATRICES, STATE, measure_ranks
@@ -32,11 +31,11 @@ RANKS = {"rank": "rank_1e-2", "effective": "effective"}
 SCORES = ("entropy", "negative_share")
 COLUMNS = {
     "state_rank": "state, rank",
-    "state_effective": "effective",
+    "state_effective": "state, effective",
     "mixed_rank": "operator output, rank",
-    "mixed_effective": "effective",
+    "mixed_effective": "operator output, effective",
     "output_rank": "features, rank",
-    "output_effective": "effective",
+    "output_effective": "features, effective",
     "entropy": "entropy, nats",
     "negative_share": "negative scores, %",
 }
@@ -142,17 +141,19 @@ def by_quantity(networks: Mapping[str, Sequence[Mapping[str, float]]]) -> Number
     }
 
 
-def section(study: str, numbers: Numbers, first: Mapping[str, Inside]) -> str:
-    """Heading, table and figures of the trained networks, as Markdown; "" if every run with seed 0 diverged."""
-    if not first:
-        return ""
-    names = list(numbers["entropy"])
-    rows = [[f"`{name}`", *(_cell(numbers[quantity][name], quantity) for quantity in COLUMNS)] for name in names]
+def cells(numbers: Numbers) -> list[dict[str, str]]:
+    """A row of a table for each network: means over the seeds with half of their intervals."""
+    return [
+        {"network": name, **{words: _cell(numbers[quantity][name], quantity) for quantity, words in COLUMNS.items()}}
+        for name in numbers["entropy"]
+    ]
+
+
+def about(numbers: Numbers, first: Mapping[str, Inside]) -> str:
+    """What the table and the figures show, in one paragraph."""
     layer = next(iter(first.values())).ranks[0].layer
-    about = ABOUT.format(images=IMAGES, seeds=len(numbers["entropy"][names[0]]), width=layer.width)
-    shown = "\n".join(f"![{words}]({study}_{name}.svg)" for name, words in DESCRIPTIONS.items())
-    table = markdown_table(["network", *COLUMNS.values()], rows, left=1)
-    return "\n\n".join(["### Inside the trained networks", " ".join(about.split()), table, shown])
+    seeds = len(next(iter(numbers["entropy"].values())))
+    return " ".join(ABOUT.format(images=IMAGES, seeds=seeds, width=layer.width).split())
 
 
 def _cell(values: Sequence[float], quantity: str) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from linvit.analysis.figures import COLOURS, SMALL, WIDTH, integer_ticks, subplots, write_figure
 from linvit.analysis.markdown import markdown_rows
+from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
 from linvit.bench.clock import Timing, clock_for, interleave, using_threads
 from linvit.bench.machine import describe, sentence
 from linvit.bench.rows import Threads
@@ -132,12 +133,17 @@ class LinearizationPlan:
         return figure
 
     def save(self, folder: str | Path) -> Path:
-        """Writes plan.md, plan.json, plan.svg and plan.png; returns the page."""
-        folder = user_path(folder)
+        """Writes report.html, plan.md, plan.json and the figure plan; returns the page."""
+        folder, figure = user_path(folder), self.figure()
         write_json(folder / "plan.json", asdict(self))
-        write_figure(self.figure(), folder / "plan")
+        shown = figure_image(figure, "error and time")
+        letters, proposals = (table([row.cells() for row in rows]) for rows in (self.letters, self.proposals))
+        chosen = [] if self.chosen is None else [paragraph(f"Chosen: {self.chosen.pattern}.")]
+        sections = [("Letters", [paragraph(self.about), shown, letters]), ("Patterns", [proposals, *chosen])]
+        write_page(folder / PAGE, "Plan of a linearization", sections)
+        write_figure(figure, folder / "plan")
         write_text(folder / "plan.md", f"# Plan\n\n![error and time](plan.svg)\n\n{self.markdown()}")
-        return folder / "plan.md"
+        return folder / PAGE
 
 
 class Hybrid:
@@ -250,7 +256,7 @@ def plan_linearization(
         budget: milliseconds for one batch; chooses the pattern of least error within it.
         images: number of held-out images on which errors are measured.
         batch, threads, rounds: of the measurement of times, on the CPU.
-        output: folder for plan.md, plan.json, plan.svg and plan.png; None writes nothing.
+        output: folder for report.html, plan.md, plan.json and the figure; None writes nothing.
         progress: called with a line before each step.
 
     Raises:

@@ -9,8 +9,11 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, cast
 
+from matplotlib.figure import Figure
+
 from linvit.analysis.figures import write_figure
-from linvit.analysis.markdown import check_marks, copy_figures, markdown_table, marks, replace_between_marks
+from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, marks, replace_between_marks
+from linvit.analysis.report import PAGE, figure_image, paragraph, subheading, table, write_page
 from linvit.files import user_path, write_text
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.ranges import Count, Range, check
@@ -31,6 +34,7 @@ BASELINES = ("softmax", "linear")
 TAKEN_APART = ("rala", "mala")
 CLAIMS_FILE = "claims.csv"  # next to the page: the claims of all its studies
 CLAIM_COLUMNS = ("study", "claim", "source", "data", "first", "second", "effect", "low", "high", "p", "verdict")
+ALL_VARIANTS = "Accuracy of every variant"
 COUNTED = {HOLDS: "hold", FAILS: "do not hold", UNCLEAR: "are undecided"}
 
 ABOUT = """This is a stand-in for ImageNet: small networks on {data} at {size[0]}×{size[1]} px, with {train_images:,}
@@ -70,24 +74,70 @@ class Study:
 
     def to_markdown(self) -> str:
         """The complete section, claims first, with third-level headings and the figures that `save` writes."""
-        comparison, about = self.comparison, self.comparison.about
+        trained = f"*{about_line(self.comparison.about)}*"
+        blocks = [*self._facts(), "### Claims", markdown_rows(self._claims("<br>"), left=5), *self._rules(), trained]
+        blocks += ["### Accuracy", f"![{ALL_VARIANTS}]({self.name}.svg)", _joined(ABOUT_TABLE)]
+        for group, rows in self._groups().items():
+            blocks += [f"#### {group}", self.comparison.table(rows)]
+        if self.first:
+            shown = "\n".join(f"![{words}]({self.name}_{name}.svg)" for name, words in inside.DESCRIPTIONS.items())
+            about = inside.about(self.numbers, self.first)
+            marked = [row | {"network": f"`{row['network']}`"} for row in inside.cells(self.numbers)]
+            blocks += ["### Inside the trained networks", about, markdown_rows(marked, left=1), shown, trained]
+        return "\n\n".join(blocks) + "\n"
+
+    def _write_page(self, path: Path, figures: Mapping[str, Figure]) -> None:
+        """Writes the same as an HTML page, with the figures of `figures`."""
+        trained = paragraph(about_line(self.comparison.about))
+        accuracy = [figure_image(figures[self.name], ALL_VARIANTS), paragraph(_joined(ABOUT_TABLE))]
+        for group, rows in self._groups().items():
+            accuracy += [subheading(group), table([self.comparison.cells(row) for row in rows])]
+        sections = [
+            ("Claims", [*map(paragraph, self._facts()), table(self._claims("; ")), *map(paragraph, self._rules())]),
+            ("Accuracy", [*accuracy, trained]),
+        ]
+        if self.first:
+            drawn = [figure_image(figures[f"{self.name}_{name}"], text) for name, text in inside.DESCRIPTIONS.items()]
+            about = paragraph(inside.about(self.numbers, self.first))
+            sections.append(("Inside the trained networks", [about, table(inside.cells(self.numbers)), *drawn]))
+        write_page(path, f"Study {self.name}", sections)
+
+    def figures(self) -> dict[str, Figure]:
+        """File name, without its ending → figure: accuracy, and ranks and scores of the networks with seed 0."""
+        words = self.comparison.measures[self.comparison.score].label
+        drawn = {self.name: group_figure(self.comparison.rows, self.comparison.baselines, words)}
+        inner = inside.FIGURES if self.first else {}
+        return drawn | {f"{self.name}_{name}": draw(self.first) for name, draw in inner.items()}
+
+    def _facts(self) -> list[str]:
+        """How many claims hold, and what was trained."""
         counts = Counter(verdict.outcome for verdict in self.verdicts)
         total = ", ".join(f"{counts[outcome]} {words}" for outcome, words in COUNTED.items())
-        claims = [
-            [v.claim.statement, v.claim.source, "<br>".join(effect.words for effect in v.effects), _p(v.p), v.outcome]
-            for v in self.verdicts
+        rates = "" if len({row.lr for row in self.comparison.rows}) == 1 else " and the learning rate in the table"
+        return [f"Of {len(self.verdicts)} claims {total}.", _joined(ABOUT.format(**self.comparison.about, rates=rates))]
+
+    def _claims(self, between: str) -> list[dict[str, str]]:
+        """A row for each claim; `between` stands between its comparisons."""
+        return [
+            {
+                "claim": verdict.claim.statement,
+                "source": verdict.claim.source,
+                "measured": between.join(effect.words for effect in verdict.effects),
+                "p": _p(verdict.p),
+                "verdict": verdict.outcome,
+            }
+            for verdict in self.verdicts
         ]
-        rates = "" if len({row.lr for row in comparison.rows}) == 1 else " and the learning rate in the table"
-        facts = _joined(ABOUT.format(**about, rates=rates))
-        blocks = [f"Of {len(claims)} claims {total}.", facts, "### Claims"]
-        blocks += [markdown_table(["claim", "source", "measured", "p", "verdict"], claims, left=5)]
-        blocks += [_joined(ABOUT_CLAIMS.format(margin=MARGIN, relevant=RELEVANT)), *self._power(), about_line(about)]
-        blocks += ["### Accuracy", f"![Accuracy of every variant]({self.name}.svg)", _joined(ABOUT_TABLE)]
-        for group in dict.fromkeys(row.group for row in comparison.rows):
-            blocks += [f"#### {group}", comparison.table([row for row in comparison.rows if row.group == group])]
-        if self.first:
-            blocks += [inside.section(self.name, self.numbers, self.first), about_line(about)]
-        return "\n\n".join(blocks) + "\n"
+
+    def _rules(self) -> list[str]:
+        """How claims are decided, and what could be found."""
+        return [_joined(ABOUT_CLAIMS.format(margin=MARGIN, relevant=RELEVANT)), *self._power()]
+
+    def _groups(self) -> dict[str, list[Row]]:
+        rows = self.comparison.rows
+        return {
+            group: [row for row in rows if row.group == group] for group in dict.fromkeys(row.group for row in rows)
+        }
 
     def _power(self) -> list[str]:
         """What the study could find, if it compares accuracies."""
@@ -120,12 +170,11 @@ class Study:
         return text.getvalue()
 
     def save(self, folder: str | Path) -> Path:
-        """Writes NAME.md, .csv, .json, NAME_claims.csv and the figures as .svg and .png; returns the Markdown file."""
-        folder, comparison = user_path(folder), self.comparison
-        words = comparison.measures[comparison.score].label
-        write_figure(group_figure(comparison.rows, comparison.baselines, words), folder / self.name)
-        for name, draw in inside.FIGURES.items() if self.first else ():
-            write_figure(draw(self.first), folder / f"{self.name}_{name}")
+        """Writes report.html, NAME.md, .csv, .json, NAME_claims.csv and the figures; returns the Markdown file."""
+        folder, comparison, figures = user_path(folder), self.comparison, self.figures()
+        self._write_page(folder / PAGE, figures)
+        for name, figure in figures.items():
+            write_figure(figure, folder / name)
         write_text(folder / f"{self.name}_claims.csv", self.claims_csv())
         claims = {"claims": [asdict(verdict) for verdict in self.verdicts], "networks": self.numbers}
         return write_texts(folder / self.name, self.to_markdown(), comparison.to_csv(), comparison.to_dict() | claims)

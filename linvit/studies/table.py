@@ -10,7 +10,7 @@ from typing import Any
 
 from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import markdown_rows
-from linvit.analysis.report import short_commit
+from linvit.analysis.report import PAGE, figure_image, paragraph, short_commit, table, write_page
 from linvit.files import user_path, write_json, write_text
 from linvit.studies.figures import over_figure
 from linvit.studies.statistics import Estimate
@@ -96,7 +96,7 @@ class Comparison:
         cells = [{**self.cells(row), "recipe": f"`{row.name}`"} for row in rows]
         marked = [{f"`{name}`" if name == self.key else name: cell for name, cell in row.items()} for row in cells]
         text = markdown_rows(marked, left=1)
-        return f"{text}\n\n{about_line(self.about)}"
+        return f"{text}\n\n*{about_line(self.about)}*"
 
     def to_markdown(self) -> str:
         """All rows as a Markdown table with the line below it."""
@@ -119,13 +119,17 @@ class Comparison:
         return {"about": dict(self.about), "rows": [asdict(row) for row in self.rows]}
 
     def save(self, folder: str | Path) -> Path:
-        """Writes compared.md, .csv, .json and, if a setting is varied, .svg and .png; returns the Markdown file."""
+        """Writes report.html, compared.md, .csv, .json, and the figure of a varied setting; returns compared.md."""
         folder = user_path(folder)
         text = self.to_markdown()
+        parts = [table([self.cells(row) for row in self.rows]), paragraph(about_line(self.about))]
         if self.key:
             words = self.measures[self.score].label
-            write_figure(over_figure(self.rows, self.key, words), folder / STEM)
-            text = f"![{words} over {self.key}]({STEM}.svg)\n\n{text}"
+            title, figure = f"{words} over {self.key}", over_figure(self.rows, self.key, words)
+            parts.insert(0, figure_image(figure, title))
+            write_figure(figure, folder / STEM)
+            text = f"![{title}]({STEM}.svg)\n\n{text}"
+        write_page(folder / PAGE, f"Comparison {folder.resolve().name}", [("Results", parts)])
         return write_texts(folder / STEM, text, self.to_csv(), self.to_dict())
 
 
@@ -146,7 +150,7 @@ def plus_minus(mean: Estimate, digits: int) -> str:
 
 
 def about_line(about: Mapping[str, Any]) -> str:
-    """The line below every table: networks, data, seeds, training, software."""
+    """The sentence below every table: networks, data, seeds, training, software."""
     parameters = " to ".join(f"{number:,}" for number in dict.fromkeys(about["parameters"]))
     precision = "float32" if about["precision"] in FLOAT32 else f"precision {about['precision']}"
     intervals = (
@@ -160,7 +164,7 @@ def about_line(about: Mapping[str, Any]) -> str:
         f"{about['epochs']} epochs, {precision}, one thread per run",
         f"torch {about['packages']['torch']}, commit {short_commit(about)}",
     ]
-    return f"*{'; '.join(facts)}.*"
+    return f"{'; '.join(facts)}."
 
 
 def _difference(row: Row, baseline: str, digits: int) -> tuple[str, str]:

@@ -36,10 +36,15 @@ def test_a_figure_becomes_the_text_of_an_image_and_its_words_stay_words():
     assert svg(figure()) == svg(figure()), "no date, no random names"
 
 
-def test_a_figure_is_written_in_both_formats_and_nothing_else_is_left(tmp_path):
+def test_a_figure_is_written_in_three_formats_and_nothing_else_is_left(tmp_path):
     write_figure(figure(), tmp_path / "growth")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["growth.png", "growth.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["growth.pdf", "growth.png", "growth.svg"]
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+    document = (tmp_path / "growth.pdf").read_bytes()
+    assert document.startswith(b"%PDF")
+    assert b"/Type3" not in document, "journals want outlines of fonts"
+    write_figure(figure(), tmp_path / "growth")
+    assert (tmp_path / "growth.pdf").read_bytes() == document
 
 
 def test_every_mechanism_has_a_colour_of_its_own():

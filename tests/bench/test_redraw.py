@@ -57,7 +57,7 @@ def test_every_figure_of_accuracy_is_listed():
 @pytest.mark.parametrize(("page", "file", "part", "batch"), FIGURES)
 def test_a_committed_figure_has_the_names_and_axis_of_its_table(page, file, part, batch):
     report = report_on_page((DOCS / f"{page}.md").read_text(), part)
-    drawn = dict(figures(report, accuracies(report)))[f"accuracy_batch{batch}.svg"]
+    drawn = dict(figures(report, accuracies(report)))[f"accuracy_batch{batch}"]
     committed = (DOCS / file).read_text()
     (axes,) = drawn.axes
     assert axes.get_xlabel() in committed
