@@ -33,9 +33,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     """
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[str(row.get(column, "–")) for column in columns] for row in rows]
-    words = [
-        number > 0 and not all(map(NUMBER.fullmatch, column)) for number, column in enumerate(zip(*cells, strict=True))
-    ]
+    words = [not all(map(NUMBER.fullmatch, column)) for column in zip(*cells, strict=True)]
     head = "".join(_cell("th", *pair) for pair in zip(columns, words, strict=True))
     body = "".join(
         "<tr>" + "".join(_cell("td", *pair) for pair in zip(row, words, strict=True)) + "</tr>" for row in cells
@@ -50,11 +48,12 @@ def _csv_link(rows: Sequence[Mapping[str, object]], name: str) -> str:
     if len(rows) < 2:
         return ""
     content = base64.b64encode(csv_text(rows).encode(errors="backslashreplace")).decode()
-    return f'<p class="csv"><a download="{name}.csv" href="data:text/csv;charset=utf-8;base64,{content}">CSV</a></p>'
+    address = f"data:text/csv;charset=utf-8;base64,{content}"
+    return f'<p class="csv"><a download="{name}.csv" href="{address}">Save as CSV</a></p>'
 
 
 def _cell(kind: str, text: str, words: bool) -> str:
-    classes = " ".join(["words"] * words + ["long"] * (words and len(text) > LONG))
+    classes = " ".join(["words"] * words + ["long"] * (words and (len(text) > LONG or "\n" in text)))
     attribute = f' class="{classes}"' if classes else ""
     return f"<{kind}{attribute}>{html.escape(text)}</{kind}>"
 

@@ -53,7 +53,7 @@ several comparisons holds if all of them hold and does not hold if one fails (Bo
 ABOUT_POWER = """The differences between two variants have a standard deviation of {deviation:.2f} points over the seeds
 (median of the comparisons above). With {seeds} seeds and the strictest level of Holm's procedure, a difference of
 {effect:.1f} points is found with a probability of 80 %, and a difference of 0 is found to be within ±{margin:g} point
-with a probability of {within:.0%}."""
+with a probability of {within:.0f} %."""
 
 ARGUMENTS = {"seeds": Annotated[int, Range(2, because="intervals need two")], "workers": Count}
 
@@ -93,7 +93,7 @@ class Study:
         for group, rows in self._groups().items():
             accuracy += [subheading(group), table([self.comparison.cells(row) for row in rows])]
         sections = [
-            ("Claims", [*map(paragraph, self._facts()), table(self._claims("; ")), *map(paragraph, self._rules())]),
+            ("Claims", [*map(paragraph, self._facts()), table(self._claims("\n")), *map(paragraph, self._rules())]),
             ("Accuracy", [*accuracy, trained]),
         ]
         if self.first:
@@ -148,7 +148,7 @@ class Study:
         deviation, seeds = median(spreads), self.comparison.about["seeds"]
         alpha = ALPHA / len(self.verdicts)
         effect, within = found_with(0.8, deviation, seeds, alpha), power_within(MARGIN, deviation, seeds, alpha)
-        text = ABOUT_POWER.format(deviation=deviation, seeds=seeds, effect=effect, margin=MARGIN, within=within)
+        text = ABOUT_POWER.format(deviation=deviation, seeds=seeds, effect=effect, margin=MARGIN, within=100 * within)
         return [_joined(text)]
 
     def claims_csv(self, earlier: str = "") -> str:

@@ -95,7 +95,10 @@ def power_within(margin: float, deviation: float, count: int, alpha: float) -> f
 
 def found_with(probability: float, deviation: float, count: int, alpha: float) -> float:
     """The smallest effect that `power` says is found with that probability."""
-    return float(brentq(lambda effect: power(effect, deviation, count, alpha) - probability, 0.0, 100 * deviation))
+    high = deviation
+    while power(high, deviation, count, alpha) < probability:
+        high *= 2
+    return float(brentq(lambda effect: power(effect, deviation, count, alpha) - probability, 0.0, high))
 
 
 def verdict_share(count: int, total: int) -> str:

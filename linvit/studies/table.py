@@ -129,7 +129,7 @@ class Comparison:
             parts.insert(0, figure_image(figure, title))
             write_figure(figure, folder / STEM)
             text = f"![{title}]({STEM}.svg)\n\n{text}"
-        write_page(folder / PAGE, f"Comparison {folder.resolve().name}", [("Results", parts)])
+        write_page(folder / PAGE, f"Recipes compared: {folder.resolve().name}", [("Results", parts)])
         return write_texts(folder / STEM, text, self.to_csv(), self.to_dict())
 
 

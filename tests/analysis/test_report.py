@@ -27,7 +27,7 @@ def test_page_holds_everything_in_one_file(tmp_path):
     report.write_page(tmp_path / "page.html", "Title", [("Section", parts)])
     page = (tmp_path / "page.html").read_text()
     assert "<h1>Title</h1>" in page
-    assert "<td>&lt;b&gt;</td><td>99 %</td>" in page
+    assert '<td class="words">&lt;b&gt;</td><td>99 %</td>' in page
     assert "x &lt; y" in page
     assert 'src="data:image/svg+xml;base64,' in page
     assert "http:" not in page
@@ -118,7 +118,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
 
 def test_columns_of_words_are_aligned_as_words_and_long_ones_broken():
     cells = report.table([{"class": "cat", "file": "a.png", "share": "1.5 %", "text": "x" * 40}])
-    assert "<td>cat</td>" in cells
+    assert '<td class="words">cat</td>' in cells
     assert '<td class="words">a.png</td><td>1.5 %</td>' in cells
     assert f'<td class="words long">{"x" * 40}</td>' in cells
     assert cells.startswith('<div class="scrolls"><table>'), "wide tables scroll on phones"
@@ -140,5 +140,5 @@ def test_text_that_is_no_unicode_is_written_escaped(tmp_path):
     report.write_page(tmp_path / "page.html", "caf\udce9", [("<i>", [report.table([{"file": "a\udcff.png"}])])])
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<h1>caf\\udce9</h1>" in page
-    assert "<td>a\\udcff.png</td>" in page
+    assert '<td class="words">a\\udcff.png</td>' in page
     assert "<i>" not in page

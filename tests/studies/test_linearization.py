@@ -101,7 +101,9 @@ def test_the_command_trains_and_plans(tmp_path, capsys, long_softmax):
     assert main(["linearize", str(recipe), "--plan", "--budget", "36", "--images", "8"]) == 0
     printed = capsys.readouterr().out
     assert "Within 36 ms: pattern " in printed
-    assert f"{tmp_path / 'run'}/plan/plan.md" in printed.replace("\n", "")
+    page = tmp_path / "run" / "plan" / "report.html"
+    assert str(page) in printed.replace("\n", "")
+    assert "<h2>Patterns</h2>" in page.read_text()
 
 
 def test_recipes_in_turn_start_from_one_another(tmp_path):

@@ -46,7 +46,7 @@ def test_a_report_holds_the_measures_that_it_is_given(run, tmp_path):
     measures = run.evaluate()
     page = run.report(tmp_path / "given.html", measures).read_text()
     for row in measures.table():
-        assert all(f"<td>{cell}</td>" in page for cell in row.values())
+        assert all(f">{cell}</td>" in page for cell in row.values())
 
 
 def test_answers_of_a_folder_leave_an_unreadable_image_out(run, tmp_path):

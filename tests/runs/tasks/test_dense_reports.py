@@ -41,7 +41,7 @@ def test_page_of_a_segmentor_that_is_always_right(scenes, tmp_path):
     headings, page = page_of(knows_maps(scenes), tmp_path)
     expected = ["Intersection over union per class", "Confused classes", "Images"]
     assert headings == ["Measures", "Training", *expected]
-    assert "<td>canvas</td><td>100.0 %</td><td>100.0 %</td>" in page
+    assert '<td class="words">canvas</td><td>100.0 %</td><td>100.0 %</td>' in page
     assert "Every pixel is classified correctly." in page
     assert page.count("ground truth and prediction") == 3
 
