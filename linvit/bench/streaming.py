@@ -77,7 +77,11 @@ def _measured(
     if variant == PLAIN and needed > memory("cpu"):
         row.skipped = f"needs about {needed / GIB:.0f} GiB of memory, this machine has {memory('cpu') / GIB:.0f}"
         return row, None
-    milliseconds, row.peak_mib, logits = in_new_process(_computed, options, name, side, variant)
+    try:
+        milliseconds, row.peak_mib, logits = in_new_process(_computed, options, name, side, variant)
+    except MemoryError:
+        row.skipped = "the process was killed, often because memory runs out"
+        return row, None
     row.median_ms, row.rounds, row.clock = milliseconds, 1, "cpu"
     progress.advance()
     return row, logits

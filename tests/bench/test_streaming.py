@@ -20,6 +20,21 @@ def test_both_are_measured_and_agree(monkeypatch):
     assert set(report.findings["growth"]) == {"mavit_nano streamed float32"}
 
 
+def test_a_process_that_is_killed_leaves_a_row_that_says_so(monkeypatch):
+    computed = streaming.in_new_process
+
+    def killed(function, options, name, side, variant):
+        if variant == streaming.PLAIN:
+            raise MemoryError
+        return computed(function, options, name, side, variant)
+
+    monkeypatch.setattr(streaming, "in_new_process", killed)
+    plain, streamed = measure("streaming", names=("mavit_nano",), sides=(64,)).rows
+    assert plain.skipped == "the process was killed, often because memory runs out"
+    assert (streamed.skipped, streamed.ratio) == (None, None)
+    assert streamed.median_ms > 0
+
+
 def test_noise_has_the_same_rows_however_it_is_read():
     noise = Noise(70, seed=1)
     assert torch.equal(torch.cat([noise.read(0, 33), noise.read(33, 70)], 2), noise.read(0, 70))
