@@ -72,6 +72,8 @@ EVIDENT = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evi
 	--write docs/evidence.md --workers 2 $(3) $(LEFT)
 LAST_EPOCH := trainer.check_val_every_n_epoch
 BODIES := softmax mala resnet
+BY_CLASS := pixel_accuracy class_accuracy \
+	$(addprefix iou_,sky building pole road pavement tree sign fence car pedestrian cyclist)
 IN_ALL := softmax linear mala rala
 
 evidence-left: $(STAMP)
@@ -83,9 +85,9 @@ evidence-papers: $(STAMP)
 	done
 
 evidence-dense: $(STAMP)
-	$(call EVIDENT,camvid_fpn,$(BODIES:%=recipes/dense/camvid/semantic_fpn_%.yaml),--also pixel_accuracy class_accuracy \
+	$(call EVIDENT,camvid_fpn,$(BODIES:%=recipes/dense/camvid/semantic_fpn_%.yaml),--also $(BY_CLASS) \
 		--set data.val=test $(LAST_EPOCH)=15)
-	$(call EVIDENT,camvid_upernet,$(BODIES:%=recipes/dense/camvid/upernet_%.yaml),--also pixel_accuracy class_accuracy \
+	$(call EVIDENT,camvid_upernet,$(BODIES:%=recipes/dense/camvid/upernet_%.yaml),--also $(BY_CLASS) \
 		--set data.val=test $(LAST_EPOCH)=15)
 	$(call EVIDENT,bccd,$(BODIES:%=recipes/dense/bccd/retinanet_%.yaml),--also box_ap50 --set data.val=test $(LAST_EPOCH)=20)
 	$(call EVIDENT,penn_fudan,$(BODIES:%=recipes/dense/penn_fudan/mask_rcnn_%.yaml),--also mask_ap50 box_ap box_ap50 \

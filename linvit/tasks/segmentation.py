@@ -24,6 +24,8 @@ class Segmentation(Task):
         num_classes: Number of classes of the data.
         aux_weight: Weight of the auxiliary head's loss.
         class_weights: Weight of each class's pixels in the loss; null for 1.
+        class_names: Names of all classes; the intersection over union of each is then a measure, iou_NAME. Null for
+            the mean alone.
         kwargs: Further arguments of Task.
 
     miou is the intersection over union over all pixels of all images, averaged over the classes that occur in truth or
@@ -47,15 +49,18 @@ class Segmentation(Task):
         num_classes: Count,
         aux_weight: Annotated[float, Range(0)] = 0.4,
         class_weights: Sequence[Annotated[float, Range(0)]] | None = None,
+        class_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
         self.aux_weight = aux_weight
-        if class_weights is not None and len(class_weights) != num_classes:
-            raise ValueError(
-                f"`class_weights` has {len(class_weights)} numbers, but the data has {num_classes} classes: give one"
-                " for each."
-            )
+        for name, given in (("class_weights", class_weights), ("class_names", class_names)):
+            if given is not None and len(given) != num_classes:
+                raise ValueError(
+                    f"`{name}` has {len(given)} entries, but the data has {num_classes} classes: give one for each."
+                )
+        self.by_class = {f"iou_{name}": Measure(f"IoU of {name}") for name in class_names or ()}
+        self.measures = {**self.measures, **self.by_class}
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)
         self.keep(lambda: {"confusion": MulticlassConfusionMatrix(num_classes, ignore_index=IGNORED)})
@@ -83,7 +88,9 @@ class Segmentation(Task):
             cast(Mapping[str, Metric], self.metrics[kind])["confusion"].update(logits.argmax(1), maps)
 
     def measured(self, kind: str) -> dict[str, Tensor]:
-        return overlaps(cast(Mapping[str, Metric], self.metrics[kind])["confusion"].compute())
+        confusion = cast(Mapping[str, Metric], self.metrics[kind])["confusion"].compute()
+        overlap, _, _ = overlaps_by_class(confusion)
+        return overlaps(confusion) | dict(zip(self.by_class, overlap.float(), strict=False))
 
 
 def pixel_loss(logits: Tensor, maps: Tensor, class_weights: Tensor | None = None) -> Tensor:

@@ -50,6 +50,22 @@ def test_weights_of_classes_scale_their_pixels():
     assert pixel_loss(logits, maps, weights).item() == pytest.approx((each * weights[maps]).mean().item(), rel=1e-6)
 
 
+def test_the_overlap_of_each_class_is_a_measure_on_request():
+    task = Segmentation(torch.nn.Conv2d(3, 3, 1), 3, class_names=["road", "sky", "car"])
+    assert list(task.measures)[-3:] == ["iou_road", "iou_sky", "iou_car"]
+    truth = torch.tensor([[[0, 0, 1, 1]]])
+    with torch.no_grad():
+        task.network.weight.copy_(torch.eye(3)[..., None, None])
+        task.network.bias.zero_()
+    guessed = torch.nn.functional.one_hot(torch.tensor([[[0, 1, 1, 1]]]), 3).movedim(-1, 1).float()
+    task.validation_step((guessed, truth), 0)
+    measured = task.measured("raw")
+    assert [measured[name].item() for name in ("iou_road", "iou_sky")] == pytest.approx([1 / 2, 2 / 3])
+    assert measured["iou_car"].isnan(), "there is none"
+    with pytest.raises(ValueError, match=r"`class_names` has 1 entries, but the data has 3 classes"):
+        Segmentation(torch.nn.Conv2d(3, 3, 1), 3, class_names=["road"])
+
+
 def test_weights_for_other_classes_are_refused():
-    with pytest.raises(ValueError, match=r"`class_weights` has 2 numbers, but the data has 3 classes"):
+    with pytest.raises(ValueError, match=r"`class_weights` has 2 entries, but the data has 3 classes"):
         Segmentation(torch.nn.Conv2d(3, 3, 1), 3, class_weights=[1.0, 1.0])
