@@ -15,7 +15,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", required=True, metavar="NAME", help="network, such as mavit_tiny")
     text = "one folder per class, or train/ and val/ with a folder per class in each"
     command.add_argument("--data", required=True, metavar="FOLDER", help=text)
-    text = "fine-tune these weights: a run, a checkpoint or a weight file (default: none, train from scratch)"
+    text = (
+        "fine-tune these weights: a run, a checkpoint, a weight file, or weights that come with linvit, such as"
+        " mavit_nano.cifar10 (default: none, train from scratch)"
+    )
     command.add_argument("--init", metavar="WEIGHTS", help=text)
 
 

@@ -72,6 +72,11 @@ def bundled_weights(name: str) -> Path | None:
     return Path(config.file) if config and config.file else None
 
 
+def start_weights(source: str | Path) -> str | Path:
+    """The file of the weights that come with linvit if `source` names them and is no path that exists; else source."""
+    return source if Path(source).exists() else bundled_weights(str(source)) or source
+
+
 def bundled_names() -> list[str]:
     """The networks, with their tags, whose weights are in this copy of linvit."""
     files = {name: bundled_weights(name) for name in timm.list_pretrained("*.cifar10")}

@@ -18,7 +18,7 @@ from linvit.data.images.survey import Survey, survey
 from linvit.data.source import fitting_workers
 from linvit.environment import memory
 from linvit.files import check_writable, read_checkpoint, user_path, write_text
-from linvit.models.by_name import check_model, create_classifier
+from linvit.models.by_name import check_model, create_classifier, start_weights
 from linvit.ranges import Filled, check
 from linvit.runs.settings import respelled
 from linvit.tasks.initialization import initialize, weights_file
@@ -60,7 +60,8 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
         path: the new .yaml file.
         model: a classifier that timm knows, ours included.
         data: a folder of class folders, some of whose images are then held out, or one with train/ and val/.
-        init: weights to fine-tune: a run's folder, a checkpoint, or a .pth or .safetensors file of this model.
+        init: weights to fine-tune: a run's folder, a checkpoint, a .pth or .safetensors file of this model, or the
+            name of weights that come with linvit, such as mavit_nano.cifar10.
 
     Raises ValueError for a file that exists, an unknown model, a folder that cannot be used and weights that do not
     fit; FileNotFoundError if there are no such weights; OSError if the file cannot be written.
@@ -74,13 +75,19 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     if config is None:
         raise ValueError(f"The model {model!r} has no settings in timm: choose one that `linvit models` lists.")
     images = _look(root)
-    inputs = _inputs(images, config.to_dict(), None if init is None else _start(model, init, len(images.counts)))
+    start = None if init is None else _start(model, start_weights(init), len(images.counts))
+    inputs = _inputs(images, config.to_dict(), start)
     cost = _cost(model, len(images.counts), inputs["size"])
     batch_size = _batch_size(cost, sum(images.counts.values()))
     text = _text(model, root, init, images, inputs, batch_size)
     check_writable(path.parent)
     write_text(path, text)
     return NewRecipe(path, images, inputs["size"], batch_size)
+
+
+def _named(init: str | Path) -> str:
+    """The weights as a recipe names them, wherever it is read."""
+    return _absolute(init) if start_weights(init) == init else str(init)
 
 
 def _absolute(path: str | Path) -> str:
@@ -174,7 +181,7 @@ def _text(
     values = {
         "model": _yaml(model),
         "root": _yaml(str(root)),
-        "init": "init: null  # or what to start from" if init is None else f"init: {_yaml(_absolute(init))}  #",
+        "init": "init: null  # or what to start from" if init is None else f"init: {_yaml(_named(init))}  #",
         "classes": f"{len(images.counts)} classes, images to train on: {', '.join(shown)}{more}",
         "count": f"{count:,}",
         "held_out": f"{images.held_out:,}",

@@ -18,6 +18,7 @@ from linvit import environment
 from linvit.data.source import Source
 from linvit.environment import replica
 from linvit.files import replacing, write_text
+from linvit.models.by_name import start_weights
 from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.ranges import Some, arguments, check
 from linvit.runs.progress import bars, quiet_lightning, say
@@ -134,7 +135,7 @@ def train_folder(
         if before:
             _check_same_run(before, checked, target)
         elif checked.values["init"]:
-            line = task.start_from(checked.values["init"])
+            line = task.start_from(start_weights(checked.values["init"]))
             if progress and first:
                 say(line)
         trainer = _trainer(checked, source, target, progress, callbacks)

@@ -48,6 +48,17 @@ def test_foreign_weights_keep_the_mean_of_their_training(photos, tmp_path):
     assert not (tmp_path / "other.yaml").exists()
 
 
+def test_weights_that_come_with_linvit_are_fine_tuned_by_name(photos, tmp_path):
+    new_recipe(tmp_path / "mine.yaml", "mavit_nano", photos, init="mavit_nano.cifar10")
+    assert read_recipe(tmp_path / "mine.yaml")["init"] == "mavit_nano.cifar10"
+    run = train(tmp_path / "mine.yaml", [*SHORT, "optimizer.lr=1e-6"], folder=tmp_path / "run")
+    runs = run, load_run(model="mavit_nano.cifar10")
+    tuned, original = (each.network.state_dict()["stem.0.weight"] for each in runs)
+    torch.testing.assert_close(tuned, original, rtol=1e-3, atol=1e-5)
+    with pytest.raises(FileNotFoundError, match=r"mavit_tiny.cifar10 does not exist"):
+        new_recipe(tmp_path / "other.yaml", "mavit_tiny", photos, init="mavit_tiny.cifar10")
+
+
 @pytest.mark.parametrize(
     "odd", ["a: b", "#", "it's", '"', "1e5", "- x", "{", "*", "no", "a\nseed: 1", "☃", "\udcff", "\x85"]
 )
