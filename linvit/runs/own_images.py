@@ -71,11 +71,12 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     if path.exists():
         raise ValueError(f"{path} exists already: choose another name, or remove that file.")
     check_model(model)
-    config = timm.get_pretrained_cfg(model)
+    weights = None if init is None else start_weights(init)
+    config = timm.get_pretrained_cfg(model if weights == init else str(init))
     if config is None:
         raise ValueError(f"The model {model!r} has no settings in timm: choose one that `linvit models` lists.")
     images = _look(root)
-    start = None if init is None else _start(model, start_weights(init), len(images.counts))
+    start = None if weights is None else _start(model, weights, len(images.counts))
     inputs = _inputs(images, config.to_dict(), start)
     cost = _cost(model, len(images.counts), inputs["size"])
     batch_size = _batch_size(cost, sum(images.counts.values()))

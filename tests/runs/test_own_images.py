@@ -50,7 +50,8 @@ def test_foreign_weights_keep_the_mean_of_their_training(photos, tmp_path):
 
 def test_weights_that_come_with_linvit_are_fine_tuned_by_name(photos, tmp_path):
     new_recipe(tmp_path / "mine.yaml", "mavit_nano", photos, init="mavit_nano.cifar10")
-    assert read_recipe(tmp_path / "mine.yaml")["init"] == "mavit_nano.cifar10"
+    written = read_recipe(tmp_path / "mine.yaml")
+    assert (written["init"], written["data"]["mean"][0]) == ("mavit_nano.cifar10", 0.4914), "as for CIFAR-10"
     run = train(tmp_path / "mine.yaml", [*SHORT, "optimizer.lr=1e-6"], folder=tmp_path / "run")
     runs = run, load_run(model="mavit_nano.cifar10")
     tuned, original = (each.network.state_dict()["stem.0.weight"] for each in runs)
