@@ -61,15 +61,15 @@ bodies: $(STAMP)
 	done
 
 study: $(STAMP)
-	$(BIN)/linvit study --write docs/results.md
+	$(BIN)/linvit study --write docs/evidence/results.md
 
 # Says what is left, then trains it, study after study; make -k evidence goes on with the next one where data is missing.
 evidence: evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation
 
-EVIDENCE = $(if $(LEFT),,nice -n 19) $(BIN)/linvit study --seeds $(or $(SEEDS),6) --write docs/evidence.md
-# A comparison: its name in docs/evidence.md, its recipes, the baseline first, and options.
+EVIDENCE = $(if $(LEFT),,nice -n 19) $(BIN)/linvit study --seeds $(or $(SEEDS),6) --write docs/evidence/real-images.md
+# A comparison: its name in docs/evidence/real-images.md, its recipes, the baseline first, and options.
 EVIDENT = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evidence/$(1) --ledger docs/evidence/$(1).jsonl \
-	--write docs/evidence.md --workers 2 $(3) $(LEFT)
+	--write docs/evidence/real-images.md --workers 2 $(3) $(LEFT)
 LAST_EPOCH := trainer.check_val_every_n_epoch
 BODIES := softmax mala resnet
 BY_CLASS := pixel_accuracy class_accuracy \
@@ -205,7 +205,7 @@ BENCH := runs/bench
 BENCH_PARTS := op op_own op_backward model model_batch8 model_kept model_bf16 resolution train curves
 DEPLOY_PARTS := onnxruntime openvino executorch
 BENCH_PAGE = $(if $(filter op% gpu_op%,$*),operator,$(if $(filter train curves,$*),training,networks))
-BENCHED = --output $(@D) --write docs/$(if $(filter $(DEPLOY_PARTS),$*),deployment,benchmarks-$(BENCH_PAGE)).md
+BENCHED = --output $(@D) --write docs/evidence/$(if $(filter $(DEPLOY_PARTS),$*),deployment,benchmarks-$(BENCH_PAGE)).md
 
 bench: $(BENCH_PARTS:%=$(BENCH)/%/bench.json)
 bench-deploy: $(DEPLOY_PARTS:%=$(BENCH)/%/bench.json)
@@ -217,11 +217,11 @@ $(BENCH)/%/bench.json: | $(STAMP)
 
 # Draws the figures of accuracy again from the tables of the pages, without measuring.
 bench-figures: $(STAMP)
-	$(BIN)/python -c "from pathlib import Path; from linvit.bench.redraw import redraw; [redraw(page) for page in Path('docs').glob('*.md')]"
+	$(BIN)/python -c "from pathlib import Path; from linvit.bench.redraw import redraw; [redraw(page) for page in Path('docs').rglob('*.md')]"
 
 # What 8 bits cost the networks that come with weights: half an hour on one quiet core. make int8 CIFAR=FOLDER
 int8: $(STAMP)
-	$(BIN)/python -c "from pathlib import Path; from linvit.studies.eight_bits import write_bundled; write_bundled('$(CIFAR)', Path('docs/deployment.md'), print)"
+	$(BIN)/python -c "from pathlib import Path; from linvit.studies.eight_bits import write_bundled; write_bundled('$(CIFAR)', Path('docs/evidence/deployment.md'), print)"
 
 BENCH_op := op --variants plain cpp reference sdpa --memory --rounds 7 --seconds 90
 BENCH_op_own := op rala mala --variants plain cpp reference sdpa --layout own --rounds 7 --seconds 60

@@ -169,7 +169,7 @@ def _add_model(kind: argparse.ArgumentParser) -> None:
     what = kind.add_argument_group("what to measure")
     text = "networks of `linvit models` (default: ravlt_tiny mavit_tiny care_s0)"
     what.add_argument("names", metavar="NETWORK", nargs="*", help=text)
-    text = "such as fused+bf16; docs/benchmarks.md lists the parts (default: plain reference fused)"
+    text = "such as fused+bf16; docs/evidence/benchmarks.md lists the parts (default: plain reference fused)"
     what.add_argument("--variants", nargs="+", metavar="VARIANT", help=text)
     text = "networks of timm to compare with (default: six, from swin_tiny to mobilenetv4; none: --peers without names)"
     what.add_argument("--peers", nargs="*", metavar="NETWORK", help=text)

@@ -13,7 +13,7 @@ from linvit_cli import main
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").rglob("ablations/*.yaml"))
-PAGE = (ROOT / "docs" / "ablations.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "ablations.md").read_text()
 CHEAP = ("s0_no_interaction2",)
 named = {"ids": lambda path: str(path.relative_to(ROOT / "recipes"))}
 

@@ -30,7 +30,7 @@ ON_GPU = ["gpu_op", "gpu_op_backward"]
 
 
 def page(name):
-    return ROOT / f"docs/{name}.md"
+    return ROOT / f"docs/evidence/{name}.md"
 
 
 @pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in PAGES.items() for part in parts])
@@ -51,11 +51,11 @@ def test_make_writes_every_part_to_its_page():
         for part in parts:
             command = ["make", "-n", "BENCH=nowhere", f"nowhere/{part}/bench.json"]
             shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-            assert f"--output nowhere/{part} --write docs/{name}.md" in shown, part
+            assert f"--output nowhere/{part} --write docs/evidence/{name}.md" in shown, part
 
 
 def test_the_first_page_says_what_came_out_before_how():
-    text = (ROOT / "docs/benchmarks.md").read_text()
+    text = (ROOT / "docs/evidence/benchmarks.md").read_text()
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert titles[:2] == ["Main results", "Start-up"]
     assert all(f"({name}.md)" in text for name in PAGES)

@@ -1,4 +1,4 @@
-"""The tables of docs/mechanisms.md are what the package computes, and its code runs."""
+"""The tables of docs/understand/mechanisms.md are what the package computes, and its code runs."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from linvit.layers.mechanisms import LINEAR_AXES, MECHANISMS
 from linvit.models.published import PUBLISHED
 from linvit.models.swapped import NAMES
 
-PAGE = (Path(__file__).parents[1] / "docs" / "mechanisms.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "understand" / "mechanisms.md").read_text()
 AXES = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.partition("## Where paper")[0], re.MULTILINE))
 SIZES = dict(re.findall(r"^\| `((?:deit|swin)_\w+)` \| (.*) \|$", PAGE, re.MULTILINE))
 # One attention at width 64, 4 heads of 16, on a 6 × 8 grid with a class token, and 49 agents.

@@ -18,10 +18,14 @@ from linvit_cli.overrides import recipe_overrides
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES.remove(ROOT / "docs" / "LOG.md")  # which tells what was
+PAGES.remove(ROOT / "docs" / "contribute" / "log.md")  # which tells what was
 PLACEHOLDERS = ("RECIPE", "my.yaml")  # which a reader replaces or has written
 OTHERS = {"tests/test_models.py"}  # timm's
 FILE = re.compile(r"`((?:linvit|tests|recipes|docs)/[a-z0-9_/.]+\.(?:py|yaml|md))`")
+
+
+def shown(page):
+    return str(page.relative_to(ROOT))
 
 
 def python_blocks(page):
@@ -46,14 +50,14 @@ def names_of(tree):
     return made, read
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_python_runs_from_top_to_bottom(page):
     """As far as names go: each is made in the block or in one above it."""
     known = set(dir(builtins))
     for line, code in python_blocks(page):
         made, read = names_of(ast.parse(code))
         known |= made
-        assert not read - known, f"{page.name}, block at line {line}: {sorted(read - known)}"
+        assert not read - known, f"{shown(page)}, block at line {line}: {sorted(read - known)}"
 
 
 def commands(page):
@@ -61,7 +65,7 @@ def commands(page):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if "linvit" in words and words[0] != "python":
-                yield pytest.param(words[words.index("linvit") + 1 :], id=f"{page.name}: {line[:60]}")
+                yield pytest.param(words[words.index("linvit") + 1 :], id=f"{shown(page)}: {line[:60]}")
 
 
 @pytest.mark.parametrize("words", [command for page in PAGES for command in commands(page)])
@@ -73,7 +77,7 @@ def test_commands_are_understood(words):
         Recipe(read_recipe(options.recipe if named else ROOT / options.recipe, recipe_overrides(options.rest)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_flags_in_the_text_exist(page, capsys):
     for command in re.findall(r"`linvit ([^`]*--[^`]*)`", page.read_text()):
         words = command.split()
@@ -93,7 +97,7 @@ def check_data_keys(texts):
             assert key in known, text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_names_files_and_settings_exist(page):
     text = page.read_text()
     for name in re.findall(r"(?<![\w./])linvit(?:\.\w+)+", text):
@@ -108,7 +112,7 @@ def test_names_files_and_settings_exist(page):
             assert key in settings, snippet
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https://)([^)#:]+)[^)]*\)", page.read_text()):
         assert (page.parent / target).is_file(), target

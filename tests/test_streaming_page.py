@@ -1,9 +1,9 @@
-"""The code of docs/streaming.md runs."""
+"""The code of docs/use/streaming.md runs."""
 
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[1] / "docs" / "streaming.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "use" / "streaming.md").read_text()
 
 
 def test_it_runs():

@@ -1,4 +1,4 @@
-"""The code of docs/timm.md runs, from top to bottom."""
+"""The code of docs/use/timm.md runs, from top to bottom."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from stand_in_weights import write_stand_ins
 
-PAGE = (Path(__file__).parents[1] / "docs" / "timm.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "use" / "timm.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 

@@ -46,8 +46,8 @@ class StudentSpec(ClassifierSpec):
     folder_source = "images"
     learns_classes = False
     listing_caption = (
-        "The network is `linearized`, made from any softmax network that docs/linearize.md names; `linvit models` lists"
-        " those of linvit."
+        "The network is `linearized`, made from any softmax network that docs/use/linearize.md names;"
+        " `linvit models` lists those of linvit."
     )
     item: ClassVar[str]
 

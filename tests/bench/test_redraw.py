@@ -14,8 +14,8 @@ from linvit.layers.mechanisms import MECHANISMS
 DOCS = Path(__file__).parents[2] / "docs"
 MACHINE = {"gpu": None, "processor": "P", "instructions": [], "cores": 8, "threads": 4, "load": None, "torch": "2"}
 FIGURES = [
-    (page.stem, *found)
-    for page in sorted(DOCS.glob("*.md"))
+    (page, *found)
+    for page in sorted(DOCS.rglob("*.md"))
     for found in re.findall(r"\((bench_(\w+)_accuracy_batch(\d+)\.svg)\)", page.read_text())
 ]
 
@@ -56,9 +56,9 @@ def test_every_figure_of_accuracy_is_listed():
 
 @pytest.mark.parametrize(("page", "file", "part", "batch"), FIGURES)
 def test_a_committed_figure_has_the_names_and_axis_of_its_table(page, file, part, batch):
-    report = report_on_page((DOCS / f"{page}.md").read_text(), part)
+    report = report_on_page(page.read_text(), part)
     drawn = dict(figures(report, accuracies(report)))[f"accuracy_batch{batch}"]
-    committed = (DOCS / file).read_text()
+    committed = (page.parent / file).read_text()
     (axes,) = drawn.axes
     assert axes.get_xlabel() in committed
     for text in axes.texts:

@@ -265,7 +265,7 @@ def test_layers_of_another_class_stay_as_they_are():
 
 
 def test_the_page_runs():
-    page = (Path(__file__).parents[2] / "docs" / "fuse.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "use" / "fuse.md").read_text()
     names = {}
     exec(page.split("```python\n")[1].split("```")[0], names)
     assert error(names["fused"](images(32, 32)), names["model"](images(32, 32))) < FLOAT32

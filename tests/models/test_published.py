@@ -113,7 +113,9 @@ def test_care_s_ablations_have_the_published_size(name):
 def test_sizes_and_accuracies_of_the_pages(name):
     published = PUBLISHED[name]
     assert row_of("README.md", 7, f"`{name}`")[5] == f"{published.top1} %"
-    (sizes,) = [row for row in rows_of("docs/results.md", 6) if row[0] == f"`{name}`" and row[1].endswith("M)")]
+    (sizes,) = [
+        row for row in rows_of("docs/evidence/results.md", 6) if row[0] == f"`{name}`" and row[1].endswith("M)")
+    ]
     assert sizes[1].endswith(f" ({published.parameters} M)")
     assert sizes[2].endswith(f" ({published.macs})")
     assert sizes[5] == str(published.top1)
@@ -121,42 +123,42 @@ def test_sizes_and_accuracies_of_the_pages(name):
 
 @pytest.mark.parametrize("model", ["Transformer", "RetNet", "GLA", "Mamba", "MALA"])
 def test_language_page(model):
-    assert row_of("docs/language.md", 6, model)[1:5] == list(ROWS[f"MALA, Table 6, {model}"].values.values())
+    assert row_of("docs/use/language.md", 6, model)[1:5] == list(ROWS[f"MALA, Table 6, {model}"].values.values())
 
 
 @pytest.mark.parametrize("attention", SPEECH)
 def test_speech_page(attention):
     values = ROWS[f"MALA, Table 7, {SPEECH[attention]}"].values
     clean, other, clean_with, other_with = (values[measure] for measure in WER)
-    cells = row_of("docs/speech.md", 4, attention)
+    cells = row_of("docs/use/speech.md", 4, attention)
     assert cells[1:3] == [f"{clean} / {other}", f"{clean_with} / {other_with}"]
-    sizes = [row[5] for row in rows_of("docs/speech.md", 6) if row[0] == "`conformer_small`"]
+    sizes = [row[5] for row in rows_of("docs/use/speech.md", 6) if row[0] == "`conformer_small`"]
     assert [size.partition(" (")[0] for size in sizes] == [f"{values[SIZE]} M"] * 2
 
 
 def test_generation_page():
     dit, mala = (ROWS[f"MALA, Table 8, {row}"].with_unit("FLOPs") for row in ("DiT-S/2", "MALA"))
     assert f"The paper states {dit} for DiT-S/2 and {mala} for its own network." in (
-        (ROOT / "docs" / "generation.md").read_text()
+        (ROOT / "docs" / "use" / "generation.md").read_text()
     )
 
 
 def test_dense_page():
-    sizes = [row[1:6] for row in rows_of("docs/dense.md", 7) if row[0] == "paper"]
+    sizes = [row[1:6] for row in rows_of("docs/use/dense.md", 7) if row[0] == "paper"]
     rows = [[dense_row(framework, f"ravlt_{size}") for framework in FRAMEWORKS] for size in SIZES.values()]
     assert sizes == [[f"{row.values[SIZE]} / {row.values['FLOPs']}" if row else "–" for row in line] for line in rows]
 
 
 @pytest.mark.parametrize("network", BENCHMARKED)
 def test_benchmarks_page(network):
-    assert row_of("docs/benchmarks.md", 5, network)[4] == str(PUBLISHED[BENCHMARKED[network]].top1)
+    assert row_of("docs/evidence/benchmarks.md", 5, network)[4] == str(PUBLISHED[BENCHMARKED[network]].top1)
 
 
 def test_deployment_page():
     phones = [citation for citation in ROWS if "repository, iPhone" in citation]
     shown = [
         (f"{source}, repository, {phone}, {network}", top1, latency)
-        for network, top1, latency, phone, source in rows_of("docs/deployment.md", 5)[2:]
+        for network, top1, latency, phone, source in rows_of("docs/evidence/deployment.md", 5)[2:]
     ]
     assert [citation for citation, *_ in shown] == phones
     for citation, top1, latency in shown:
