@@ -5,13 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 pilot-vit language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 clean
+.PHONY: setup check format docs docs-serve test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 pilot-vit language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,cpp,readers,language,speech,generation,onnx,openvino,executorch,coreml,int8,stream,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,cpp,readers,language,speech,generation,onnx,openvino,executorch,coreml,int8,stream,docs,dev]"
 	touch $@
 
 check: $(STAMP)
@@ -23,6 +23,13 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The site, in site/: broken links and anchors, and public names without a docstring, end it.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto
@@ -251,4 +258,4 @@ BENCH_gpu_op := op rala mala --device cuda --dtypes bfloat16 --batch 64 --heads 
 BENCH_gpu_op_backward := $(BENCH_gpu_op) --backward
 
 clean:
-	rm -rf $(VENV) runs build dist
+	rm -rf $(VENV) runs build dist site

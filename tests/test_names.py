@@ -1,4 +1,4 @@
-"""Names say what they hold: docs/reference/words.md lists the words that linvit does not use; the code is held to it."""
+"""Names say what they hold: docs/reference/words.md lists words that linvit does not use; the code is held to it."""
 
 import ast
 import re

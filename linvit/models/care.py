@@ -101,7 +101,7 @@ class CARE(Backbone):
         pattern: one letter per stage: C for strip convolutions, L for linear attention, S for softmax attention.
         layer_scale: initial layer scale.
         split, interactions, memory, local_sizes: see CareBlock. Without the second interaction the classifiers read
-            widths[-1] channels instead of ratios[-1][1] times as many.
+            `widths[-1]` channels instead of `ratios[-1][1]` times as many.
         distillation: add a second head, which learns from a teacher.
         drop_rate: dropout before the classifiers.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.

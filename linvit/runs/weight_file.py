@@ -17,6 +17,7 @@ from linvit.models.by_name import bundled_weights
 from linvit.ranges import check
 from linvit.released import check_target, rounded, write_weights
 from linvit.runs.evaluate import Measures
+from linvit.runs.model_card import creation, model_card
 from linvit.runs.run import Run
 from linvit.runs.training import ENVIRONMENT
 from linvit.runs.yaml_text import dump_yaml
@@ -154,23 +155,16 @@ def _header(origin: _Origin) -> dict[str, str]:
 
 
 def _card(origin: _Origin, target: Path) -> str:
-    matter = {
-        "library_name": "timm",
-        "pipeline_tag": "image-classification",
-        "tags": ["image-classification", "timm", "linvit"],
-        "metrics": ["accuracy"],
-    } | ({"license": origin.license} if origin.license else {})
-    limits = "\n".join(f"- {limit}" for limit in origin.limits)
-    return "\n".join(
-        (
-            f"---\n{dump_yaml(matter)}---",
-            f"# {target.stem}\n",
-            f"Weights of `{origin.model['name']}`, trained and written by linvit.\n",
-            markdown_table(("", ""), list(_facts(origin).items()), left=2),
-            f"\n## Use\n\n```python\n{_use(origin, target)}\n```",
-            f"\n## Limits\n\n{limits}",
-            f"\n## Recipe\n\n```yaml\n{dump_yaml(origin.recipe)}```\n",
-        )
+    return model_card(
+        target.stem,
+        f"Weights of `{origin.model['name']}`, trained and written by linvit.\n\n"
+        + markdown_table(("", ""), list(_facts(origin).items()), left=2),
+        {
+            "Use": _use(origin, target),
+            "Limits": "\n".join(f"- {limit}" for limit in origin.limits),
+            "Recipe": f"```yaml\n{dump_yaml(origin.recipe)}```",
+        },
+        license=origin.license,
     )
 
 
@@ -196,11 +190,7 @@ def _facts(origin: _Origin) -> dict[str, str]:
 def _use(origin: _Origin, target: Path) -> str:
     bundled = bundled_weights(target.stem)
     if bundled is not None and bundled.name == target.name:
-        arguments = [repr(target.stem), "pretrained=True"]
-    else:
-        model = {"num_classes": len(origin.run.class_names), "in_chans": origin.run.preprocessing.channels}
-        model |= {key: value for key, value in origin.model.items() if key not in ("name", "checkpoint_path")}
-        arguments = [repr(origin.model["name"]), *(f"{key}={value!r}" for key, value in model.items())]
-        arguments.append(f"checkpoint_path={target.name!r}")
-    call = f"timm.create_model({', '.join(arguments)})".replace("'", '"')
-    return f"import timm\n\nimport linvit  # registers the models with timm\n\nmodel = {call}.eval()"
+        return creation(target.stem, pretrained=True)
+    model = {"num_classes": len(origin.run.class_names), "in_chans": origin.run.preprocessing.channels}
+    model |= {key: value for key, value in origin.model.items() if key not in ("name", "checkpoint_path")}
+    return creation(origin.model["name"], **model, checkpoint_path=target.name)

@@ -212,4 +212,4 @@ def write_bundled(root: str | Path, page: Path, progress: Say = silent) -> None:
     if not names:
         raise ValueError("No network comes with weights in this copy of linvit: train them with `make weights`.")
     rows = eight_bits({name: load_run(model=name) for name in names}, progress, data="cifar", root=str(root))
-    replace_between_marks(page, to_markdown(rows), BEGIN, END)
+    replace_between_marks(page, f"\n{to_markdown(rows)}", BEGIN, END)
