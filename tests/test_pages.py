@@ -114,5 +114,18 @@ def test_names_files_and_settings_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https://)([^)#:]+)[^)]*\)", page.read_text()):
-        assert (page.parent / target).is_file(), target
+    """On GitHub: to a file, and to a heading in it. The first page of the site links to generated pages too."""
+    for target, _, anchor in re.findall(r"\]\((?!https://|mailto:)([^)#\s]*)(#([^)\s]+))?\)", page.read_text()):
+        file = (page.parent / target).resolve() if target else page
+        if page == ROOT / "docs" / "index.md" and not file.exists():
+            assert file.parts[-2] in ("python", "reference", "models", "contribute"), target
+            continue
+        assert file.is_file(), target
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file.read_text()), f"{target}#{anchor}"
+
+
+def anchors(text):
+    """The anchors that GitHub and the site make of headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

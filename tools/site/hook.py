@@ -1,26 +1,28 @@
-"""The pages of the site that are not written by hand, added while mkdocs builds."""
+"""What mkdocs calls while it builds the site: adds the generated pages, and sends links to them."""
 
+import posixpath
 import re
-from pathlib import Path
+from typing import Any
 
-import commands
-import model_pages
-import python_pages
-import recipe_pages
+import generated
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[2]
-FROM_THE_ROOT = {"CONTRIBUTING.md": "contribute/index.md", "CHANGELOG.md": "contribute/changes.md"}
-LINK = re.compile(r"\]\(docs/")
+TO_THE_ROOT = re.compile(r"\]\((?:\.\./)+(CONTRIBUTING\.md|CHANGELOG\.md)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the generated pages and those that are copies of files in the repository's root."""
-    pages = {target: LINK.sub("](../", (ROOT / name).read_text("utf-8")) for name, target in FROM_THE_ROOT.items()}
-    pages |= {"reference/commands.md": commands.page(), "reference/recipes.md": recipe_pages.page()}
-    pages |= {f"reference/python/{name}": text for name, text in python_pages.pages().items()}
-    pages |= {f"reference/models/{name}": text for name, text in model_pages.pages().items()}
-    for path, text in pages.items():
+    for path, text in generated.pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links to files in the root of the repository, for readers on GitHub, lead to their copies here."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def copy(match: re.Match[str]) -> str:
+        return f"]({posixpath.relpath(generated.FROM_THE_ROOT[match[1]], folder)}"
+
+    return TO_THE_ROOT.sub(copy, markdown)

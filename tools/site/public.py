@@ -106,8 +106,7 @@ def reference() -> dict[str, list[str]]:
             add(package, name)
     for name in sorted(mentioned(pages())):
         package = ".".join(home_of(name).split(".")[:2])
-        if package in names:
-            add(package, home_of(name))
+        add(package if package in names else "linvit", home_of(name))
     return names
 
 

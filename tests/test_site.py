@@ -1,0 +1,177 @@
+"""The documentation site: what is generated for it is complete, and it builds strictly, without other sites."""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import yaml
+
+from linvit.models.listed import list_networks
+from linvit.models.published import PUBLISHED
+from linvit.runs.bundled import bundled_files
+from linvit.runs.model_card import network_card
+from linvit_cli import _parser
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT / "tools" / "site"))
+generated = pytest.importorskip("generated")
+public = pytest.importorskip("public")
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return generated.pages()
+
+
+def test_every_public_name_is_documented_and_in_the_reference(pages):
+    assert public.undocumented() == []
+    text = "\n".join(page for name, page in pages.items() if name.startswith("reference/python/"))
+    written = {name.removesuffix(".__init__") for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
+    for name in (*public.offered("linvit"), *public.offered("linvit.ops"), *public.mentioned(public.pages())):
+        assert name in written or public.home_of(name) in {public.home_of(other) for other in written}, name
+
+
+def test_a_public_name_without_docstring_ends_the_build(monkeypatch):
+    monkeypatch.setattr("linvit.ops.merge.__doc__", None)
+    with pytest.raises(ValueError, match=r"no docstring: linvit\.ops\.merge"):
+        generated.python_pages.pages()
+
+
+def leaves(parser):
+    inner = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [leaf for choices in inner for child in choices.values() for leaf in leaves(child)] or [parser]
+
+
+def test_every_command_with_every_option_is_on_the_page(pages):
+    sections = re.split(r"^#{3,4} ", pages["reference/commands.md"], flags=re.MULTILINE)
+    assert len(leaves(_parser())) > 20
+    for parser in leaves(_parser()):
+        (section,) = [text for text in sections if text.startswith(f"{parser.prog} {{")]
+        for action in parser._actions:
+            for option in set(action.option_strings) - {"-h", "--help", "--debug", "--keep-memory"}:
+                assert f"`{option}" in section or f", {option}" in section, (parser.prog, option)
+        assert all(line.strip() in section for line in (parser.epilog or "").splitlines()[1:])
+
+
+def test_every_recipe_is_listed(pages):
+    assert set(re.findall(r"^\| `([^`]+)` \|", pages["reference/recipes.md"], re.MULTILINE)) == set(bundled_files())
+
+
+def test_every_network_has_a_card(pages):
+    for row in list_networks():
+        card = pages[f"reference/models/{row['name']}.md"]
+        _, matter, text = card.split("---\n", 2)
+        matter = yaml.safe_load(matter)
+        assert (matter["library_name"], matter["tags"][:2]) == ("timm", ["image-classification", "timm"])
+        assert f"{row['parameters']:,}" in text
+        if row["name"] in PUBLISHED:
+            assert f"top-1 {PUBLISHED[row['name']].top1} %" in text
+            assert PUBLISHED[row["name"]].source.partition(";")[0] in text
+        assert f"[`{row['name']}`]({row['name']}.md)" in pages["reference/models/index.md"]
+
+
+def test_a_card_says_whose_weights_there_are():
+    released, bundled, none = (network_card(name) for name in ("care_s0", "mavit_nano", "deit_tiny_mala"))
+    assert "license: unknown\n" in released
+    assert "`linvit.load_released` reads" in released
+    assert "pretrained=True" not in released
+    assert '"mavit_nano.cifar10", pretrained=True' in bundled
+    assert "No weights are published" in none
+    with pytest.raises(ValueError, match="'resnet18' is not a network of linvit"):
+        network_card("resnet18")
+
+
+def test_the_code_of_a_card_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", network_card("care_nano").partition("## Weights")[0], re.DOTALL)
+    names = {}
+    exec(code, names)
+    assert names["model"].num_classes == 10
+    assert timm.is_model("care_nano")
+
+
+def test_cards_cite_the_papers():
+    keys = {"ravlt_tiny": "rala", "mavit_tiny": "mala", "care_s0": "care", "deit_tiny_rala": "rala"}
+    for name, key in keys.items():
+        assert re.findall(r"@inproceedings{\w+2025(\w+),", network_card(name)) == [key]
+    assert network_card("deit_tiny_rala_mala").count("@inproceedings") == 2
+    assert network_card("deit_tiny_hydra").count("@inproceedings") == 3
+
+
+def templates():
+    """Every text in the code, with … for what is filled in."""
+    for file in (*(ROOT / "linvit").rglob("*.py"), *(ROOT / "linvit_cli").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_errors_that_are_explained_are_those_of_the_code():
+    sentences = re.findall(r"```text\n(.*?)\n```", (DOCS / "reference" / "errors.md").read_text(), re.DOTALL)
+    known = "\n".join(templates())
+    assert len(sentences) >= 18
+    for sentence in sentences[1:]:  # the first is timm's
+        for words in re.split(r"`?…`?", sentence):
+            assert words.strip(" '`") in known, words
+
+
+def test_every_page_is_in_the_navigation(pages):
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+    navigation = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
+    listed = set(re.findall(r"[\w/-]+\.md", str(navigation)))
+    written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if "bodies" not in path.parts}
+    cards = {name for name in pages if re.match(r"reference/models/(?!index)", name)}
+    assert listed == written | set(pages) - cards
+
+
+def build(folder, *options):
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", folder, *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("link", ["missing.md", "index.md#missing"])
+def test_a_broken_link_ends_the_build(tmp_path, link):
+    pytest.importorskip("mkdocs")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n[link]({link})\n")
+    settings = {
+        "docs_dir": "docs",
+        "hooks": [],
+        "plugins": [],
+        "extra_css": [],
+        "nav": None,
+        "not_in_nav": "",
+        "watch": [],
+    }
+    (tmp_path / "mkdocs.yml").write_text(yaml.dump({"INHERIT": str(ROOT / "mkdocs.yml"), **settings}))
+    done = build(tmp_path / "site", "--config-file", tmp_path / "mkdocs.yml")
+    assert done.returncode != 0
+    assert link.partition("#")[2] in done.stderr
+    (tmp_path / "docs" / "index.md").write_text("# Page\n\n[link](#page)\n")
+    assert build(tmp_path / "site", "--config-file", tmp_path / "mkdocs.yml").returncode == 0
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
+    pytest.importorskip("mkdocs")
+    done = build(tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    html = list((tmp_path / "site").rglob("*.html"))
+    assert len(html) > 120
+    for page in html:
+        text = page.read_text()
+        assert not re.search(r'<(script|img|iframe)[^>]+src="?(https?:)?//', text), page
+        assert not re.search(r'<link[^>]+rel="?(stylesheet|preconnect|icon)[^>]+href="?(https?:)?//', text), page
+    index = (tmp_path / "site" / "search" / "search_index.json").read_text()
+    assert "linear_attention" in index
+    assert not list((tmp_path / "site").rglob("*.jsonl"))
