@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from timm.models import resolve_pretrained_cfg
 
 from linvit import models
 from linvit.analysis.markdown import markdown_table
@@ -117,7 +118,7 @@ def _facts(row: Mapping[str, Any]) -> str:
     channels, height, width = row["input_size"]
     macs, products = (f"{row[key] / 1e9:.3f} G" if row[key] >= 1e8 else f"{row[key] / 1e6:.2f} M" for key in MACS)
     facts = {
-        "parameters": f"{row['parameters']:,}, for {timm.get_pretrained_cfg(row['name']).num_classes:,} classes",
+        "parameters": f"{row['parameters']:,}, for {resolve_pretrained_cfg(row['name']).num_classes:,} classes",
         "multiply-accumulates": f"{macs}, and {products} inside the attention",
         "image": f"{channels}×{height}×{width} px",
         "attention": f"`{row['pattern']}` by stage (L linear, S softmax, C strip convolutions)",
@@ -137,7 +138,7 @@ def _weights(row: Mapping[str, Any]) -> str:
         return f"`{tagged}` comes with linvit, trained on CIFAR-10 ({LICENSE}).\n\n{creation(tagged, pretrained=True)}"
     if not _released(row):
         return UNTRAINED
-    config = timm.get_pretrained_cfg(name)
+    config = resolve_pretrained_cfg(name)
     hub = f" `pretrained=True` downloads `{config.hf_hub_filename}` from `{config.hf_hub_id}` on the hub."
     guessed = " The name of that file is a guess." if row["family"] == "mavit" else ""
     return RELEASED + (hub + guessed if config.hf_hub_id else "")
