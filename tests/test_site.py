@@ -134,6 +134,16 @@ def test_every_page_is_in_the_navigation(pages):
     assert listed == written | set(pages) - cards
 
 
+def test_the_figures_are_those_that_the_code_draws():
+    figures = pytest.importorskip("figures")
+    assert {path.stem for path in (DOCS / "understand").glob("*.svg")} == {*figures.FIGURES, "formula"}
+    for name, draw in figures.FIGURES.items():
+        committed = (DOCS / "understand" / f"{name}.svg").read_text()
+        for axes in draw().axes:
+            for text in (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()):
+                assert text.replace("&", "&amp;") in committed, name
+
+
 def build(folder, *options):
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", folder, *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

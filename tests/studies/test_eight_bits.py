@@ -42,7 +42,7 @@ def test_a_page_gets_the_table_of_the_networks_with_weights(tmp_path, monkeypatc
     monkeypatch.setattr(eight_bits, "eight_bits", measured)
     write_bundled("folder", page)
     text = page.read_text()
-    assert text.startswith(f"before\n{BEGIN}\n| network | runtime | file |")
+    assert text.startswith(f"before\n{BEGIN}\n\n| network | runtime | file |")
     assert "| net | ONNX | every step | 80.00 | – | 100.00 |\n" in text
     assert "*10,000 images; Δ" in text
     assert "old" not in text
