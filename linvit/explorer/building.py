@@ -18,7 +18,7 @@ from linvit.explorer.serving import PAGE
 from linvit.files import write_json
 from linvit.layers.operator import AttentionSteps, Operands
 
-NETWORKS = ("mavit_nano.cifar10", "ravlt_nano.cifar10")
+NETWORKS = {"mavit_nano.cifar10": "MAViT, trained with MALA", "ravlt_nano.cifar10": "RAVLT, trained with RALA"}
 RUNTIME = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
 SIZE = (128, 128)
 
@@ -87,6 +87,7 @@ def write_network(name: str, folder: Path) -> dict[str, Any]:
     return {
         "file": path.name,
         "name": name,
+        "label": NETWORKS[name],
         "classes": list(config["label_names"]),
         "size": config["input_size"][-1],
         "layers": list(map(_layer, outputs, layers, _shapes(network))),
