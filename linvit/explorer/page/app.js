@@ -212,7 +212,7 @@ const plain = (x) => String(Number(x.toPrecision(2)));
 
 function numbers(scores) {
   const { entropy, largest, negative } = measures(scores);
-  const spread = `≈ ${Math.exp(entropy).toFixed(0)} of ${scores.length} patches, largest ${percent(largest)}`;
+  const spread = `over ≈ ${Math.exp(entropy).toFixed(0)} of ${scores.length} patches, largest ${percent(largest)}`;
   return negative > 0.0005 ? `${spread}, ${percent(negative)} negative` : spread;
 }
 

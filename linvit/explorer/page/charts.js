@@ -7,7 +7,7 @@
 
 import { drawn, element } from "./elements.js";
 
-const [WIDTH, HEIGHT] = [380, 190];
+const HEIGHT = 190;
 const [LEFT, RIGHT, TOP, BOTTOM] = [60, 16, 8, 36];
 const DASHES = { softmax: "none", linear: "7 4", rala: "2 3", mala: "10 3 2 3", mix: "4 2" };
 export const LABELS = { softmax: "Softmax", linear: "Linear", rala: "RALA", mala: "MALA", mix: "your mix" };
@@ -16,22 +16,23 @@ export const LABELS = { softmax: "Softmax", linear: "Linear", rala: "RALA", mala
  * Replaces what is in a box by a chart.
  *
  * @param {HTMLElement} box @param {string} title  for screen readers
- * @param {Axis} x @param {Axis} y @param {Series[]} series @param {{marker?: number, dots?: boolean}} more
+ * @param {Axis} x @param {Axis} y @param {Series[]} series
+ * @param {{marker?: number, dots?: boolean, width?: number, keyed?: boolean}} more  keyed: whether it says which line is which
  */
-export function lineChart(box, title, x, y, series, { marker, dots = false } = {}) {
-  const across = scale(x, LEFT, WIDTH - RIGHT);
+export function lineChart(box, title, x, y, series, { marker, dots = false, width = 380, keyed = true } = {}) {
+  const across = scale(x, LEFT, width - RIGHT);
   const up = scale(y, HEIGHT - BOTTOM, TOP);
-  const chart = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
-  chart.append(...axes(x, y, across, up), ...series.flatMap((one) => lines(one, across, up, dots)));
+  const chart = drawn("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": title });
+  chart.append(...axes(x, y, across, up, width), ...series.flatMap((one) => lines(one, across, up, dots)));
   if (marker !== undefined) {
     const at = across(marker);
     chart.append(drawn("line", { class: "marker", x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM }));
   }
-  box.replaceChildren(chart, keys(series));
+  box.replaceChildren(chart, ...(keyed ? [keys(series)] : []));
 }
 
-function axes(x, y, across, up) {
-  const [bottom, right] = [HEIGHT - BOTTOM, WIDTH - RIGHT];
+function axes(x, y, across, up, width) {
+  const [bottom, right] = [HEIGHT - BOTTOM, width - RIGHT];
   const text = (axis, tick) => (axis.format ? axis.format(tick) : String(tick));
   return [
     ...y.ticks.flatMap((tick) => [
@@ -52,7 +53,8 @@ function lines({ name, points }, across, up, dots) {
   return [drawn("g", { "data-mechanism": name }, line, ...marks)];
 }
 
-function keys(series) {
+/** Which line is which. @param {{name: string}[]} series */
+export function keys(series) {
   const sample = (name) =>
     drawn(
       "svg",

@@ -1,12 +1,15 @@
-/** How the spread and the peak of a row answer to the magnitude of its query. */
+/** How the scores of a row answer to the magnitude of its query. */
 
 import { measures } from "./attention.js";
-import { lineChart } from "./charts.js";
+import { keys, lineChart } from "./charts.js";
 import { byId } from "./elements.js";
 
 const FACTORS = Array.from({ length: 25 }, (_, i) => 2 ** (-6 + i / 2));
 const TICKS = [1 / 64, 1 / 8, 1, 8, 64];
+const WIDTH = 280;
+
 const fraction = (x) => (x < 1 ? `1/${1 / x}` : String(x));
+const percent = (x) => `${Number((100 * x).toPrecision(2))} %`;
 const AXIS = { label: "magnitude ×", from: 1 / 64, to: 64, ticks: TICKS, log: true, format: fraction };
 
 /**
@@ -17,27 +20,19 @@ export function drawMagnitude(scores, query, magnitude) {
     name,
     rows: FACTORS.map((factor) => measures(matrix.row(query, factor))),
   }));
-  const tokens = scores.softmax.tokens;
-  const series = (value) => curves.map(({ name, rows }) => ({ name, points: rows.map((row, i) => [FACTORS[i], value(row)]) }));
-  const spread = { label: "patches read", from: 1, to: tokens, ticks: powers(tokens), log: true };
-  lineChart(
-    byId("spread-chart"),
-    "Patches read against the query’s magnitude",
-    AXIS,
-    spread,
-    series((row) => Math.exp(row.entropy)),
-    { marker: magnitude },
-  );
-  const percent = (x) => `${Number((100 * x).toPrecision(2))} %`;
-  const peak = { label: "largest share", from: 1 / tokens, to: 1, ticks: powers(tokens).map((x) => 1 / x), log: true };
-  lineChart(
-    byId("peak-chart"),
-    "Largest share of a patch against the query’s magnitude",
-    AXIS,
-    { ...peak, format: percent },
-    series((row) => row.largest),
-    { marker: magnitude },
-  );
+  const draw = (id, title, axis, value) => {
+    const series = curves.map(({ name, rows }) => ({ name, points: rows.map((row, i) => [FACTORS[i], value(row)]) }));
+    const more = { marker: magnitude, width: WIDTH, keyed: false };
+    lineChart(byId(id), `${title} against the query’s magnitude`, AXIS, { label: title, ...axis }, series, more);
+  };
+  const { tokens } = scores.softmax;
+  const ticks = powers(tokens);
+  const shares = { from: 1 / tokens, to: 1, ticks: ticks.map((x) => 1 / x), log: true, format: percent };
+  draw("spread-chart", "patches read", { from: 1, to: tokens, ticks, log: true }, (row) => Math.exp(row.entropy));
+  draw("peak-chart", "largest share", shares, (row) => row.largest);
+  const halves = { from: 0, to: 1, ticks: [0, 0.5, 1], format: percent };
+  draw("negative-chart", "negative share", halves, (row) => row.negative);
+  byId("magnitude-keys").replaceChildren(keys(curves));
 }
 
 /** 1, 4, 16 … up to a power of four. */

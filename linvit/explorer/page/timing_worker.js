@@ -4,7 +4,7 @@ import { linearAttention, milliseconds, randomTokens, softmaxAttention } from ".
 
 const SIDES = [32, 64, 96, 128, 192, 256, 384, 512, 768, 1024]; // of square images, in pixels
 const STRIDE = 4; // pixels per token
-const LONGEST = 1500; // milliseconds: the next size would take many times longer
+const LONGEST = 300; // milliseconds: the next size takes up to five times as long
 
 const attentions = { softmax: softmaxAttention, linear: linearAttention };
 for (const side of SIDES) {
