@@ -28,9 +28,10 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError("--write only copies the page: leave --port and --no-browser out.")
         show(f"Page: {serving.write_explorer(options.write) / 'index.html'}")
         return 0
-    with suppress(KeyboardInterrupt), serving.explore(
-        port=options.port or 0, browser=not options.no_browser
-    ) as explorer:
+    with (
+        suppress(KeyboardInterrupt),
+        serving.explore(port=options.port or 0, browser=not options.no_browser) as explorer,
+    ):
         show(f"Explorer: {explorer.address} (stop with Ctrl+C)")
         explorer.wait()
     return 0

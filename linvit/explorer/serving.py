@@ -6,7 +6,7 @@ import webbrowser
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 PACKAGE = Path(__file__).parent
 PAGE = PACKAGE / "page"
@@ -112,7 +112,7 @@ def write_explorer(folder: str | Path) -> Path:
 class _Files(SimpleHTTPRequestHandler):
     """The files of a folder, and nothing outside it, not even through links."""
 
-    extensions_map: ClassVar[dict[str, str]] = {
+    extensions_map = {  # noqa: RUF012
         ".html": "text/html; charset=utf-8",
         ".css": "text/css; charset=utf-8",
         ".js": "text/javascript; charset=utf-8",

@@ -93,7 +93,9 @@ def test_no_file_of_the_page_names_another_machine(path):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_set_text_and_never_html(path):
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", path.read_text())
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", path.read_text()
+    )
 
 
 def test_every_element_that_scripts_look_for_is_in_the_page():

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
+from page_modules import NODE, Node, head
 from torch.testing import assert_close
 
-from page_modules import NODE, Node, head
 from linvit.analysis.probe import kv_state
 from linvit.analysis.rank import SPECTRUM, rank_measures
 from linvit.analysis.scores import evenly, scaled, score_measures
@@ -179,9 +179,7 @@ def matrices():
 
 
 def test_singular_values_and_ranks_are_those_of_torch(node):
-    given = {
-        name: {"data": x.flatten(), "rows": x.shape[0], "columns": x.shape[1]} for name, x in matrices().items()
-    }
+    given = {name: {"data": x.flatten(), "rows": x.shape[0], "columns": x.shape[1]} for name, x in matrices().items()}
     program = """
         return Object.fromEntries(Object.entries(given.matrices).map(([name, matrix]) => {
             const values = spectrum.singularValues({...matrix, data: Float64Array.from(matrix.data)});

@@ -69,7 +69,8 @@ def test_browsers_get_the_types_that_modules_and_webassembly_need(built, name, e
 
 
 @pytest.mark.parametrize(
-    "path", ["/../secret.txt", "/%2e%2e/secret.txt", "/..%2fsecret.txt", "//etc/passwd", "/link.txt", "/runtime/", "/no"]
+    "path",
+    ["/../secret.txt", "/%2e%2e/secret.txt", "/..%2fsecret.txt", "//etc/passwd", "/link.txt", "/runtime/", "/no"],
 )
 def test_nothing_outside_the_folder_is_served_and_nothing_is_listed(built, path):
     with linvit.explore(browser=False) as explorer:
@@ -93,7 +94,7 @@ def test_a_port_in_use_is_one_sentence(built, capsys):
 
 @pytest.mark.parametrize("port", [-1, 65536, 1.5, True, "80"])
 def test_a_port_that_is_none_is_refused(built, port):
-    with pytest.raises(ValueError, match="`port` is .*, expected a whole number from 0"):
+    with pytest.raises(ValueError, match=r"`port` is .*, expected a whole number from 0"):
         linvit.explore(port=port, browser=False)
 
 

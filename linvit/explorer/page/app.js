@@ -10,7 +10,7 @@ import { networks, probabilities, run } from "./network.js";
 import { Ranks } from "./ranks.js";
 import { prepareTiming } from "./speed.js";
 
-const SIZES = [32, 64, 128, 256];
+const SIZES = [32, 64, 128, 192]; // a column of softmax scores takes a second at 192
 const SAMPLES = { ship: "Ship", car: "Car", bird: "Bird" };
 const MAP_PIXELS = 512; // of the canvases
 const MEAN = "mean";
@@ -20,6 +20,8 @@ const LISTED = 10;
 const shown = {
   all: /** @type {import("./network.js").Network[]} */ ([]),
   square: /** @type {import("./image.js").Square | null} */ (null),
+  image: /** @type {HTMLCanvasElement | null} */ (null),
+  grey: /** @type {HTMLCanvasElement | null} */ (null),
   layers: /** @type {import("./attention.js").Head[][]} */ ([]),
   heads: /** @type {import("./attention.js").Head[]} */ ([]),
   scores: /** @type {Record<string, import("./attention.js").Scores>} */ ({}),
@@ -99,6 +101,8 @@ async function openFile(file) {
 
 async function openImage(square) {
   shown.square = square;
+  shown.image = scaled(square, MAP_PIXELS).canvas;
+  shown.grey = background(square, MAP_PIXELS);
   await compute();
 }
 
@@ -193,17 +197,16 @@ function draw() {
 }
 
 function drawMaps(vectors) {
-  const image = background(shown.square, MAP_PIXELS);
   const largest = Object.fromEntries(Object.entries(vectors).map(([name, scores]) => [name, largestOf(scores)]));
   const most = Math.max(...Object.values(largest));
   for (const figure of document.querySelectorAll("figure")) {
     const name = figure.dataset.mechanism;
     const full = byId("scale").value === "shared" ? most : largest[name];
-    drawMap(figure.querySelector("canvas"), image, vectors[name], full, shown.query);
+    drawMap(figure.querySelector("canvas"), shown.grey, vectors[name], full, shown.query);
     figure.querySelector("canvas").setAttribute("aria-label", described(name, vectors[name]));
     figure.querySelector(".numbers").textContent = numbers(vectors[name]);
   }
-  drawImage(byId("image"), scaled(shown.square, MAP_PIXELS).canvas, shown.query, shown.grid, shown.held);
+  drawImage(byId("image"), shown.image, shown.query, shown.grid, shown.held);
 }
 
 const largestOf = (scores) => scores.reduce((most, score) => Math.max(most, Math.abs(score)), 0);

@@ -90,10 +90,10 @@ export function linearScores(head, options) {
     tokens,
     row(i, magnitude = 1) {
       const normalized = normalize(i, magnitude);
-      return Float64Array.from({ length: tokens }, (_, j) => entry(i, j, magnitude, normalized));
+      return vector(tokens, (j) => entry(i, j, magnitude, normalized));
     },
     column(j, magnitude = 1) {
-      return Float64Array.from({ length: tokens }, (_, i) => entry(i, j, magnitude, normalize(i, magnitude)));
+      return vector(tokens, (i) => entry(i, j, magnitude, normalize(i, magnitude)));
     },
   };
 }
@@ -104,7 +104,7 @@ export function softmaxScores(head, rotary = null) {
   const query = rotate(Float64Array.from(head.query), rotary, width);
   const key = rotate(Float64Array.from(head.key), rotary, width);
   const logit = (i, j, magnitude) => (magnitude * dot(query, i, key, j, width)) / Math.sqrt(width);
-  const logits = (i, magnitude) => Float64Array.from({ length: tokens }, (_, j) => logit(i, j, magnitude));
+  const logits = (i, magnitude) => vector(tokens, (j) => logit(i, j, magnitude));
   let sums = null; // log of the sum of each row's exponentials: a column needs those of all rows
   let sumsAt = NaN;
   return {
@@ -112,7 +112,7 @@ export function softmaxScores(head, rotary = null) {
     row: (i, magnitude = 1) => softmax(logits(i, magnitude)),
     column(j, magnitude = 1) {
       if (sumsAt !== magnitude) {
-        sums = Float64Array.from({ length: tokens }, (_, i) => logSumExp(logits(i, magnitude)));
+        sums = vector(tokens, (i) => logSumExp(logits(i, magnitude)));
         sumsAt = magnitude;
       }
       return sums.map((sum, i) => Math.exp(logit(i, j, magnitude) - sum));
@@ -224,6 +224,13 @@ function mapped(head, { featureMap = "elu1", weighting = "uniform", strength = 1
   };
 }
 
+/** The values of f at 0 … length - 1; many times faster than Float64Array.from. */
+function vector(length, f) {
+  const values = new Float64Array(length);
+  for (let i = 0; i < length; i++) values[i] = f(i);
+  return values;
+}
+
 function byToken(f) {
   return (x, width) => {
     const y = Float64Array.from(x);
@@ -253,8 +260,8 @@ function softmax(x) {
 
 function logSumExp(x) {
   let largest = -Infinity;
-  for (const value of x) largest = Math.max(largest, value);
+  for (let i = 0; i < x.length; i++) largest = Math.max(largest, x[i]);
   let sum = 0;
-  for (const value of x) sum += Math.exp(value - largest);
+  for (let i = 0; i < x.length; i++) sum += Math.exp(x[i] - largest);
   return largest + Math.log(sum);
 }

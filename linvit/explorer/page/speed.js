@@ -30,7 +30,7 @@ function measure() {
 function show(times) {
   const series = Object.entries(times).map(([name, rows]) => ({ name, points: rows.map(({ side, time }) => [side, time]) }));
   lineChart(byId("time-chart"), "Milliseconds of one attention against the side of the image", X, Y, series, { dots: true });
-  const cell = (name, i) => (times[name][i] ? `${Number(times[name][i].time.toPrecision(2))} ms` : "");
+  const cell = (name, i) => (times[name][i] ? `${Number(times[name][i].time.toPrecision(2))} ms` : "–");
   const rows = times.linear.map(({ side, tokens }, i) => [`${side} px`, String(tokens), cell("softmax", i), cell("linear", i)]);
   fillTable(byId("times"), [["image", "patches", LABELS.softmax, LABELS.linear], ...rows], "Times by resolution");
 }
