@@ -17,7 +17,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[1]
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"]
 SHORT += ["trainer.accelerator=cpu", "trainer.precision=32-true"]
-PACKAGED = (".py", ".cpp", ".h", ".typed", ".json", ".yaml", ".safetensors", ".md")
+PACKAGED = (".py", ".cpp", ".h", ".typed", ".json", ".yaml", ".safetensors", ".md", ".html", ".css", ".js", ".svg")
 pytestmark = pytest.mark.slow
 
 

@@ -80,7 +80,8 @@ def write_network(name: str, folder: Path) -> dict[str, Any]:
     network = timm.create_model(name, pretrained=True)
     layers = attention_layers(network)
     path = folder / "networks" / f"{name}.onnx"
-    program = exported(on_pixels(network), sample(3, SIZE, dynamic=True), dynamic=True)
+    with_tokens = on_pixels(network)
+    program = exported(with_tokens, sample(3, SIZE, dynamic=True), dynamic=True)
     outputs = [f"layer{number}" for number in range(len(layers))]
     FORMATS[path.suffix].write(program, name, path, ["images"], ["logits", *outputs])
     config = cast(dict[str, Any], network.pretrained_cfg)
@@ -90,13 +91,13 @@ def write_network(name: str, folder: Path) -> dict[str, Any]:
         "label": NETWORKS[name],
         "classes": list(config["label_names"]),
         "size": config["input_size"][-1],
-        "layers": list(map(_layer, outputs, layers, _shapes(network))),
+        "layers": list(map(_layer, outputs, layers, _shapes(with_tokens))),
     }
 
 
-def _shapes(network: nn.Module) -> list[tuple[int, ...]]:
+def _shapes(with_tokens: nn.Module) -> list[tuple[int, ...]]:
     with torch.no_grad():
-        _, *tokens = on_pixels(network)(torch.zeros(1, 3, *SIZE, dtype=torch.uint8))
+        _, *tokens = with_tokens(torch.zeros(1, 3, *SIZE, dtype=torch.uint8))
     return [tuple(layer.shape) for layer in tokens]
 
 

@@ -285,6 +285,20 @@ def test_other_sizes_have_other_grids(page, size):
     assert page.complaints() == []
 
 
+def test_the_last_of_several_quick_choices_counts(page):
+    for size in ("32", "64", "192", "128", "32", "64"):
+        page.script(CHOOSE, "size", size)
+    page.wait(f"{READY} && document.querySelector('{canvas('mala')}').ariaLabel.includes('of 64 patches')")
+    assert page.script("return document.getElementById('problem').hidden")
+    assert page.complaints() == []
+
+
+def test_charts_say_their_values_to_screen_readers(page):
+    page.script(CHOOSE, "magnitude", "6")
+    spoken = page.script("return document.querySelector('#spread-chart svg').getAttribute('aria-label')")
+    assert spoken.startswith("patches read against the query’s magnitude; now: Softmax 1.0, Linear 2")
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_its_width_in_both_colour_schemes(page, width, scheme):

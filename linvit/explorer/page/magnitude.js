@@ -1,7 +1,7 @@
 /** How the scores of a row answer to the magnitude of its query. */
 
 import { measures } from "./attention.js";
-import { keys, lineChart } from "./charts.js";
+import { LABELS, keys, lineChart } from "./charts.js";
 import { byId } from "./elements.js";
 
 const FACTORS = Array.from({ length: 25 }, (_, i) => 2 ** (-6 + i / 2));
@@ -19,11 +19,13 @@ export function drawMagnitude(scores, query, magnitude) {
   const curves = Object.entries(scores).map(([name, matrix]) => ({
     name,
     rows: FACTORS.map((factor) => measures(matrix.row(query, factor))),
+    now: measures(matrix.row(query, magnitude)),
   }));
   const draw = (id, title, axis, value) => {
+    const now = curves.map((curve) => `${LABELS[curve.name]} ${value(curve.now).toPrecision(2)}`).join(", ");
     const series = curves.map(({ name, rows }) => ({ name, points: rows.map((row, i) => [FACTORS[i], value(row)]) }));
     const more = { marker: magnitude, width: WIDTH, keyed: false };
-    lineChart(byId(id), `${title} against the query’s magnitude`, AXIS, { label: title, ...axis }, series, more);
+    lineChart(byId(id), `${title} against the query’s magnitude; now: ${now}`, AXIS, { label: title, ...axis }, series, more);
   };
   const { tokens } = scores.softmax;
   const ticks = powers(tokens);
