@@ -33,5 +33,7 @@ def run(options: argparse.Namespace) -> int:
         serving.explore(port=options.port or 0, browser=not options.no_browser) as explorer,
     ):
         show(f"Explorer: {explorer.address} (stop with Ctrl+C)")
+        if not (explorer.opened or options.no_browser):
+            show("No browser could be opened here: open this address in one on this machine.")
         explorer.wait()
     return 0

@@ -33,8 +33,10 @@ def built_folder() -> Path:
 class Explorer:
     """The explorer, served from a thread until `close` or the end of Python; a context manager.
 
-    address: where the page is, such as http://127.0.0.1:8000/.
+    address: where the page is, such as http://127.0.0.1:8000/. opened: whether a browser has been told to open it.
     """
+
+    opened = False
 
     def __init__(self, folder: Path, port: int) -> None:
         self._server = ThreadingHTTPServer((HOST, port), partial(_Files, directory=str(folder)))
@@ -84,7 +86,7 @@ def explore(*, port: int = 0, browser: bool = True) -> Explorer:
             f"`port` {port} cannot be used ({error.strerror}): choose another, or 0 for any free one."
         ) from error
     if browser:
-        webbrowser.open(explorer.address)
+        explorer.opened = webbrowser.open(explorer.address)
     return explorer
 
 

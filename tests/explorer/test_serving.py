@@ -31,7 +31,7 @@ def built(tmp_path, monkeypatch):
 @pytest.fixture
 def opened(monkeypatch):
     addresses = []
-    monkeypatch.setattr(serving.webbrowser, "open", addresses.append)
+    monkeypatch.setattr(serving.webbrowser, "open", lambda address: addresses.append(address) or True)
     return addresses
 
 
@@ -121,6 +121,14 @@ def test_write_copies_the_page_into_a_new_or_empty_folder(built, tmp_path, capsy
     assert main(["explore", "--write", str(tmp_path / "empty")]) == 0
     assert main(["explore", "--write", str(tmp_path / "new"), "--port", "1"]) == 2
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_without_a_browser_one_sentence_says_so(built, monkeypatch, capsys, opens):
+    monkeypatch.setattr(serving.webbrowser, "open", lambda address: opens)
+    monkeypatch.setattr(serving.Explorer, "wait", lambda self: None)
+    assert main(["explore"]) == 0
+    assert ("No browser could be opened here" in capsys.readouterr().out) is not opens
 
 
 def test_the_command_prints_the_address_and_needs_no_torch(built):
