@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format docs docs-serve figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 pilot-vit language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 clean
+.PHONY: setup check format docs docs-serve figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 pilot-vit language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
 
 setup: $(STAMP)
 
@@ -260,6 +260,13 @@ BENCH_compiled := model ravlt_tiny --variants plain fused frozen fused+frozen --
 BENCH_gpu_op := op rala mala --device cuda --dtypes bfloat16 --batch 64 --heads 8 --tokens 3136 12544 \
 	--variants plain triton reference --memory
 BENCH_gpu_op_backward := $(BENCH_gpu_op) --backward
+
+# The page of `linvit explore` in build/explorer; needs npm, which downloads the runtime of the networks. Two minutes.
+explorer: $(STAMP)
+	mkdir -p build/npm
+	cp linvit/explorer/npm/package.json linvit/explorer/npm/package-lock.json build/npm
+	npm ci --prefix build/npm --ignore-scripts --no-audit --no-fund
+	$(BIN)/python -m linvit.explorer.building build/npm/node_modules build/explorer
 
 clean:
 	rm -rf $(VENV) runs build dist site

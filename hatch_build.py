@@ -1,4 +1,7 @@
-"""Puts compiled CPU kernels into the wheel if LINVIT_PREBUILT=1 is set; without it the wheel works everywhere."""
+"""Puts what has been built into the wheel: the explorer, if `make explorer` has built it, and compiled CPU kernels.
+
+Kernels are compiled if LINVIT_PREBUILT=1 is set; without it the wheel works everywhere.
+"""
 
 import os
 import shutil
@@ -11,12 +14,16 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class PrebuiltKernels(BuildHookInterface[Any]):
-    """Compiles for the torch of this environment, so pip needs --no-build-isolation."""
-
+class Built(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if os.environ.get("LINVIT_PREBUILT") != "1":
-            return
+        explorer = Path(self.root) / "build" / "explorer"
+        if explorer.is_dir() and version != "editable":
+            build_data["force_include"][str(explorer)] = "linvit/explorer/built"
+        if os.environ.get("LINVIT_PREBUILT") == "1":
+            self._compile(build_data)
+
+    def _compile(self, build_data: dict[str, Any]) -> None:
+        """Compiles for the torch of this environment, so pip needs --no-build-isolation."""
         folder = Path(self.root) / "build" / "prebuilt"
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "linvit.kernels.cpu.compiling", str(folder)], check=True, cwd=self.root)

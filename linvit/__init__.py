@@ -18,13 +18,21 @@ if find_spec("timm"):
     from linvit.released import load_released as load_released
 
 if TYPE_CHECKING:
+    from linvit.explorer import explore as explore
     from linvit.runs import Run as Run
     from linvit.runs import load_run as load_run
     from linvit.runs import train as train
     from linvit.runs.exporting import export as export
     from linvit.streaming import stream as stream
 
-ON_DEMAND = {"Run": "runs", "export": "runs", "load_run": "runs", "stream": "streaming", "train": "runs"}
+ON_DEMAND = {
+    "Run": "runs",
+    "explore": "explorer",
+    "export": "runs",
+    "load_run": "runs",
+    "stream": "streaming",
+    "train": "runs",
+}
 
 
 def __getattr__(name: str) -> Any:

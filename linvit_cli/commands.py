@@ -11,6 +11,7 @@ from linvit_cli import (
     data,
     demo,
     evaluate,
+    explore,
     export,
     generate,
     linearize,
@@ -33,7 +34,7 @@ GROUPS: dict[str, dict[str, ModuleType]] = {
         "convert": convert,
         "export": export,
     },
-    "look inside": {"analyze": analyze},
+    "look inside": {"analyze": analyze, "explore": explore},
     "measure": {"bench": bench, "check-gpu": check_gpu, "compare": compare, "study": study},
     "data": {"data": data},
 }

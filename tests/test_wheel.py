@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"]
 SHORT += ["trainer.accelerator=cpu", "trainer.precision=32-true"]
 PACKAGED = (".py", ".cpp", ".h", ".typed", ".json", ".yaml", ".safetensors", ".md", ".bib")
+PACKAGED += (".html", ".css", ".js", ".svg")
 pytestmark = pytest.mark.slow
 
 

@@ -1,7 +1,8 @@
-"""What mkdocs calls while it builds the site: adds the generated pages, and sends links to them."""
+"""What mkdocs calls while it builds the site: adds generated pages and the explorer, and sends links to them."""
 
 import posixpath
 import re
+from pathlib import Path
 from typing import Any
 
 import generated
@@ -9,12 +10,17 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+EXPLORER = generated.ROOT / "build" / "explorer"
+EXPLORER_LINK = "<!-- explorer -->"  # becomes a link where it is built
 TO_THE_ROOT = re.compile(r"\]\((?:\.\./)+(CONTRIBUTING\.md|CHANGELOG\.md)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in generated.pages().items():
         files.append(File.generated(config, path, content=text))
+    for path in explorer_files():
+        inside = f"explorer/{path.relative_to(EXPLORER).as_posix()}"
+        files.append(File.generated(config, inside, abs_src_path=str(path)))
     return files
 
 
@@ -25,4 +31,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     def copy(match: re.Match[str]) -> str:
         return f"]({posixpath.relpath(generated.FROM_THE_ROOT[match[1]], folder)}"
 
-    return TO_THE_ROOT.sub(copy, markdown)
+    link = f"[Open the explorer]({posixpath.relpath('explorer/index.html', folder)})" if explorer_files() else ""
+    return TO_THE_ROOT.sub(copy, markdown).replace(EXPLORER_LINK, link)
+
+
+def explorer_files() -> list[Path]:
+    """The files of the explorer if `make explorer` has built it."""
+    return sorted(path for path in EXPLORER.rglob("*") if path.is_file())

@@ -1,0 +1,143 @@
+"""The explorer's server and the command that starts it, on a small stand-in for the built page."""
+
+import http.client
+import re
+import subprocess
+import sys
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+import linvit
+from linvit.explorer import serving
+from linvit_cli import main
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    folder = tmp_path / "built"
+    (folder / "runtime").mkdir(parents=True)
+    (folder / "index.html").write_text("<!doctype html><title>page</title>")
+    (folder / "app.js").write_text("export const answer = 42;")
+    (folder / "runtime" / "ort.mjs").write_text("export {};")
+    (folder / "runtime" / "ort.wasm").write_bytes(b"\0asm")
+    (tmp_path / "secret.txt").write_text("secret")
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    monkeypatch.setattr(serving, "INSTALLED", folder)
+    return folder
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    addresses = []
+    monkeypatch.setattr(serving.webbrowser, "open", lambda address: addresses.append(address) or True)
+    return addresses
+
+
+def status(explorer, path):
+    """The status of a request whose path is sent as it is."""
+    connection = http.client.HTTPConnection("127.0.0.1", int(explorer.address.rsplit(":")[-1].strip("/")))
+    connection.putrequest("GET", path)
+    connection.endheaders()
+    return connection.getresponse().status
+
+
+def test_explore_serves_the_page_in_one_call_and_opens_the_browser(built, opened):
+    with linvit.explore() as explorer:
+        assert opened == [explorer.address]
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", explorer.address)
+        with urlopen(explorer.address) as response:
+            assert response.read() == (built / "index.html").read_bytes()
+            assert response.headers["Content-Type"] == "text/html; charset=utf-8"
+            assert response.headers["X-Content-Type-Options"] == "nosniff"
+    with pytest.raises(OSError, match="refused"):
+        urlopen(explorer.address)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("app.js", "text/javascript; charset=utf-8"),
+        ("runtime/ort.mjs", "text/javascript; charset=utf-8"),
+        ("runtime/ort.wasm", "application/wasm"),
+    ],
+)
+def test_browsers_get_the_types_that_modules_and_webassembly_need(built, name, expected):
+    with linvit.explore(browser=False) as explorer, urlopen(explorer.address + name) as response:
+        assert response.headers["Content-Type"] == expected
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../secret.txt", "/%2e%2e/secret.txt", "/..%2fsecret.txt", "//etc/passwd", "/link.txt", "/runtime/", "/no"],
+)
+def test_nothing_outside_the_folder_is_served_and_nothing_is_listed(built, path):
+    with linvit.explore(browser=False) as explorer:
+        assert status(explorer, path) == 404
+        assert status(explorer, "/app.js") == 200
+
+
+def test_the_page_can_only_be_read(built):
+    with linvit.explore(browser=False) as explorer, pytest.raises(HTTPError, match="501"):
+        urlopen(explorer.address, data=b"x")
+
+
+def test_a_port_in_use_is_one_sentence(built, capsys):
+    with linvit.explore(browser=False) as explorer:
+        port = explorer.address.rsplit(":")[-1].strip("/")
+        assert main(["explore", "--no-browser", "--port", port]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"linvit: --port {port} cannot be used (Address already in use): choose another")
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 1.5, True, "80"])
+def test_a_port_that_is_none_is_refused(built, port):
+    with pytest.raises(ValueError, match=r"`port` is .*, expected a whole number from 0"):
+        linvit.explore(port=port, browser=False)
+
+
+def test_without_a_build_one_sentence_says_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(serving, "INSTALLED", tmp_path / "none")
+    monkeypatch.setattr(serving, "BUILT", tmp_path / "none")
+    assert main(["explore"]) == 2
+    assert main(["explore", "--write", str(tmp_path / "site")]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == second
+    assert first.startswith("linvit: The explorer has not been built here: run `make explorer` in a clone")
+    assert not (tmp_path / "site").exists()
+
+
+def test_write_copies_the_page_into_a_new_or_empty_folder(built, tmp_path, capsys):
+    target = tmp_path / "site" / "explorer"
+    assert main(["explore", "--write", str(target)]) == 0
+    assert capsys.readouterr().out == f"Page: {target / 'index.html'}\n"
+    assert (target / "runtime" / "ort.wasm").read_bytes() == b"\0asm"
+    assert [path.name for path in target.parent.iterdir()] == ["explorer"]
+    assert main(["explore", "--write", str(target)]) == 2
+    assert "is not an empty folder: choose another one" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main(["explore", "--write", str(tmp_path / "empty")]) == 0
+    assert main(["explore", "--write", str(tmp_path / "new"), "--port", "1"]) == 2
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_without_a_browser_one_sentence_says_so(built, monkeypatch, capsys, opens):
+    monkeypatch.setattr(serving.webbrowser, "open", lambda address: opens)
+    monkeypatch.setattr(serving.Explorer, "wait", lambda self: None)
+    assert main(["explore"]) == 0
+    assert ("No browser could be opened here" in capsys.readouterr().out) is not opens
+
+
+def test_the_command_prints_the_address_and_needs_no_torch(built):
+    code = (
+        f"import sys; from pathlib import Path; sys.modules['torch'] = None; from linvit_cli.light import light_module;"
+        f"serving = light_module('linvit.explorer.serving'); serving.INSTALLED = Path({str(built)!r});"
+        "from linvit_cli import explore, main; explore.light_module = lambda name: serving;"
+        "serving.Explorer.wait = lambda self: None; sys.exit(main(['explore', '--no-browser']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"Explorer: http://127\.0\.0\.1:\d+/ \(stop with Ctrl\+C\)\n", done.stdout)
