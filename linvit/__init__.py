@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from linvit.explorer import explore as explore
     from linvit.runs import Run as Run
     from linvit.runs import load_run as load_run
+    from linvit.runs import push as push
     from linvit.runs import train as train
     from linvit.runs.exporting import export as export
     from linvit.streaming import stream as stream
@@ -30,6 +31,7 @@ ON_DEMAND = {
     "explore": "explorer",
     "export": "runs",
     "load_run": "runs",
+    "push": "runs",
     "stream": "streaming",
     "train": "runs",
 }

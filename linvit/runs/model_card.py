@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from huggingface_hub import EvalResult
+from huggingface_hub.repocard_data import eval_results_to_model_index
 from timm.models import resolve_pretrained_cfg
 
 from linvit import models
@@ -36,6 +38,7 @@ def model_card(
     license: str | None = None,
     datasets: Sequence[str] = (),
     tags: Sequence[str] = (),
+    results: Sequence[EvalResult] = (),
 ) -> str:
     """A card as Markdown.
 
@@ -45,6 +48,7 @@ def model_card(
         license: of the weights, in the notation of the hub; None names none.
         datasets: on which they were trained, as the hub names them.
         tags: besides those of every card.
+        results: measures that the hub shows.
     """
     matter: dict[str, Any] = {
         "library_name": "timm",
@@ -54,6 +58,7 @@ def model_card(
     }
     matter |= {"license": license} if license else {}
     matter |= {"datasets": list(datasets)} if datasets else {}
+    matter |= {"model-index": eval_results_to_model_index(title, list(results))} if results else {}
     parts = [f"## {heading}\n\n{content.strip()}\n" for heading, content in sections.items()]
     return "\n".join((f"---\n{dump_yaml(matter)}---", f"# {title}\n", f"{text.strip()}\n", *parts))
 

@@ -28,12 +28,13 @@ from linvit.runs.evaluate import Measures
 from linvit.runs.rows import SharedRows, check_sharing, in_processes
 from linvit.runs.settings import as_tuple, parameters
 from linvit.runs.spec import TaskSpec, check_options
-from linvit.runs.stored import build_network, check_preprocessing, read_stored
+from linvit.runs.stored import NETWORKS, build_network, check_preprocessing, read_stored
 from linvit.runs.tasks import TASKS
 from linvit.tasks.checkpoints import BEST, LAST
 from linvit.tasks.task import Task
 
 ARGUMENTS = {"path": Path | None, "model": str | None, "checkpoint": Path | None, "framework": str | None}
+HUB_CONFIG, HUB_WEIGHTS = "config.json", "model.safetensors"
 WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
 
 
@@ -259,7 +260,8 @@ def load_run(
     """Loads a run from its folder (best checkpoint) or a checkpoint, or a named model from a weight file.
 
     Args:
-        path: a run's folder, one of its checkpoints, or a file that `linvit export` wrote.
+        path: a run's folder, one of its checkpoints, a file that `linvit export` wrote, or a classifier's folder with
+            timm's config.json and model.safetensors, such as `linvit push` and `save_for_hf` write.
         model: a timm model name: with its tag one whose weights come with linvit, such as "mavit_nano.cifar10", or the
             architecture of a weight file that does not record it; with framework, the backbone.
         checkpoint: the weights of model: the authors' .pth, a converted .safetensors, or a file that timm can read.
@@ -286,6 +288,10 @@ def load_run(
         from linvit.runs.exported import run_of_file
 
         return run_of_file(user_path(path))
+    if path is not None and all((user_path(path) / name).is_file() for name in (HUB_CONFIG, HUB_WEIGHTS)):
+        from linvit.runs.hub_folder import run_of_folder
+
+        return run_of_folder(user_path(path))
     if model is None:
         return _from_checkpoint(_checkpoint_of(user_path(path)))  # type: ignore[arg-type]
     check_model(model)
@@ -319,7 +325,8 @@ def _from_checkpoint(path: Path) -> Run:
     stored = read_stored(path)
     spec, model, preprocessing = stored.spec, stored.model, stored.preprocessing
     channels = getattr(preprocessing, "channels", 3)
-    network = build_network(lambda: spec.network(model, stored.num_classes, channels), stored)
+    tensors = sum(name.startswith(NETWORKS[0]) for name in stored.weights)
+    network = build_network(lambda: spec.network(model, stored.num_classes, channels), path, model, tensors)
     kept = {key: stored.recipe["task"][key] for key in ("ema_decay", *spec.kept)}
     task = spec.around(network, stored.num_classes, channels, **kept)
     name = spec.title(model, network)
@@ -367,7 +374,11 @@ def of_classifier(model: str, network: nn.Module, path: Path | None = None) -> R
     count = cast(int, network.num_classes)
     config = resolve_data_config(model=network)
     preprocessing = Preprocessing(
-        tuple(config["input_size"][1:]), config["mean"], config["std"], config["interpolation"], config["crop_pct"]
+        tuple(config["input_size"][1:]),
+        tuple(config["mean"]),
+        tuple(config["std"]),
+        config["interpolation"],
+        config["crop_pct"],
     )
     spec = TASKS["classification"]
     task = spec.around(network, max(1, count), preprocessing.channels)

@@ -168,17 +168,17 @@ def check_preprocessing(spec: TaskSpec, values: Mapping[str, Any]) -> None:
         check(kind, values)
 
 
-def build_network(build: Callable[[], nn.Module], stored: Stored) -> nn.Module:
-    """Builds the stored model, first on the meta device: a checkpoint cannot ask for more than its own size.
+def build_network(build: Callable[[], nn.Module], path: Path, model: Mapping[str, Any], tensors: int) -> nn.Module:
+    """Builds a stored model, first on the meta device: a checkpoint cannot ask for more than its own size.
 
-    Nothing is downloaded. Raises ValueError if the model cannot be built, or is too large for the stored weights.
+    path: of the weights. model: name and arguments. tensors: number of weights. Nothing is downloaded. Raises
+    ValueError if the model cannot be built, or is too large for the stored weights.
     """
-    size = stored.path.stat().st_size
-    tensors = sum(name.startswith(NETWORKS[0]) for name in stored.weights)
+    size = path.stat().st_size
     limits = 4 * tensors + 256, max(size, 2**24)
-    name = str(stored.model.get("name") or stored.model.get("backbone"))
-    with _refused(stored.path), _offline():
-        _check_numbers(stored.model, size, tensors)
+    name = str(model.get("name") or model.get("backbone"))
+    with _refused(path), _offline():
+        _check_numbers(model, size, tensors)
         try:
             # some networks read values while they are built, which "meta" tensors do not have: they are limited below
             with contextlib.suppress(RuntimeError, TypeError), _limited(*limits), torch.device("meta"):

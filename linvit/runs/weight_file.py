@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult
 from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table
@@ -18,6 +19,7 @@ from linvit.ranges import check
 from linvit.released import check_target, rounded, write_weights
 from linvit.runs.evaluate import Measures
 from linvit.runs.model_card import creation, model_card
+from linvit.runs.publishable import publishable
 from linvit.runs.run import Run
 from linvit.runs.training import ENVIRONMENT
 from linvit.runs.yaml_text import dump_yaml
@@ -29,10 +31,11 @@ BEST_EPOCH = "The epoch with the best score on the measured images was taken, so
 
 
 @dataclass(frozen=True)
-class _Origin:
+class Origin:
     """Where weights come from: their run, its measures and number of training samples, and what the user says."""
 
     run: Run
+    weights: Mapping[str, Tensor]
     recipe: dict[str, Any]
     measures: Measures
     trained_on: int | None
@@ -94,23 +97,37 @@ def save_weights(
             settings of the data, and as `Run.source`.
         FileNotFoundError: if the folder does not exist.
     """
+    target = check_target(path)
+    origin = origin_of(run, half=half, note=note, license=license, measures=measures, progress=progress, **overrides)
+    write_weights(origin.weights, target, header(origin))
+    write_text(target.with_suffix(".md"), card(origin, target.stem, _use(origin, target)))
+    return target
+
+
+def origin_of(
+    run: Run,
+    *,
+    half: bool = False,
+    note: str | None = None,
+    license: str | None = None,
+    measures: Measures | None = None,
+    progress: bool = False,
+    **overrides: Any,
+) -> Origin:
+    """What the card of a run's weights says, measured unless `measures` is given. For the rest see `save_weights`."""
     check(ARGUMENTS, {"half": half, "note": note, "license": license})
     for name in overrides.keys() - PLACES:
         raise ValueError(
             f"`{name}` would describe other data than those of the run: only `root`, `batch_size` and `num_workers` may"
             " change, leave it out."
         )
-    target = check_target(path)
     recipe = _recipe(run)
     weights: Mapping[str, Tensor] = run.network.state_dict()
     if half:
         weights = rounded(weights)
     count = _training_samples(run.source(**overrides))
     measures = measures or _with_weights(run, weights).evaluate(progress=progress, **overrides)
-    origin = _Origin(run, recipe, measures, count, half, note, license)
-    write_weights(weights, target, _header(origin))
-    write_text(target.with_suffix(".md"), _card(origin, target))
-    return target
+    return Origin(run, weights, recipe, measures, count, half, note, license)
 
 
 def _recipe(run: Run) -> dict[str, Any]:
@@ -118,9 +135,8 @@ def _recipe(run: Run) -> dict[str, Any]:
     if run.recipe is None or run.spec.name != "classification":
         what = "comes without a recipe" if run.recipe is None else f"is a run of the task {run.spec.name}"
         raise ValueError(f"{run.name} {what}, expected a run of classification that `linvit train` made: give one.")
-    data = {key: value for key, value in run.recipe["data"].items() if key != "root"}
     trainer = {key: value for key, value in run.recipe["trainer"].items() if value is not None}
-    return {key: value for key, value in run.recipe.items() if key != "folder"} | {"data": data, "trainer": trainer}
+    return publishable(run.recipe | {"trainer": trainer})
 
 
 def _training_samples(source: Source) -> int | None:
@@ -137,7 +153,7 @@ def _with_weights(run: Run, weights: Mapping[str, Tensor]) -> Run:
     return replace(run, task=run.spec.around(network, len(run.class_names), run.preprocessing.channels))
 
 
-def _header(origin: _Origin) -> dict[str, str]:
+def header(origin: Origin) -> dict[str, str]:
     """What the file of weights says about itself; safetensors allows only text."""
     about = {
         "model": origin.model,
@@ -154,21 +170,30 @@ def _header(origin: _Origin) -> dict[str, str]:
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
 
 
-def _card(origin: _Origin, target: Path) -> str:
+def card(origin: Origin, title: str, use: str) -> str:
+    """The model card; use: Markdown with the code that loads the weights."""
     return model_card(
-        target.stem,
+        title,
         f"Weights of `{origin.model['name']}`, trained and written by linvit.\n\n"
         + markdown_table(("", ""), list(_facts(origin).items()), left=2),
         {
-            "Use": _use(origin, target),
+            "Use": use,
             "Limits": "\n".join(f"- {limit}" for limit in origin.limits),
             "Recipe": f"```yaml\n{dump_yaml(origin.recipe)}```",
         },
         license=origin.license,
+        results=[_result(origin)],
     )
 
 
-def _facts(origin: _Origin) -> dict[str, str]:
+def _result(origin: Origin) -> EvalResult:
+    data = origin.recipe["data"]["name"]
+    return EvalResult(
+        "image-classification", data, f"{data}, held out", "accuracy", round(100 * origin.measures["top1"], 2)
+    )
+
+
+def _facts(origin: Origin) -> dict[str, str]:
     run, measures = origin.run, origin.measures
     about = run.preprocessing
     measured = {measures.declared[name].heading: measures.declared[name].cell(measures[name]) for name in measures}
@@ -187,7 +212,7 @@ def _facts(origin: _Origin) -> dict[str, str]:
     }
 
 
-def _use(origin: _Origin, target: Path) -> str:
+def _use(origin: Origin, target: Path) -> str:
     bundled = bundled_weights(target.stem)
     if bundled is not None and bundled.name == target.name:
         return creation(target.stem, pretrained=True)
