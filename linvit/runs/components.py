@@ -6,6 +6,7 @@ inside the run's folder only. Strings never become functions.
 
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ KINDS: Mapping[str, tuple[type, ...]] = {
 EVERY = tuple(kind for kinds in KINDS.values() for kind in kinds)
 HOMES = (callbacks, loggers, plugins, profilers, strategies)
 LOCAL_LOGGERS = (loggers.CSVLogger, loggers.TensorBoardLogger)
+NAMES = {"name", "version", "id", "project", "group", "job_type", "notes", "tags", "prefix", "save_dir", "offline"}
+LOCAL_ARGUMENTS: Mapping[type, set[str]] = {
+    loggers.WandbLogger: NAMES,
+    loggers.MLFlowLogger: {"experiment_name", "run_name", "run_id", "tags", "prefix", "save_dir"},
+}
+"""Arguments of loggers that write to the run's folder with them; others may name a server."""
 TRUSTED = "give `trust_recipe=True` if you trust this recipe"
 INSIDE = re.compile(r"(.*_)?(dir|path|dirpath|folder)")
 
@@ -49,6 +56,10 @@ class Component:
         given = dict(self.arguments)
         if "save_dir" in arguments(self.kind):
             given.setdefault("save_dir", "")
+        if self.kind is loggers.MLFlowLogger and "MLFLOW_TRACKING_URI" not in os.environ:
+            # MLflow no longer writes to plain files, Lightning's default
+            given.setdefault("tracking_uri", f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+            given.setdefault("artifact_location", str((folder / "mlflow").resolve()))
         for name, value in given.items():
             if isinstance(value, Component):
                 given[name] = value.create(folder)
@@ -56,6 +67,11 @@ class Component:
                 given[name] = str(folder / value)
         try:
             return self.kind(**given)
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"{self.key}: {self.kind.__name__} needs a package that is not installed ({reason_of(error)}): install"
+                " it."
+            ) from error
         except Exception as error:  # what it raises depends on the class
             raise ValueError(f"{self.key}: {self.kind.__name__} refuses its arguments ({reason_of(error)}).") from error
 
@@ -100,6 +116,11 @@ def _component(key: str, given: str | dict[str, Any], kinds: tuple[type, ...], t
         raise ValueError(f"{key}: {kind.__name__} needs {missing[0]}: add it to its init_args.")
     if not trusted:
         _check_places(key, settings)
+        if issubclass(kind, loggers.Logger) and not _stays_local(kind, settings):
+            offline = "set offline: true and leave other settings out, or " if kind is loggers.WandbLogger else ""
+            raise ValueError(
+                f"{key} names {named['class_path']}, which may send measures to a server: {offline}{TRUSTED}."
+            )
     nested = {name: value for name, value in settings.items() if isinstance(value, dict) and "class_path" in value}
     return Component(
         key,
@@ -127,9 +148,15 @@ def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
         raise ValueError(f"{key} names {path}, which cannot be imported ({reason_of(error)}): correct it.") from error
     if not (isinstance(kind, type) and issubclass(kind, kinds)) or inspect.isabstract(kind) or kind in EVERY:
         raise ValueError(f"{key} names {path}, which is not a {expected} that can be created: choose another class.")
-    if not trusted and issubclass(kind, loggers.Logger) and not issubclass(kind, LOCAL_LOGGERS):
-        raise ValueError(f"{key} names {path}, which may send measures to a server: {TRUSTED}.")
     return kind
+
+
+def _stays_local(kind: type, settings: Mapping[str, Any]) -> bool:
+    """Whether a logger with these arguments sends nothing, unless the user's own environment names a server."""
+    if issubclass(kind, LOCAL_LOGGERS):
+        return True
+    online = kind is loggers.WandbLogger and settings.get("offline") is not True
+    return not online and settings.keys() <= LOCAL_ARGUMENTS.get(kind, set())
 
 
 def _check_places(key: str, value: Any) -> None:

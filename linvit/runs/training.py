@@ -12,16 +12,17 @@ from typing import Annotated, Any, cast
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from linvit import environment
 from linvit.data.source import Source
 from linvit.environment import replica
-from linvit.files import replacing, write_text
+from linvit.files import reason_of, replacing, write_text
 from linvit.models.by_name import start_weights
 from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.ranges import Some, arguments, check
 from linvit.runs.progress import bars, quiet_lightning, say
+from linvit.runs.publishable import publishable
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.rows import SharedRows
 from linvit.runs.run import Run, load_run
@@ -141,6 +142,7 @@ def train_folder(
         trainer = _trainer(checked, source, target, progress, callbacks)
         if first:
             _describe(target, checked, trainer.num_devices, trainer.world_size)
+            _tell_loggers(trainer.loggers[1:], checked)
         _fit(trainer, task, source, last, last if before else None)
     return target
 
@@ -162,6 +164,18 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
 def _describe(folder: Path, recipe: Recipe, devices: int, processes: int) -> None:
     write_text(folder / RECIPE, dump_yaml(recipe.resolved()))
     environment.append(folder / ENVIRONMENT, environment.describe(devices, processes))
+
+
+def _tell_loggers(loggers: Sequence[Logger], recipe: Recipe) -> None:
+    """Gives the recipe, without paths, to the loggers that it names.
+
+    Raises ValueError if such a logger cannot start, for want of an account for example.
+    """
+    for chosen in loggers:
+        try:
+            chosen.log_hyperparams(publishable(recipe.resolved()))
+        except Exception as error:  # what it raises depends on its package
+            raise ValueError(f"`logger`: {type(chosen).__name__} cannot start ({reason_of(error)}).") from error
 
 
 @dataclass(eq=False)
