@@ -11,7 +11,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,cpp,readers,language,speech,generation,onnx,openvino,executorch,coreml,int8,stream,docs,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,cpp,readers,language,speech,generation,onnx,openvino,executorch,coreml,int8,stream,docs,hf,dev]"
 	touch $@
 
 check: $(STAMP)

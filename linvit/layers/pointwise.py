@@ -1,11 +1,11 @@
 """1×1 convolutions of maps in either memory format."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
-
-from linvit.layers.checks import Device, Dtype
 
 
 @register_notrace_module  # symbolic tracing does not know the memory format of a map
@@ -16,10 +16,25 @@ class PointwiseConv(nn.Conv2d):
 
     Args:
         width, out_width: channels in and out.
+        kernel_size, stride, padding, options: as of nn.Conv2d, whose arguments libraries pass that build a layer of the
+            same class, such as peft; a 1×1 convolution has no other values.
+
+    Raises:
+        ValueError: for another kernel size, stride or padding.
     """
 
-    def __init__(self, width: int, out_width: int, device: Device = None, dtype: Dtype = None) -> None:
-        super().__init__(width, out_width, 1, device=device, dtype=dtype)
+    def __init__(
+        self,
+        width: int,
+        out_width: int,
+        kernel_size: int | tuple[int, int] = 1,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(width, out_width, kernel_size, stride, padding, **options)
+        if (self.kernel_size, self.stride, self.padding, self.groups) != ((1, 1), (1, 1), (0, 0), 1):
+            raise ValueError(f"PointwiseConv is {self.extra_repr()}, expected a 1×1 convolution: use nn.Conv2d")
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width, height, width) to (batch, out_width, height, width), in the same memory format."""

@@ -156,7 +156,7 @@ def _stays_local(kind: type, settings: Mapping[str, Any]) -> bool:
     if issubclass(kind, LOCAL_LOGGERS):
         return True
     online = kind is loggers.WandbLogger and settings.get("offline") is not True
-    return not online and settings.keys() <= LOCAL_ARGUMENTS.get(kind, set())
+    return kind in LOCAL_ARGUMENTS and not online and settings.keys() <= LOCAL_ARGUMENTS[kind]
 
 
 def _check_places(key: str, value: Any) -> None:

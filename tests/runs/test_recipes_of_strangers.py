@@ -86,11 +86,6 @@ def test_what_is_no_callback_is_not_created(path):
     refusal({"trainer": {"callbacks": [{"class_path": path}]}})
 
 
-@pytest.mark.parametrize("name", ["WandbLogger", "MLFlowLogger", "CometLogger"])
-def test_loggers_that_send_measures_need_trust(name):
-    assert "`trust_recipe=True`" in refusal({"trainer": {"logger": {"class_path": name}}})
-
-
 def test_a_trusted_recipe_may_name_any_class(evil):
     recipe = Recipe(merge(VALUES, {"trainer": {"callbacks": ["evil_module.Mine"]}}), trust=True)
     assert type(recipe.trainer(logger=False).callbacks[0]).__name__ == "Mine"
