@@ -97,7 +97,7 @@ def test_trust_remote_code_needs_no_import(page, tmp_path):
         [sys.executable, "-c", WITHOUT_IMPORT], cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True
     )
     assert shown.returncode == 0, shown.stderr
-    explained = re.search(r"\| `(The model architecture '(\w+)'.*?) …`", PAGE)
+    explained = re.search(r"```text\n(The model architecture '(\w+)'.*?) …", PAGE)
     assert shown.stdout.startswith(explained[1].replace(explained[2], "ravlt_nano"))
     assert "is not supported" not in shown.stderr
     x = torch.randn(1, 3, 32, 32)
