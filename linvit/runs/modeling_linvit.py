@@ -6,7 +6,7 @@ does not know the network. The classes have the names of transformers' own, whic
 
 import transformers
 
-import linvit  # noqa: F401 - registers the networks with timm
+import linvit.models  # noqa: F401 - registers the networks with timm
 
 
 class TimmWrapperModel(transformers.TimmWrapperModel):
