@@ -288,7 +288,7 @@ def load_run(
         from linvit.runs.exported import run_of_file
 
         return run_of_file(user_path(path))
-    if path is not None and all((user_path(path) / name).is_file() for name in (HUB_CONFIG, HUB_WEIGHTS)):
+    if path is not None and _is_hub_folder(user_path(path)):
         from linvit.runs.hub_folder import run_of_folder
 
         return run_of_folder(user_path(path))
@@ -310,6 +310,10 @@ def load_run(
     if framework is not None:
         return _from_dense_weights(framework, model, user_path(checkpoint))
     return _from_weights(model, user_path(checkpoint))
+
+
+def _is_hub_folder(path: Path) -> bool:
+    return path.is_dir() and all((path / name).is_file() for name in (HUB_CONFIG, HUB_WEIGHTS))
 
 
 def _checkpoint_of(path: Path) -> Path:
