@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format docs docs-serve figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 pilot-vit language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
+.PHONY: setup check format docs docs-serve notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 pilot-vit language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
 
 setup: $(STAMP)
 
@@ -28,9 +28,16 @@ format: $(STAMP)
 figures: $(STAMP)
 	$(BIN)/python tools/site/figures.py
 
-# The site, in site/: broken links and anchors, and public names without a docstring, end it.
-docs: $(STAMP)
+# The site, in site/: broken links and anchors, and public names without a docstring, end it. `make explorer` before it adds the explorer.
+docs: notebooks
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The notebooks with their results, which the site shows: about 4 minutes of one core together.
+NOTEBOOKS := $(notdir $(wildcard notebooks/*.ipynb))
+notebooks: $(NOTEBOOKS:%=build/notebooks/%)
+
+build/notebooks/%.ipynb: notebooks/%.ipynb | $(STAMP)
+	$(BIN)/python tools/site/notebook_pages.py $<
 
 docs-serve: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

@@ -131,7 +131,8 @@ def test_every_page_is_in_the_navigation(pages):
     listed = set(re.findall(r"[\w/-]+\.md", str(navigation)))
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if "bodies" not in path.parts}
     cards = {name for name in pages if re.match(r"reference/models/(?!index)", name)}
-    assert listed == written | set(pages) - cards
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert listed == written | set(pages) - cards | notebooks
 
 
 def test_the_figures_are_those_that_the_code_draws():

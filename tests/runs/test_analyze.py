@@ -19,7 +19,9 @@ from linvit.runs.images import crops, from_photos, from_source
 from linvit.runs.tasks import TASKS
 from linvit_cli import main
 
-FILES = {f"{name}.{ending}" for name in ("rank", "scores", "magnitude") for ending in ("csv", "json", "pdf", "png", "svg")}
+FILES = {
+    f"{name}.{ending}" for name in ("rank", "scores", "magnitude") for ending in ("csv", "json", "pdf", "png", "svg")
+}
 FILES |= {f"{name}.{ending}" for name in ("spectrum", "score_maps", "readouts") for ending in ("pdf", "png", "svg")}
 
 

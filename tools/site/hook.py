@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site: adds generated pages and the explorer, and sends links to them."""
+"""What mkdocs calls while it builds the site: adds generated pages, notebooks, the explorer, and links to them."""
 
 import posixpath
 import re
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import generated
+import notebook_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -13,11 +14,14 @@ from mkdocs.structure.pages import Page
 EXPLORER = generated.ROOT / "build" / "explorer"
 EXPLORER_LINK = "<!-- explorer -->"  # becomes a link where it is built
 TO_THE_ROOT = re.compile(r"\]\((?:\.\./)+(CONTRIBUTING\.md|CHANGELOG\.md)")
+NOTEBOOK = re.compile(r"\]\((?:\.\./)+notebooks/([\w-]+)\.ipynb")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in generated.pages().items():
         files.append(File.generated(config, path, content=text))
+    for path, content in notebook_pages.pages():
+        files.append(File.generated(config, path, content=content))
     for path in explorer_files():
         inside = f"explorer/{path.relative_to(EXPLORER).as_posix()}"
         files.append(File.generated(config, inside, abs_src_path=str(path)))
@@ -25,14 +29,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links to files in the root of the repository, for readers on GitHub, lead to their copies here."""
+    """Links to files outside docs/, for readers on GitHub, lead to their copies here."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def copy(match: re.Match[str]) -> str:
         return f"]({posixpath.relpath(generated.FROM_THE_ROOT[match[1]], folder)}"
 
+    def shown(match: re.Match[str]) -> str:
+        return f"]({posixpath.relpath(f'notebooks/{match[1]}.md', folder)}"
+
+    markdown = NOTEBOOK.sub(shown, TO_THE_ROOT.sub(copy, markdown))
     link = f"[Open the explorer]({posixpath.relpath('explorer/index.html', folder)})" if explorer_files() else ""
-    return TO_THE_ROOT.sub(copy, markdown).replace(EXPLORER_LINK, link)
+    return markdown.replace(EXPLORER_LINK, link)
 
 
 def explorer_files() -> list[Path]:
