@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format docs docs-serve notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 pilot-vit language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
+.PHONY: setup check format docs docs-serve notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 pilot-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
 
 setup: $(STAMP)
 
@@ -135,10 +135,19 @@ LOW_RATES := 5e-4,1e-3,2e-3,4e-3
 HIGH_RATES := 1e-3,2e-3,4e-3,8e-3
 FOR_RATE = --seeds 1 --over optimizer.lr=$(1) --set
 
-# How its number of seeds was chosen.
+# How the numbers of seeds were chosen.
+PILOT = nice -n 19 $(BIN)/linvit compare $(foreach m,$(1),recipes/evidence/$(@:pilot-%=%)/$(m).yaml) \
+	--folder runs/pilot/$(@:pilot-%=%) --seeds 3 --workers 2
+
 pilot-vit: $(STAMP)
-	nice -n 19 $(BIN)/linvit compare $(foreach m,softmax linear rala mala,recipes/evidence/vit/$(m).yaml) \
-		--folder runs/pilot/vit --seeds 3 --workers 2 --set optimizer.lr=2e-3 trainer.max_epochs=2 $(HELD_OUT)=2
+	$(call PILOT,$(IN_ALL)) --set optimizer.lr=2e-3 trainer.max_epochs=2 $(HELD_OUT)=2
+
+pilot-pyramid: $(STAMP)
+	$(call PILOT,$(IN_ALL)) --set optimizer.lr=2e-3 data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
+
+pilot-care: $(STAMP)
+	$(call PILOT,care care_symmetric care_stacked care_no_memory) --set optimizer.lr=4e-3 data.root=data/imagenette-80/train \
+		trainer.max_epochs=4 $(HELD_OUT)=4
 
 rates-vit: $(STAMP)
 	$(call RATES,softmax softmax_gated softmax_unit_query linear rala mala rala_mala focused inline hydra efficient \
