@@ -11,7 +11,7 @@ from fuzz_recipes import class_paths, recipe_files, recipe_values
 from fuzz_run import tiny_checkpoint
 from hypothesis import HealthCheck, Phase, given, settings
 
-QUICK = 20  # one in so many of the cases
+QUICK = 50  # one in so many of the cases
 KINDS = {
     "recipe values": (recipe_values(), 500),
     "recipe files": (recipe_files(), 150),
