@@ -78,7 +78,8 @@ def calibration_curve(answers: Answers) -> Figure:
     left.set(xlabel="mean confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
     left.set_title(f"expected calibration error {100 * expected_calibration_error(answers):.2f} %", fontsize=SMALL)
     left.legend(frameon=False, fontsize=SMALL)
-    right.bar(100 * edges, counts, width=100 / len(counts), align="edge", color=COLOURS[0], edgecolor="white")
+    left_edges, heights = (100 * edges).tolist(), counts.tolist()
+    right.bar(left_edges, heights, width=100 / len(counts), align="edge", color=COLOURS[0], edgecolor="white")
     right.set(xlabel="confidence, %", ylabel="images", xlim=(0, 100))
     return figure
 

@@ -322,7 +322,11 @@ def _checkpoint_of(path: Path) -> Path:
     for name in (BEST, LAST):
         if (path / "checkpoints" / name).is_file():
             return path / "checkpoints" / name
-    raise ValueError(f"The folder {path} has no checkpoints/{BEST} or {LAST}: give the folder of a trained run.")
+    hub = f", and {HUB_CONFIG} without {HUB_WEIGHTS}" if (path / HUB_CONFIG).is_file() else ""
+    raise ValueError(
+        f"The folder {path} has no checkpoints/{BEST} or {LAST}{hub}: give the folder of a trained run, or one with"
+        f" {HUB_CONFIG} and {HUB_WEIGHTS}."
+    )
 
 
 def _from_checkpoint(path: Path) -> Run:
