@@ -18,6 +18,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "where the runs and the tables go"
     command.add_argument("--folder", type=Path, metavar="FOLDER", default=Path("runs/study"), help=text)
     command.add_argument("--seeds", type=whole, metavar="N", default=5, help="seeds per recipe")
+    command.add_argument("--first-seed", type=whole, metavar="N", default=0, help="lowest seed")
     command.add_argument("--workers", type=whole, metavar="N", default=2, help="parallel runs, one thread each")
     text = "also put the tables between their marks in a Markdown file (default: none)"
     command.add_argument("--write", type=Path, metavar="FILE", help=text)
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     from linvit.studies.papers import remaining_runs
 
     if options.left:
-        line = remaining_runs(options.recipes, options.folder, options.seeds, options.ledger)
+        line = remaining_runs(options.recipes, options.folder, options.seeds, options.ledger, options.first_seed)
         show(f"{options.folder}: {line}")
         return 0
     result = study(
@@ -40,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
         options.write,
         show,
         options.ledger,
+        options.first_seed,
     )
     files = options.folder / result.name
     show(f"Page: {options.folder}/report.html; tables and verdicts are also in {files}.md, the figure in {files}.pdf.")

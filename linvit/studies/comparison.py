@@ -57,7 +57,9 @@ def compare(
     key, cells = _cells(recipes, over, overrides, trust_recipe)
     plans = [Plan.of(cell) for cell in cells]
     known = None if ledger is None else Ledger(ledger)
-    comparison = train_plans(plans, folder, seeds, workers, [cells[0].name], also, key, progress=progress, ledger=known)
+    comparison = train_plans(
+        plans, folder, range(seeds), workers, [cells[0].name], also, key, progress=progress, ledger=known
+    )
     comparison.save(folder)
     if write is not None:
         replace_between_marks(write, comparison.to_markdown(), *marks(folder.name))

@@ -58,8 +58,8 @@ ABOUT = """Means over layers, heads and {images} held-out images, ± half of the
 rank can exceed the head width of {width}. *rank*: number of singular values above 1 % of the largest; *effective*: exp
 of the entropy of the singular values. *state*: the sum of keys times values; *operator output*: before the local term
 and the gate; *features*: after both, without the class token. Entropy and negative scores are those of the whole score
-matrix, with rotation if the mechanism has it. The figures show seed 0: a row for each network, in it a dot for each
-layer, the first on top; bars are one standard deviation over images and heads."""
+matrix, with rotation if the mechanism has it. The figures show the first seed: a row for each network, in it a dot for
+each layer, the first on top; bars are one standard deviation over images and heads."""
 
 Numbers = dict[str, dict[str, list[float]]]
 
@@ -112,8 +112,8 @@ def score_figure(networks: Mapping[str, Inside]) -> Figure:
 
 FIGURES = {"ranks": rank_figure, "scores": score_figure}
 DESCRIPTIONS = {
-    "ranks": "Ranks inside the networks trained with seed 0",
-    "scores": "Scores inside the networks trained with seed 0",
+    "ranks": "Ranks inside the networks trained with the first seed",
+    "scores": "Scores inside the networks trained with the first seed",
 }
 
 

@@ -16,7 +16,7 @@ from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, m
 from linvit.analysis.report import PAGE, figure_image, paragraph, subheading, table, write_page
 from linvit.files import user_path, write_text
 from linvit.layers.mechanisms import MECHANISMS
-from linvit.ranges import Count, Range, check
+from linvit.ranges import Count, Range, Seed, check
 from linvit.runs.bundled import bundled_folder
 from linvit.runs.recipe import read_recipe
 from linvit.studies import inside
@@ -55,7 +55,7 @@ ABOUT_POWER = """The differences between two variants have a standard deviation 
 {effect:.1f} points is found with a probability of 80 %, and a difference of 0 is found to be within ±{margin:g} point
 with a probability of {within:.0f} %."""
 
-ARGUMENTS = {"seeds": Annotated[int, Range(2, because="intervals need two")], "workers": Count}
+ARGUMENTS = {"seeds": Annotated[int, Range(2, because="intervals need two")], "workers": Count, "first_seed": Seed}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Study:
     """The result of a study: the comparison of its recipes, the verdicts, and measurements inside the networks.
 
     name: of its files and of its marks in a page.
-    numbers: quantity → network → one number per seed. first: network → measurements with seed 0.
+    numbers: quantity → network → one number per seed. first: network → measurements with the first seed.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Study:
         write_page(path, f"Study {self.name}", sections)
 
     def figures(self) -> dict[str, Figure]:
-        """File name, without its ending → figure: accuracy, and ranks and scores of the networks with seed 0."""
+        """File name, without its ending → figure: accuracy, and ranks and scores with the first seed."""
         words = self.comparison.measures[self.comparison.score].label
         drawn = {self.name: group_figure(self.comparison.rows, self.comparison.baselines, words)}
         inner = inside.FIGURES if self.first else {}
@@ -188,6 +188,7 @@ def study(
     write: str | Path | None = None,
     progress: Say = silent,
     ledger: str | Path | None = None,
+    first_seed: int = 0,
 ) -> Study:
     """Trains every recipe of a folder with every seed and decides the papers' claims on them. Complete runs are kept.
 
@@ -200,15 +201,16 @@ def study(
             recipes, is replaced, and the SVG figures and a line for each comparison, in claims.csv, go next to it.
         progress: called with a line whenever a run is complete; `print`, for example.
         ledger: a file of finished runs, which are not repeated; each new one is added. Figures of the inside are drawn
-            only if the runs with seed 0 are in `folder`.
+            only if the runs with the first seed are in `folder`.
+        first_seed: the lowest seed. If it is not 0, it is part of the name of the study: vit_from_6, for example.
 
     Raises:
         ValueError: for a folder without recipes, recipes that differ in more than model and learning rate, fewer
             than two seeds, no worker, a file without marks, or a folder that holds other runs.
     """
-    check(ARGUMENTS, {"seeds": seeds, "workers": workers})
+    check(ARGUMENTS, {"seeds": seeds, "workers": workers, "first_seed": first_seed})
     recipes = bundled_folder() / "study" if recipes is None else user_path(recipes)
-    name = recipes.name
+    name = f"{recipes.name}_from_{first_seed}" if first_seed else recipes.name
     write = None if write is None else user_path(write)
     if write is not None:
         check_marks(write, *marks(name))
@@ -216,11 +218,18 @@ def study(
     each_seed = _each_seed(plans[0].values)
     known = None if ledger is None else Ledger(ledger)
     comparison = train_plans(
-        plans, folder, seeds, workers, baselines_of(recipes), each_seed=each_seed, progress=progress, ledger=known
+        plans,
+        folder,
+        range(first_seed, first_seed + seeds),
+        workers,
+        baselines_of(recipes),
+        each_seed=each_seed,
+        progress=progress,
+        ledger=known,
     )
     comparison = replace(comparison, rows=best_first(comparison.rows), about=_about(plans[0], comparison.about))
     numbers = inside.by_quantity({row.name: row.inside for row in comparison.rows if row.name in inside.MEASURED})
-    first = _look_inside(comparison.rows, folder)
+    first = _look_inside(comparison.rows, folder, first_seed)
     accuracies = {row.name: row.measures for row in comparison.rows}
     claims = [claim for claim in CLAIMS if claim.concerns(accuracies)]
     result = Study(name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first)
@@ -235,13 +244,18 @@ def study(
 
 
 def remaining_runs(
-    recipes: str | Path | None, folder: str | Path, seeds: int = 5, ledger: str | Path | None = None
+    recipes: str | Path | None,
+    folder: str | Path,
+    seeds: int = 5,
+    ledger: str | Path | None = None,
+    first_seed: int = 0,
 ) -> str:
     """What is left of a study, see `pool.remaining`; the arguments are those of `study`."""
-    check(ARGUMENTS, {"seeds": seeds, "workers": 1})
+    check(ARGUMENTS, {"seeds": seeds, "workers": 1, "first_seed": first_seed})
     paths = variants_of(bundled_folder() / "study" if recipes is None else user_path(recipes))
     each_seed, folder = _each_seed(read_recipe(paths[0])), user_path(folder)
-    trainings = [Cell(path).training(seed, each_seed(seed), folder) for seed in range(seeds) for path in paths]
+    every = range(first_seed, first_seed + seeds)
+    trainings = [Cell(path).training(seed, each_seed(seed), folder) for seed in every for path in paths]
     return remaining(trainings, None if ledger is None else Ledger(ledger))
 
 
@@ -323,10 +337,10 @@ def _about(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
     return {**about, "size": list(source.preprocessing.size), "seeded": seeded, **counts}
 
 
-def _look_inside(rows: Sequence[Row], folder: Path) -> dict[str, Inside]:
-    """The networks with seed 0; none if a run is not in the folder, because it was trained elsewhere."""
+def _look_inside(rows: Sequence[Row], folder: Path, seed: int) -> dict[str, Inside]:
+    """The networks with this seed; none if a run is not in the folder, because it was trained elsewhere."""
     measured = [row for row in rows if row.inside and row.inside[0]]
-    runs = {row.name: folder / row.name / "seed0" for row in measured}
+    runs = {row.name: folder / row.name / f"seed{seed}" for row in measured}
     if not all((run / "checkpoints" / LAST).is_file() for run in runs.values()):
         return {}
     return {name: inside.of_run(run) for name, run in runs.items()}

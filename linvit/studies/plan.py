@@ -91,7 +91,7 @@ class Plan:
 def train_plans(
     plans: Sequence[Plan],
     folder: Path,
-    seeds: int,
+    seeds: range,
     workers: int,
     baselines: Sequence[str],
     also: Sequence[str] = (),
@@ -113,7 +113,7 @@ def train_plans(
             raise ValueError(f"`also` is {name!r}, expected measures of the task {names[0]}: {', '.join(known)}.")
     check_writable(folder)
     rows = [plan.row() for plan in plans]
-    trainings = [plan.cell.training(seed, each_seed(seed), folder) for seed in range(seeds) for plan in plans]
+    trainings = [plan.cell.training(seed, each_seed(seed), folder) for seed in seeds for plan in plans]
 
     def outcome(measures: Mapping[str, float]) -> str:
         return known[score].cell(measures.get(score, math.nan))
@@ -191,7 +191,11 @@ def folder_name(value: str) -> str:
 
 
 def _about(
-    plans: Sequence[Plan], parameters: Sequence[int], results: Sequence[Mapping[str, Any]], seeds: int, key: str | None
+    plans: Sequence[Plan],
+    parameters: Sequence[int],
+    results: Sequence[Mapping[str, Any]],
+    seeds: range,
+    key: str | None,
 ) -> dict[str, Any]:
     values, source = plans[0].values, plans[0].source
     data = getattr(source.preprocessing, "corpus", values["data"]["name"])
@@ -202,7 +206,8 @@ def _about(
         "data": f"{values['data']['name']} over {key}" if key else data,
         "model": names.pop() if len(names) == 1 else None,
         "epochs": values["trainer"]["max_epochs"],
-        "seeds": seeds,
+        "seeds": len(seeds),
+        "first_seed": seeds.start,
         "precision": values["trainer"]["precision"],
         "threads": 1,
         "processor": machine["devices"],

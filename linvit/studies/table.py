@@ -153,14 +153,15 @@ def about_line(about: Mapping[str, Any]) -> str:
     """The sentence below every table: networks, data, seeds, training, software."""
     parameters = " to ".join(f"{number:,}" for number in dict.fromkeys(about["parameters"]))
     precision = "float32" if about["precision"] in FLOAT32 else f"precision {about['precision']}"
+    first, last = about["first_seed"], about["first_seed"] + about["seeds"] - 1
     intervals = (
-        f"seeds 0 to {about['seeds'] - 1}, mean ± half of the 95 % t-interval, Δ paired by seed with its own 95 %"
+        f"seeds {first} to {last}, mean ± half of the 95 % t-interval, Δ paired by seed with its own 95 %"
         " t-interval, p corrected by Holm's procedure"
     )
     facts = [
         ", ".join(filter(None, [f"Small networks of {parameters} parameters", about["model"]])),
         about["data"],
-        "seed 0 only, no intervals" if about["seeds"] == 1 else intervals,
+        f"seed {first} only, no intervals" if about["seeds"] == 1 else intervals,
         f"{about['epochs']} epochs, {precision}, one thread per run",
         f"torch {about['packages']['torch']}, commit {short_commit(about)}",
     ]

@@ -112,6 +112,13 @@ def test_another_machine_goes_on_from_the_ledger(tmp_path, capsys):
     assert (tmp_path / "here" / "recipes_ranks.svg").exists()
     assert not (tmp_path / "there" / "recipes_ranks.svg").exists(), "seed 0 was trained elsewhere"
 
+    later = tmp_path / "later"
+    assert main([*arguments, "--first-seed", "1", "--folder", str(later)]) == 0
+    assert {path.parent.name for path in later.rglob("result.json")} == {"seed2"}
+    assert "seeds 1 to 2, mean" in (later / "recipes_from_1.md").read_text()
+    assert main([*arguments, "--first-seed", "1", "--folder", str(later), "--left"]) == 0
+    assert "4 of 4 runs are complete" in capsys.readouterr().out
+
     write_recipes(recipes, lr=2e-3)
     assert main([*arguments, "--folder", str(tmp_path / "new")]) == 2
     assert "seed 0' with other settings: remove its line" in capsys.readouterr().err
