@@ -84,7 +84,9 @@ study: $(STAMP)
 # Says what is left, then trains it, study after study; make -k evidence goes on with the next one where data is missing.
 evidence: evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation
 
-EVIDENCE = $(if $(LEFT),,nice -n 19) $(BIN)/linvit study --seeds $(or $(SEEDS),6) --write docs/evidence/real-images.md
+# A study: its folder of recipes, and its seeds.
+EVIDENCE = $(if $(LEFT),,nice -n 19) $(BIN)/linvit study --recipes recipes/evidence/$(1) --folder runs/evidence/$(1) \
+	--ledger docs/evidence/$(1).jsonl --write docs/evidence/real-images.md $(2) $(LEFT)
 # A comparison: its name in docs/evidence/real-images.md, its recipes, the baseline first, and options.
 EVIDENT = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evidence/$(1) --ledger docs/evidence/$(1).jsonl \
 	--write docs/evidence/real-images.md --workers 2 $(3) $(LEFT)
@@ -98,9 +100,10 @@ evidence-left: $(STAMP)
 	@$(MAKE) --silent --no-print-directory LEFT=--left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation
 
 evidence-papers: $(STAMP)
-	for name in vit pyramid care; do \
-		$(EVIDENCE) --recipes recipes/evidence/$$name --folder runs/evidence/$$name --ledger docs/evidence/$$name.jsonl $(LEFT) || exit 1; \
-	done
+	$(call EVIDENCE,vit,--seeds $(or $(SEEDS),6))
+	$(call EVIDENCE,vit,--first-seed 6 --seeds $(or $(SEEDS),12))
+	$(call EVIDENCE,pyramid,--seeds $(or $(SEEDS),6))
+	$(call EVIDENCE,care,--seeds $(or $(SEEDS),6))
 
 evidence-dense: $(STAMP)
 	$(call EVIDENT,camvid_fpn,$(BODIES:%=recipes/dense/camvid/semantic_fpn_%.yaml),--also $(BY_CLASS) \
