@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -128,15 +127,14 @@ def _beside(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def short_commit(about: Mapping[str, Any]) -> str:
+def short_commit(commit: str) -> str:
     """Seven digits of the commit that `environment.describe` found, with `-dirty` if files differ from it."""
-    commit = about["commit"] or "unknown"
     return commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def _origin() -> str:
     """Date, version, commit and machine of the page."""
     about = environment.describe(1, 1)
-    commit = f", commit {short_commit(about)}" if about["commit"] else ""
+    commit = f", commit {short_commit(about['commit'])}" if about["commit"] else ""
     versions = f"linvit {about['packages']['linvit']}{commit}, torch {about['packages']['torch']}"
     return f"Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by {versions} on {', '.join(about['devices'])}."

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ class Ledger:
             )
         result: dict[str, Any] = row["result"]
         return result
+
+    def commits(self, runs: Iterable[str]) -> list[str]:
+        """The commits at which these finished runs were trained, in alphabetical order."""
+        return sorted({self._rows[run].get("commit") or "unknown" for run in runs})
 
     def add(self, run: str, values: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         """Adds a finished run and writes the file, runs in alphabetical order."""

@@ -120,11 +120,14 @@ def train_plans(
 
     results = run_all(trainings, workers, progress, outcome, ledger)
     measures = {name: known[name] for name in (score, *also)}
+    about = _about(plans, [row["parameters"] for row in rows], results, seeds, key)
+    if ledger is not None:
+        about["commits"] = ledger.commits(training.label for training in trainings)
     return Comparison(
         compared(rows, [results[index :: len(plans)] for index in range(len(plans))], measures, baselines),
         score,
         measures,
-        _about(plans, [row["parameters"] for row in rows], results, seeds, key),
+        about,
         baselines,
         key,
     )
@@ -211,7 +214,7 @@ def _about(
         "precision": values["trainer"]["precision"],
         "threads": 1,
         "processor": machine["devices"],
-        "commit": machine["commit"],
+        "commits": [machine["commit"] or "unknown"],
         "packages": machine["packages"],
         "minutes": sum(result["seconds"] for result in results) / 60,
     }

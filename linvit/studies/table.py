@@ -158,12 +158,13 @@ def about_line(about: Mapping[str, Any]) -> str:
         f"seeds {first} to {last}, mean ± half of the 95 % t-interval, Δ paired by seed with its own 95 %"
         " t-interval, p corrected by Holm's procedure"
     )
+    commits = [short_commit(commit) for commit in about["commits"]]
     facts = [
         ", ".join(filter(None, [f"Small networks of {parameters} parameters", about["model"]])),
         about["data"],
         f"seed {first} only, no intervals" if about["seeds"] == 1 else intervals,
         f"{about['epochs']} epochs, {precision}, one thread per run",
-        f"torch {about['packages']['torch']}, commit {short_commit(about)}",
+        f"torch {about['packages']['torch']}, commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
     ]
     return f"{'; '.join(facts)}."
 

@@ -20,7 +20,8 @@ ABOUT = {
     "epochs": 3,
     "seeds": 3,
     "precision": None,
-    "commit": None,
+    "commits": ["unknown"],
+    "first_seed": 0,
     "packages": {"torch": "2"},
 }
 MEASURES = {"recall_accuracy": Measure("answers", "share"), "loss": Measure("loss", "number")}
