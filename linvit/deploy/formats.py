@@ -159,7 +159,8 @@ def _open_executorch(path: Path, threads: int | None, precision: str) -> tuple[s
         method = program.load_method("forward")
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(values.clone() for values in method.execute([images]))
+        # The runtime reads the memory in the order of its program, whatever the strides say.
+        return tuple(values.clone() for values in method.execute([images.contiguous()]))
 
     return None if about is None else bytes(about.tolist()).decode(), run
 

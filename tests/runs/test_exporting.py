@@ -163,6 +163,16 @@ def test_a_file_that_this_system_cannot_run_is_written_and_replaced(run, tmp_pat
     assert "digits.mlpackage cannot be run here, because Core ML does not run on" in capsys.readouterr().err
 
 
+def test_an_executorch_file_reads_images_of_any_memory_order(tmp_path):
+    layer, images = torch.nn.Conv2d(3, 2, 3), torch.rand(1, 3, 8, 9)
+    program = torch.export.export(layer, (images,))
+    FORMATS[".pte"].write(program, "{}", tmp_path / "layer.pte", ["images"], ["maps"])
+    about, session = FORMATS[".pte"].open(tmp_path / "layer.pte", None, "float32")
+    assert about == "{}"
+    for same in (images, images.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(session(same)[0], layer(images))
+
+
 @pytest.mark.slow
 def test_a_core_ml_file_gives_the_predictions_of_its_run(run, digits, tmp_path, on_macos):
     from coremltools.models import MLModel

@@ -167,7 +167,7 @@ def test_the_command_line_writes_8_bits_and_a_report(run, digits, tmp_path, caps
     assert f"{target} is written for ONNX in 8 bits, calibrated on 20 images." in text
     assert "(root mean square)" in text
     assert "The class with the largest logit is the same in" in text
-    assert {file.name for file in report.iterdir()} == {"sensitivity.csv", "sensitivity.svg", "sensitivity.png"}
+    assert {file.name for file in report.iterdir()} == {f"sensitivity.{end}" for end in ("csv", "pdf", "png", "svg")}
     rows = list(csv.DictReader((report / "sensitivity.csv").read_text().splitlines()))
     assert rows[0]["part"] == "stem.0"
     assert main(["eval", str(target), "data=digits"]) == 0
