@@ -157,11 +157,11 @@ rates-vit: $(STAMP)
 		linear_angular enhanced agent mlla) --over optimizer.lr=1e-3,2e-3,4e-3,8e-3 --set trainer.max_epochs=2 $(HELD_OUT)=2
 
 rates-pyramid: $(STAMP)
-	$(call RATES,softmax linear rala mala rala_mala inline efficient) --over optimizer.lr=1e-3,2e-3,4e-3,8e-3 \
+	$(call RATES,softmax linear rala mala rala_mala inline efficient) --over optimizer.lr=5e-4,1e-3,2e-3,4e-3,8e-3 \
 		--set data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
 
 rates-care: $(STAMP)
-	$(call RATES,care) --over optimizer.lr=1e-3,2e-3,4e-3,8e-3 \
+	$(call RATES,care) --over optimizer.lr=1e-3,2e-3,4e-3,8e-3,16e-3 \
 		--set data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
 
 # UperNet takes the rates of Semantic FPN, Mask R-CNN those of RetinaNet.
