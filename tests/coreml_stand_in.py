@@ -38,14 +38,21 @@ def _layer_norm(x, axes, gamma=None, beta=None, epsilon=1e-5):
     return normed if beta is None else normed + beta.reshape(shape)
 
 
+def _pad(x, pad, mode="constant", constant_val=0.0):
+    assert mode == "constant"
+    last_first = [int(number) for axis in reversed(np.reshape(pad, (-1, 2))) for number in axis]
+    return F.pad(x, last_first, value=float(constant_val))
+
+
 def _slice(x, begin, end, stride=None, begin_mask=None, end_mask=None, squeeze_mask=None):
     assert stride is None or min(stride) > 0
-    assert squeeze_mask is None or not any(squeeze_mask)
     begin_mask, end_mask = (None if mask is None else list(mask) for mask in (begin_mask, end_mask))
     no, step = [False] * x.ndim, [1] * x.ndim if stride is None else stride
     starts = [None if masked else int(each) for each, masked in zip(begin, begin_mask or no, strict=True)]
     ends = [None if masked else int(each) for each, masked in zip(end, end_mask or no, strict=True)]
-    return x[tuple(slice(*bounds) for bounds in zip(starts, ends, map(int, step), strict=True))]
+    dropped = [False] * x.ndim if squeeze_mask is None else squeeze_mask
+    bounds = zip(starts, ends, map(int, step), dropped, strict=True)
+    return x[tuple(start or 0 if drop else slice(start, end, by) for start, end, by, drop in bounds)]
 
 
 def _matmul(x, y, transpose_x=False, transpose_y=False):
@@ -58,8 +65,11 @@ OPERATIONS = {
         x, mean, variance, gamma, beta, eps=float(epsilon)
     ),
     "cast": lambda x, dtype: x.to(TYPES[dtype]),
+    "clip": lambda x, alpha, beta: x.clamp(float(alpha), float(beta)),
     "concat": lambda values, axis, interleave=False: torch.cat(list(values), int(axis)),
     "conv": _conv,
+    "elu": lambda x, alpha=1.0: F.elu(x, float(alpha)),
+    "equal": lambda x, y: x == y,
     "exp": lambda x: x.exp(),
     "expand_dims": lambda x, axes: x[(..., *[None] * len(axes))].movedim(-1, int(axes[0])),
     "gather": lambda x, indices, axis=0, batch_dims=0, validate_indices=False: x.index_select(
@@ -74,17 +84,25 @@ OPERATIONS = {
     "maximum": lambda x, y: torch.maximum(x, y),
     "minimum": lambda x, y: torch.minimum(x, y),
     "mul": lambda x, y: x * y,
+    "pad": _pad,
     "real_div": lambda x, y: x / y,
+    "reduce_max": lambda x, axes, keep_dims=False: x.amax([int(axis) for axis in axes], bool(keep_dims)),
     "reduce_mean": lambda x, axes, keep_dims=False: x.mean([int(axis) for axis in axes], bool(keep_dims)),
     "reduce_sum": lambda x, axes, keep_dims=False: x.sum([int(axis) for axis in axes], bool(keep_dims)),
     "relu": lambda x: x.relu(),
     "reshape": lambda x, shape: x.reshape([int(length) for length in shape]),
     "rsqrt": lambda x, epsilon=1e-12: (x + epsilon).rsqrt(),
+    "select": lambda cond, a, b: torch.where(cond, torch.as_tensor(a, dtype=b.dtype), b),
     "sigmoid": lambda x: x.sigmoid(),
     "silu": lambda x: F.silu(x),
     "slice_by_index": _slice,
     "softmax": lambda x, axis: x.softmax(int(axis)),
+    "split": lambda x, axis, num_splits=None, split_sizes=None: x.split(
+        x.shape[int(axis)] // int(num_splits) if split_sizes is None else [int(size) for size in split_sizes], int(axis)
+    ),
     "sqrt": lambda x: x.sqrt(),
+    "squeeze": lambda x, axes: x.squeeze([int(axis) for axis in axes]),
+    "stack": lambda values, axis: torch.stack(list(values), int(axis)),
     "sub": lambda x, y: x - y,
     "tanh": lambda x: x.tanh(),
     "transpose": lambda x, perm: x.permute([int(axis) for axis in perm]),
@@ -118,7 +136,9 @@ def computed(path, images):
         if operation.op_type == "const":
             continue
         inputs = {name: value(given) for name, given in operation.inputs.items() if given is not None}
-        known[operation.outputs[0].name] = OPERATIONS[operation.op_type](**inputs)
+        results = OPERATIONS[operation.op_type](**inputs)
+        results = results if isinstance(results, tuple) else (results,)
+        known.update({output.name: result for output, result in zip(operation.outputs, results, strict=True)})
     return {output.name: known[output.name] for output in program.outputs}
 
 

@@ -4,7 +4,7 @@ An .mlpackage is a folder. Its input is an image of Core ML, and it computes in 
 computes in nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from platform import system
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from linvit.deploy.facts import KEY
@@ -30,13 +31,16 @@ def write_coreml(
 
     Raises ValueError if the file does not have what was converted, or if a weight is too large for float16.
     """
+    for name, tensor in {**program.state_dict, **program.constants}.items():
+        if tensor.is_floating_point() and not torch.equal(tensor.isfinite(), tensor.half().isfinite()):
+            raise ValueError(f"the weight {name} is too large for float16")
     with silent_stderr():
         import coremltools as ct
 
         images: Tensor = program.example_inputs[0][0]
         layout = ct.colorlayout.RGB if images.shape[1] == 3 else ct.colorlayout.GRAYSCALE
         model = ct.convert(
-            program.run_decompositions({torch.ops.aten.addcmul.default: _addcmul}),
+            program.run_decompositions(DECOMPOSITIONS),
             inputs=[ct.ImageType("images", shape=tuple(images.shape), color_layout=layout)],
             outputs=[ct.TensorType(name, dtype=np.float32) for name in outputs],
             minimum_deployment_target=ct.target.iOS17,
@@ -48,13 +52,20 @@ def write_coreml(
         written = ct.models.MLModel(str(path), skip_model_load=True)
         if written.get_spec() != model.get_spec():
             raise ValueError("coremltools reads other operators from the file than it wrote")
-        for name, weight in ct.optimize.coreml.get_weights_metadata(written, weight_threshold=0).items():
-            if not np.isfinite(weight.val).all():
-                raise ValueError(f"the weight {name} is too large for float16")
+
+
+def _alias(x: Tensor) -> Tensor:
+    return x
 
 
 def _addcmul(x: Tensor, first: Tensor, second: Tensor, *, value: float = 1) -> Tensor:
     return x + value * first * second
+
+
+DECOMPOSITIONS: dict[OpOverload, Callable[..., Tensor]] = {  # of what coremltools does not know
+    torch.ops.aten.addcmul.default: _addcmul,
+    torch.ops.aten.alias.default: _alias,
+}
 
 
 def open_coreml(path: Path, threads: int | None, precision: str) -> tuple[str | None, Session | None]:
