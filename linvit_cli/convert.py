@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         convert(options.source, Path(options.target), options.model, half=options.half)
         show(f"Load it with timm.create_model({options.model!r}, checkpoint_path={options.target!r}).")
         return 0
-    from linvit.runs.run import load_run
+    from linvit.runs.loading import load_run
 
     settings = data_settings(options.overrides)
     path = load_run(options.source).save_weights(options.target, half=options.half, progress=True, **card, **settings)

@@ -46,7 +46,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from linvit.runs.run import load_run
+    from linvit.runs.loading import load_run
 
     loaded = load_run(options.path)
     if options.output is None and "output" in inspect.signature(loaded.spec.generate).parameters:

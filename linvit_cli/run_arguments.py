@@ -78,7 +78,7 @@ def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def load(options: argparse.Namespace, path: str | None, **more: Any) -> "Run":
     """The run that the arguments name."""
-    from linvit.runs.run import load_run
+    from linvit.runs.loading import load_run
 
     framework = getattr(options, "framework", None)
     return load_run(path, model=options.model, checkpoint=options.checkpoint, framework=framework, **more)

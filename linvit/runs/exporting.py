@@ -30,7 +30,8 @@ from linvit.runs.exported import EXPORTED, ExportedNetwork
 from linvit.runs.exported_sequences import ExportedConformer, ExportedDecoder
 from linvit.runs.exporting_sequences import SEQUENCE_NETWORKS, export_sequence
 from linvit.runs.images import find_images, photos, read_image
-from linvit.runs.run import Run, of_classifier
+from linvit.runs.loading import of_classifier
+from linvit.runs.run import Run
 from linvit.runs.students import StudentSpec
 from linvit.runs.tasks import TASKS
 

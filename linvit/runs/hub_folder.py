@@ -14,8 +14,9 @@ from linvit.data.images.image import Preprocessing
 from linvit.files import read_checkpoint, reason_of, replacing, write_csv, write_json, write_text
 from linvit.models.by_name import create_classifier
 from linvit.released import write_weights
+from linvit.runs.loading import HUB_CONFIG, HUB_WEIGHTS, of_classifier
 from linvit.runs.model_card import creation
-from linvit.runs.run import HUB_CONFIG, HUB_WEIGHTS, Run, of_classifier
+from linvit.runs.run import Run
 from linvit.runs.stored import build_network, check_plain
 from linvit.runs.weight_file import Origin, card, header
 from linvit.runs.yaml_text import dump_yaml

@@ -20,7 +20,8 @@ from huggingface_hub.utils import validate_repo_id
 from linvit.files import check_writable, reason_of, user_path
 from linvit.ranges import check
 from linvit.runs.hub_folder import write_hub_folder
-from linvit.runs.run import Run, load_run
+from linvit.runs.loading import load_run
+from linvit.runs.run import Run
 from linvit.runs.weight_file import origin_of
 
 ARGUMENTS = {"repository": str, "folder": Path | None, "dry_run": bool, "public": bool}

@@ -21,11 +21,12 @@ from linvit.files import reason_of, replacing, write_text
 from linvit.models.by_name import start_weights
 from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.ranges import Some, arguments, check
+from linvit.runs.loading import load_run
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.publishable import publishable
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.rows import SharedRows
-from linvit.runs.run import Run, load_run
+from linvit.runs.run import Run
 from linvit.runs.run_folder import held
 from linvit.runs.settings import group
 from linvit.runs.stored import FORMAT, read_resumable

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tiny_run import content, curve, write_recipe
 
+from linvit.runs.loading import load_run
 from linvit.runs.rows import check_sharing, in_processes
-from linvit.runs.run import load_run
 from linvit.runs.training import train_folder
 
 # Without LePE every layer reads one row of its neighbours at most: 64 px are enough for two processes.
