@@ -127,42 +127,40 @@ evidence-generation: $(STAMP)
 		test ! -d $$run || $(BIN)/linvit generate $$run --guidance 2 --count 10 --output docs/evidence/cifar10_$$name.png || exit 1; \
 	done)
 
-# How the learning rates of the evidence were chosen: a part of the budget, one seed, never the data that the evidence is measured on.
-RATES = nice -n 19 $(BIN)/linvit compare $(foreach m,$(1),recipes/evidence/$(@:rates-%=%)/$(m).yaml) \
-	--folder runs/rates/$(@:rates-%=%) --seeds 1 --workers 2
+# Short runs before the evidence, never on the data that it is measured on: rates-* chose the learning rates, with one seed, and pilot-*
+# the numbers of seeds.
+SHORT = nice -n 19 $(BIN)/linvit compare $(foreach m,$(1),recipes/evidence/$(lastword $(subst -, ,$@))/$(m).yaml) \
+	--folder runs/$(subst -,/,$@) --workers 2
 HELD_OUT := data.held_out=0.1 trainer.check_val_every_n_epoch
+ON_CIFAR := trainer.max_epochs=2 $(HELD_OUT)=2
+ON_IMAGENETTE := data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
 
 rates: rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10
 
 LOW_RATES := 5e-4,1e-3,2e-3,4e-3
 HIGH_RATES := 1e-3,2e-3,4e-3,8e-3
+ALL_RATES := 5e-4,$(HIGH_RATES)
+HIGHEST_RATES := $(HIGH_RATES),16e-3,32e-3
 FOR_RATE = --seeds 1 --over optimizer.lr=$(1) --set
 
-# How the numbers of seeds were chosen.
-PILOT = nice -n 19 $(BIN)/linvit compare $(foreach m,$(1),recipes/evidence/$(@:pilot-%=%)/$(m).yaml) \
-	--folder runs/pilot/$(@:pilot-%=%) --seeds 3 --workers 2
-
 pilot-vit: $(STAMP)
-	$(call PILOT,$(IN_ALL)) --set optimizer.lr=2e-3 trainer.max_epochs=2 $(HELD_OUT)=2
+	$(call SHORT,$(IN_ALL)) --seeds 3 --set optimizer.lr=2e-3 $(ON_CIFAR)
 
 pilot-pyramid: $(STAMP)
-	$(call PILOT,$(IN_ALL)) --set optimizer.lr=2e-3 data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
+	$(call SHORT,$(IN_ALL)) --seeds 3 --set optimizer.lr=2e-3 $(ON_IMAGENETTE)
 
 pilot-care: $(STAMP)
-	$(call PILOT,care care_symmetric care_stacked care_no_memory) --set optimizer.lr=4e-3 data.root=data/imagenette-80/train \
-		trainer.max_epochs=4 $(HELD_OUT)=4
+	$(call SHORT,care care_symmetric care_stacked care_no_memory) --seeds 3 --set optimizer.lr=4e-3 $(ON_IMAGENETTE)
 
 rates-vit: $(STAMP)
-	$(call RATES,softmax softmax_gated softmax_unit_query linear rala mala rala_mala focused inline hydra efficient \
-		linear_angular enhanced agent mlla) --over optimizer.lr=1e-3,2e-3,4e-3,8e-3 --set trainer.max_epochs=2 $(HELD_OUT)=2
+	$(call SHORT,softmax softmax_gated softmax_unit_query linear rala mala rala_mala focused inline hydra efficient \
+		linear_angular enhanced agent mlla) $(call FOR_RATE,$(HIGH_RATES)) $(ON_CIFAR)
 
 rates-pyramid: $(STAMP)
-	$(call RATES,softmax linear rala mala rala_mala inline efficient) --over optimizer.lr=5e-4,1e-3,2e-3,4e-3,8e-3 \
-		--set data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
+	$(call SHORT,softmax linear rala mala rala_mala inline efficient) $(call FOR_RATE,$(ALL_RATES)) $(ON_IMAGENETTE)
 
 rates-care: $(STAMP)
-	$(call RATES,care) --over optimizer.lr=1e-3,2e-3,4e-3,8e-3,16e-3 \
-		--set data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
+	$(call SHORT,care) $(call FOR_RATE,$(HIGHEST_RATES)) $(ON_IMAGENETTE)
 
 # UperNet takes the rates of Semantic FPN, Mask R-CNN those of RetinaNet.
 rates-camvid: $(STAMP)

@@ -1,4 +1,4 @@
-"""Loads a run: from its folder or a checkpoint, from an exported file or a folder of the hub, or from weights by name."""
+"""Loads a run: from its folder, a checkpoint, an exported file, a folder of the hub, or weights by name."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -95,7 +95,7 @@ def in_processes(number: int, function: Callable[..., Result], *arguments: Any) 
     """
     there = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in there else "spawn")
-    context.set_forkserver_preload(["linvit.runs.run"])  # imported once for all processes
+    context.set_forkserver_preload(["linvit.runs.loading"])  # imported once for all processes
     workers = ProcessPoolExecutor(number, mp_context=context)
     with TemporaryDirectory() as folder, workers:
         store = (Path(folder) / "store").as_uri()

@@ -170,6 +170,18 @@ def test_an_executorch_file_reads_images_of_any_memory_order(tmp_path):
         torch.testing.assert_close(session(same)[0], layer(images))
 
 
+@pytest.mark.parametrize(("weight", "fits"), [(6e4, True), (7e4, False), (-torch.inf, True)])
+def test_core_ml_refuses_weights_that_float16_does_not_have(weight, fits, tmp_path):
+    layer, images = torch.nn.Conv2d(3, 1, 1), torch.zeros(1, 3, 8, 8)
+    torch.nn.init.constant_(layer.bias, weight)
+    program = torch.export.export(layer, (images,))
+    if fits:
+        FORMATS[PACKAGE].write(program, "{}", tmp_path / f"layer{PACKAGE}", ["images"], ["maps"])
+        return
+    with pytest.raises(ValueError, match=r"the weight bias is too large for float16"):
+        FORMATS[PACKAGE].write(program, "{}", tmp_path / f"layer{PACKAGE}", ["images"], ["maps"])
+
+
 @pytest.mark.slow
 def test_a_core_ml_file_gives_the_predictions_of_its_run(run, digits, tmp_path, on_macos):
     from coremltools.models import MLModel

@@ -13,8 +13,7 @@ from mkdocs.structure.pages import Page
 
 EXPLORER = generated.ROOT / "build" / "explorer"
 EXPLORER_LINK = "<!-- explorer -->"  # becomes a link where it is built
-TO_THE_ROOT = re.compile(r"\]\((?:\.\./)+(CONTRIBUTING\.md|CHANGELOG\.md)")
-NOTEBOOK = re.compile(r"\]\((?:\.\./)+notebooks/([\w-]+)\.ipynb")
+OUTSIDE = re.compile(r"\]\((?:\.\./)+(CONTRIBUTING\.md|CHANGELOG\.md|notebooks/[\w-]+\.ipynb)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -33,14 +32,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     folder = posixpath.dirname(page.file.src_uri)
 
     def copy(match: re.Match[str]) -> str:
-        return f"]({posixpath.relpath(generated.FROM_THE_ROOT[match[1]], folder)}"
+        place = generated.FROM_THE_ROOT.get(match[1], match[1].replace(".ipynb", ".md"))
+        return f"]({posixpath.relpath(place, folder)}"
 
-    def shown(match: re.Match[str]) -> str:
-        return f"]({posixpath.relpath(f'notebooks/{match[1]}.md', folder)}"
-
-    markdown = NOTEBOOK.sub(shown, TO_THE_ROOT.sub(copy, markdown))
     link = f"[Open the explorer]({posixpath.relpath('explorer/index.html', folder)})" if explorer_files() else ""
-    return markdown.replace(EXPLORER_LINK, link)
+    return OUTSIDE.sub(copy, markdown).replace(EXPLORER_LINK, link)
 
 
 def explorer_files() -> list[Path]:
