@@ -103,7 +103,7 @@ evidence-papers: $(STAMP)
 	$(call EVIDENCE,vit,--seeds $(or $(SEEDS),6))
 	$(call EVIDENCE,vit,--first-seed 6 --seeds $(or $(SEEDS),12))
 	$(call EVIDENCE,pyramid,--seeds $(or $(SEEDS),6))
-	$(call EVIDENCE,care,--seeds $(or $(SEEDS),6))
+	$(call EVIDENCE,care,--seeds $(or $(SEEDS),10))
 
 evidence-dense: $(STAMP)
 	$(call EVIDENT,camvid_fpn,$(BODIES:%=recipes/dense/camvid/semantic_fpn_%.yaml),--also $(BY_CLASS) \
