@@ -102,7 +102,7 @@ evidence-left: $(STAMP)
 evidence-papers: $(STAMP)
 	$(call EVIDENCE,vit,--seeds $(or $(SEEDS),6))
 	$(call EVIDENCE,vit,--first-seed 6 --seeds $(or $(SEEDS),12))
-	$(call EVIDENCE,pyramid,--seeds $(or $(SEEDS),6))
+	$(call EVIDENCE,pyramid,--seeds $(or $(SEEDS),8))
 	$(call EVIDENCE,care,--seeds $(or $(SEEDS),10))
 
 evidence-dense: $(STAMP)
