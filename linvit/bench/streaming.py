@@ -29,7 +29,7 @@ class Options(rows.Options):
 
     names: Sequence[str] = ("mavit_tiny_linear",)
     sides: Sequence[Annotated[int, Range(32, 65_536)]] = (1024, 2048, 4096)
-    strip_memory: Annotated[float, Range(above=0)] = 0.5
+    strip_memory: Annotated[float, Range(above=0)] = 1.0
     rounds: Count = 1
     memory: bool = True
 
