@@ -108,23 +108,30 @@ def spectrum_figure(measured: Sequence[Measured]) -> Figure:
     return figure
 
 
-def score_map_figure(images: Sequence[Tensor], maps: Sequence[Sequence[Map]], point: tuple[float, float]) -> Figure:
+def score_map_figure(
+    images: Sequence[Tensor],
+    maps: Sequence[Sequence[Map]],
+    point: tuple[float, float],
+    names: Sequence[str] | None = None,
+) -> Figure:
     """A row for each image: the image with the query, then the query's scores in at most four layers, evenly chosen.
 
     Args:
         images: (height, width, 3) or (height, width) in 0..1, as the network reads them.
         maps: from `score_maps` of the same images and point.
         point: (height, width) in 0..1 of the image.
+        names: of the rows, "query" by default.
     """
     shown = [_evenly(row, MOST_MAPS) for row in maps]
     columns = 1 + max(len(row) for row in shown)
     height, width = images[0].shape[:2]
     side = WIDTH / (1 + MOST_MAPS)
     figure = Figure(figsize=(side * columns, (side * height / width + 0.4) * len(images)), layout="constrained")
-    for row, image, chosen in zip(figure.subplots(len(images), columns, squeeze=False), images, shown, strict=True):
+    grid = figure.subplots(len(images), columns, squeeze=False)
+    for row, image, chosen, name in zip(grid, images, shown, names or ["query"] * len(images), strict=True):
         row[0].imshow(image, cmap="gray", vmin=0, vmax=1)
         row[0].plot(point[1] * width - 0.5, point[0] * height - 0.5, "o", color="white", markeredgecolor="black")
-        row[0].set_title("query", fontsize=SMALL)
+        row[0].set_title(literal(name), fontsize=SMALL)
         for axes, score_map in zip(row[1:], chosen, strict=False):
             _draw_map(axes, image, score_map)
         for axes in row:
@@ -198,13 +205,32 @@ def magnitude_figure(measured: Sequence[Measured]) -> Figure:
     """
     layers = layers_of(measured)
     figure, panels = panel_grid(len(MAGNITUDE_TITLES), 2, 2.5)
-    lines: list[_Curve] = []
-    for number, layer in enumerate(layers, start=1):
-        entries = [entry for entry in measured if entry.layer == layer]
-        lines.append((entries, colour_of(layer.mechanism), 0.25 + 0.75 * number / len(layers), None))
-    _against_magnitude(panels, lines)
+    _against_magnitude(panels, _by_layer(measured, [colour_of(layer.mechanism) for layer in layers]))
     _legend(figure, _mechanism_handles(layers, ""))
     return figure
+
+
+def magnitude_comparison(networks: Mapping[str, Sequence[Measured]]) -> Figure:
+    """The same for several networks, each in a colour of its own.
+
+    networks: name → measurements from `measure_magnitude`.
+    """
+    colours = figures.colours_of(list(networks))
+    figure, panels = panel_grid(len(MAGNITUDE_TITLES), 2, 2.5)
+    lines: list[_Curve] = []
+    for name, measured in networks.items():
+        lines += _by_layer(measured, [colours[name]] * len(layers_of(measured)))
+    _against_magnitude(panels, lines)
+    _legend(figure, [Line2D([], [], color=colour, label=literal(name)) for name, colour in colours.items()])
+    return figure
+
+
+def _by_layer(measured: Sequence[Measured], colours: Sequence[str]) -> list[_Curve]:
+    """A line for each layer, in its colour."""
+    return [
+        ([entry for entry in measured if entry.layer == layer], colour, 0.25 + 0.75 * number / len(colours), None)
+        for number, (layer, colour) in enumerate(zip(layers_of(measured), colours, strict=True), start=1)
+    ]
 
 
 def comparison_figure(

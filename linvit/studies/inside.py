@@ -10,12 +10,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from linvit.analysis.attention_figures import comparison_figure
+from linvit.analysis.attention_figures import comparison_figure, magnitude_comparison, score_map_figure
+from linvit.analysis.magnitude import measure_magnitude
 from linvit.analysis.measured import Measured, select
 from linvit.analysis.probe import MIXED
 from linvit.analysis.rank import MATRICES, STATE, measure_ranks
-from linvit.analysis.scores import measure_scores
-from linvit.runs import load_run
+from linvit.analysis.scores import Map, measure_scores, score_maps
+from linvit.runs import Run, load_run
+from linvit.runs.images import PHOTOS, photos
 from linvit.studies.statistics import estimate
 from linvit.studies.table import plus_minus
 from linvit.tasks.checkpoints import LAST
@@ -24,7 +26,10 @@ MEASURED = (
     "softmax", "softmax_gated", "linear", "efficient", "enhanced", "focused",
     "rala_wide", "rala_uniform", "rala", "mala", "rala_mala",
 )  # fmt: skip
+SHOWN = ("softmax", "linear", "rala", "mala")
 IMAGES = 64
+FEW = 16  # held-out images whose queries are multiplied by factors
+IN_THE_MIDDLE = (0.5, 0.5)
 OUTPUT = "output"
 PLACES = {"state": STATE, "mixed": MIXED, "output": OUTPUT}
 RANKS = {"rank": "rank_1e-2", "effective": "effective"}
@@ -58,8 +63,13 @@ ABOUT = """Means over layers, heads and {images} held-out images, ± half of the
 rank can exceed the head width of {width}. *rank*: number of singular values above 1 % of the largest; *effective*: exp
 of the entropy of the singular values. *state*: the sum of keys times values; *operator output*: before the local term
 and the gate; *features*: after both, without the class token. Entropy and negative scores are those of the whole score
-matrix, with rotation if the mechanism has it. The figures show the first seed: a row for each network, in it a dot for
-each layer, the first on top; bars are one standard deviation over images and heads."""
+matrix, with rotation if the mechanism has it. The figures show the first seed. Ranks and scores: a row for each
+network, in it a dot for each layer, the first on top; bars are one standard deviation over images and heads."""
+ABOUT_SHOWN = """The photograph: scores of the query in the middle (the dot) over the image as the network reads it,
+mean over heads; red is positive, blue negative, and each map has its own scale. The photograph comes with scikit-learn,
+is by {photographer} (Flickr) and licensed CC BY 2.0. Magnitude: over {images} held-out images, all queries of a layer
+are multiplied by a; deeper layers are darker. p is the score of the best key over that of the key at the upper
+quartile, median over queries; queries for which one of the two is not positive at every a are left out."""
 
 Numbers = dict[str, dict[str, list[float]]]
 
@@ -110,19 +120,58 @@ def score_figure(networks: Mapping[str, Inside]) -> Figure:
     return comparison_figure({name: inside.scores for name, inside in networks.items()}, SCORE_PANELS)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What figures show of one network: a photograph as it reads it, its score maps, and scores as queries grow."""
+
+    photo: Tensor
+    maps: list[Map]
+    magnitude: list[Measured]
+
+
+def photograph_figure(networks: Mapping[str, Shown]) -> Figure:
+    """A row for each network: the photograph, and the scores of the query in its middle in every layer."""
+    shown = networks.values()
+    return score_map_figure(
+        [one.photo for one in shown], [one.maps for one in shown], IN_THE_MIDDLE, names=list(networks)
+    )
+
+
+def magnitude_figure(networks: Mapping[str, Shown]) -> Figure:
+    """The scores of every layer as its queries grow, in the colour of the network."""
+    return magnitude_comparison({name: one.magnitude for name, one in networks.items()})
+
+
 FIGURES = {"ranks": rank_figure, "scores": score_figure}
+SHOWN_FIGURES = {"photograph": photograph_figure, "magnitude": magnitude_figure}
 DESCRIPTIONS = {
     "ranks": "Ranks inside the networks trained with the first seed",
     "scores": "Scores inside the networks trained with the first seed",
+    "photograph": "Scores of the middle of a photograph in the layers of networks trained with the first seed",
+    "magnitude": "Scores of networks trained with the first seed, their queries multiplied by a factor",
 }
 
 
 def of_run(run: Path) -> Inside:
     """Measures the network of a run folder after its last epoch, on the first 64 held-out images."""
     loaded = load_run(run / "checkpoints" / LAST)
-    data = loaded.source().val_set()
-    images = torch.stack([data[index][0] for index in range(min(IMAGES, len(cast(Sized, data))))])
-    return look_inside(loaded.task.network.eval(), images)
+    return look_inside(loaded.task.network.eval(), _held_out(loaded))
+
+
+def shown_of_run(run: Path) -> Shown:
+    """What figures show of a run folder's network after its last epoch: a photograph and held-out images."""
+    loaded = load_run(run / "checkpoints" / LAST)
+    subject = loaded.spec.subject(loaded)
+    assert subject.transform is not None
+    photo = subject.transform(photos(loaded.preprocessing.channels)[-1])
+    (maps,) = score_maps(subject.network, photo.unsqueeze(0), IN_THE_MIDDLE)
+    return Shown(subject.displayed(photo), maps, measure_magnitude(subject.network, [_held_out(loaded)[:FEW]]))
+
+
+def _held_out(run: Run) -> Tensor:
+    """The first held-out images."""
+    data = run.source().val_set()
+    return torch.stack([data[index][0] for index in range(min(IMAGES, len(cast(Sized, data))))])
 
 
 def numbers_of(run: Path) -> dict[str, float]:
@@ -154,6 +203,11 @@ def about(numbers: Numbers, first: Mapping[str, Inside]) -> str:
     layer = next(iter(first.values())).ranks[0].layer
     seeds = len(next(iter(numbers["entropy"].values())))
     return " ".join(ABOUT.format(images=IMAGES, seeds=seeds, width=layer.width).split())
+
+
+def about_shown() -> str:
+    """What the photograph and the figure of magnitudes show, in one paragraph."""
+    return " ".join(ABOUT_SHOWN.format(photographer=list(PHOTOS.values())[-1], images=FEW).split())
 
 
 def _cell(values: Sequence[float], quantity: str) -> str:

@@ -22,7 +22,7 @@ from linvit.runs.recipe import read_recipe
 from linvit.studies import inside
 from linvit.studies.claims import ACCURACY, ALPHA, CLAIMS, MARGIN, RELEVANT, Verdict, verdicts
 from linvit.studies.figures import group_figure
-from linvit.studies.inside import Inside
+from linvit.studies.inside import Inside, Shown
 from linvit.studies.ledger import Ledger
 from linvit.studies.plan import Cell, Plan, Say, silent, train_plans
 from linvit.studies.pool import remaining
@@ -63,7 +63,8 @@ class Study:
     """The result of a study: the comparison of its recipes, the verdicts, and measurements inside the networks.
 
     name: of its files and of its marks in a page.
-    numbers: quantity → network → one number per seed. first: network → measurements with the first seed.
+    numbers: quantity → network → one number per seed. first, shown: network → measurements with the first seed, and
+    what further figures show of it.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Study:
     verdicts: Sequence[Verdict]
     numbers: inside.Numbers
     first: Mapping[str, Inside]
+    shown: Mapping[str, Shown]
 
     def to_markdown(self) -> str:
         """The complete section, claims first, with third-level headings and the figures that `save` writes."""
@@ -80,10 +82,10 @@ class Study:
         for group, rows in self._groups().items():
             blocks += [f"#### {group}", self.comparison.table(rows)]
         if self.first:
-            shown = "\n".join(f"![{words}]({self.name}_{name}.svg)" for name, words in inside.DESCRIPTIONS.items())
-            about = inside.about(self.numbers, self.first)
+            drawn = [f"![{words}]({name}.svg)" for name, words in self._inner().items()]
             marked = [row | {"network": f"`{row['network']}`"} for row in inside.cells(self.numbers)]
-            blocks += ["### Inside the trained networks", about, markdown_rows(marked, left=1), shown, trained]
+            blocks += ["### Inside the trained networks", *self._about_inner(), markdown_rows(marked, left=1)]
+            blocks += ["\n".join(drawn), trained]
         return "\n\n".join(blocks) + "\n"
 
     def _write_page(self, path: Path, figures: Mapping[str, Figure]) -> None:
@@ -97,17 +99,29 @@ class Study:
             ("Accuracy", [*accuracy, trained]),
         ]
         if self.first:
-            drawn = [figure_image(figures[f"{self.name}_{name}"], text) for name, text in inside.DESCRIPTIONS.items()]
-            about = paragraph(inside.about(self.numbers, self.first))
-            sections.append(("Inside the trained networks", [about, table(inside.cells(self.numbers)), *drawn]))
+            drawn = [figure_image(figures[name], words) for name, words in self._inner().items()]
+            about = map(paragraph, self._about_inner())
+            sections.append(("Inside the trained networks", [*about, table(inside.cells(self.numbers)), *drawn]))
         write_page(path, f"Study {self.name}", sections)
 
     def figures(self) -> dict[str, Figure]:
-        """File name, without its ending → figure: accuracy, and ranks and scores with the first seed."""
+        """File name, without its ending → figure: accuracy, and the inside of the networks with the first seed."""
         words = self.comparison.measures[self.comparison.score].label
         drawn = {self.name: group_figure(self.comparison.rows, self.comparison.baselines, words)}
-        inner = inside.FIGURES if self.first else {}
-        return drawn | {f"{self.name}_{name}": draw(self.first) for name, draw in inner.items()}
+        if self.first:
+            drawn |= {f"{self.name}_{name}": draw(self.first) for name, draw in inside.FIGURES.items()}
+        if self.shown:
+            drawn |= {f"{self.name}_{name}": draw(self.shown) for name, draw in inside.SHOWN_FIGURES.items()}
+        return drawn
+
+    def _inner(self) -> dict[str, str]:
+        """File name, without its ending → description of the figures of the inside."""
+        names = [*inside.FIGURES, *(inside.SHOWN_FIGURES if self.shown else ())]
+        return {f"{self.name}_{name}": inside.DESCRIPTIONS[name] for name in names}
+
+    def _about_inner(self) -> list[str]:
+        """What these figures show, in paragraphs."""
+        return [inside.about(self.numbers, self.first), *([inside.about_shown()] if self.shown else [])]
 
     def _facts(self) -> list[str]:
         """How many claims hold, and what was trained."""
@@ -229,10 +243,12 @@ def study(
     )
     comparison = replace(comparison, rows=best_first(comparison.rows), about=_about(plans[0], comparison.about))
     numbers = inside.by_quantity({row.name: row.inside for row in comparison.rows if row.name in inside.MEASURED})
-    first = _look_inside(comparison.rows, folder, first_seed)
+    runs = _measured_runs(comparison.rows, folder, first_seed)
+    first = {name: inside.of_run(run) for name, run in runs.items()}
+    shown = {name: inside.shown_of_run(runs[name]) for name in inside.SHOWN if name in runs}
     accuracies = {row.name: row.measures for row in comparison.rows}
     claims = [claim for claim in CLAIMS if claim.concerns(accuracies)]
-    result = Study(name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first)
+    result = Study(name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first, shown)
     page = result.save(folder)
     if write is not None:
         copy_figures(folder, f"{name}*.svg", write)
@@ -337,10 +353,7 @@ def _about(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
     return {**about, "size": list(source.preprocessing.size), "seeded": seeded, **counts}
 
 
-def _look_inside(rows: Sequence[Row], folder: Path, seed: int) -> dict[str, Inside]:
-    """The networks with this seed; none if a run is not in the folder, because it was trained elsewhere."""
-    measured = [row for row in rows if row.inside and row.inside[0]]
-    runs = {row.name: folder / row.name / f"seed{seed}" for row in measured}
-    if not all((run / "checkpoints" / LAST).is_file() for run in runs.values()):
-        return {}
-    return {name: inside.of_run(run) for name, run in runs.items()}
+def _measured_runs(rows: Sequence[Row], folder: Path, seed: int) -> dict[str, Path]:
+    """The runs with this seed that are measured; none if one is not in the folder, because it was trained elsewhere."""
+    runs = {row.name: folder / row.name / f"seed{seed}" for row in rows if row.inside and row.inside[0]}
+    return runs if all((run / "checkpoints" / LAST).is_file() for run in runs.values()) else {}

@@ -58,6 +58,10 @@ def test_score_maps_stand_beside_their_image(network, images):
     marker = figure.axes[0].lines[0]
     assert (marker.get_xdata()[0], marker.get_ydata()[0]) == (47.5, 15.5)
     assert figure.axes[1].images[1].get_array().shape == (16, 16)
+    assert figure.axes[0].get_title() == "query"
+    names = ["MA$ViT", "other"]
+    named = draw.score_map_figure(shown, score_maps(network, images, (0.25, 0.75)), (0.25, 0.75), names)
+    assert [row.get_title() for row in named.axes[:: 1 + draw.MOST_MAPS]] == [r"MA\$ViT", "other"]
 
 
 def test_score_measures_show_both_rotations(network, images):
@@ -75,6 +79,18 @@ def test_magnitude_figures_share_their_colours(network, images):
     layers = draw.magnitude_figure(measure_magnitude(network, [images], factors=(0.5, 1.0, 2.0)))
     assert {line.get_color() for line in layers.axes[0].lines} == {draw.colour_of("mala"), draw.colour_of("softmax")}
     assert labels(layers) == ["mala", "softmax"]
+    opacities = [line.get_alpha() for line in layers.axes[0].lines]
+    assert opacities == sorted(opacities)
+    assert opacities[-1] == 1
+
+
+def test_networks_of_a_comparison_of_magnitudes_have_colours_of_their_own(network, images):
+    measured = measure_magnitude(network, [images], factors=(0.5, 1.0, 2.0))
+    figure = draw.magnitude_comparison({"mala": measured, "other": measured})
+    assert labels(figure) == ["mala", "other"]
+    colours = [line.get_color() for line in figure.axes[0].lines]
+    assert colours[: len(colours) // 2] == len(colours) // 2 * [draw.colour_of("mala")]
+    assert draw.colour_of("mala") not in colours[len(colours) // 2 :]
 
 
 def test_a_comparison_has_a_row_for_each_network_and_a_dot_for_each_layer(ranks, images):

@@ -109,7 +109,8 @@ def test_another_machine_goes_on_from_the_ledger(tmp_path, capsys):
     one, two = (json.loads((tmp_path / place / "recipes.json").read_text()) for place in ("here", "there"))
     assert one["networks"] == two["networks"]
     assert [row["measures"] for row in one["rows"]] == [row["measures"] for row in two["rows"]]
-    assert (tmp_path / "here" / "recipes_ranks.svg").exists()
+    for name in ("ranks", "scores", "photograph", "magnitude"):
+        assert (tmp_path / "here" / f"recipes_{name}.svg").exists()
     assert not (tmp_path / "there" / "recipes_ranks.svg").exists(), "seed 0 was trained elsewhere"
 
     later = tmp_path / "later"
