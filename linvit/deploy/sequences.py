@@ -18,6 +18,7 @@ from linvit.models.sequence import Decoder, DecoderCache
 from linvit.ops import State
 
 PER_TOKEN = ("key", "value")  # states with one entry per token, in their third dimension
+POSITION = "position"  # the state of decoders that rotate: the number of tokens read
 EXAMPLE = 70  # tokens or frames of the inputs to export with: more than a chunk
 READ_FIRST = 2 / 3  # of the tokens of a comparison, then a few at once, then one by one
 
@@ -38,7 +39,10 @@ class Joined(KeyValues):
 
 
 def states_in(cache: DecoderCache) -> dict[str, Tensor]:
-    """The tensors of a cache by name: layer0.S, layer0.z … layer1.S …; of softmax attention layer0.key and .value."""
+    """The tensors of a cache by name: layer0.S, layer0.z … layer1.S …; of softmax attention layer0.key and .value.
+
+    In programs of decoders that rotate, the last one is `position`.
+    """
     states: dict[str, Tensor] = {}
     for number, layer in enumerate(cache.layers):
         fields: dict[str, Any] = {}
@@ -52,7 +56,8 @@ def states_in(cache: DecoderCache) -> dict[str, Tensor]:
         fields |= {"conv": layer.conv, "lepe": layer.lepe}
         # a convolution over one token keeps nothing
         states |= {f"layer{number}.{field}": x for field, x in fields.items() if x is not None and x.shape[1:2] != (0,)}
-    return states
+    position: Any = cache.tokens
+    return states | ({POSITION: position} if isinstance(position, Tensor) else {})
 
 
 def cache_of(states: Mapping[str, Tensor]) -> DecoderCache:
@@ -60,8 +65,10 @@ def cache_of(states: Mapping[str, Tensor]) -> DecoderCache:
     layers: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, state in states.items():
         layer, _, field = name.partition(".")
-        layers[layer][field] = state
-    return DecoderCache([_layer_cache(**fields) for fields in layers.values()])
+        if name != POSITION:
+            layers[layer][field] = state
+    tokens: Any = states.get(POSITION, 0)
+    return DecoderCache([_layer_cache(**fields) for fields in layers.values()], tokens)
 
 
 def _layer_cache(conv: Tensor | None = None, lepe: Tensor | None = None, **fields: Tensor) -> AttentionCache:
@@ -84,7 +91,8 @@ def zeros(states: Mapping[str, Sequence[int]], batch: int, tokens: int = 0) -> d
 @torch.no_grad()
 def state_shapes(network: Decoder) -> dict[str, list[int]]:
     """The shapes of a decoder's states for one sequence before its first token; 0 where they grow."""
-    cache = DecoderCache()
+    begun: Any = torch.zeros(1) if network.attentions[0].rope else 0
+    cache = DecoderCache(tokens=begun)
     network.read(torch.zeros(1, 1, dtype=torch.long), cache)
     shapes = {name: list(state.shape) for name, state in states_in(cache).items()}
     for name, shape in shapes.items():
@@ -153,7 +161,9 @@ class DecoderFile:
         """As Decoder.read. Raises ValueError for several sequences, if the file reads one."""
         if not self.facts.dynamic and len(tokens) > 1:
             raise ValueError(f"The file reads one sequence, but the batch has {len(tokens)}: give one at a time.")
-        states = states_in(cache) if cache.layers else zeros(self.facts.states, len(tokens))
+        states = zeros(self.facts.states, len(tokens)) | states_in(cache)
+        if POSITION in states:
+            states[POSITION] = torch.full((len(tokens),), float(cache.tokens))
         logits = []
         for piece in (tokens,) if self.facts.dynamic else tokens.split(1, dim=1):
             answer, *after = self.session(piece, *(state.contiguous() for state in states.values()))

@@ -45,7 +45,10 @@ SAMPLING = {
 
 @dataclass
 class DecoderCache:
-    """All that a decoder keeps of the tokens it has read: their number, and one cache per layer."""
+    """All that a decoder keeps of the tokens it has read: one cache per layer, and their number.
+
+    tokens: in exported programs of decoders that rotate a tensor (batch,), because the sequences of a batch may differ.
+    """
 
     layers: list[AttentionCache] = field(default_factory=list)
     tokens: int = 0
@@ -143,14 +146,14 @@ class Decoder(Checked, nn.Module):
         rotary = self._rotary(tokens.shape[1], cache.tokens, x)
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             x = block(x, rotary, None, layer)
-        cache.tokens += tokens.shape[1]
+        cache.tokens = cache.tokens + tokens.shape[1]
         return linear(self.norm(x), self.embed.weight)
 
     def _check(self, tokens: Tensor) -> None:
         check_whole_numbers("tokens", tokens, ("batch", "tokens"), 0, self.vocabulary - 1)
         check_filled("tokens", tokens)
 
-    def _rotary(self, tokens: int, start: int, x: Tensor) -> Rotary | None:
+    def _rotary(self, tokens: int, start: int | Tensor, x: Tensor) -> Rotary | None:
         if not self.attentions[0].rope:
             return None
         return rotary_1d(tokens, self.head_width, start=start, dtype=x.dtype, device=x.device)

@@ -34,14 +34,20 @@ class Rotary(NamedTuple):
 
 
 def rotary_1d(
-    tokens: int, width: int, *, start: int = 0, dtype: torch.dtype | None = None, device: torch.device | None = None
+    tokens: int,
+    width: int,
+    *,
+    start: int | Tensor = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
 ) -> Rotary:
     """Table for a sequence at positions start … start + tokens - 1.
 
     Args:
         tokens: number of positions.
         width: head width, even.
-        start: first position; the number of tokens already read when decoding.
+        start: first position; the number of tokens already read when decoding. A tensor (batch,) of them, one for each
+            sequence, is not checked and gives tables (batch, 1, tokens, width / 2).
         dtype: dtype of the tokens to be rotated; the table is float64 for float64, otherwise float32.
         device: device of the table.
 
@@ -50,7 +56,9 @@ def rotary_1d(
         ValueError: if a number is not a whole number in its range, width is odd, or the device is unknown.
     """
     _check_place(dtype, device)
-    if not _are_lengths(tokens, width, start):
+    if isinstance(start, Tensor):
+        _check_sizes(tokens=tokens, width=width)
+    elif not _are_lengths(tokens, width, start):
         _check_sizes(tokens=tokens, width=width, start=start)
     if width % 2:
         raise ValueError(f"`width` is {width}, expected a multiple of 2")
@@ -140,7 +148,7 @@ def _pairs_are_complex_numbers(x: Tensor) -> bool:
 def _angles(
     positions: int,
     pairs: int,
-    start: int,
+    start: int | Tensor,
     dtype: torch.dtype | None,
     device: torch.device | None,
     endpoint: bool = True,
@@ -148,8 +156,9 @@ def _angles(
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
     exponents = torch.linspace(0, 1, pairs if endpoint else pairs + 1, dtype=dtype, device=device)[:pairs]
     frequencies = 10000**-exponents
-    index = torch.arange(start, start + positions, dtype=dtype, device=device)
-    return index[:, None] * frequencies
+    index = torch.arange(positions, dtype=dtype, device=device)
+    index = index + (start[:, None, None].to(dtype) if isinstance(start, Tensor) else start)
+    return index.unsqueeze(-1) * frequencies
 
 
 def _table(angles: Tensor) -> Rotary:

@@ -72,8 +72,6 @@ def _of_decoder(network: Decoder, source: Run | nn.Module, dynamic: bool) -> tup
     """The facts about a decoder, and LONGEST tokens of an English text to compare on."""
     states = state_shapes(network)
     grow = next((name for name, shape in states.items() if 0 in shape), None)
-    if network.attentions[0].rope:
-        raise ValueError("A decoder with `rope` cannot be exported yet: train one without it.")
     if grow is not None and not dynamic:
         raise ValueError(
             f"The cache of {network.mechanism} attention grows with every token, so a file cannot read one token of a"

@@ -55,9 +55,10 @@ def conformer_file(speech, tmp_path_factory):
     return speech.export(tmp_path_factory.mktemp("files") / "conformer.onnx")
 
 
+@pytest.mark.parametrize("rope", [False, True])
 @pytest.mark.parametrize("mechanism", ["linear", "mala", "rala", "softmax"])
-def test_states_are_zeros_at_the_start_and_names_of_a_cache(mechanism):
-    network, tokens = decoder(mechanism, lepe=3), torch.arange(40).view(2, 20)
+def test_states_are_zeros_at_the_start_and_names_of_a_cache(mechanism, rope):
+    network, tokens = decoder(mechanism, lepe=3, rope=rope), torch.arange(40).view(2, 20)
     begun = cache_of(zeros(state_shapes(network), 2))
     with torch.no_grad():
         read = [network.read(piece, begun) for piece in tokens.split(7, dim=1)]
@@ -147,11 +148,25 @@ def test_a_file_of_one_token_at_a_time(tmp_path):
         load_run(exported.path)
 
 
+def test_sequences_of_a_batch_rotate_from_their_own_positions(tmp_path):
+    network = decoder("rala", rope=True)
+    facts, session = opened(linvit.export(network, tmp_path / "decoder.onnx").path)
+    rows = torch.arange(60).view(2, 30)
+
+    def after(row, tokens):
+        return session(row[None, :tokens], *zeros(facts.states, 1).values())[1:]
+
+    states = map(torch.cat, zip(after(rows[0], 5), after(rows[1], 17), strict=True))
+    logits = session(torch.stack((rows[0, 5:9], rows[1, 17:21])), *states)[0]
+    with torch.no_grad():
+        expected = torch.stack((network(rows[:1])[0, 5:9], network(rows[1:])[0, 17:21]))
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("network", "suffix", "options", "message"),
     [
         (lambda: decoder("softmax"), ".onnx", {"dynamic": False}, "cache of softmax attention grows"),
-        (lambda: decoder("mala", rope=True), ".onnx", {}, "with `rope` cannot be exported"),
         (lambda: conformer(head="transducer"), ".onnx", {}, "transducer cannot be exported"),
         (conformer, ".onnx", {"dynamic": False}, "any number of frames"),
         (conformer, ".onnx", {"size": 32}, "`size` is for networks of images"),
@@ -194,7 +209,8 @@ def test_damaged_states_are_refused(language, decoder_file, wrong):
 @pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
 @pytest.mark.parametrize("mechanism", ["linear", "mala", "rala", "softmax"])
 def test_every_mechanism_and_format(tmp_path, mechanism, suffix):
-    for network in (decoder(mechanism, lepe=3, conv=1), conformer(mechanism), conformer(mechanism, causal=True)):
+    decoders = (decoder(mechanism, lepe=3, conv=1), decoder(mechanism, rope=True))
+    for network in (*decoders, conformer(mechanism), conformer(mechanism, causal=True)):
         exported = linvit.export(network, tmp_path / f"network{suffix}")
         assert exported.difference < 1e-5 * exported.largest
         opened(exported.path)
