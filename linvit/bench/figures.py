@@ -83,7 +83,9 @@ def growth(report: Report) -> Figure:
 
 
 def _short(extent: int) -> str:
-    return f"{extent / 1e6:.2g}M" if extent >= 100_000 else f"{extent:,}"
+    if extent < 100_000:
+        return f"{extent:,}"
+    return f"{extent / 1e6:.0f}M" if extent >= 10_000_000 else f"{extent / 1e6:.2g}M"
 
 
 def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -> Figure:

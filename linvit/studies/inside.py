@@ -131,15 +131,13 @@ class Shown:
 
 def photograph_figure(networks: Mapping[str, Shown]) -> Figure:
     """A row for each network: the photograph, and the scores of the query in its middle in every layer."""
-    shown = networks.values()
-    return score_map_figure(
-        [one.photo for one in shown], [one.maps for one in shown], IN_THE_MIDDLE, names=list(networks)
-    )
+    images = [network.photo for network in networks.values()]
+    return score_map_figure(images, [network.maps for network in networks.values()], IN_THE_MIDDLE, list(networks))
 
 
 def magnitude_figure(networks: Mapping[str, Shown]) -> Figure:
     """The scores of every layer as its queries grow, in the colour of the network."""
-    return magnitude_comparison({name: one.magnitude for name, one in networks.items()})
+    return magnitude_comparison({name: network.magnitude for name, network in networks.items()})
 
 
 FIGURES = {"ranks": rank_figure, "scores": score_figure}
