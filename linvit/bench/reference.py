@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from linvit.layers import Operands, Operator
 from linvit.layers.mechanisms import MECHANISMS
+from linvit.layers.patches import Stem
 from linvit.layers.pointwise import PointwiseConv
 from linvit.ops import Rotary
 
@@ -120,7 +121,8 @@ class ReferenceOperator(Operator):
 
 
 def reference_model(model: nn.Module) -> nn.Module:
-    """A copy of a model in which every attention follows the released order, and 1×1 convolutions are torch's own.
+    """A copy of a model in which every attention follows the released order, and 1×1 convolutions are torch's own, on
+    maps in the memory format of the images.
 
     Parameters and outputs are the same.
 
@@ -137,6 +139,8 @@ def reference_model(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, PointwiseConv):
             cast(nn.Module, module).__class__ = nn.Conv2d
+        elif isinstance(module, Stem):
+            module.reorders = False
     shared: dict[str, tuple[Tensor, Tables]] = {}
     for operator in operators:
         if operator.mechanism not in REFERENCES or operator.options != MECHANISMS[operator.mechanism].axes:

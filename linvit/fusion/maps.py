@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from linvit.layers.pointwise import product, runs_on_onednn
+
 
 def last(x: Tensor) -> Tensor:
     """(batch, channels, height, width) as (batch, height, width, channels): a view."""
@@ -32,9 +34,8 @@ class Product(nn.Linear):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        if _runs_on_onednn(x):
-            fused: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "none")
-            return fused
+        if runs_on_onednn(x):
+            return product(x, self.weight, self.bias, self.activation)
         out: Tensor = super().forward(x)
         return out if self.activation == "none" else _gelu(out)
 
@@ -61,7 +62,7 @@ class GeluConv(nn.Conv2d):
     """A convolution followed by GELU, in one pass of oneDNN where possible."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if _runs_on_onednn(x):
+        if runs_on_onednn(x):
             window = (self.padding, self.stride, self.dilation)
             fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
                 x, self.weight, self.bias, *window, self.groups, "gelu", [], "none"
@@ -73,16 +74,3 @@ class GeluConv(nn.Conv2d):
 def _gelu(fresh: Tensor) -> Tensor:
     out: Tensor = torch.ops.aten.gelu_(fresh)
     return out
-
-
-def _runs_on_onednn(x: Tensor) -> bool:
-    """Whether this is plain inference on a CPU: no compiler, no gradient, no autocast."""
-    return (
-        not torch.compiler.is_compiling()  # comes first, because the rest would break a compiler's graph
-        and x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # private in torch, like the convolution
-        and not (torch.is_grad_enabled() and x.requires_grad)
-        and not torch.is_autocast_enabled("cpu")
-    )

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from linvit.layers.checks import Channels, Device, Dtype, TensorOptions, Width
 from linvit.layers.inputs import check_filled, check_floats
+from linvit.layers.pointwise import runs_on_onednn
 from linvit.ranges import Checked
 
 MIN_SIDE = 32
@@ -42,16 +43,22 @@ def checked_image(x: Tensor, in_chans: int, device: torch.device | None = None) 
 
 
 class Stem(Checked, nn.Sequential):
-    """The first layers of a network; the first of them is the convolution that reads the image."""
+    """The first layers of a network; the first of them is the convolution that reads the image.
+
+    In inference on a CPU its maps are channels_last, for products of oneDNN in all layers that follow.
+    """
 
     def __init__(self, in_chans: int, *layers: nn.Module) -> None:
         super().__init__(*layers)
         self.in_chans = in_chans
+        self.reorders = True  # False keeps the memory format of the images
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) to a map at stride 4."""
         weight = getattr(self[0], "weight", None)
         x = checked_image(x, self.in_chans, weight.device if isinstance(weight, Tensor) else None)
+        if self.reorders and isinstance(weight, Tensor) and runs_on_onednn(x, weight):
+            x = x.contiguous(memory_format=torch.channels_last)
         for layer in self:
             x = layer(x)
         return x

@@ -24,6 +24,17 @@ def test_stem_starts_with_a_convolution_of_the_image(stem):
     assert stem(5, 8)[0].in_channels == 5
 
 
+@pytest.mark.parametrize("stem", [ConvStem(3, 16), PatchStem(3, 16)], ids=["conv", "patch"])
+def test_maps_are_channels_last_in_inference_on_a_cpu(stem):
+    stem, image = stem.eval(), torch.randn(2, 3, 64, 32)
+    with torch.no_grad():
+        map_ = stem(image)
+        assert map_.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(map_, stem.double()(image.double()).float())
+        assert stem(image.double()).is_contiguous()
+    assert stem.float()(image).is_contiguous(), "with gradients"
+
+
 def test_conv_stem_ends_with_a_norm():
     stem = ConvStem(3, 8)
     assert [type(layer).__name__ for layer in stem] == ["Conv2d", "BatchNorm2d", "GELU"] * 3 + ["Conv2d", "BatchNorm2d"]

@@ -21,12 +21,48 @@ def test_output_gradients_and_memory_format_are_those_of_a_convolution(size, mem
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_it_is_a_product_where_channels_lie_innermost():
-    layer, x = PointwiseConv(6, 10), torch.randn(2, 6, 5, 7)
-    for memory_format, convolutions in ((torch.contiguous_format, 1), (torch.channels_last, 0)):
-        with torch.profiler.profile() as profile:
-            layer(x.to(memory_format=memory_format))
-        assert sum(event.name == "aten::convolution" for event in profile.events()) == convolutions
+def operators(layer, x):
+    """The names of the operators that compute the layer."""
+    with torch.profiler.profile() as profile:
+        layer(x)
+    return {event.name for event in profile.events()}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_float32_product_runs_on_onednn(threads):
+    """In training, torch convolves with oneDNN from 16 images on, and smaller batches only with several threads."""
+    layer = PointwiseConv(6, 10)
+    small, large = (torch.randn(batch, 6, 5, 7).to(memory_format=torch.channels_last) for batch in (2, 16))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            assert "mkldnn::_linear_pointwise" in operators(layer, small)
+            assert "aten::convolution" in operators(layer, small.contiguous())
+            with torch.autocast("cpu", torch.bfloat16):
+                assert "mkldnn::_linear_pointwise" not in operators(layer, small)
+        assert "aten::mkldnn_convolution" in operators(layer, large)
+        assert ("aten::mkldnn_convolution" in operators(layer, small)) == (threads > 1)
+        assert "aten::_slow_conv2d_forward" not in operators(layer, small)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("batch", [2, 16])
+def test_float32_maps_have_the_outputs_and_gradients_of_float64(batch):
+    layer, x = PointwiseConv(24, 40), torch.randn(batch, 24, 5, 7).to(memory_format=torch.channels_last)
+    wide = PointwiseConv(24, 40, dtype=torch.float64)
+    wide.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), wide(x.double()).float())
+    grads = []
+    for each in (layer, wide):
+        inputs = x.to(each.weight.dtype).requires_grad_()
+        out = each(inputs)
+        assert out.is_contiguous(memory_format=torch.channels_last)
+        grads.append(torch.autograd.grad(out.square().sum(), (inputs, each.weight, each.bias)))
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_exports():

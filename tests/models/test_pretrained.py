@@ -114,12 +114,12 @@ def test_features_from_a_headless_file(files, tmp_path):
     state = {key: value for key, value in released("RAVLT_T").items() if not key.startswith("head.")}
     torch.save(state, tmp_path / "headless.pth")
     overlay = {"file": str(tmp_path / "headless.pth")}
-    body = timm.create_model("ravlt_tiny", pretrained=True, pretrained_cfg_overlay=overlay, features_only=True).eval()
+    body = timm.create_model("ravlt_tiny", pretrained=True, pretrained_cfg_overlay=overlay, features_only=True)
     whole = timm.create_model("ravlt_tiny", pretrained=True, pretrained_cfg_overlay={"file": str(files["RAVLT_T"])})
-    x = torch.randn(1, 3, 64, 64)
+    x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
     with torch.no_grad():
-        expected = whole.eval().forward_intermediates(x, intermediates_only=True)
-        for one, other in zip(body(x), expected, strict=True):
+        expected = whole.eval().double().forward_intermediates(x, intermediates_only=True)
+        for one, other in zip(body.eval().double()(x), expected, strict=True):
             assert_close(one, other)
 
 
