@@ -1,15 +1,19 @@
 """1×1 convolutions of maps in either memory format, and products with weights on oneDNN."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from linvit.arguments import is_traced
 
 ONEDNN_FROM = 16  # images in a batch from which torch computes 1×1 convolutions with oneDNN, whatever the threads
+HAS_PRODUCT = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # private in torch, and only in builds with oneDNN
 
 
 @register_notrace_module  # symbolic tracing does not know the memory format of a map
@@ -62,13 +66,22 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "n
     return out
 
 
+def _flops(x_shape: Sequence[int], weight_shape: Sequence[int], *_: Any, **__: Any) -> int:
+    """The floating-point operations of a product, which torch's FlopCounterMode does not know."""
+    return 2 * prod(x_shape) * weight_shape[0]
+
+
+if HAS_PRODUCT and torch.ops.mkldnn._linear_pointwise not in flop_registry:
+    register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_flops)
+
+
 def runs_on_onednn(*tensors: Tensor) -> bool:
     """Whether this is plain inference in float32 on a CPU: no compiler, no gradient, no autocast."""
     return (
         not is_traced()  # comes first, because the rest would break a compiler's graph
         and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
         and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # private in torch, like the convolution
+        and HAS_PRODUCT
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
         and not torch.is_autocast_enabled("cpu")
     )
