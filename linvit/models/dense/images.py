@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import batched_nms
+from torchvision.ops import batched_nms, nms
 
 
 class ImageBatch(GeneralizedRCNNTransform):
@@ -36,6 +36,12 @@ class ImageBatch(GeneralizedRCNNTransform):
         return result
 
 
+def padded(images: Tensor) -> Tensor:
+    """Images (batch, channels, height, width) padded as by ImageBatch."""
+    bottom, right = ((side + 31) // 32 * 32 - side for side in images.shape[-2:])
+    return F.pad(images, (0, right, 0, bottom))
+
+
 def known_objects(target: Mapping[str, Any]) -> Mapping[str, Any]:
     """The target without crowds, which the losses ignore."""
     if "iscrowd" not in target:
@@ -58,8 +64,15 @@ def suppressed(boxes: Tensor, scores: Tensor, least: float, overlap: float, most
     rows, labels = torch.where(scores > least)
     chosen = boxes[rows] if boxes.ndim == 2 else boxes[rows, labels]
     scores = scores[rows, labels]
-    keep = batched_nms(chosen, scores, labels, overlap)[:most]
+    suppress = _nms_on_shifted if torch.compiler.is_exporting() else batched_nms
+    keep = suppress(chosen, scores, labels, overlap)[:most]
     return {"boxes": chosen[keep], "labels": labels[keep], "scores": scores[keep]}
+
+
+def _nms_on_shifted(boxes: Tensor, scores: Tensor, labels: Tensor, overlap: float) -> Tensor:
+    """torchvision's batched_nms of up to 1,000 boxes, without its branches on their number, which has no graph."""
+    largest = F.pad(boxes.flatten(), (0, 1)).amax(0)  # also of no boxes
+    return nms(boxes + (labels.to(boxes) * (largest + 1))[:, None], scores, overlap)
 
 
 def pasted(masks: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:

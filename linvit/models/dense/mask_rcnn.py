@@ -8,15 +8,16 @@ from torch.nn import functional as F
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+from torchvision.ops import clip_boxes_to_image, nms
 
 from linvit.layers.checks import Outputs, Width
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
-from linvit.models.dense.images import ImageBatch
+from linvit.models.dense.images import ImageBatch, padded
 from linvit.models.dense.inputs import CheckedInputs
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.models.dense.retinanet import PyramidBackbone
-from linvit.models.dense.roi_heads import RegionHeads, Step
+from linvit.models.dense.roi_heads import RegionHeads, Sizes, Step
 from linvit.ranges import Checked, IsA
 
 Targets = list[dict[str, Tensor]]
@@ -61,6 +62,26 @@ class Proposals(RegionProposalNetwork):
     def forward(self, images: ImageList, features: dict[str, Tensor], targets: Targets | None = None) -> Any:
         self._sizes = images.image_sizes
         return super().forward(images, features, targets)
+
+    def filter_proposals(
+        self, proposals: Tensor, objectness: Tensor, image_shapes: Sizes, num_anchors_per_level: list[int]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The regions (n, 4) of each image and their scores (n,), best first; to be exported, of one image only."""
+        if not torch.compiler.is_exporting():
+            filtered: tuple[list[Tensor], list[Tensor]]
+            filtered = super().filter_proposals(proposals, objectness, image_shapes, num_anchors_per_level)
+            return filtered
+        # torchvision branches on the number of boxes, which has no graph; the levels are suppressed one by one there too.
+        boxes, scores = [], []
+        clipped = clip_boxes_to_image(proposals[0], image_shapes[0]).split(num_anchors_per_level)
+        for level, logits in zip(clipped, objectness.flatten().split(num_anchors_per_level), strict=True):
+            score, best = logits.topk(min(self.pre_nms_top_n(), logits.shape[0]))
+            kept = nms(level[best], score.sigmoid(), self.nms_thresh)
+            boxes.append(level[best][kept])
+            scores.append(score.sigmoid()[kept])
+        score, best = torch.cat(scores).sort(descending=True)
+        best = best[: self.post_nms_top_n()]
+        return [torch.cat(boxes)[best]], [score[: self.post_nms_top_n()]]
 
     def assign_targets_to_anchors(self, anchors: list[Tensor], targets: Targets) -> tuple[list[Tensor], list[Tensor]]:
         """Labels (1 object, 0 background, -1 neither) and boxes of the objects for the anchors of each image."""
@@ -124,6 +145,18 @@ class RegionDetector(Checked, CheckedInputs, ReleasedNames, GeneralizedRCNN):
         heads = RegionHeads(num_classes, self.steps, *self.box_head, width, hidden, num_regions)
         super().__init__(PyramidBackbone(backbone, 0, "pool", width), proposals, heads, ImageBatch())
         self.num_classes = num_classes
+
+    def detections(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What exported files return, which have no masks of the image's size.
+
+        A normalized image (1, 3, height, width) to boxes (n, 4) in pixels, scores (n,), labels (n,) and mask
+        probabilities (n, 28, 28) within the boxes, best score first.
+        """
+        images, sizes = padded(image), [(image.shape[-2], image.shape[-1])]
+        maps = self.backbone(images)
+        proposals, _ = self.rpn(ImageList(images, sizes), maps)
+        (detected,), _ = self.roi_heads(maps, proposals, sizes)
+        return detected["boxes"], detected["scores"], detected["labels"], detected["masks"]
 
 
 class MaskRCNN(RegionDetector):

@@ -13,7 +13,7 @@ from linvit.layers.checks import Outputs, Width
 from linvit.layers.neck import Neck
 from linvit.models.dense.anchors import Anchors, BoxDeltas, QualityMatcher
 from linvit.models.dense.backbone import DenseBackbone
-from linvit.models.dense.images import ImageBatch, suppressed
+from linvit.models.dense.images import ImageBatch, padded, suppressed
 from linvit.models.dense.inputs import CheckedInputs
 from linvit.models.dense.released_names import ReleasedNames
 from linvit.ranges import Checked, IsA, Range
@@ -136,8 +136,7 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
         Normalized images (batch, 3, height, width) to boxes (batch, anchors, 4) in pixels, not clipped to the image,
         and scores (batch, anchors, num_classes) in 0..1, level after level.
         """
-        bottom, right = ((side + 31) // 32 * 32 - side for side in images.shape[-2:])
-        maps = list(self.backbone(F.pad(images, (0, right, 0, bottom))).values())
+        maps = list(self.backbone(padded(images)).values())
         outputs = self.head(maps)
         codes = outputs["bbox_regression"]
         anchors = torch.cat(self.anchor_generator.per_level(maps)).repeat(images.shape[0], 1)

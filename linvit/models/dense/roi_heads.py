@@ -39,11 +39,11 @@ class RegionPool(nn.Module):
     def forward(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
         """Boxes (n, 4) of each image to (sum of n, channels, side, side), in float32 or wider."""
         maps = [level.to(torch.promote_types(level.dtype, torch.float32)) for level in maps[: len(STRIDES)]]
-        index = torch.cat([box.new_full((len(box), 1), i) for i, box in enumerate(boxes)])
+        index = torch.cat([box.new_full((box.shape[0], 1), i) for i, box in enumerate(boxes)])
         regions = torch.cat((index, torch.cat(list(boxes))), dim=1).to(maps[0].dtype)
         sizes = ((regions[:, 3] - regions[:, 1]) * (regions[:, 4] - regions[:, 2])).clamp(min=0).sqrt()
         levels = torch.log2(sizes / 56 + 1e-6).floor().clamp(0, len(STRIDES) - 1).long()
-        out = maps[0].new_zeros(len(regions), maps[0].shape[1], self.side, self.side)
+        out = maps[0].new_zeros(regions.shape[0], maps[0].shape[1], self.side, self.side)
         for i, (level, stride) in enumerate(zip(maps, STRIDES, strict=True)):
             here = torch.where(levels == i)[0]
             cut = roi_align(level, regions[here], self.side, 1 / stride, sampling_ratio=0, aligned=True)
@@ -238,8 +238,8 @@ class RegionHeads(nn.Module):
 
     def _refined(self, i: int, codes: Tensor, labels: Tensor, boxes: list[Tensor], shapes: Sizes) -> list[Tensor]:
         """The regions moved by the codes of their classes and clipped to their images."""
-        chosen = codes.unflatten(1, (-1, 4))[torch.arange(len(labels), device=labels.device), labels]
-        moved = self.coders[i].decode_single(chosen, torch.cat(boxes)).split([len(box) for box in boxes])
+        chosen = codes.unflatten(1, (-1, 4))[torch.arange(labels.shape[0], device=labels.device), labels]
+        moved = self.coders[i].decode_single(chosen, torch.cat(boxes)).split([box.shape[0] for box in boxes])
         return [clip_boxes_to_image(box, shape) for box, shape in zip(moved, shapes, strict=True)]
 
     def _detections(self, maps: list[Tensor], boxes: list[Tensor], shapes: Sizes) -> list[dict[str, Tensor]]:
@@ -251,7 +251,7 @@ class RegionHeads(nn.Module):
                 boxes = self._refined(i, codes, logits[:, :-1].argmax(1), boxes, shapes)
         scores = (total / len(self.box_heads)).softmax(1)[:, :-1]
         decoded = self.coders[-1].decode_single(codes, torch.cat(boxes)).unflatten(1, (-1, 4))
-        counts = [len(box) for box in boxes]
+        counts = [box.shape[0] for box in boxes]
         detections = [
             suppressed(
                 clip_boxes_to_image(box, shape), score, self.score_thresh, self.nms_thresh, self.detections_per_img
@@ -259,7 +259,7 @@ class RegionHeads(nn.Module):
             for box, score, shape in zip(decoded.split(counts), scores.split(counts), shapes, strict=True)
         ]
         masks = self._masks(maps, detections)
-        counts = [len(image["labels"]) for image in detections]
+        counts = [image["labels"].shape[0] for image in detections]
         for image, mask in zip(detections, masks.split(counts), strict=True):
             image["masks"] = mask
         return detections
@@ -269,7 +269,7 @@ class RegionHeads(nn.Module):
         regions = self.mask_pool(maps, [image["boxes"] for image in detections])
         labels = torch.cat([image["labels"] for image in detections])
         probabilities = sum(head(regions).sigmoid() for head in self.mask_heads) / len(self.mask_heads)
-        out: Tensor = probabilities[torch.arange(len(labels), device=labels.device), labels]
+        out: Tensor = probabilities[torch.arange(labels.shape[0], device=labels.device), labels]
         return out
 
 
