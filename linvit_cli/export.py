@@ -74,5 +74,7 @@ def _sentences(exported: "Exported") -> Iterator[str]:
         f"Its outputs differ from the network's by {error}at most {exported.difference:.2g}; the largest output is"
         f" {exported.largest:.2g} ({compared.get(exported.facts.task, f'images of {sizes} px')})."
     )
+    if exported.facts.task == "detection" and exported.same is not None:
+        yield f"Of the detections, {exported.same:.1%} are those of the network."
     if count and exported.same is not None:
         yield f"The class with the largest logit is the same in {exported.same:.1%}; linvit eval measures the accuracy."

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from linvit.deploy.coreml import MANIFEST, PACKAGE
-from linvit.deploy.facts import Facts, SequenceFacts
+from linvit.deploy.detections import LEAST_SAME, matched
+from linvit.deploy.facts import DETECTIONS, Facts, SequenceFacts
 from linvit.deploy.formats import Format, session_of
 from linvit.deploy.graph import OnPixels, exported, sample, traced
 from linvit.deploy.quantizing import quantized
@@ -24,6 +25,7 @@ from linvit.fusion import fuse
 WORST_INT8 = 0.5  # of the outputs' root mean square; trained networks lose a few hundredths, outputs of zero are 1
 TINY = torch.finfo(torch.float32).tiny
 Example = tuple[nn.Module, tuple[Tensor, ...], tuple[Any, ...] | None]
+Answer = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
 class Difference(NamedTuple):
@@ -31,7 +33,8 @@ class Difference(NamedTuple):
 
     difference: the largest difference. largest: the largest value of that output. error: root mean square of the
     differences over that of the output. same: share of the images, of a segmentor the positions, whose largest logit is
-    that of the same class; None for outputs that are not logits.
+    that of the same class; of files that choose detections, the share of those that the network has too, on which alone
+    the other values are measured; None for other outputs.
     """
 
     difference: float
@@ -96,7 +99,10 @@ def write(
     about = facts.to_json(), ("images",), facts.outputs
 
     def check(session: Session) -> Difference:
-        difference = _difference(OnPixels(network, facts.mean, facts.std), format, session, images)
+        answers = _answers(OnPixels(network, facts.mean, facts.std), format, session, images)
+        if facts.outputs == DETECTIONS:
+            return _detected_difference(answers, format)
+        difference = _difference(answers)
         _check_difference(difference, format, facts.calibrated > 0)
         return difference if facts.outputs == ("outputs",) else difference._replace(same=None)
 
@@ -131,7 +137,7 @@ def write_sequence(
     about = facts.to_json(), facts.inputs, facts.outputs
 
     def check(session: Session) -> Difference:
-        difference = _difference(network, format, whole(session), batches)
+        difference = _difference(_answers(network, format, whole(session), batches))
         _check_difference(difference, format, int8=False)
         return difference._replace(same=None)
 
@@ -181,8 +187,8 @@ def _check_difference(difference: Difference, format: Format, int8: bool) -> Non
     )
 
 
-def _difference(network: Session, format: Format, session: Session, images: Sequence[Tensor]) -> Difference:
-    batches, answers = [], []
+def _answers(network: Session, format: Format, session: Session, images: Iterable[Tensor]) -> Iterator[Answer]:
+    """The outputs of network and file for each batch."""
     for batch in images:
         with torch.inference_mode():
             expected = network(batch)
@@ -193,7 +199,24 @@ def _difference(network: Session, format: Format, session: Session, images: Sequ
                 f"{format.name} cannot run this network at its size ({reason_of(error)}): try a larger `size` or"
                 " another format."
             ) from error
-        answers.append((expected[0].argmax(1) == outputs[0].argmax(1)).flatten())
+        yield expected, outputs
+
+
+def _detected_difference(answers: Iterable[Answer], format: Format) -> Difference:
+    """The difference of the detections of both; raises ValueError for a file that has others than the network."""
+    expected, outputs, same = matched(answers, format.tolerance)
+    if same < LEAST_SAME:
+        raise ValueError(
+            f"Of the detections, {same:.1%} are the same in the {format.name} file and the network, expected"
+            f" {LEAST_SAME:.0%}, so the file is not kept: try another format or other `images`."
+        )
+    return _difference([(expected, outputs)])._replace(same=same)
+
+
+def _difference(answers: Iterable[Answer]) -> Difference:
+    classes, batches = [], []
+    for expected, outputs in answers:
+        classes.append((expected[0].argmax(1) == outputs[0].argmax(1)).flatten())
         pairs = [(ours.double(), theirs - ours) for ours, theirs in zip(expected, outputs, strict=True)]
         batches.append([[by.abs().max(), x.abs().max(), by.square().sum(), x.square().sum()] for x, by in pairs])
     values = torch.tensor(batches)
@@ -201,5 +224,5 @@ def _difference(network: Session, format: Format, session: Session, images: Sequ
     noise, signal = values[..., 2:].sum(0).unbind(-1)
     errors = (noise / signal.clamp_min(TINY)).sqrt()
     worst = (differences / largest.clamp_min(TINY)).argmax()  # NaN is above all
-    same = torch.cat(answers).float().mean()
+    same = torch.cat(classes).float().mean()
     return Difference(float(differences[worst]), float(largest[worst]), float(errors[worst]), float(same))

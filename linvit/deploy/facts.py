@@ -13,6 +13,9 @@ from linvit.files import reason_of
 from linvit.ranges import Count, Range, check
 
 BACKBONE = "backbone"
+DETECTIONS = ("boxes", "scores", "labels", "masks")
+"""The outputs of files that choose the detections themselves; other detectors leave this to the reader of the file."""
+
 KEY = "linvit"
 """The name of the entry in a file's own metadata that has all facts, as JSON."""
 
@@ -29,10 +32,11 @@ class Facts:
     height and width in pixels that it was made for. smallest: side in pixels from which other sizes and batches work
     too; 0 if none do. mean, std: per channel in 0..1; the file applies them, its input is uint8 pixels. interpolation,
     crop_pct: how images are resized and cropped before. weights: SHA-256 of the network's weights. outputs: names of
-    the outputs, in order. strides: pixels between neighbouring positions of each output map, or of each level of a
-    detector; otherwise empty. fit: the long and the short side in pixels that images are scaled to fit, without a crop;
-    None if they are cropped. stored: what else the run knew about its data, such as the category ids of a detector.
-    calibrated: number of images that the 8-bit layers were calibrated on; 0 for a file in float32.
+    the outputs, in order; DETECTIONS for a detector that chooses its detections. strides: pixels between neighbouring
+    positions of each output map, or of each level of a detector; otherwise empty. fit: the long and the short side in
+    pixels that images are scaled to fit, without a crop; None if they are cropped. stored: what else the run knew about
+    its data, such as the category ids of a detector. calibrated: number of images that the 8-bit layers were calibrated
+    on; 0 for a file in float32.
     """
 
     name: str

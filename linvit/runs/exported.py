@@ -12,9 +12,9 @@ from torchvision.ops import clip_boxes_to_image
 
 from linvit.data.dense.source import DensePreprocessing
 from linvit.data.images.image import SMALLEST, Preprocessing
-from linvit.deploy.facts import BACKBONE, Facts, FactsError, SequenceFacts
+from linvit.deploy.facts import BACKBONE, DETECTIONS, Facts, FactsError, SequenceFacts
 from linvit.deploy.formats import opened
-from linvit.models.dense.images import suppressed
+from linvit.models.dense.images import pasted, suppressed
 from linvit.models.dense.retinanet import CHOICE, most_likely
 from linvit.runs.exported_sequences import run_of_sequences
 from linvit.runs.run import Run
@@ -78,6 +78,19 @@ class ExportedDetector(ExportedNetwork):
         )
 
 
+class ExportedRegionDetector(ExportedNetwork):
+    """An exported Mask R-CNN or Cascade Mask R-CNN, which chooses its detections in the file."""
+
+    has_masks = True
+
+    def forward(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:  # type: ignore[override]
+        """Images (3, height, width) to boxes, scores, labels and bool masks (n, height, width) of each."""
+        detections = [dict(zip(DETECTIONS, self.outputs(image[None]), strict=True)) for image in images]
+        for image, detected in zip(images, detections, strict=True):
+            detected["masks"] = pasted(detected["masks"], detected["boxes"], image.shape[-2], image.shape[-1])
+        return detections
+
+
 def run_of_file(path: Path) -> Run:
     """A run around an exported file, which predicts and evaluates in its runtime.
 
@@ -98,7 +111,10 @@ def run_of_file(path: Path) -> Run:
     if facts.task not in EXPORTED or (facts.fit is None) != (TASKS[facts.task].preprocessing is Preprocessing):
         raise FactsError(f"What {path} says about its task {facts.task!r} is damaged: export it again.")
     spec = TASKS[facts.task]
-    network = (ExportedDetector if facts.task == "detection" else ExportedNetwork)(path, facts, session)
+    kind = ExportedNetwork
+    if facts.task == "detection":
+        kind = ExportedRegionDetector if facts.outputs == DETECTIONS else ExportedDetector
+    network = kind(path, facts, session)
     preprocessing: Any = Preprocessing(facts.size, facts.mean, facts.std, facts.interpolation, facts.crop_pct)
     if facts.fit is not None:
         preprocessing = DensePreprocessing(*facts.fit, facts.mean, facts.std)

@@ -18,12 +18,13 @@ from linvit.analysis.scores import evenly
 from linvit.arguments import check_network, kind
 from linvit.data.images.image import SMALLEST, CorruptImageError, Preprocessing, Side
 from linvit.deploy import Exported, write
-from linvit.deploy.facts import BACKBONE, SEQUENCES, Facts, digest
+from linvit.deploy.facts import BACKBONE, DETECTIONS, SEQUENCES, Facts, digest
 from linvit.deploy.formats import format_of
 from linvit.deploy.quantizing import need_int8
 from linvit.files import user_path
 from linvit.models.dense.anchors import Anchors
 from linvit.models.dense.backbone import STRIDES, DenseBackbone
+from linvit.models.dense.mask_rcnn import RegionDetector
 from linvit.models.dense.retinanet import RetinaNet
 from linvit.ranges import check
 from linvit.runs.exported import EXPORTED, ExportedNetwork
@@ -37,6 +38,7 @@ from linvit.runs.tasks import TASKS
 
 CHECKED = (1.0, 1.25, 0.75)  # the sizes to compare at, over the network's own
 ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None, "compiled": bool, "int8": bool}
+REGION_SUFFIXES = (".onnx", ".xml")  # of files of region detectors: the others have no non-maximum suppression
 MOST = 16  # images to compare on
 AT_ONCE = 2  # of them, because maps of logits are large
 FEWEST_TO_CALIBRATE, MOST_TO_CALIBRATE = 16, 256
@@ -65,6 +67,11 @@ def export(
     RetinaNet boxes (batch, anchors, 4) and scores (batch, anchors, classes) before non-maximum suppression; of
     backbones their maps (batch, channels, height, width). It contains class names, sizes and preprocessing as JSON.
 
+    The file of a Mask R-CNN or Cascade Mask R-CNN reads one image of one size and returns its detections, chosen by
+    non-maximum suppression, best first: boxes (n, 4) in pixels, scores (n,), int64 labels (n,) and mask probabilities
+    (n, 28, 28) within the boxes, with n of 0 to 100. It can be .onnx and .xml. It is kept if 99 % of the detections are
+    those of the network, to 1e-4 in scores and in boxes (as a share of the largest coordinate), and to 1e-3 in masks.
+
     The file of a decoder reads int64 tokens (batch, tokens) and the float32 states after the tokens before, zeros at
     the start; it returns logits (batch, tokens, vocabulary) and the states after these tokens. That of a Conformer with
     head "ctc" reads float32 features (batch, frames, mels) without padding and returns logits (batch, frames / 4
@@ -80,9 +87,9 @@ def export(
             short side).
         dynamic: whether the file reads any batch, height and width, or any number of tokens; otherwise one image of
             that size, or one token of one sequence (default: yes, but not for .pte and .mlpackage, and for .pt2 of
-            images only from 64 px).
+            images only from 64 px; never for Mask R-CNN and its cascade).
         images: image files, folders, PIL images or arrays to compare on (default: two photos, with `int8` some of
-            `calibrate`).
+            `calibrate`); a Mask R-CNN must detect something in them.
         compiled: whether a .pt2 file has machine code for processors like this one, made by torch's AOTInductor with a
             C++ compiler; torch opens it, linvit does not.
         int8: whether convolutions and products with weights are computed in 8 bits; only .onnx and .xml.
@@ -97,8 +104,9 @@ def export(
         ImportError: if the runtime is missing (the message names the extra of linvit that installs it), or the C++
             compiler.
         ValueError: for `int8` without `calibrate` or the other way round, too few images to calibrate on, a network
-            that is none of these, another suffix, a network that cannot be exported, no readable image, and a file
-            whose outputs differ from the network's; nothing is left behind then.
+            that is none of these, another suffix, a network that cannot be exported, no readable image, images
+            in which a Mask R-CNN detects nothing, and a file whose outputs differ from the network's; nothing is left
+            behind then.
     """
     check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled, "int8": int8})
     if isinstance(source, Run) and isinstance(source.spec, StudentSpec):
@@ -108,8 +116,11 @@ def export(
         for_images = {"size": size, "images": images, "compiled": compiled, "int8": int8, "calibrate": calibrate}
         return export_sequence(source, path, dynamic, {**for_images, "report": report})
     _check_int8(int8, calibrate, report)
-    network, facts = of_run(source) if isinstance(source, Run) else _of_network(source)
     path = user_path(path)
+    if isinstance(source, Run) and isinstance(source.network, RegionDetector):
+        _check_region_detector(source, path, dynamic, int8)
+        dynamic = False
+    network, facts = of_run(source) if isinstance(source, Run) else _of_network(source)
     format = format_of(path, compiled)
     smallest = format.smallest
     if facts.task == "detection" and smallest > SMALLEST:
@@ -162,6 +173,16 @@ def _check_source(source: Run | nn.Module) -> None:
         )
 
 
+def _check_region_detector(run: Run, path: Path, dynamic: bool | None, int8: bool) -> None:
+    """Raises ValueError for what files of Mask R-CNN and Cascade Mask R-CNN cannot be."""
+    if path.suffix not in REGION_SUFFIXES:
+        known = " or ".join(REGION_SUFFIXES)
+        raise ValueError(f"{run.name} cannot be exported to {path.suffix}, expected {known}: change the suffix.")
+    for name, given in (("dynamic", dynamic), ("int8", int8)):
+        if given:
+            raise ValueError(f"The file of {run.name} reads one image of one size in float32: leave `{name}` out.")
+
+
 def of_run(run: Run) -> tuple[nn.Module, Facts]:
     """What is written of a copy of a run's network, and the facts about it for files of one size."""
     network, about = deepcopy(run.network), run.preprocessing
@@ -172,8 +193,9 @@ def of_run(run: Run) -> tuple[nn.Module, Facts]:
     facts = replace(facts, size=(about.short_side,) * 2, fit=(about.long_side, about.short_side))
     if run.spec.name == "segmentation":
         return network, replace(facts, strides=(1,))
-    if not isinstance(network, RetinaNet):
-        raise ValueError(f"{run.name} cannot be exported, because of the detectors only retinanet can: give one.")
+    if isinstance(network, RegionDetector):
+        return Detections(network), replace(facts, outputs=DETECTIONS)
+    assert isinstance(network, RetinaNet)
     strides = cast(Anchors, network.anchor_generator).strides
     return Candidates(network), replace(facts, outputs=("boxes", "scores"), strides=strides)
 
@@ -229,6 +251,17 @@ class Candidates(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         return self.network.candidates(images)
+
+
+class Detections(nn.Module):
+    """The detections of a Mask R-CNN or Cascade Mask R-CNN in one image."""
+
+    def __init__(self, network: RegionDetector) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        return self.network.detections(image)
 
 
 def _name(network: nn.Module) -> str:

@@ -71,17 +71,19 @@ class Proposals(RegionProposalNetwork):
             filtered: tuple[list[Tensor], list[Tensor]]
             filtered = super().filter_proposals(proposals, objectness, image_shapes, num_anchors_per_level)
             return filtered
-        # torchvision branches on the number of boxes, which has no graph; the levels are suppressed one by one there too.
+        # torchvision branches on the number of boxes, which has no graph. Ranks instead of scores, because ONNX Runtime
+        # rounds a sigmoid to 1e-8 and OpenVINO leaves boxes with negative scores out.
         boxes, scores = [], []
         clipped = clip_boxes_to_image(proposals[0], image_shapes[0]).split(num_anchors_per_level)
         for level, logits in zip(clipped, objectness.flatten().split(num_anchors_per_level), strict=True):
             score, best = logits.topk(min(self.pre_nms_top_n(), logits.shape[0]))
-            kept = nms(level[best], score.sigmoid(), self.nms_thresh)
+            ranks = torch.arange(len(best), 0, -1, dtype=score.dtype, device=score.device)
+            kept = nms(level[best], ranks, self.nms_thresh)
             boxes.append(level[best][kept])
-            scores.append(score.sigmoid()[kept])
+            scores.append(score[kept])
         score, best = torch.cat(scores).sort(descending=True)
-        best = best[: self.post_nms_top_n()]
-        return [torch.cat(boxes)[best]], [score[: self.post_nms_top_n()]]
+        most = self.post_nms_top_n()
+        return [torch.cat(boxes)[best[:most]]], [score[:most].sigmoid()]
 
     def assign_targets_to_anchors(self, anchors: list[Tensor], targets: Targets) -> tuple[list[Tensor], list[Tensor]]:
         """Labels (1 object, 0 background, -1 neither) and boxes of the objects for the anchors of each image."""
