@@ -50,12 +50,14 @@ def _joined(images: Sequence[Outputs]) -> Outputs:
 
 def _pairs(expected: Outputs, outputs: Outputs, tolerance: float) -> tuple[Tensor, Tensor]:
     """The places of the detections that agree, each the closest to the other."""
-    scale = torch.cat((expected[0], outputs[0])).abs().amax().clamp_min(1)  # pixels
+    if 0 in (len(expected[0]), len(outputs[0])):
+        return torch.arange(0), torch.arange(0)
+    scale = expected[0].abs().amax().clamp_min(1)  # pixels
     ours, theirs = (
         torch.cat((boxes / scale, scores[:, None], masks.flatten(1) / MASK_TOLERANCE), dim=1).double()
         for boxes, scores, _, masks in (expected, outputs)
     )
-    gaps = torch.cdist(ours, theirs, p=torch.inf)
+    gaps = (ours[:, None] - theirs).abs().amax(-1)  # cdist would leave NaN out
     gaps[expected[2][:, None] != outputs[2]] = torch.inf
     closest, back = gaps.argmin(1), gaps.argmin(0)
     here = torch.arange(len(ours))

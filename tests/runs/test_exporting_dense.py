@@ -12,15 +12,18 @@ from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 import linvit
+from linvit.data.dense.masks import to_mask
 from linvit.data.dense.source import DensePreprocessing
 from linvit.deploy.coreml import PACKAGE
-from linvit.deploy.facts import BACKBONE, Facts
-from linvit.deploy.formats import FORMATS, opened
-from linvit.deploy.graph import OnPixels, pooled
+from linvit.deploy.detections import LEAST_SAME, matched
+from linvit.deploy.facts import BACKBONE, DETECTIONS, Facts
+from linvit.deploy.formats import FORMATS, opened, session_of
+from linvit.deploy.graph import OnPixels, exported, pooled
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.frameworks import SEGMENTORS, build_dense
+from linvit.models.dense.images import pasted
 from linvit.runs.exported import run_of_file
-from linvit.runs.exporting import Candidates
+from linvit.runs.exporting import Candidates, Detections
 from linvit.runs.run import Run
 from linvit.runs.tasks import TASKS
 
@@ -29,6 +32,7 @@ SIZES = [(64, 64), (90, 120), (310, 200)]  # photos, scaled to fit 96 and 64 px
 NARROW = SIZES[-1]  # scaled to 96×62 px, less than a .pt2 file reads
 ANY_SIZE = [(framework, suffix) for framework in SEGMENTORS for suffix in (".onnx", ".xml", ".pt2")]
 ANY_SIZE += [("retinanet", ".onnx"), ("retinanet", ".xml")]  # .pt2 from 128 px only
+REGION_DETECTORS = ("mask_rcnn", "cascade_mask_rcnn")
 ONE_SIZE = [("retinanet", ".pt2"), ("retinanet", ".pte"), ("semantic_fpn", ".pte")]
 
 
@@ -43,11 +47,22 @@ def run_of(framework: str, backbone: str = "resnet10t") -> Run:
         torch.nn.init.normal_(head.classification_head.cls_logits.weight, std=3000)
         torch.nn.init.constant_(head.classification_head.cls_logits.bias, -2)
         torch.nn.init.normal_(head.regression_head.bbox_reg.weight)
+    elif framework in REGION_DETECTORS:
+        spread(task.network)
     elif kind == "segmentation":
         torch.nn.init.normal_(head.classifier[1].weight)
     preprocessing = DensePreprocessing(96, 64, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     stored = {"labels": [2, 5, 7]} if kind == "segmentation" else {"category_ids": [3, 1, 9]}
     return Run(TASKS[kind], task, NAMES, preprocessing, None, f"{framework} on {backbone}", stored=stored)
+
+
+def spread(network: nn.Module) -> None:
+    """Gives a Mask R-CNN weights with which its scores and boxes differ from region to region."""
+    layers = {network.rpn.head.cls_logits: 1, network.rpn.head.bbox_pred: 0.05}
+    for head in network.roi_heads.box_heads:
+        layers |= {head.classifier: 0.3, head.boxes: 0.02}
+    for layer, std in layers.items():
+        nn.init.normal_(layer.weight, std=std)
 
 
 def photos(sizes=SIZES) -> list[np.ndarray]:
@@ -68,6 +83,13 @@ def check_same(run: Run, loaded: Run, sizes=SIZES) -> None:
         assert clear.sum() > 50
         assert torch.equal(torch.tensor(got.labels)[clear], torch.tensor(expected.labels)[clear])
         torch.testing.assert_close(got.boxes[clear], expected.boxes[clear], atol=1e-2, rtol=0)
+        if expected.masks is not None:
+            pairs = zip(*(pixels(row)[clear] for row in (got, expected)), strict=True)
+            assert all((mask != other).sum() <= 1 for mask, other in pairs)  # a probability may be 0.5
+
+
+def pixels(row) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(to_mask(runs, row.size)).bool() for runs in row.masks])
 
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (7, 13), (2, 40)])
@@ -114,6 +136,144 @@ def test_the_detections_of_a_file_are_those_of_its_run(monkeypatch, facts):
     assert found.boxes[:, 3].max() <= 30.01
 
 
+@pytest.mark.parametrize("framework", REGION_DETECTORS)
+def test_detections_of_one_image_are_those_of_the_network(framework, monkeypatch, facts):
+    run = run_of(framework)
+    about = replace(facts, name=run.name, smallest=0, size=(64, 90), outputs=DETECTIONS, strides=())
+    check_same(run, _in_memory(monkeypatch, Detections(run.network), about), [(64, 90)])
+    monkeypatch.setattr("torch.compiler.is_exporting", lambda: True)
+    check_same(run, _in_memory(monkeypatch, Detections(run.network), about), [(64, 90)])
+
+
+@pytest.mark.parametrize("exporting", [False, True])
+@pytest.mark.parametrize("framework", REGION_DETECTORS)
+def test_detections_in_float64(framework, exporting, monkeypatch):
+    network = run_of(framework).network.double().eval()
+    image = torch.rand(3, 70, 90, dtype=torch.float64)
+    with torch.no_grad():
+        expected = network([image])[0]
+        monkeypatch.setattr("torch.compiler.is_exporting", lambda: exporting)
+        boxes, scores, labels, masks = network.detections(image[None])
+    assert len(labels) == 100
+    assert torch.equal(labels, expected["labels"])
+    for got, wanted in ((boxes, expected["boxes"]), (scores, expected["scores"])):
+        torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
+    assert torch.equal(pasted(masks, boxes, 70, 90), expected["masks"])
+
+
+def stand_in(monkeypatch, run: Run, change) -> None:
+    """Replaces ONNX files by ones that return what `change` makes of the detections of the run's network."""
+    network = OnPixels(Detections(run.network.eval()), run.preprocessing.mean, run.preprocessing.std)
+
+    def session(images):
+        with torch.no_grad():
+            return tuple(change(*network(images)))
+
+    def write(program, facts, path, *names):
+        path.write_bytes(b"")
+
+    wrong = replace(FORMATS[".onnx"], packages=(), write=write, open=lambda *given: ("", session))
+    monkeypatch.setitem(FORMATS, ".onnx", wrong)
+
+
+CHANGES = [
+    lambda boxes, scores, labels, masks: (boxes + 0.5, scores, labels, masks),
+    lambda boxes, scores, labels, masks: (boxes, scores * 0.999, labels, masks),
+    lambda boxes, scores, labels, masks: (boxes, scores, labels + (scores > 0.9), masks),
+    lambda boxes, scores, labels, masks: (boxes, scores, labels, masks.mT),
+    lambda boxes, scores, labels, masks: (boxes, scores * torch.nan, labels, masks),
+    lambda boxes, scores, labels, masks: (boxes.fill_(torch.inf), scores, labels, masks),
+    lambda *detections: (values[:-3] for values in detections),
+    lambda *detections: (values[:0] for values in detections),
+    lambda *detections: (torch.cat((values, values[:3])) for values in detections),
+]
+
+
+@pytest.fixture
+def detections():
+    corner, scores = 300 * torch.rand(100, 2), torch.linspace(0.05, 1, 100)
+    boxes = torch.cat((corner, corner + 20), dim=1)
+    return boxes, scores, torch.arange(100) % 7, torch.rand(100, 28, 28)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_detections_are_no_match(change, detections):
+    other = tuple(change(*(values.clone() for values in detections)))
+    assert matched([(detections, other)], 1e-4)[2] < LEAST_SAME
+    assert matched([(other, detections)], 1e-4)[2] < LEAST_SAME
+
+
+def test_detections_that_differ_by_rounding_match_in_any_order(detections):
+    order = torch.randperm(100)
+    noise = (1e-3, 1e-5, 0, 1e-4)
+    other = tuple((values + by)[order] for values, by in zip(detections, noise, strict=True))
+    none = tuple(values[:0] for values in detections)
+    expected, outputs, share = matched([(detections, other), (none, none)], 1e-4)
+    assert share == 1
+    for values, ours, theirs, by in zip(detections, expected, outputs, noise, strict=True):
+        assert torch.equal(ours, values)
+        torch.testing.assert_close(theirs, values + by)
+    assert matched([(detections, tuple(values[1:] for values in other))], 1e-4)[2] == 0.99
+
+
+def test_a_file_with_other_detections_is_not_kept(tmp_path, monkeypatch):
+    run = run_of("mask_rcnn")
+    stand_in(monkeypatch, run, CHANGES[0])
+    with pytest.raises(ValueError, match=r"Of the detections, [\d.]+% are the same in the ONNX file and the network"):
+        run.export(tmp_path / "file.onnx", images=photos([(64, 64)]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_needs_detections(tmp_path, monkeypatch):
+    run = run_of("mask_rcnn")
+    run.network.roi_heads.score_thresh = 1.0
+    stand_in(monkeypatch, run, lambda *detections: (values[:0] for values in detections))
+    with pytest.raises(ValueError, match="The network detects nothing in the images that the file is compared on"):
+        run.export(tmp_path / "file.onnx", images=photos([(64, 64)]))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [{"dynamic": True}, {"int8": True, "calibrate": ["photos"]}])
+def test_files_of_region_detectors_read_one_image_in_float32(given, tmp_path):
+    with pytest.raises(ValueError, match="The file of mask_rcnn on resnet10t reads one image of one size in float32"):
+        run_of("mask_rcnn").export(tmp_path / "file.onnx", **given)
+
+
+def check_region_detector(run: Run, path: Path) -> None:
+    """Exports a run, and compares its predictions with the file's, also where nothing is detected."""
+    sizes = [(64, 96), (128, 192)]
+    exported = run.export(path, size=(64, 96), images=photos([(64, 96)]))
+    assert exported.same == 1
+    assert exported.difference < 1e-5 * exported.largest
+    loaded = linvit.load_run(path)
+    check_same(run, loaded, sizes)
+    with pytest.raises(ValueError, match=r"64×64 px, but .*file.\w+ reads 3 and 64×96 px"):
+        loaded.predict(photos([(64, 64)]))
+
+
+def test_a_file_of_mask_rcnn_finds_the_objects_of_its_run(tmp_path):
+    check_region_detector(run_of("mask_rcnn"), tmp_path / "file.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+@pytest.mark.parametrize("framework", REGION_DETECTORS)
+def test_files_of_region_detectors(framework, suffix, tmp_path):
+    check_region_detector(run_of(framework, "mavit_nano"), tmp_path / f"file{suffix}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_file_can_detect_nothing(suffix, tmp_path):
+    run = run_of("mask_rcnn")
+    run.network.roi_heads.score_thresh = 1.0
+    about, black = run.preprocessing, torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+    program = exported(OnPixels(Detections(run.network).eval(), about.mean, about.std), black)
+    session = session_of(FORMATS[suffix], program, tmp_path / f"file{suffix}", outputs=DETECTIONS)
+    shapes = [tuple(values.shape) for values in session(black)]
+    assert shapes == [(0, 4), (0,), (0,), (0, 28, 28)]
+
+
 @pytest.mark.parametrize("change", [{"task": "speech"}, {"fit": None}, {"task": "classification"}])
 def test_facts_that_contradict_each_other_are_one_sentence(monkeypatch, facts, change):
     with pytest.raises(ValueError, match=r"What file.onnx says about its task '\w+' is damaged: export it again"):
@@ -151,7 +311,7 @@ def test_one_wrong_map_among_many_is_not_kept(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (lambda: run_of("mask_rcnn"), "mask_rcnn on resnet10t cannot be exported, .*only retinanet can"),
+        (lambda: run_of("mask_rcnn"), "mask_rcnn on resnet10t cannot be exported to .pt2, expected .onnx or .xml"),
         (lambda: build_dense("upernet", "resnet10t", 3), "`source` is of type UperNet, expected a run, a classifier"),
         (lambda: torch.nn.ReLU(), "`source` is of type ReLU, expected a run"),
     ],

@@ -45,7 +45,7 @@ class RegionPool(nn.Module):
         levels = torch.log2(sizes / 56 + 1e-6).floor().clamp(0, len(STRIDES) - 1).long()
         out = maps[0].new_zeros(regions.shape[0], maps[0].shape[1], self.side, self.side)
         for i, (level, stride) in enumerate(zip(maps, STRIDES, strict=True)):
-            here = torch.where(levels == i)[0]
+            here = torch.where((levels == i) & (sizes > 0))[0]  # empty regions stay zeros, in every runtime
             cut = roi_align(level, regions[here], self.side, 1 / stride, sampling_ratio=0, aligned=True)
             out = out.index_copy(0, here, cut)
         return out
