@@ -29,7 +29,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_network(command.add_argument_group("network without a run"))
     text = "height and width in pixels (default: those of the run)"
     command.add_argument("--size", type=whole, metavar="N", help=text)
-    text = "one image of one size, or one token at a time (default: any, but one for .pte, .mlpackage and small .pt2)"
+    text = "one image of one size, or one token (default: any, but one for Mask R-CNN, .pte, .mlpackage, small .pt2)"
     command.add_argument("--fixed", action="store_true", help=text)
     text = ".pt2 with machine code for processors like this one, by AOTInductor; needs a C++ compiler"
     command.add_argument("--compiled", action="store_true", help=text)

@@ -1,5 +1,6 @@
 """Programs that are written to files, such as that of uint8 pixels in, outputs of the network out."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -61,7 +62,8 @@ def traced(network: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ..
     for parameter in network.parameters():
         parameter.data = parameter.data.contiguous()  # a channels-last weight is an error to XNNPACK
     try:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`create_unbacked_symint`", FutureWarning)  # torchvision's suppression
             program = torch.export.export(network, inputs, dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises errors of many classes
         way = " for any size: set `dynamic=False`" if shapes else ": torch.export must be able to follow it"
