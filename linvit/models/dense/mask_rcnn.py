@@ -71,14 +71,13 @@ class Proposals(RegionProposalNetwork):
             filtered: tuple[list[Tensor], list[Tensor]]
             filtered = super().filter_proposals(proposals, objectness, image_shapes, num_anchors_per_level)
             return filtered
-        # torchvision branches on the number of boxes, which has no graph. Ranks instead of scores, because ONNX Runtime
-        # rounds a sigmoid to 1e-8 and OpenVINO leaves boxes with negative scores out.
+        # torchvision branches on the number of boxes, which has no graph. Logits instead of scores, because ONNX
+        # Runtime computes a sigmoid to 1e-7 only.
         boxes, scores = [], []
         clipped = clip_boxes_to_image(proposals[0], image_shapes[0]).split(num_anchors_per_level)
         for level, logits in zip(clipped, objectness.flatten().split(num_anchors_per_level), strict=True):
             score, best = logits.topk(min(self.pre_nms_top_n(), logits.shape[0]))
-            ranks = torch.arange(len(best), 0, -1, dtype=score.dtype, device=score.device)
-            kept = nms(level[best], ranks, self.nms_thresh)
+            kept = nms(level[best], score, self.nms_thresh)
             boxes.append(level[best][kept])
             scores.append(score[kept])
         score, best = torch.cat(scores).sort(descending=True)
