@@ -28,6 +28,7 @@ UNTRAINED = "No weights are published for this network: it starts from random on
 RELEASED = (
     "The authors offer weights for ImageNet-1k and state no licence for them; `linvit.load_released` reads their file."
 )
+WIDEST = 120  # columns of a line of code
 
 
 def model_card(
@@ -65,9 +66,11 @@ def model_card(
 
 def creation(name: str, **arguments: Any) -> str:
     """A block of Python that creates a network through timm."""
-    given = "".join(f", {key}={value!r}" for key, value in arguments.items())
-    call = f"timm.create_model({name!r}{given})".replace("'", '"')
-    return f"```python\nimport timm\n\nimport linvit  # registers the models with timm\n\nmodel = {call}.eval()\n```"
+    given = ", ".join([repr(name), *(f"{key}={value!r}" for key, value in arguments.items())]).replace("'", '"')
+    call = f"model = timm.create_model({given}).eval()"
+    if len(call) > WIDEST:
+        call = f"model = timm.create_model(\n    {given}\n).eval()"
+    return f"```python\nimport timm\n\nimport linvit  # registers the models with timm\n\n{call}\n```"
 
 
 def network_card(name: str) -> str:

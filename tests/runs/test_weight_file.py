@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from linvit.environment import commit
 from linvit.models.by_name import bundled_weights
 from linvit.runs import load_run
+from linvit.runs.model_card import creation
 from linvit.runs.training import train_folder
 from linvit.studies.photographs import on_photographs
 from linvit_cli import main
@@ -85,6 +86,13 @@ def test_the_measures_are_those_of_the_rounded_weights(trained, tmp_path, monkey
         measures = json.loads(file.metadata()["measures"])
     assert measures["loss"] == pytest.approx(torch.tensor(10.0).log().item())
     assert all(torch.equal(value, before[key]) for key, value in run.network.state_dict().items())
+
+
+def test_long_lines_of_a_card_are_broken():
+    channels = [16, 32, 56, 80]
+    card = creation("resnet18", num_classes=10, in_chans=3, channels=channels, checkpoint_path="resnet.safetensors")
+    assert max(map(len, card.splitlines())) <= 120
+    compile(card.removeprefix("```python").removesuffix("```"), "card", "exec")
 
 
 def test_what_cannot_be_written_is_refused(trained, tmp_path):
