@@ -238,7 +238,7 @@ def _add_streaming(kind: argparse.ArgumentParser) -> None:
     what.add_argument("names", metavar="NETWORK", nargs="*", help="RAVLT, MAViT or CARE (default: mavit_tiny_linear)")
     text = "sides of the square images in pixels (default: 1024 2048 4096)"
     what.add_argument("--sides", nargs="+", type=whole, metavar="PX", help=text)
-    text = "GiB for the maps of a strip (default: 0.5)"
+    text = "GiB for the maps of a strip (default: 1)"
     what.add_argument("--strip-memory", type=number, metavar="GIB", help=text)
     what.add_argument("--threads", type=whole, metavar="N", help="threads (default: 1)")
     what.add_argument("--seed", metavar="N", type=whole, help="seed of image and weights (default: 0)")

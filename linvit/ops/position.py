@@ -47,17 +47,20 @@ def rotary_1d(
         tokens: number of positions.
         width: head width, even.
         start: first position; the number of tokens already read when decoding. A tensor (batch,) of them, one for each
-            sequence, is not checked and gives tables (batch, 1, tokens, width / 2).
+            sequence, gives tables (batch, 1, tokens, width / 2); its values are not checked.
         dtype: dtype of the tokens to be rotated; the table is float64 for float64, otherwise float32.
         device: device of the table.
 
     Raises:
         TypeError: if `dtype` is not a torch.dtype.
-        ValueError: if a number is not a whole number in its range, width is odd, or the device is unknown.
+        ValueError: if a number is not a whole number in its range, `start` has another shape, width is odd, or the
+            device is unknown.
     """
     _check_place(dtype, device)
     if isinstance(start, Tensor):
         _check_sizes(tokens=tokens, width=width)
+        if start.ndim != 1:
+            raise ValueError(f"`start` is a tensor {tuple(start.shape)}, expected a whole number or a tensor (batch,)")
     elif not _are_lengths(tokens, width, start):
         _check_sizes(tokens=tokens, width=width, start=start)
     if width % 2:

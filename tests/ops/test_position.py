@@ -64,3 +64,13 @@ def test_widths_that_do_not_pair_up_are_refused():
         rotary_1d(4, 7)
     with pytest.raises(ValueError, match="`width` is 6, expected a multiple of 4"):
         rotary_2d((2, 2), 6)
+
+
+def test_each_sequence_has_a_start_of_its_own():
+    tables = rotary_1d(5, 8, start=torch.tensor([0.0, 7.0]), dtype=torch.float64)
+    for sequence, start in enumerate((0, 7)):
+        expected = rotary_1d(5, 8, start=start, dtype=torch.float64)
+        assert torch.equal(tables.cos[sequence, 0], expected.cos)
+        assert torch.equal(tables.sin[sequence, 0], expected.sin)
+    with pytest.raises(ValueError, match=r"`start` is a tensor \(2, 1\), expected"):
+        rotary_1d(5, 8, start=torch.zeros(2, 1))

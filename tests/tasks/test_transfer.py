@@ -24,8 +24,9 @@ def transfer(name="ViT", pattern=None, **options):
 @pytest.mark.parametrize("features", [None, [0], [-1, 0]])
 def test_with_softmax_in_all_blocks_the_student_is_the_teacher(name, features):
     task = transfer(name, "S" if name == "ViT" else "SSSS", features=features).eval()
-    assert not task.errors(task.network, image()).any()
-    assert torch.equal(task.network(image()), task.original(image()))
+    with torch.no_grad():  # with gradients, other kernels round differently
+        assert not task.errors(task.network, image()).any()
+        assert torch.equal(task.network(image()), task.original(image()))
 
 
 def test_errors_by_hand():
