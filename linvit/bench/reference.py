@@ -140,7 +140,7 @@ def reference_model(model: nn.Module) -> nn.Module:
         if isinstance(module, PointwiseConv):
             cast(nn.Module, module).__class__ = nn.Conv2d
         elif isinstance(module, Stem):
-            module.reorders = False
+            cast(nn.Module, module).__class__ = nn.Sequential  # which keeps the memory format
     shared: dict[str, tuple[Tensor, Tables]] = {}
     for operator in operators:
         if operator.mechanism not in REFERENCES or operator.options != MECHANISMS[operator.mechanism].axes:

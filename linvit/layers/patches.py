@@ -51,13 +51,12 @@ class Stem(Checked, nn.Sequential):
     def __init__(self, in_chans: int, *layers: nn.Module) -> None:
         super().__init__(*layers)
         self.in_chans = in_chans
-        self.reorders = True  # False keeps the memory format of the images
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_chans, height, width) to a map at stride 4."""
         weight = getattr(self[0], "weight", None)
         x = checked_image(x, self.in_chans, weight.device if isinstance(weight, Tensor) else None)
-        if self.reorders and isinstance(weight, Tensor) and runs_on_onednn(x, weight):
+        if isinstance(weight, Tensor) and runs_on_onednn(x, weight):
             x = x.contiguous(memory_format=torch.channels_last)
         for layer in self:
             x = layer(x)

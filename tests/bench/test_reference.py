@@ -51,6 +51,13 @@ def test_networks_stay_the_same(name, last):
             assert error(twin(x), model(x)) < 1e-10
 
 
+def test_maps_keep_the_memory_format_of_the_images():
+    model = timm.create_model("care_nano").eval()
+    with torch.no_grad():
+        assert not model.stem(images(32)).is_contiguous()
+        assert reference_model(model).stem(images(32)).is_contiguous()
+
+
 def test_gradients_are_the_same():
     model = randomised(timm.create_model("ravlt_nano", num_classes=3)).double()
     twin, x = reference_model(model), images(32, 48).double()
