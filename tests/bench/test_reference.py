@@ -54,8 +54,8 @@ def test_networks_stay_the_same(name, last):
 def test_maps_keep_the_memory_format_of_the_images():
     model = timm.create_model("care_nano").eval()
     with torch.no_grad():
-        assert not model.stem(images(32)).is_contiguous()
-        assert reference_model(model).stem(images(32)).is_contiguous()
+        assert not model.stem(images(32, 32)).is_contiguous()
+        assert reference_model(model).stem(images(32, 32)).is_contiguous()
 
 
 def test_gradients_are_the_same():
