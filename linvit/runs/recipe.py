@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from inspect import Parameter
@@ -160,6 +161,7 @@ class Recipe:
         defaults |= {name: asdict(kind()) for name, kind in settings.items()}
         defaults["trainer"] |= TRAINER
         self.values: dict[str, Any] = plain(merge(defaults, values))
+        self.values["init"] = _filled(self.values["init"], self.values)
         self._settings = self._built(settings)
         if self.values["processes_per_image"] > 1:
             check_sharing("processes_per_image", self.spec.name, self.values["task"]["compile"])
@@ -251,6 +253,25 @@ class Recipe:
         }
         with lightning_refusals(ImportError, ValueError, TypeError):
             return Trainer(**given)
+
+
+def _filled(init: str | None, values: Mapping[str, Any]) -> str | None:
+    """`init` with values in place of their keys: runs/align/{model.mechanism}/seed{seed} → runs/align/mala/seed0.
+
+    Raises ValueError for a key without a value to write.
+    """
+
+    def written(match: re.Match[str]) -> str:
+        value: Any = values
+        for name in match[1].split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is None or isinstance(value, Mapping | list):
+            raise ValueError(
+                f"`init` is {init!r}, but the recipe has no single value for {match[1]}: set it, or correct the path."
+            )
+        return str(value)
+
+    return None if init is None else re.sub(r"\{([\w.]+)\}", written, init)
 
 
 def _defaults(kind: type, names: Iterable[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
 
 from linvit.tasks.measures import Measure, Measured, counted
 from linvit.tasks.task import Task
@@ -16,9 +17,10 @@ logger = logging.getLogger(__name__)
 ERRORS: Mapping[str, Measure] = {
     "error": Measure("relative error", "number", lower_is_better=True, panel="relative error"),
     "worst": Measure("largest relative error", "number", lower_is_better=True, panel="relative error"),
+    "top1": Measure("top-1", panel="accuracy"),
     **counted("images"),
 }
-"""Mean and largest of the relative errors of all blocks or maps."""
+"""Mean and largest of the relative errors of all blocks or maps; the accuracy where there are classes."""
 
 
 def relative_errors(given: Tensor, expected: Tensor) -> Tensor:
@@ -42,19 +44,32 @@ class StudentTask(Task):
         network: The student.
         original: The teacher as a network; it is stored in checkpoints.
         teacher: Run or file of weights of the teacher; None for initial weights.
+        num_classes: Classes of the data. If the student's classifier has as many, its accuracy is measured.
         kwargs: Further arguments of Task.
     """
 
     measures: Measured = ERRORS
     score = "error"
-    headline = ("error",)
+    headline = ("error", "top1")
     lesson: ClassVar[str]
 
-    def __init__(self, network: nn.Module, original: nn.Module, teacher: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        original: nn.Module,
+        teacher: str | None = None,
+        num_classes: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(network, **kwargs)
         self.original = original.to(memory_format=self.memory_format).requires_grad_(False).eval()
         self.teacher = teacher
-        self.keep(lambda: {str(index): MeanMetric() for index in range(len(self.names))})
+        self.classes = num_classes if getattr(network, "num_classes", None) == num_classes else 0
+        self.keep(self._metrics)
+
+    def _metrics(self) -> dict[str, nn.Module]:
+        errors = {str(index): MeanMetric() for index in range(len(self.names))}
+        return errors | ({"top1": MulticlassAccuracy(self.classes, average="micro")} if self.classes else {})
 
     @property
     def names(self) -> list[str]:
@@ -76,12 +91,17 @@ class StudentTask(Task):
             logger.warning("There is no `teacher`, so the student learns %s.", self.lesson)
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
-        images = batch[0]
+        images, labels = batch
         self.count.update(len(images))
         for kind, network in self.networks().items():
-            for metric, values in zip(self.kept(kind).values(), self.errors(network, images), strict=True):
-                metric.update(values)
+            metrics = self.kept(kind)
+            for index, values in enumerate(self.errors(network, images)):
+                metrics[str(index)].update(values)
+            if self.classes:
+                metrics["top1"].update(network(images.contiguous(memory_format=self.memory_format)), labels)
 
     def measured(self, kind: str) -> dict[str, Tensor]:
-        errors = torch.stack([metric.compute() for metric in self.kept(kind).values()])
-        return {"error": errors.mean(), "worst": errors.max()}
+        metrics = self.kept(kind)
+        accuracy = {"top1": metrics.pop("top1").compute()} if self.classes else {}
+        errors = torch.stack([metric.compute() for metric in metrics.values()])
+        return {"error": errors.mean(), "worst": errors.max(), **accuracy}

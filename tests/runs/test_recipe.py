@@ -53,3 +53,17 @@ def test_a_batch_is_no_epoch_whatever_was_imported_before(tmp_path):
     path = write_recipe(tmp_path, trainer={"limit_train_batches": 1})
     done = subprocess.run([sys.executable, "-c", PROBE, str(path)], capture_output=True, text=True, timeout=120)
     assert "['1', '1']" in done.stdout, done.stderr
+
+
+def test_the_start_of_a_run_may_name_values_of_its_recipe(tmp_path):
+    path = write_recipe(tmp_path, init="runs/first/{model.name}/seed{seed}", model={"name": "ravlt_nano"}, seed=3)
+    recipe = Recipe(read_recipe(path))
+    assert recipe.values["init"] == recipe.resolved()["init"] == "runs/first/ravlt_nano/seed3"
+
+
+@pytest.mark.parametrize("key", ["speed", "model", "model.name.first", "trainer.devices.x"])
+def test_the_start_of_a_run_names_no_other_keys(key, tmp_path):
+    path = write_recipe(tmp_path, init=f"runs/{{{key}}}/last.ckpt")
+    said = re.escape(f"`init` is 'runs/{{{key}}}/last.ckpt', but the recipe has no single value for {key}")
+    with pytest.raises(ValueError, match=said):
+        Recipe(read_recipe(path))

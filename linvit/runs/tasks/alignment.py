@@ -23,7 +23,7 @@ class AlignmentSpec(StudentSpec):
         original = self.taught(network, settings.get("teacher"), settings.get("copied", ALL))
         given = lessons(network, original, scores=settings.get("match", OUTPUTS) == MAPS)
         share(network, original, given)
-        return Alignment(network, original=original, lessons=given, **settings)
+        return Alignment(network, original=original, lessons=given, num_classes=num_classes, **settings)
 
 
 SPEC = AlignmentSpec()

@@ -20,7 +20,7 @@ class TransferSpec(StudentSpec):
 
     def around(self, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
         original = self.taught(network, settings.get("teacher"), settings.get("copied", ALL))
-        return Transfer(network, original=original, **settings)
+        return Transfer(network, original=original, num_classes=num_classes, **settings)
 
 
 SPEC = TransferSpec()

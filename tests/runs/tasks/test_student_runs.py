@@ -74,6 +74,15 @@ def test_accumulating_halves_of_a_batch_is_the_whole_batch(teacher, tmp_path):
 
 
 @pytest.mark.parametrize("task", TASKS)
+def test_the_accuracy_is_that_of_the_students_own_classifier(task, runs):
+    run = linvit.load_run(runs[task])
+    network = run.network.eval()
+    with torch.no_grad():
+        right = [network(images).argmax(1) == labels for images, labels in run.source().val_dataloader()]
+    assert run.evaluate()["top1"] == pytest.approx(torch.cat(right).double().mean().item())
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_a_run_needs_its_teachers_file_no_more(task, teacher, tmp_path):
     elsewhere = tmp_path / "teacher"
     shutil.copytree(teacher, elsewhere)
