@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format docs docs-serve notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 pilot-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
+.PHONY: setup check format docs docs-serve notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize teachers rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
 
 setup: $(STAMP)
 
@@ -82,14 +82,15 @@ study: $(STAMP)
 	$(BIN)/linvit study --write docs/evidence/results.md
 
 # Says what is left, then trains it, study after study; make -k evidence goes on with the next one where data is missing.
-evidence: evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation
+evidence: evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize
 
 # A study: its folder of recipes, and its seeds.
 EVIDENCE = $(if $(LEFT),,nice -n 19) $(BIN)/linvit study --recipes recipes/evidence/$(1) --folder runs/evidence/$(1) \
 	--ledger docs/evidence/$(1).jsonl --write docs/evidence/real-images.md $(2) $(LEFT)
-# A comparison: its name in docs/evidence/real-images.md, its recipes, the baseline first, and options.
-EVIDENT = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evidence/$(1) --ledger docs/evidence/$(1).jsonl \
-	--write docs/evidence/real-images.md --workers 2 $(3) $(LEFT)
+# A comparison: its name on its page, its recipes, the baseline first, and options.
+EVIDENT = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evidence/$(1) --ledger docs/evidence/$(or $(4),$(1)).jsonl \
+	--write docs/evidence/$(SHOWN_ON).md --workers 2 $(3) $(LEFT)
+SHOWN_ON = $(if $(findstring linearize,$@),linearize,real-images)
 LAST_EPOCH := trainer.check_val_every_n_epoch
 BODIES := softmax mala resnet
 BY_CLASS := pixel_accuracy class_accuracy \
@@ -97,7 +98,8 @@ BY_CLASS := pixel_accuracy class_accuracy \
 IN_ALL := softmax linear mala rala
 
 evidence-left: $(STAMP)
-	@$(MAKE) --silent --no-print-directory LEFT=--left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation
+	@$(MAKE) --silent --no-print-directory LEFT=--left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation \
+		evidence-linearize
 
 evidence-papers: $(STAMP)
 	$(call EVIDENCE,vit,--seeds $(or $(SEEDS),6))
@@ -127,6 +129,35 @@ evidence-generation: $(STAMP)
 		test ! -d $$run || $(BIN)/linvit generate $$run --guidance 2 --count 10 --output docs/evidence/cifar10_$$name.png || exit 1; \
 	done)
 
+# The network from which the linear DeiTs of the evidence start; the pyramids start from one of the bodies.
+teachers: $(STAMP)
+	mkdir -p docs/evidence/teachers
+	nice -n 19 $(BIN)/linvit train recipes/linearize/cifar/teacher.yaml --resume
+	$(BIN)/linvit convert runs/linearize_teacher/checkpoints/last.ckpt docs/evidence/teachers/vit.safetensors --half --license apache-2.0 \
+		$(if $(NOTE),--note "$(NOTE)")
+
+# Steps from which others start have no ledger: their weights have to be there.
+STEP = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evidence/$(1) --write docs/evidence/linearize.md --workers 2 \
+	--also top1 --over $(3) $(LEFT)
+WAYS = $(1:%=recipes/evidence/linearize/%.yaml)
+SWAPPED := model.mechanism=linear,rala,mala,inline,polaformer
+REPLACED := model.mechanism=linear,rala,mala,inline
+LEARNED := none outputs maps
+
+evidence-linearize: $(STAMP)
+	$(call STEP,linearize_align,$(call WAYS,vit/align),$(SWAPPED))
+	$(call STEP,linearize_transfer,$(call WAYS,vit/transfer),$(SWAPPED))
+	$(call EVIDENT,linearize_tune,$(call WAYS,vit/new vit/copied vit/tune),--over $(SWAPPED))
+	$(call STEP,linearize_pyramid_align,$(call WAYS,pyramid/align),$(REPLACED))
+	$(call STEP,linearize_pyramid_transfer,$(call WAYS,pyramid/transfer),$(REPLACED))
+	$(call EVIDENT,linearize_pyramid_tune,$(call WAYS,pyramid/new pyramid/copied pyramid/tune),--over $(REPLACED))
+	$(call STEP,linearize_copies_align,$(call WAYS,copies/align_outputs_copied copies/align_outputs_new copies/align_maps_copied \
+		copies/align_maps_new),$(REPLACED))
+	$(call EVIDENT,linearize_copies,$(call WAYS,$(foreach x,nothing attention mlp all,$(LEARNED:%=copies/$(x)_%))),--over $(REPLACED))
+	$(call EVIDENT,linearize_attention,$(call WAYS,copies/mlp_none copies/all_none),--over $(REPLACED),linearize_copies)
+	$(call EVIDENT,linearize_attention_outputs,$(call WAYS,copies/mlp_outputs copies/all_outputs),--over $(REPLACED),linearize_copies)
+	$(call EVIDENT,linearize_learned,$(call WAYS,$(LEARNED:%=copies/all_%)),--over $(REPLACED),linearize_copies)
+
 # Short runs before the evidence, never on the data that it is measured on: rates-* chose the learning rates, with one seed, and pilot-*
 # the numbers of seeds.
 SHORT = nice -n 19 $(BIN)/linvit compare $(foreach m,$(1),recipes/evidence/$(lastword $(subst -, ,$@))/$(m).yaml) \
@@ -135,7 +166,7 @@ HELD_OUT := data.held_out=0.1 trainer.check_val_every_n_epoch
 ON_CIFAR := trainer.max_epochs=2 $(HELD_OUT)=2
 ON_IMAGENETTE := data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
 
-rates: rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10
+rates: rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize
 
 LOW_RATES := 5e-4,1e-3,2e-3,4e-3
 HIGH_RATES := 1e-3,2e-3,4e-3,8e-3
@@ -182,6 +213,16 @@ rates-books: $(STAMP)
 rates-cifar10: $(STAMP)
 	$(call EVIDENT,$@,$(IN_ALL:%=recipes/generation/cifar/%.yaml),$(call FOR_RATE,$(HIGH_RATES)) \
 		data.held_out=0.1 task.generates=false trainer.max_epochs=2 $(LAST_EPOCH)=2)
+
+ALIGN_RATES := 1e-3,3e-3,1e-2
+
+rates-linearize: rates-linearize-linear rates-linearize-mala
+
+rates-linearize-%: $(STAMP)
+	$(call EVIDENT,linearize_rates_$*,$(call WAYS,$(foreach x,nothing attention mlp all,copies/$(x)_none)),$(call FOR_RATE,$(LOW_RATES)) \
+		model.mechanism=$* data.held_out=0.1)
+	$(call EVIDENT,linearize_rates_align_$*,$(call WAYS,vit/align),--also top1 $(call FOR_RATE,$(ALIGN_RATES)) model.mechanism=$* \
+		data.held_out=0.1)
 
 language: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/stdlib_bytes_$(m).yaml) \

@@ -163,7 +163,7 @@ def about_line(about: Mapping[str, Any]) -> str:
         ", ".join(filter(None, [f"Small networks of {parameters} parameters", about["model"]])),
         about["data"],
         f"seed {first} only, no intervals" if about["seeds"] == 1 else intervals,
-        f"{about['epochs']} epochs, {precision}, one thread per run",
+        f"{about['epochs']} epoch{'s' * (about['epochs'] != 1)}, {precision}, one thread per run",
         f"torch {about['packages']['torch']}, commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
     ]
     return f"{'; '.join(facts)}."

@@ -12,6 +12,8 @@ from tiny_students import BASE, STUDENT, write_student_recipe
 
 import linvit
 from linvit.runs.training import train_folder
+from linvit.studies import compare
+from linvit.studies.plan import Cell, Plan
 from linvit.tasks.checkpoints import RunStoppedError
 
 TASKS = ("alignment", "transfer")
@@ -277,3 +279,30 @@ def test_curves_have_the_error(runs):
     with open(runs["alignment"] / "metrics.csv") as file:
         rows = list(csv.DictReader(file))
     assert all(float(row["worst"]) >= float(row["error"]) > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_students_of_several_mechanisms_are_compared_and_go_on_from_their_own_runs(teacher, tmp_path):
+    few = {"trainer": {"max_epochs": 1, "limit_train_batches": 1}, "task": {"teacher": str(teacher)}}
+    align = write_student_recipe(tmp_path / "align", **few)
+    init = str(tmp_path / "aligned/tiny/{model.mechanism}/seed{seed}")
+    transfer = write_student_recipe(tmp_path / "transfer", "transfer", **few, init=init)
+    both = {"seeds": 1, "over": "model.mechanism=linear,mala", "also": ["top1"]}
+    compare([align], tmp_path / "aligned", **both)
+    rows = compare([transfer], tmp_path / "transferred", **both).rows
+    assert [row.value for row in rows] == ["linear", "mala"]
+    assert all(0 < row.mean.mean < 2 and 0 < row.also["top1"].mean < 100 for row in rows)
+    shared = {}
+    for mechanism in ("linear", "mala"):
+        run = content(tmp_path / "transferred" / "tiny" / mechanism / "seed0")
+        assert run["linvit"]["recipe"]["init"] == str(tmp_path / "aligned" / "tiny" / mechanism / "seed0")
+        shared[mechanism] = run["state_dict"]["network.blocks.0.attn.qkv.weight"]
+    assert not shared["linear"].equal(shared["mala"])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_plan_needs_no_weights_of_the_teacher(task, teacher, tmp_path, recwarn):
+    recipe = write_student_recipe(tmp_path, task, task={"teacher": str(teacher)})
+    network = Plan.of(Cell(recipe)).task.network
+    assert all(parameter.is_meta for parameter in network.parameters())
+    assert not recwarn.list
