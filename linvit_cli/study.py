@@ -20,6 +20,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seeds", type=whole, metavar="N", default=5, help="seeds per recipe")
     command.add_argument("--first-seed", type=whole, metavar="N", default=0, help="lowest seed")
     command.add_argument("--workers", type=whole, metavar="N", default=2, help="parallel runs, one thread each")
+    text = "settings for every run, such as trainer.max_epochs=5 (default: those of the recipes)"
+    command.add_argument("--set", metavar="KEY=V", nargs="+", default=(), help=text)
     text = "also put the tables between their marks in a Markdown file (default: none)"
     command.add_argument("--write", type=Path, metavar="FILE", help=text)
     add_ledger(command)
@@ -30,8 +32,8 @@ def run(options: argparse.Namespace) -> int:
     from linvit.studies.papers import remaining_runs
 
     if options.left:
-        line = remaining_runs(options.recipes, options.folder, options.seeds, options.ledger, options.first_seed)
-        show(f"{options.folder}: {line}")
+        settings = (options.seeds, options.ledger, options.first_seed, options.set)
+        show(f"{options.folder}: {remaining_runs(options.recipes, options.folder, *settings)}")
         return 0
     result = study(
         options.recipes,
@@ -42,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
         show,
         options.ledger,
         options.first_seed,
+        options.set,
     )
     files = options.folder / result.name
     show(f"Page: {options.folder}/report.html; tables and verdicts are also in {files}.md, the figure in {files}.pdf.")

@@ -9,7 +9,7 @@ from linvit.files import user_path
 from linvit.ranges import Count, Some, check
 from linvit.runs.bundled import find_recipe
 from linvit.studies.ledger import Ledger
-from linvit.studies.plan import Cell, Plan, Say, folder_name, silent, train_plans
+from linvit.studies.plan import Cell, Plan, Say, check_shared, folder_name, silent, train_plans
 from linvit.studies.pool import remaining
 from linvit.studies.table import Comparison
 
@@ -86,7 +86,8 @@ def _cells(
 ) -> tuple[str | None, list[Cell]]:
     """The varied setting, if any, and each recipe at each of its values."""
     key, values = _varied(over)
-    _check_settings(recipes, [*overrides, *([key] if key else [])])
+    _check_names(recipes)
+    check_shared([*overrides, *([key] if key else [])])
     paths = [find_recipe(recipe) for recipe in recipes]
     return key, [
         Cell(path, (*overrides, *([f"{key}={value}"] if key else [])), value, trusted=trust_recipe)
@@ -107,15 +108,11 @@ def _varied(over: str | None) -> tuple[str | None, list[Any]]:
     return key, values
 
 
-def _check_settings(recipes: Sequence[str | Path], settings: Sequence[str]) -> None:
-    """Raises ValueError if two runs would share a folder, or all runs the same seed."""
+def _check_names(recipes: Sequence[str | Path]) -> None:
+    """Raises ValueError if two runs would share a folder."""
     names = [Path(recipe).name.removesuffix(".yaml") for recipe in recipes]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         raise ValueError(
             f"Two recipes are called {repeated[0]}, so their runs would share a folder: rename one of the files."
         )
-    for setting in settings:
-        key = setting.partition("=")[0]
-        if key in ("seed", "folder"):
-            raise ValueError(f"{setting!r} cannot be the same for all runs: leave it out; `seeds` and `folder` set it.")

@@ -24,7 +24,7 @@ from linvit.studies.claims import ACCURACY, ALPHA, CLAIMS, MARGIN, RELEVANT, Ver
 from linvit.studies.figures import group_figure
 from linvit.studies.inside import Inside, Shown
 from linvit.studies.ledger import Ledger
-from linvit.studies.plan import Cell, Plan, Say, silent, train_plans
+from linvit.studies.plan import Cell, Plan, Say, check_shared, silent, train_plans
 from linvit.studies.pool import remaining
 from linvit.studies.statistics import FAILS, HOLDS, UNCLEAR, found_with, power_within
 from linvit.studies.table import Comparison, Row, about_line, write_texts
@@ -203,6 +203,7 @@ def study(
     progress: Say = silent,
     ledger: str | Path | None = None,
     first_seed: int = 0,
+    overrides: Sequence[str] = (),
 ) -> Study:
     """Trains every recipe of a folder with every seed and decides the papers' claims on them. Complete runs are kept.
 
@@ -217,18 +218,21 @@ def study(
         ledger: a file of finished runs, which are not repeated; each new one is added. Figures of the inside are drawn
             only if the runs with the first seed are in `folder`.
         first_seed: the lowest seed. If it is not 0, it is part of the name of the study: vit_from_6, for example.
+        overrides: `key.key=value` for every run.
 
     Raises:
         ValueError: for a folder without recipes, recipes that differ in more than model and learning rate, fewer
-            than two seeds, no worker, a file without marks, or a folder that holds other runs.
+            than two seeds, no worker, a file without marks, overrides of `seed` or `folder`, or a folder that holds
+            other runs.
     """
     check(ARGUMENTS, {"seeds": seeds, "workers": workers, "first_seed": first_seed})
+    check_shared(overrides)
     recipes = bundled_folder() / "study" if recipes is None else user_path(recipes)
     name = f"{recipes.name}_from_{first_seed}" if first_seed else recipes.name
     write = None if write is None else user_path(write)
     if write is not None:
         check_marks(write, *marks(name))
-    folder, plans = user_path(folder), read_variants(recipes)
+    folder, plans = user_path(folder), read_variants(recipes, overrides)
     each_seed = _each_seed(plans[0].values)
     known = None if ledger is None else Ledger(ledger)
     comparison = train_plans(
@@ -265,13 +269,17 @@ def remaining_runs(
     seeds: int = 5,
     ledger: str | Path | None = None,
     first_seed: int = 0,
+    overrides: Sequence[str] = (),
 ) -> str:
     """What is left of a study, see `pool.remaining`; the arguments are those of `study`."""
     check(ARGUMENTS, {"seeds": seeds, "workers": 1, "first_seed": first_seed})
+    check_shared(overrides)
     paths = variants_of(bundled_folder() / "study" if recipes is None else user_path(recipes))
-    each_seed, folder = _each_seed(read_recipe(paths[0])), user_path(folder)
+    each_seed, folder = _each_seed(read_recipe(paths[0], overrides)), user_path(folder)
     every = range(first_seed, first_seed + seeds)
-    trainings = [Cell(path).training(seed, each_seed(seed), folder) for seed in every for path in paths]
+    trainings = [
+        Cell(path, tuple(overrides)).training(seed, each_seed(seed), folder) for seed in every for path in paths
+    ]
     return remaining(trainings, None if ledger is None else Ledger(ledger))
 
 
@@ -307,13 +315,13 @@ def variants_of(recipes: Path) -> list[Path]:
     return paths
 
 
-def read_variants(recipes: Path) -> list[Plan]:
-    """Every recipe of the folder except base.yaml, the baselines first.
+def read_variants(recipes: Path, overrides: Sequence[str] = ()) -> list[Plan]:
+    """Every recipe of the folder except base.yaml, with these `key.key=value`, the baselines first.
 
     Raises ValueError as variants_of, and if two recipes differ in more than model and learning rate.
     """
     paths, baselines = variants_of(recipes), baselines_of(recipes)
-    plans = [Plan.of(Cell(path)) for path in paths]
+    plans = [Plan.of(Cell(path, tuple(overrides))) for path in paths]
     common = [_common(plan.values) for plan in plans]
     for path, values in zip(paths, common, strict=True):
         if values != common[0]:

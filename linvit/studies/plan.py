@@ -188,6 +188,13 @@ def _estimate(values: Sequence[float]) -> Estimate:
     return estimate([value for value in values if math.isfinite(value)])
 
 
+def check_shared(settings: Sequence[str]) -> None:
+    """Raises ValueError for a setting of all runs that is their own."""
+    for setting in settings:
+        if setting.partition("=")[0] in ("seed", "folder"):
+            raise ValueError(f"{setting!r} cannot be the same for all runs: leave it out; `seeds` and `folder` set it.")
+
+
 def folder_name(value: str) -> str:
     """The value as the name of a folder: no slashes, no leading dots."""
     return re.sub(r"^\.+|[/\\]", "_", value)

@@ -2,12 +2,17 @@ import gc
 import json
 import math
 import multiprocessing
+import re
+import shlex
 import threading
 from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 import yaml
+from imagenet_folder import write_imagenet
 from tiny_run import curve
 
 from linvit.data.source import Source
@@ -315,3 +320,22 @@ def test_every_recipe_of_the_study_is_a_variant_with_an_equal_budget():
 def test_measures_are_those_of_the_last_epoch_and_of_the_average_where_it_alone_was_measured(tmp_path):
     (tmp_path / "metrics.csv").write_text("epoch,lr,ema_fid,val_loss,ema_loss,seconds\n1,1,9,9,9,9\n2,1,4,0.5,0.25,9\n")
     assert last_measures(tmp_path) == {"fid": 4, "loss": 0.5}
+
+
+def test_the_study_of_the_vit_at_imagenets_scale_by_three_settings(tmp_path):
+    """The command of docs/evidence/real-images.md, with another root."""
+    page = (STUDY.parents[1] / "docs" / "evidence" / "real-images.md").read_text()
+    settings = re.search(r"--set (.*?)\n```", page.replace("\\\n", ""), re.DOTALL)[1]
+    overrides = [setting.replace("/data/imagenet", str(tmp_path)) for setting in shlex.split(settings)]
+    assert len(overrides) == 3
+    write_imagenet(tmp_path)
+    plans = read_variants(STUDY.parent / "evidence" / "vit", overrides)
+    assert len(plans) == 18
+    networks = {plan.cell.name: plan.task.network for plan in plans}
+    published = timm.create_model("deit_tiny_patch16_224", num_classes=3)
+    shapes = {name: value.shape for name, value in published.state_dict().items()}
+    assert {name: value.shape for name, value in networks["softmax"].state_dict().items()} == shapes
+    for plan in plans:
+        assert plan.values["trainer"]["max_epochs"] == 300
+        assert plan.source.preprocessing.size == (224, 224)
+        assert networks[plan.cell.name](torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 3)
