@@ -271,10 +271,11 @@ precision: $(STAMP)
 
 # Every part is a folder with a bench.json; one that is there is not measured again. Quiet machine, about half an hour.
 BENCH := runs/bench
-BENCH_PARTS := op op_own op_backward model model_batch8 model_kept model_bf16 resolution train curves
+BENCH_PARTS := op op_own op_backward model model_batch8 model_kept model_bf16 resolution linearize train curves
 DEPLOY_PARTS := onnxruntime openvino executorch
-BENCH_PAGE = $(if $(filter op% gpu_op%,$*),operator,$(if $(filter train curves,$*),training,networks))
-BENCHED = --output $(@D) --write docs/evidence/$(if $(filter $(DEPLOY_PARTS),$*),deployment,benchmarks-$(BENCH_PAGE)).md
+BENCH_PAGE = $(if $(filter $(DEPLOY_PARTS),$*),deployment,$(if $(filter linearize,$*),linearize,benchmarks-$(BENCH_KIND)))
+BENCH_KIND = $(if $(filter op% gpu_op%,$*),operator,$(if $(filter train curves,$*),training,networks))
+BENCHED = --output $(@D) --write docs/evidence/$(BENCH_PAGE).md
 
 bench: $(BENCH_PARTS:%=$(BENCH)/%/bench.json)
 bench-deploy: $(DEPLOY_PARTS:%=$(BENCH)/%/bench.json)
@@ -311,6 +312,8 @@ BENCH_openvino := model $(ON_DEVICES) --variants openvino openvino+bf16 openvino
 BENCH_executorch := model $(ON_DEVICES) --variants executorch --peer-variants executorch
 BENCH_resolution := model ravlt_tiny ravlt_tiny_linear --variants plain fused+cpp --peers swin_tiny_patch4_window7_224 \
 	--peer-variants plain --sizes 224 512 1024 1024x2048 --rounds 5 --seconds 60 --memory
+BENCH_linearize := model deit_tiny_linear deit_tiny_rala deit_tiny_mala --variants plain fused+cpp --peers deit_tiny_patch16_224 \
+	--peer-variants plain --sizes 224 512 1024 2048 --rounds 5 --seconds 60 --memory
 BENCH_train := train --variants plain reference channels_last+fused_adamw channels_last+fused_adamw+cpp \
 	checkpointing --rounds 5 --seconds 60 --memory
 BENCH_curves := train ravlt_nano mavit_nano care_nano --size 64 --batch 8 --curves 50 --rounds 3 --seconds 10

@@ -19,6 +19,7 @@ PAGES = {
     "benchmarks-networks": ["model", "model_batch8", "model_kept", "model_bf16", "compiled", "resolution"],
     "benchmarks-training": ["train", "curves"],
     "deployment": ["onnxruntime", "openvino", "executorch"],
+    "linearize": ["linearize"],
 }
 MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", " ")
 PARTS = re.search(r"^BENCH_PARTS := (.*)$", MAKEFILE, re.MULTILINE)[1].split()
