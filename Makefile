@@ -271,7 +271,7 @@ precision: $(STAMP)
 
 # Every part is a folder with a bench.json; one that is there is not measured again. Quiet machine, about half an hour.
 BENCH := runs/bench
-BENCH_PARTS := op op_own op_backward model model_batch8 model_kept model_bf16 resolution linearize train curves
+BENCH_PARTS := op op_own op_backward model model_threads model_batch8 model_kept model_bf16 resolution linearize train curves
 DEPLOY_PARTS := onnxruntime openvino executorch
 BENCH_PAGE = $(if $(filter $(DEPLOY_PARTS),$*),deployment,$(if $(filter linearize,$*),linearize,benchmarks-$(BENCH_KIND)))
 BENCH_KIND = $(if $(filter op% gpu_op%,$*),operator,$(if $(filter train curves,$*),training,networks))
@@ -297,6 +297,7 @@ BENCH_op := op --variants plain cpp reference sdpa --memory --rounds 7 --seconds
 BENCH_op_own := op rala mala --variants plain cpp reference sdpa --layout own --rounds 7 --seconds 60
 BENCH_op_backward := op --variants plain cpp reference sdpa --backward --tokens 784 3136 12544 --memory --rounds 5 --seconds 60
 BENCH_model := model --variants plain reference fused fused+cpp --rounds 9 --seconds 90 --memory
+BENCH_model_threads := model --variants plain reference fused fused+cpp --batch 1 8 --threads 2 --peers --rounds 9 --seconds 90
 BENCH_model_batch8 := model --variants plain reference fused fused+cpp --batch 8 --rounds 7 --seconds 150 \
 	--peers convnext_tiny deit_small_patch16_224 swin_tiny_patch4_window7_224 efficientvit_b1 fastvit_t8 \
 	mobilenetv4_conv_medium

@@ -16,7 +16,15 @@ from linvit_cli import parse
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "benchmarks-operator": ["op", "op_own", "op_backward", "gpu_op", "gpu_op_backward"],
-    "benchmarks-networks": ["model", "model_batch8", "model_kept", "model_bf16", "compiled", "resolution"],
+    "benchmarks-networks": [
+        "model",
+        "model_threads",
+        "model_batch8",
+        "model_kept",
+        "model_bf16",
+        "compiled",
+        "resolution",
+    ],
     "benchmarks-training": ["train", "curves"],
     "deployment": ["onnxruntime", "openvino", "executorch"],
     "linearize": ["linearize"],
