@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format docs docs-serve notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize teachers rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
+.PHONY: setup check format docs docs-serve notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
 
 setup: $(STAMP)
 
@@ -157,6 +157,14 @@ evidence-linearize: $(STAMP)
 	$(call EVIDENT,linearize_attention,$(call WAYS,copies/mlp_none copies/all_none),--over $(REPLACED),linearize_copies)
 	$(call EVIDENT,linearize_attention_outputs,$(call WAYS,copies/mlp_outputs copies/all_outputs),--over $(REPLACED),linearize_copies)
 	$(call EVIDENT,linearize_learned,$(call WAYS,$(LEARNED:%=copies/all_%)),--over $(REPLACED),linearize_copies)
+
+# Which blocks may become linear; its times need a quiet machine.
+PLANNED = $(BIN)/linvit linearize recipes/evidence/linearize/$(1)/align.yaml --plan --size $(2) --output runs/evidence/linearize_plan_$(1) \
+	--write docs/evidence/linearize.md --set model.mechanism=mala folder=runs/evidence/linearize_planned_$(1)
+
+plans: $(STAMP)
+	$(call PLANNED,vit,256)
+	$(call PLANNED,pyramid,512)
 
 # Short runs before the evidence, never on the data that it is measured on: rates-* chose the learning rates, with one seed, and pilot-*
 # the numbers of seeds.

@@ -39,6 +39,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     plan.add_argument("--threads", metavar="N", type=whole, default=1, help="threads when times are measured")
     text = "folder for report.html, plan.md, plan.json and the figure (default: plan in the run's folder)"
     plan.add_argument("--output", metavar="FOLDER", type=Path, help=text)
+    text = "also put tables and figure between the marks of a Markdown file that are named after FOLDER (default: none)"
+    plan.add_argument("--write", metavar="FILE", type=Path, help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,7 +62,7 @@ def _plan(trained: "Run", options: argparse.Namespace) -> None:
     folder = options.output or trained.folder / "plan"
     given = chosen(options, "size", "budget")
     numbers = {"images": options.images, "batch": options.batch, "threads": options.threads}
-    plan = plan_linearization(trained, output=folder, progress=show, **given, **numbers)
+    plan = plan_linearization(trained, output=folder, progress=show, write=options.write, **given, **numbers)
     show_rows([proposal.cells() for proposal in plan.proposals])
     if plan.chosen is not None:
         show(f"Within {options.budget:g} ms: pattern {plan.chosen.pattern}.")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from linvit.analysis.figures import COLOURS, SMALL, WIDTH, integer_ticks, subplots, write_figure
-from linvit.analysis.markdown import markdown_rows
+from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, marks, replace_between_marks
 from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
 from linvit.bench.clock import Timing, clock_for, interleave, using_threads
 from linvit.bench.machine import describe, sentence
@@ -145,6 +145,12 @@ class LinearizationPlan:
         write_text(folder / "plan.md", f"# Plan\n\n![error and time](plan.svg)\n\n{self.markdown()}")
         return folder / PAGE
 
+    def publish(self, folder: Path, page: Path) -> None:
+        """Puts tables and figure of the folder, see `save`, between the marks of a Markdown file that have its name."""
+        copy_figures(folder, "plan.svg", page, f"{folder.name}_")
+        text = f"![error and time]({folder.name}_plan.svg)\n\n{self.markdown()}"
+        replace_between_marks(page, text, *marks(folder.name))
+
 
 class Hybrid:
     """A student and its teacher as one network, in which each attention is the linear or the present one.
@@ -244,6 +250,7 @@ def plan_linearization(
     rounds: int = 7,
     output: str | Path | None = None,
     progress: Say = silent,
+    write: str | Path | None = None,
 ) -> LinearizationPlan:
     """How replaceable the softmax attention of a network is, letter by letter of the pattern, and what follows.
 
@@ -258,13 +265,21 @@ def plan_linearization(
         batch, threads, rounds: of the measurement of times, on the CPU.
         output: folder for report.html, plan.md, plan.json and the figure; None writes nothing.
         progress: called with a line before each step.
+        write: a Markdown file; the text between its two marks with the name of `output` is replaced by tables and
+            figure.
 
     Raises:
         ValueError: for a run of another task, a size that the network cannot take, an argument out of range, and a
-            budget that no pattern meets; the plan is written before that.
+            budget that no pattern meets; the plan is written before that. For `write` without `output`, and a file
+            without marks.
     """
     given = {"size": size, "budget": budget, "images": images, "batch": batch, "threads": threads, "rounds": rounds}
     check(ARGUMENTS, given)
+    folder, page = (None if path is None else user_path(path) for path in (output, write))
+    if page is not None:
+        if folder is None:
+            raise ValueError("`write` is set, but not `output`, whose name its marks have: set both.")
+        check_marks(page, *marks(folder.name))
     task = run.task
     if not isinstance(task, Alignment):
         raise ValueError(f"The run {run.folder} is not of the task alignment: train a recipe with that task first.")
@@ -279,8 +294,10 @@ def plan_linearization(
     about = ABOUT.format(**facts, machine=sentence(describe("cpu", threads)))
     within = [] if budget is None else [x for x in proposals if x.ms <= budget]
     plan = LinearizationPlan(letters, proposals, min(within, key=lambda x: x.error, default=None), about)
-    if output is not None:
-        plan.save(output)
+    if folder is not None:
+        plan.save(folder)
+    if page is not None:
+        plan.publish(cast(Path, folder), page)
     if budget is not None and plan.chosen is None:
         fastest = min(x.ms for x in proposals)
         raise ValueError(f"`budget` is {budget} ms, but the fastest pattern takes {fastest:.2f} ms: allow more time.")

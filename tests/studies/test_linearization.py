@@ -9,6 +9,7 @@ from PIL import Image
 from tiny_students import BASE, STUDENT, write_student_recipe
 
 import linvit
+from linvit.analysis.markdown import marks
 from linvit.models import linearizing
 from linvit.models.lessons import lessons
 from linvit.runs import load_run, train
@@ -91,6 +92,10 @@ def test_what_a_plan_cannot_be(run, long_softmax, tmp_path):
         plan_linearization(run, budget=0)
     with pytest.raises(ValueError, match="`size` is 4×4, but deit_tiny_patch16_224 cannot take it: `grid`"):
         plan_linearization(run, size=4, images=4)
+    with pytest.raises(ValueError, match="`write` is set, but not `output`, whose name its marks have: set both"):
+        plan_linearization(run, write=tmp_path / "page.md")
+    with pytest.raises(ValueError, match="has no place for the tables: add the lines <!-- plan:begin -->"):
+        plan_linearization(run, output=tmp_path / "plan", write=tmp_path / "page.md")
     other = train(write_student_recipe(tmp_path / "other", kind="classification"))
     with pytest.raises(ValueError, match="is not of the task alignment: train a recipe with that task first"):
         plan_linearization(other)
@@ -98,12 +103,21 @@ def test_what_a_plan_cannot_be(run, long_softmax, tmp_path):
 
 def test_the_command_trains_and_plans(tmp_path, capsys, long_softmax):
     recipe = write_student_recipe(tmp_path, model={**STUDENT, **DEEP})
-    assert main(["linearize", str(recipe), "--plan", "--budget", "36", "--images", "8"]) == 0
+    folder, written = tmp_path / "vit", tmp_path / "page.md"
+    written.write_text("\n".join(["before", *marks("vit"), "after"]))
+    arguments = ["linearize", str(recipe), "--plan", "--budget", "36", "--images", "8"]
+    assert main([*arguments, "--output", str(folder), "--write", str(written)]) == 0
     printed = capsys.readouterr().out
     assert "Within 36 ms: pattern " in printed
-    page = tmp_path / "run" / "plan" / "report.html"
+    page = folder / "report.html"
     assert str(page) in printed.replace("\n", "")
     assert "<h2>Patterns</h2>" in page.read_text()
+    text = written.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter")
+    assert "![error and time](vit_plan.svg)" in text
+    assert "| letter |" in text
+    assert (tmp_path / "vit_plan.svg").read_bytes() == (folder / "plan.svg").read_bytes()
 
 
 def test_recipes_in_turn_start_from_one_another(tmp_path):
