@@ -44,11 +44,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "detection and multi-label classification: lowest score shown (default: 0.5)"
     images.add_argument("--threshold", metavar="SCORE", type=number, help=text)
     text = "read each image at its own size and strip by strip; sound in pieces of this length (default: off)"
-    images.add_argument("--stream", metavar="SECONDS", nargs="?", const=True, type=number, help=text)
+    images.add_argument("--stream", metavar="SECONDS", dest="strips", nargs="?", const=True, type=number, help=text)
     text = "--stream: height of a strip in pixels (default: what fits the memory)"
     images.add_argument("--rows", metavar="PX", type=whole, help=text)
     text = "--stream: GiB for the maps of a strip (default: 1)"
-    images.add_argument("--strip-memory", metavar="GIB", type=number, help=text)
+    images.add_argument("--strip-memory", metavar="GIB", dest="memory", type=number, help=text)
     text = "--stream: folder for maps on disk; the same command goes on after an interruption (default: none)"
     images.add_argument("--spill", metavar="FOLDER", help=text)
     add_processes(images)
@@ -61,9 +61,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def _strips(options: argparse.Namespace) -> dict[str, Any]:
     """The option `strips` of `Run.predict`."""
-    given = {"rows": options.rows, "memory": options.strip_memory, "spill": options.spill}
-    strips = {name: value for name, value in given.items() if value is not None}
-    if options.stream is None:
+    strips = chosen(options, "rows", "memory", "spill")
+    if options.strips is None:
         if strips:
             raise ValueError("--rows, --strip-memory and --spill need --stream: add it.")
         return {}
@@ -80,10 +79,10 @@ def run(options: argparse.Namespace) -> int:
     decoding = chosen(
         options, "beam", "language_model", "lm_weight", "word_bonus", "topk", "threshold", "weights", "processes"
     )
-    if options.stream is True and loaded.spec.name == "speech":
+    if options.strips is True and loaded.spec.name == "speech":
         raise ValueError("--stream has no length, expected seconds for sound: add them.")
-    if isinstance(options.stream, float):
-        show_pieces(loaded.stream(inputs, options.stream, **decoding, **chosen(options, "output")))
+    if isinstance(options.strips, float):
+        show_pieces(loaded.stream(inputs, options.strips, **decoding, **chosen(options, "output")))
         return 0
     predictions = loaded.predict(inputs, progress=True, **decoding, **_strips(options), **chosen(options, "output"))
     if options.output:

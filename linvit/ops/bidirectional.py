@@ -18,8 +18,9 @@ from linvit.ops.normalizer import Normalizer
 from linvit.ops.position import Rotary, rotate
 from linvit.ops.shard import Shard, count, joined_means, whole_mean, whole_state
 from linvit.ops.state import State, joined, read, summarize
-from linvit.ops.weighting import query_mean, weights_by_mean
+from linvit.ops.weighting import Weights, query_mean, weights_by_mean
 
+Mapped = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 BLOCK = 1 << 17  # numbers in one tensor of a block, 512 KB in float32; inputs below two blocks are not split
 
 
@@ -80,13 +81,19 @@ def one_by_one(tokens: Tokens, rule: Rule, cu_seqlens: Tensor) -> Tensor:
     return torch.cat(outs, dim=2)
 
 
-def _at_once(tokens: Tokens, rule: Rule) -> Tensor:
+def summarized(tokens: Tokens, rule: Rule) -> tuple[Mapped, Weights, State]:
+    """What `mapped` returns, the weights of the tokens, and the state of all shards."""
     q, rq, k, rk, v = mapped(tokens, rule)
     mean = None
     if rule.weighting == "query_mean":
         mean = whole_mean(rule.shard, query_mean(q, tokens.visible), count(q, tokens.visible))
-    state = summarize(k, rk, v, weights_by_mean(rule.weighting, mean, k, tokens.visible))
-    return read(whole_state(rule.shard, state), q, rq, rule.normalizer, rule.eps).to(tokens.query.dtype)
+    weights = weights_by_mean(rule.weighting, mean, k, tokens.visible)
+    return (q, rq, k, rk, v), weights, whole_state(rule.shard, summarize(k, rk, v, weights))
+
+
+def _at_once(tokens: Tokens, rule: Rule) -> Tensor:
+    (q, rq, *_), _, state = summarized(tokens, rule)
+    return read(state, q, rq, rule.normalizer, rule.eps).to(tokens.query.dtype)
 
 
 def _pieces(tokens: Tokens, rule: Rule, size: int) -> Iterator[tuple[slice, Tensor]]:
@@ -124,7 +131,7 @@ def _query_mean(tokens: Tokens, rule: Rule, size: int) -> Tensor:
     return whole_mean(rule.shard, joined_means(torch.stack(means), by_block), by_block.sum(0))
 
 
-def mapped(tokens: Tokens, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def mapped(tokens: Tokens, rule: Rule) -> Mapped:
     """κ(q), Rκ(q), κ(k), Rκ(k) and the values."""
     return *_mapped(tokens.query, rule.query_map, tokens.rotary, rule.dtype), *_keys(tokens, rule)
 

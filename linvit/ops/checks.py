@@ -199,8 +199,8 @@ def _check_tokens(call: Call) -> None:
             )
     if call.causal and query.shape[-2] != key.shape[-2]:
         raise ValueError(
-            f"`causal` is True with {query.shape[-2]} queries and {key.shape[-2]} keys, expected as many queries as "
-            "keys in `query` and `key`"
+            f"`causal` is {call.causal!r} with {query.shape[-2]} queries and {key.shape[-2]} keys, expected as many"
+            " queries as keys in `query` and `key`"
         )
 
 

@@ -162,11 +162,9 @@ def _normalized(weights: Weights, key: Tensor) -> tuple[Tensor | None, Tensor, T
     shift = torch.zeros_like(key[..., 0, 0])
     if weights.exponent is not None:
         shift = weights.visible_exponent().amax(-1).detach()
-        mass = weights.relative(shift.unsqueeze(-1))
-    elif weights.factor is not None:
-        mass = weights.factor
-    else:
+    elif weights.factor is None:
         return None, shift + key.shape[-2], shift
+    mass = weights.relative(shift.unsqueeze(-1), key)
     n = mass.sum(-1)
     return mass / nonzero(n).unsqueeze(-1), n, shift
 

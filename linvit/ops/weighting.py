@@ -18,9 +18,10 @@ class Weights(NamedTuple):
     factor: Tensor | None = None
     exponent: Tensor | None = None
 
-    def relative(self, shift: Tensor) -> Tensor:
-        """factor · exp(exponent - shift); `shift` broadcasts against (batch, heads, tokens)."""
-        assert self.exponent is not None
+    def relative(self, shift: Tensor, key: Tensor) -> Tensor:
+        """factor · exp(exponent - shift) of the tokens of `key`; `shift` broadcasts against (batch, heads, tokens)."""
+        if self.exponent is None:
+            return torch.ones_like(key[..., 0]) if self.factor is None else self.factor
         mass = (self.visible_exponent() - shift).exp()
         return mass if self.factor is None else mass * self.factor
 

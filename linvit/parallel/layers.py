@@ -41,6 +41,7 @@ KNOWN: set[type[nn.Module]] = {
     *(sequence.Decoder, DecoderBlock, CausalAttention, CausalConv, Operator, depthwise.DepthwiseConv),
 }
 """The layers that treat every token alike, or that are changed below."""
+AVERAGES = ("avg", "fast", "fastavg")
 ALTERNATIVES = "choose RAVLT, MAViT, CARE, a decoder, or DeiT, Swin or PVT with a swapped attention without pooling"
 
 
@@ -61,6 +62,22 @@ def check_layers(network: nn.Module) -> None:
                 f"{where} with padding {module.padding} ({module.padding_mode}), expected zeros, fewer than the kernel"
                 " has rows: replace it"
             )
+
+
+def pooling(network: nn.Module) -> str:
+    """How a classifier pools its last map, a name of timm's; one in AVERAGES for the mean."""
+    pool = getattr(network.head, "global_pool", None) or network
+    return str(getattr(pool, "pool_type", None) or getattr(pool, "global_pool", ""))
+
+
+def halo(conv: nn.Conv2d) -> tuple[int, int]:
+    """How many rows of others a convolution needs above and below its own.
+
+    An output row o reads the input rows from o · stride - padding: `padding` rows above, and below the rest of the last
+    kernel.
+    """
+    padding, reach = cast(int, conv.padding[0]), conv.dilation[0] * (conv.kernel_size[0] - 1)
+    return padding, max(reach - padding - conv.stride[0] + 1, 0)
 
 
 def _has_rows(conv: nn.Conv2d) -> bool:
@@ -92,8 +109,7 @@ def share_layers(network: nn.Module, exchange: Exchange, num_prefix: int, device
     layout = Layout()
     for name, module in network.named_modules():
         if isinstance(module, nn.Conv2d):
-            halo = _share_convolution(module, exchange, name)
-            layout.halos.append((name, layout.stride, max(halo)))
+            layout.halos.append((name, layout.stride, max(_share_convolution(module, exchange, name))))
             layout.stride *= module.stride[0]
         elif isinstance(module, swin_transformer.PatchMerging):
             layout.stride *= 2
@@ -119,19 +135,16 @@ def _set_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
 
 
 def _share_convolution(conv: nn.Conv2d, exchange: Exchange, name: str) -> tuple[int, int, int]:
-    """Rows from above, from below, and zeros after the last row: an output row o reads the input rows from
-    o · stride - padding, so a process needs `padding` rows of the one above and the rest of its last kernel below.
-    """
-    padding, reach = cast(int, conv.padding[0]), conv.dilation[0] * (conv.kernel_size[0] - 1)
-    halo = padding, max(reach - padding - conv.stride[0] + 1, 0), padding
-    if max(halo):
+    """Rows from above, from below, and zeros after the last row."""
+    rows = *halo(conv), cast(int, conv.padding[0])
+    if max(rows):
         conv.padding = (0, cast(int, conv.padding[1]))
-        _set_forward(conv, partial(_convolution, conv, exchange, halo, name))
-    return halo
+        _set_forward(conv, partial(_convolution, conv, exchange, rows, name))
+    return rows
 
 
-def _convolution(conv: nn.Conv2d, exchange: Exchange, halo: tuple[int, int, int], name: str, x: Tensor) -> Tensor:
-    out: Tensor = conv._conv_forward(exchange.with_halo(x, halo, name), conv.weight, conv.bias)
+def _convolution(conv: nn.Conv2d, exchange: Exchange, rows: tuple[int, int, int], name: str, x: Tensor) -> Tensor:
+    out: Tensor = conv._conv_forward(exchange.with_halo(x, rows, name), conv.weight, conv.bias)
     return out
 
 

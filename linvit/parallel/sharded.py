@@ -3,6 +3,7 @@
 import copy
 import zlib
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,7 @@ from linvit.models.backbone import Backbone
 from linvit.models.sequence import Decoder
 from linvit.ops.state import accumulator_dtype
 from linvit.parallel.exchange import Exchange
-from linvit.parallel.layers import ALTERNATIVES, check_layers, share_layers
+from linvit.parallel.layers import ALTERNATIVES, AVERAGES, check_layers, pooling, share_layers
 
 
 def rows_of(height: int, processes: int, stride: int = 32) -> list[slice]:
@@ -166,10 +167,9 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> Sharded:
 def _check_pool(network: nn.Module) -> None:
     if isinstance(network, Decoder):
         return
-    pool = getattr(network.head, "global_pool", None) or network
-    name = getattr(pool, "pool_type", None) or getattr(pool, "global_pool", None)
-    averages = ("avg", "token") if isinstance(network, VisionTransformer) else ("avg", "fast", "fastavg")
-    if name not in averages or getattr(network, "pool_include_prefix", False):
+    name = pooling(network)
+    known = ("avg", "token") if isinstance(network, VisionTransformer) else AVERAGES
+    if name not in known or getattr(network, "pool_include_prefix", False):
         raise ValueError(f"the pooling of `network` is {name!r}, expected an average: create it with global_pool='avg'")
     if getattr(network, "dynamic_img_size", False):
         raise ValueError("`network` resizes its table of positions: create it with img_size, without dynamic_img_size")
@@ -187,17 +187,9 @@ def _check_whole(network: nn.Module, x: Tensor, height: int) -> None:
         )
 
 
-def _logits_of_map(
-    network: Backbone | PyramidVisionTransformerV2, x: Tensor, rows: list[slice], exchange: Exchange
-) -> Tensor:
-    mean = _mean(network.forward_features(x), (2, 3), exchange)
-    out: Tensor = network.forward_head(mean)
-    return out
-
-
-def _logits_of_swin(network: SwinTransformer, x: Tensor, rows: list[slice], exchange: Exchange) -> Tensor:
-    mean = _mean(network.forward_features(x), (1, 2), exchange)
-    out: Tensor = network.forward_head(mean)
+def _logits_of_map(dims: tuple[int, int], network: Any, x: Tensor, rows: list[slice], exchange: Exchange) -> Tensor:
+    """dims: those of the map's height and width."""
+    out: Tensor = network.forward_head(_mean(network.forward_features(x), dims, exchange))
     return out
 
 
@@ -245,9 +237,9 @@ def _mean(x: Tensor, dims: tuple[int, ...], exchange: Exchange) -> Tensor:
 
 
 LOGITS: dict[type[nn.Module], Callable[..., Tensor]] = {
-    Backbone: _logits_of_map,
-    PyramidVisionTransformerV2: _logits_of_map,
-    SwinTransformer: _logits_of_swin,
+    Backbone: partial(_logits_of_map, (2, 3)),
+    PyramidVisionTransformerV2: partial(_logits_of_map, (2, 3)),
+    SwinTransformer: partial(_logits_of_map, (1, 2)),
     VisionTransformer: _logits_of_vit,
     Decoder: _logits_of_tokens,
 }

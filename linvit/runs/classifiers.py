@@ -69,7 +69,8 @@ class ClassifierSpec(TaskSpec):
         if strips is None:
             answers = _in_batches(shown, run.preprocessing, unreadable, network, device)
         else:
-            answers = _in_strips(shown, run, unreadable, network.cpu(), strips)
+            streamed = in_strips(run, network.cpu(), shown, unreadable, strips)
+            answers = ((name, cast(Tensor, result.logits)[0].float()) for name, result, _ in streamed)
         rows = []
         for name, logits in answers:
             probabilities, places = probable(logits)
@@ -147,24 +148,6 @@ def _in_batches(
         answers |= {number: (name, row) for (number, name), row in zip(named, logits, strict=True)}
     for number in sorted(answers):
         yield answers[number]
-
-
-def _in_strips(
-    items: Iterable[tuple[str, Any]],
-    run: "Run",
-    unreadable: list[str],
-    network: nn.Module,
-    strips: Mapping[str, Any],
-) -> Iterator[tuple[str, Tensor]]:
-    """The same, each image at its own size."""
-    for name, item in items:
-        try:
-            streamed, _ = in_strips(run, network, item, name, strips)
-        except CorruptImageError as error:
-            unreadable.append(str(error))
-            continue
-        assert streamed.logits is not None
-        yield name, streamed.logits[0].float()
 
 
 def _batches(

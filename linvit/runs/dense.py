@@ -201,17 +201,6 @@ def save_pixels(pixels: Tensor, path: Path) -> None:
         Image.fromarray(np.ascontiguousarray(array)).save(temporary, **options)
 
 
-def untaken_name(file: str, taken: set[str]) -> str:
-    """The file's stem, numbered if it is taken (ignoring case), and adds it to those taken."""
-    stem = name = Path(file).stem
-    number = 1
-    while name.lower() in taken:
-        number += 1
-        name = f"{stem}_{number}"
-    taken.add(name.lower())
-    return name
-
-
 def truth_and_answer(run: "Run", source: Source, overlays: Callable[..., tuple[Tensor, Tensor]], words: str) -> Section:
     """Evenly spaced images of the data, with the ground truth on the left and the prediction on the right.
 

@@ -1,16 +1,19 @@
 """Predictions for images that are larger than memory, at their own size and strip by strip."""
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from linvit.data.images.image import CorruptImageError
 from linvit.files import replacing
 from linvit.ranges import check_names
+from linvit.runs.images import read_image
+from linvit.runs.predictions import untaken_name
 from linvit.streaming import Streamed, stream
 from linvit.streaming.images import Image, open_image
 from linvit.streaming.maps import StoredMap
@@ -37,42 +40,69 @@ class Filled:
         return nn.functional.pad(rows, (0, 0, 0, stop - start - rows.shape[2]))
 
 
-def in_strips(run: "Run", network: nn.Module, item: Any, name: str, strips: Mapping[str, Any]) -> tuple[Streamed, int]:
-    """What a run's network computes from an image at its own size, and the height of the image.
+def in_strips(
+    run: "Run",
+    network: nn.Module,
+    items: Iterable[tuple[str, Any]],
+    unreadable: list[str],
+    strips: Mapping[str, Any],
+) -> Iterator[tuple[str, Streamed, int]]:
+    """The name of each image, what a run's network computes from it at its own size, and its height.
 
-    item: a path or pixels. strips: OPTIONS of `linvit.stream`; every image has its own folder in `spill`.
+    items: names, and paths or images in memory. unreadable: collects a sentence for each that cannot be read. strips:
+    OPTIONS of `linvit.stream`; every image has its own folder in `spill`.
 
     Raises as `linvit.stream`.
     """
     check_names("option of strips", strips, OPTIONS)
-    about = run.preprocessing
-    given = {**strips, **({"spill": Path(strips["spill"]) / Path(name).name} if strips.get("spill") else {})}
-    pixels = item if isinstance(item, str | Path) else np.asarray(item)
-    image = open_image(pixels, {"mean": about.mean, "std": about.std}, next(network.parameters()).dtype)
-    return stream(network, Filled(image) if run.spec.name == "segmentation" else image, **given), image.shape[2]
+    about, taken = run.preprocessing, set[str]()
+    config, dtype = {"mean": about.mean, "std": about.std}, next(network.parameters()).dtype
+    for name, item in items:
+        options = dict(strips)
+        if strips.get("spill"):
+            options["spill"] = Path(strips["spill"]) / untaken_name(name, taken)
+        try:
+            pixels = item if isinstance(item, Path) else _pixels(item, name, about.channels)
+            image = open_image(pixels, config, dtype)
+            streamed = stream(network, Filled(image) if run.spec.name == "segmentation" else image, **options)
+        except CorruptImageError as error:
+            unreadable.append(str(error))
+        else:
+            yield name, streamed, image.shape[2]
 
 
-def save_pyramid(labels: StoredMap, height: int, label_of: Tensor, path: Path) -> None:
-    """Writes a label map as a tiled TIFF pyramid, which viewers of large images open.
+def _pixels(item: Any, name: str, channels: int) -> Any:
+    """(height, width, channels), uint8."""
+    pixels = np.asarray(read_image(item, name, channels))
+    return pixels.reshape(*pixels.shape[:2], channels)
 
-    label_of: the number to write for each class, uint8. Raises ImportError without pyvips.
-    """
+
+def check_pyramids() -> None:
+    """Raises ImportError without pyvips, which writes TIFF pyramids."""
     try:
-        import pyvips
+        importlib.import_module("pyvips")
     except ImportError as error:
         raise ImportError(
             "A label map of a large image is written as a TIFF pyramid by pyvips: `pip install 'linvit[stream]'`."
         ) from error
-    width = labels.shape[3]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, TemporaryDirectory(dir=path.parent) as folder:
-        raw = Path(folder) / "labels"
-        with open(raw, "wb") as file:
-            for start in range(0, height, 256):
-                rows = labels.read(start, min(start + 256, height))[0, 0]
-                label_of[rows.long()].numpy().tofile(file)
-        image = pyvips.Image.rawload(str(raw), width, height, 1)
-        options = {"tile": True, "tile_width": 256, "tile_height": 256, "pyramid": True, "region_shrink": "nearest"}
+
+
+def save_pyramid(labels: StoredMap, height: int, label_of: Sequence[int], path: Path) -> None:
+    """Writes the first rows of a label map as a tiled TIFF pyramid, which viewers of large images open.
+
+    label_of: the number to write for each class, at most 255.
+    """
+    import pyvips
+
+    _, _, rows, width = labels.shape
+    if labels.path is None:
+        image = pyvips.Image.new_from_array(labels.read(0, rows)[0, 0].numpy())
+    else:
+        kind = "uchar" if labels.dtype.itemsize == 1 else "ushort"
+        image = pyvips.Image.rawload(str(labels.path), width, rows, 1, format=kind)
+    image = image.crop(0, 0, width, height).maplut(pyvips.Image.new_from_array(np.array([label_of], np.uint8)))
+    options = {"tile": True, "tile_width": 256, "tile_height": 256, "pyramid": True, "region_shrink": "nearest"}
+    with replacing(path) as temporary:
         image.tiffsave(str(temporary), compression="deflate", bigtiff=True, **options)
 
 

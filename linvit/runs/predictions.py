@@ -167,3 +167,14 @@ def check_output(path: str | Path) -> Path:
     if Path(path).suffix not in (".csv", ".json"):
         raise ValueError(f"`output` is {path}, expected a .csv or .json file: change the ending.")
     return check_output_file(path)
+
+
+def untaken_name(file: str, taken: set[str]) -> str:
+    """The file's stem, numbered if it is taken (ignoring case), and adds it to those taken."""
+    stem = name = Path(file).stem
+    number = 1
+    while name.lower() in taken:
+        number += 1
+        name = f"{stem}_{number}"
+    taken.add(name.lower())
+    return name

@@ -1,9 +1,8 @@
 """Runs a network strip by strip."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +16,7 @@ from linvit.files import check_writable, user_path
 from linvit.layers.patches import checked_image
 from linvit.models.backbone import Backbone
 from linvit.models.family import imagenet_cfg
-from linvit.ranges import OneOf, Range, check
+from linvit.ranges import IsA, OneOf, Range, check
 from linvit.streaming.clock import Clock
 from linvit.streaming.images import Image, open_image
 from linvit.streaming.journal import Journal, key_of
@@ -33,7 +32,7 @@ ARGUMENTS = {
     "rows": Annotated[int, Range(1)] | None,
     "memory": Annotated[float, Range(above=0)],
     "keep": Sequence[Annotated[str, OneOf(KEPT)]],
-    "query": Query | None,
+    "query": Annotated[Any, IsA(Query)] | None,
 }
 Say = Callable[[str], object]
 
@@ -44,13 +43,12 @@ class Streamed:
 
     logits: of a classifier, (batch, classes). maps: the other results, StoredMap (batch, channels, height, width), of
     which `read(start, stop)` gives rows: by their stride 4, 8, 16 and 32 the outputs of the stages, and "scores",
-    "labels" and "query", see `stream`. seconds: time of the call. strips: how many strips were computed, in all passes.
+    "labels" and "query", see `stream`. strips: how many strips were computed, in all passes.
     """
 
-    logits: Tensor | None = None
-    maps: dict[int | str, StoredMap] = field(default_factory=dict)
-    seconds: float = 0.0
-    strips: int = 0
+    logits: Tensor | None
+    maps: dict[int | str, StoredMap]
+    strips: int
 
 
 def stream(
@@ -94,7 +92,6 @@ def stream(
     """
     check_network("network", network)
     check(ARGUMENTS, {"rows": rows, "memory": memory, "keep": keep, "query": query})
-    began = time.monotonic()
     body = next((module for module in network.modules() if isinstance(module, Backbone)), None)
     config: Mapping[str, Any] = getattr(body, "pretrained_cfg", None) or imagenet_cfg()
     opened = open_image(image, config, next(network.parameters()).dtype)
@@ -103,10 +100,8 @@ def stream(
     planned = plan(network, opened.shape, keep, query)
     settings = [rows, memory, list(keep), None if query is None else asdict(query)]
     with _folder(spill) as folder:
-        journal = Journal(None if spill is None else folder, key_of(network, opened, settings))
-        streamed = _Run(network, planned, opened, folder, journal, rows, memory, progress).result()
-    streamed.seconds = time.monotonic() - began
-    return streamed
+        journal = Journal() if spill is None else Journal(folder, key_of(network, opened, settings))
+        return _Run(network, planned, opened, folder, journal, rows, memory, progress).result()
 
 
 class _Run:
@@ -129,12 +124,11 @@ class _Run:
         self.strides = planned.strides()
         self.last_use = {name: step.name for step in planned.steps for name in step.inputs}
         self.mean = RowMean()
-        self.streamed = Streamed()
+        self.computed = 0
         self.clock = Clock([step.products / self.strides[step.inputs[0]] ** 2 for step in planned.steps], progress)
 
     @torch.inference_mode()
     def result(self) -> Streamed:
-        self.streamed.logits = self.journal.logits()
         for number, step in enumerate(self.plan.steps):
             if number < self.journal.step:
                 self.clock.skip(number)
@@ -145,22 +139,21 @@ class _Run:
             for name in step.inputs:
                 if self.last_use[name] == step.name and name not in (IMAGE, *self.plan.maps.values()):
                     self.maps.pop(name).remove()
-        self.streamed.maps = {key: self.maps[name] for key, name in self.plan.maps.items()}
-        return self.streamed
+        maps = {key: self.maps[name] for key, name in self.plan.maps.items()}
+        return Streamed(self.journal.logits, maps, self.computed)
 
     def _compute(self, number: int, step: Step) -> None:
         """Computes the output of a step, and the logits, if they follow from it."""
-        strips, totals = self._strips(step), list(self.journal.totals)
-        while (adds := self._pass(number, step, strips, totals)) is not None:
-            totals.append(adds)
-            self.journal.note_totals(totals)
+        strips = self._strips(step)
+        while (adds := self._pass(number, step, strips)) is not None:
+            self.journal.totals.append(adds)
+            self.journal.note(number)
         if step.name == self.plan.pooled:
             assert isinstance(self.network, Backbone)
-            self.streamed.logits = self.network.forward_head(self.mean.value())
-            self.journal.note_logits(self.streamed.logits)
+            self.journal.logits = self.network.forward_head(self.mean.value())
         self.journal.note(number + 1)
 
-    def _pass(self, number: int, step: Step, strips: list[Rows], totals: list[Total]) -> Total | None:
+    def _pass(self, number: int, step: Step, strips: list[Rows]) -> Total | None:
         """Computes all strips: stores their output and returns None, or returns what they add to the next total."""
         adds = None
         first = self.journal.strips
@@ -169,26 +162,23 @@ class _Run:
         for index in range(first, len(strips)):
             rows = strips[index]
             try:
-                y = self._output(step, rows, totals, whole=len(strips) == 1)
+                y = self._output(step, rows, whole=len(strips) == 1)
             except Pending as pending:
                 adds = pending.adds if adds is None else together(adds, pending.adds)
             else:
                 self._write(step, rows, y)
                 if step.name != self.plan.pooled:
                     self.journal.note(number, index + 1)
-            self.streamed.strips += 1
+            self.computed += 1
             self.clock.tick(number, step.name, 0.0 if adds else index / len(strips))
         return adds
 
-    def _output(self, step: Step, rows: Rows, totals: list[Total], whole: bool) -> Tensor:
+    def _output(self, step: Step, rows: Rows, whole: bool) -> Tensor:
         """The rows of the output that are computed, from those of the inputs that are read."""
-        maps, firsts = [], []
-        for name in step.inputs:
-            at = self._at(rows, name)
-            maps.append(self.maps[name].read(at.first, at.last))
-            firsts.append(at)
-        with attending(step.module, Strip(firsts[0], totals, whole)):
-            y = step.forward(maps, firsts[0].first)
+        places = [rows.at(self.strides[name], self.maps[name].shape[2]) for name in step.inputs]
+        maps = [self.maps[name].read(at.first, at.last) for name, at in zip(step.inputs, places, strict=True)]
+        with attending(step.module, Strip(places[0], self.journal.totals, whole)):
+            y = step.forward(maps)
         out = rows.at(self.strides[step.name], self._height(step))
         return y[:, :, out.computed]
 
@@ -219,9 +209,6 @@ class _Run:
 
     def _path(self, step: Step) -> Path:
         return self.folder / f"{step.name}.map"
-
-    def _at(self, rows: Rows, name: str) -> Rows:
-        return rows.at(self.strides[name], self.maps[name].shape[2])
 
     def _height(self, step: Step) -> int:
         return step.height(self.maps[step.inputs[0]].shape[2])

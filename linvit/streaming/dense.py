@@ -71,7 +71,7 @@ def upernet_steps(network: UperNet, width: int) -> Iterator[Step]:
     yield Step(SCORES, tuple(ends), last, partial(_joined, head.fuse, head.classifier, width), scale=4, reach=9)
 
 
-def _merged(inner: nn.Module, mode: str, maps: Sequence[Tensor], first_row: int) -> Tensor:
+def _merged(inner: nn.Module, mode: str, maps: Sequence[Tensor]) -> Tensor:
     """A map and the next coarser one, if there is one, added up."""
     x: Tensor = inner(maps[0])
     for coarser in maps[1:]:
@@ -80,16 +80,16 @@ def _merged(inner: nn.Module, mode: str, maps: Sequence[Tensor], first_row: int)
     return x
 
 
-def _doubled(unit: nn.Module, maps: Sequence[Tensor], first_row: int) -> Tensor:
+def _doubled(unit: nn.Module, maps: Sequence[Tensor]) -> Tensor:
     return interpolate(unit(maps[0]), scale_factor=2, mode="bilinear", align_corners=False)
 
 
-def _summed(classifier: nn.Module, width: int, maps: Sequence[Tensor], first_row: int) -> Tensor:
+def _summed(classifier: nn.Module, width: int, maps: Sequence[Tensor]) -> Tensor:
     levels = [x if level == 0 else resized(x, maps[0]) for level, x in enumerate(maps)]
     return _enlarged(classifier(sum(levels)), width)
 
 
-def _joined(fuse: nn.Module, classifier: nn.Module, width: int, maps: Sequence[Tensor], first_row: int) -> Tensor:
+def _joined(fuse: nn.Module, classifier: nn.Module, width: int, maps: Sequence[Tensor]) -> Tensor:
     levels = [resized(level, maps[0]) for level in maps]
     return _enlarged(classifier(fuse(torch.cat(levels, dim=1))), width)
 

@@ -1,6 +1,6 @@
 """Images of which some rows at a time are read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,10 @@ from linvit.data.images.image import CorruptImageError
 from linvit.data.images.image import open_image as open_whole_image
 from linvit.files import user_path
 
+GREY, COLOUR, CMYK = range(1, 3), range(3, 6), range(4, 6)  # with alpha, and of satellites with infrared
+BANDS = {"b-w": GREY, "grey16": GREY, "srgb": COLOUR, "rgb": COLOUR, "rgb16": COLOUR, "cmyk": CMYK}
+"""How many bands an image of each of libvips' interpretations can have to be shown."""
+
 
 class Image(Protocol):
     """An image of which `read` returns the rows from start to stop, (batch, channels, rows, width)."""
@@ -22,15 +26,27 @@ class Image(Protocol):
     def read(self, start: int, stop: int) -> Tensor: ...
 
 
-class TensorImage:
-    """Images (batch, channels, height, width) as the network reads them."""
+class CheckedImage:
+    """Images (batch, channels, height, width) as the network reads them: rows from a function, checked.
 
-    def __init__(self, images: Tensor) -> None:
-        self.shape: Any = tuple(images.shape)
-        self._images = images
+    Raises TypeError and ValueError for rows that are not a tensor of that shape and dtype.
+    """
+
+    def __init__(self, shape: Sequence[int], read: Callable[[int, int], Any], dtype: torch.dtype) -> None:
+        self.shape: Any = tuple(shape)
+        self._read, self._dtype = read, dtype
 
     def read(self, start: int, stop: int) -> Tensor:
-        return self._images[:, :, start:stop]
+        rows = self._read(start, stop)
+        if not isinstance(rows, Tensor):
+            raise TypeError(f"`image` has rows {kind(rows)}, expected a tensor: change `read`")
+        expected = (*self.shape[:2], stop - start, self.shape[3])
+        if (tuple(rows.shape), rows.dtype) != (expected, self._dtype):
+            raise ValueError(
+                f"`image` has rows {start:,} to {stop - 1:,} of {rows.dtype} and shape {tuple(rows.shape)}, expected"
+                f" {self._dtype}, as the network's weights, and shape {expected}: convert them."
+            )
+        return rows
 
 
 class PixelImage:
@@ -56,7 +72,7 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
     config: timm's configuration of the network, for mean and deviation of pixels.
 
     Raises:
-        TypeError: for anything else.
+        TypeError: for anything else, and when rows are read that are not a tensor.
         FileNotFoundError: for a missing file.
         ValueError: for pixels of another form; CorruptImageError for a file that cannot be read.
     """
@@ -66,12 +82,11 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
                 f"`image` is {image.dtype} of shape {tuple(image.shape)}, expected floating point (batch, channels,"
                 " height, width): convert it, or give 8-bit pixels as an array."
             )
-        return TensorImage(image)
+        return CheckedImage(image.shape, lambda start, stop: image[:, :, start:stop], dtype)
     if isinstance(image, str | Path):
-        image = _opened(user_path(image))
+        image = _opened(user_path(image), channels=len(config["mean"]))
     elif hasattr(image, "read") and len(getattr(image, "shape", ())) == 4:
-        rows: Image = image
-        return rows
+        return CheckedImage(image.shape, image.read, dtype)
     if not hasattr(image, "shape") or not hasattr(image, "dtype"):
         raise TypeError(f"`image` is {kind(image)}, expected a tensor, an array, a path or a reader of rows")
     if image.dtype != np.uint8 or len(image.shape) != 3 or image.shape[2] != len(config["mean"]):
@@ -82,44 +97,62 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
     return PixelImage(image, config["mean"], config["std"], dtype)
 
 
-def _opened(path: Path) -> Any:
-    """The pixels (height, width, 3) of a file, of which libvips, if it is installed, reads those that are sliced."""
+def _opened(path: Path, channels: int) -> Any:
+    """The pixels (height, width, channels) of a file; libvips, if it is installed, reads those that are sliced."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no image at {path}: check the path.")
     try:
-        return VipsPixels(path)
+        return VipsPixels(path, channels)
     except ImportError:
-        return np.asarray(open_whole_image(path))
+        pass
+    try:
+        whole = np.asarray(open_whole_image(path, channels))
+    except CorruptImageError as error:
+        raise CorruptImageError(
+            f"{str(error).rstrip('.')}, or install pyvips, which reads larger images and more formats: `pip install"
+            " 'linvit[stream]'`."
+        ) from error
+    return whole.reshape(*whole.shape[:2], channels)
 
 
 class VipsPixels:
-    """The pixels of a file in any format of libvips, a TIFF pyramid or GeoTIFF for example, as 8-bit RGB.
+    """The pixels of a file in any format of libvips, a TIFF pyramid or GeoTIFF for example, as 8-bit grey or RGB.
+
+    channels: 1 for grey, 3 for RGB.
 
     Raises:
         ImportError: without pyvips.
-        CorruptImageError: for a file that libvips cannot open.
+        CorruptImageError: for a file that libvips cannot open, and for one that is not grey, RGB or CMYK of 8 or 16
+            bits.
     """
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, channels: int) -> None:
         import pyvips
 
         try:
-            image = pyvips.Image.new_from_file(str(path), fail_on="warning").autorot().colourspace("srgb")
+            image = pyvips.Image.new_from_file(str(path), fail_on="warning").autorot()
+            if image.format not in ("uchar", "ushort") or image.bands not in BANDS.get(image.interpretation, ()):
+                raise CorruptImageError(
+                    f"{path} has {image.bands} bands of the format {image.format} ({image.interpretation}), expected"
+                    " grey or RGB of 8 or 16 bits: convert it."
+                )
+            image = image.colourspace("srgb" if channels == 3 else "b-w")
         except pyvips.Error as error:
             raise CorruptImageError(
                 f"{path} is not a readable image ({_reason(error)}): replace or remove the file."
             ) from error
-        self._image, self._path = image.extract_band(0, n=3).cast("uchar"), path
-        self.shape = (image.height, image.width, 3)
+        self._image, self._path = image.extract_band(0, n=channels).cast("uchar"), path
+        self.shape = (image.height, image.width, channels)
 
     def __getitem__(self, rows: slice) -> Any:
         import pyvips
 
         start, stop, _ = rows.indices(self.shape[0])
         try:
-            return self._image.crop(0, start, self.shape[1], stop - start).numpy()
+            pixels = self._image.crop(0, start, self.shape[1], stop - start).numpy()
+            return pixels.reshape(-1, *self.shape[1:])
         except pyvips.Error as error:
             raise CorruptImageError(
                 f"The rows {start:,} to {stop - 1:,} of {self._path} cannot be read ({_reason(error)}): replace the"

@@ -75,7 +75,7 @@ def _reserve(path: Path, size: int) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raised = OSError(
-            f"{path.parent} has no room for a map of {size / 2**30:.1f} GiB ({os.strerror(error.errno or 0)}): choose"
+            f"{path.parent} has no room for a map of {size / 2**30:.2g} GiB ({os.strerror(error.errno or 0)}): choose"
             " another folder as `spill`."
         )
         raised.errno = error.errno

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from linvit.models.backbone import Backbone
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
+from linvit.parallel.layers import AVERAGES, pooling
 from linvit.streaming.dense import NORMED, SCORES, dense_steps, semantic_fpn_steps, upernet_steps
 from linvit.streaming.query import QUERY, Query, query_step
-from linvit.streaming.steps import IMAGE, Forward, Step, averages, backbone_steps
+from linvit.streaming.steps import IMAGE, Forward, Step, backbone_steps
 
 LABELS = "labels"
 KEPT = ("maps", SCORES)
@@ -57,10 +58,14 @@ def _classifier(network: Backbone, keep: Sequence[str]) -> Plan:
     strides = planned.strides()
     if "maps" in keep:
         planned.maps = {strides[step.name]: step.name for step in planned.steps if step.stage is not None}
-    last = planned.steps[-1].name
-    if averages(network):
+    last, pool = planned.steps[-1].name, pooling(network)
+    if pool and pool not in AVERAGES:
+        raise ValueError(
+            f"The pooling of `network` is {pool!r}, expected an average: create it with global_pool='avg'."
+        )
+    if pool:
         planned.pooled = last
-    if SCORES in keep or not averages(network):
+    if SCORES in keep or not pool:
         planned.maps[SCORES] = SCORES
         planned.steps.append(Step(SCORES, (last,), nn.Identity(), _at_each_position(network)))
     return planned
@@ -113,7 +118,7 @@ def _add_query(planned: Plan, query: Query, shape: Sequence[int]) -> None:
 def _at_each_position(network: Backbone) -> Forward:
     """The logits of each position of the last map, as if it were all that the classifier reads."""
 
-    def forward(maps: Sequence[Tensor], first_row: int) -> Tensor:
+    def forward(maps: Sequence[Tensor]) -> Tensor:
         batch, channels, height, width = maps[0].shape
         positions = maps[0].permute(0, 2, 3, 1).reshape(-1, channels, 1, 1)
         logits = cast(Tensor, network.forward_head(positions)).flatten(1)
@@ -122,7 +127,7 @@ def _at_each_position(network: Backbone) -> Forward:
     return forward
 
 
-def _labels(maps: Sequence[Tensor], first_row: int) -> Tensor:
+def _labels(maps: Sequence[Tensor]) -> Tensor:
     """The most probable class of each pixel, (batch, 1, height, width), 8 bits if that is enough."""
     labels = maps[0].argmax(1, keepdim=True)
     return labels.to(torch.uint8 if maps[0].shape[1] <= 256 else torch.int16)

@@ -11,11 +11,12 @@ from linvit.layers.attention import rotary_table
 from linvit.layers.block import AttentionBlock
 from linvit.layers.operator import LEARNED, Operator
 from linvit.models.backbone import Backbone, Stage
-from linvit.models.care import CARE
 from linvit.models.pyramid import PyramidStage
+from linvit.parallel.layers import halo
+from linvit.streaming.strip import Strip
 
 IMAGE = "image"
-Forward = Callable[[Sequence[Tensor], int], Tensor]
+Forward = Callable[[Sequence[Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class Step:
     """A computation that turns some rows of maps into rows of the next map.
 
     name: of its output. inputs: the names of the maps that it reads. module: its layers. forward: from the rows of the
-    maps, and the number of the first row, to rows of the output. scale: by how much the output is finer than the
-    first input, for layers that enlarge maps. reach: rows of the first input that are read beyond those of the
-    convolutions. whole: whether it needs all rows at once. stage: the stage whose output it gives.
+    maps to rows of the output. scale: by how much the output is finer than the first input, for layers that enlarge
+    maps. reach: rows of the first input that are read beyond those of the convolutions. whole: whether it needs all
+    rows at once. stage: the stage whose output it gives.
     """
 
     name: str
@@ -54,16 +55,15 @@ class Step:
         """How many rows above and below a row of the first input its outputs can depend on, at most."""
         reach, stride = self.reach, 1
         for layer in self.convolutions:
-            span, padding = _span_and_padding(layer)
-            reach += max(padding, span - padding) * stride
+            reach += max(halo(layer)) * stride
             stride *= layer.stride[0]
         return reach
 
     def height(self, height: int) -> int:
         """The height of the output, from that of the first input."""
         for layer in self.convolutions if self.stride > 1 else ():
-            span, padding = _span_and_padding(layer)
-            height = (height + 2 * padding - span - 1) // layer.stride[0] + 1
+            span = layer.dilation[0] * (layer.kernel_size[0] - 1)
+            height = (height + 2 * int(layer.padding[0]) - span - 1) // layer.stride[0] + 1
         return height * self.scale
 
     @property
@@ -100,28 +100,17 @@ def backbone_steps(network: Backbone) -> Iterator[Step]:
             yield Step(name, (before,), stage.downsample, in_turn(stage.downsample))
         for index, block in enumerate(stage.blocks):
             before, name = name, f"stages.{number}.blocks.{index}"
-            steps = (
-                [*_halves(name, before, stage, block)]
-                if isinstance(block, AttentionBlock)
-                else [Step(name, (before,), block, in_turn(block))]
-            )
+            steps = list(_halves(name, before, stage, block))
             yield from steps[:-1]
             yield replace(steps[-1], stage=number if index == len(stage.blocks) - 1 else None)
     if not isinstance(network.final_conv, nn.Identity):
         yield Step("final_conv", (name,), network.final_conv, in_turn(network.final_conv))
 
 
-def averages(network: Backbone) -> bool:
-    """Whether the classifier reads the mean of the last map."""
-    if isinstance(network, CARE):
-        return network.global_pool == "avg"
-    return bool(cast(Any, network).head.global_pool.pool_type == "avg")
-
-
 def in_turn(*layers: nn.Module) -> Forward:
     """Layers one after the other."""
 
-    def forward(maps: Sequence[Tensor], first_row: int) -> Tensor:
+    def forward(maps: Sequence[Tensor]) -> Tensor:
         (x,) = maps
         for layer in layers:
             x = layer(x)
@@ -143,21 +132,25 @@ def _check_operator(name: str, operator: Operator) -> None:
         )
 
 
-def _halves(name: str, before: str, stage: Stage, block: AttentionBlock) -> Iterator[Step]:
-    """Two steps: fewer rows around a strip are computed for nothing than in one."""
+def _halves(name: str, before: str, stage: Stage, block: nn.Module) -> Iterator[Step]:
+    """Two steps for a block of a pyramid: fewer rows around a strip are computed for nothing than in one."""
+    if not isinstance(stage, PyramidStage):
+        yield Step(name, (before,), block, in_turn(block))
+        return
+    if not isinstance(block, AttentionBlock):
+        raise ValueError(
+            f"The block {name} is a {type(block).__name__}, expected an AttentionBlock: stream the network as it was"
+            " before `linvit.fuse`."
+        )
     attended = f"{name}.attn"
     first = nn.ModuleList(layer for layer in (block.cpe, block.norm1, block.attn) if layer is not None)
-    yield Step(attended, (before,), first, partial(_attended, cast(PyramidStage, stage), block))
+    yield Step(attended, (before,), first, partial(_attended, stage, block))
     second = nn.ModuleList([block.norm2, block.ffn])
-    yield Step(name, (attended,), second, lambda maps, first_row: block.with_feed_forward(*maps))
+    yield Step(name, (attended,), second, lambda maps: block.with_feed_forward(*maps))
 
 
-def _attended(stage: PyramidStage, block: AttentionBlock, maps: Sequence[Tensor], first_row: int) -> Tensor:
+def _attended(stage: PyramidStage, block: AttentionBlock, maps: Sequence[Tensor]) -> Tensor:
     (x,) = maps
-    rotary: Any = rotary_table(x, stage.head_width, first_row) if stage.rope else None
+    strip = cast(Strip, block.attn.operator.shard)
+    rotary: Any = rotary_table(x, stage.head_width, strip.rows.first) if stage.rope else None
     return block.with_attention(x, rotary)
-
-
-def _span_and_padding(layer: nn.Conv2d) -> tuple[int, int]:
-    """How many rows lie between the first and the last that an output reads, and how many of zeros are above."""
-    return (layer.kernel_size[0] - 1) * layer.dilation[0], int(layer.padding[0])

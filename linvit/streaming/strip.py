@@ -86,15 +86,15 @@ class Strip:
     def state(self, state: State, *, before: bool) -> State:
         return cast(State, self._total(state))
 
-    def chosen(self, tokens: Tensor, first_row: int, place: tuple[int, int], width: int) -> Tensor:
-        """Of tokens (…, tokens, channels) in rows of that width the one at a row and column of the map, (…, channels).
+    def chosen(self, tokens: Tensor, place: tuple[int, int], width: int) -> Tensor:
+        """Of tokens (…, tokens, channels) in rows of that width the one at a row and column of the map.
 
-        first_row: the number of the first row. Places that the map does not reach are at its edge.
+        Returns (…, 1, channels). Places that the map does not reach are at its edge.
         """
         row, column = min(place[0], self.rows.height - 1), min(place[1], width - 1)
         is_here = self.rows.start <= row < self.rows.stop
-        number = (row - first_row) * width + column
-        adds = tokens[..., number, :] if is_here else torch.zeros_like(tokens[..., 0, :])
+        number = (row - self.rows.first) * width + column
+        adds = tokens[..., number : number + 1, :] if is_here else torch.zeros_like(tokens[..., :1, :])
         return cast(tuple[Tensor], self._total((adds,)))[0]
 
     def _total(self, adds: Total) -> Total:

@@ -1,6 +1,7 @@
 """`predict` with `strips`: images at their own size, strip by strip."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch.testing import assert_close
 
 from linvit.runs import load_run
 from linvit.runs.large_images import Filled
-from linvit.streaming.images import TensorImage
+from linvit.streaming.images import open_image
 from linvit_cli import main
 
 pyvips = pytest.importorskip("pyvips", reason="needs the extra stream")
@@ -25,6 +26,10 @@ def photos(tmp_path):
     Image.effect_noise((70, 100), 60).convert("RGB").save(folder / "a.png")
     (folder / "broken.png").write_bytes(b"broken")
     return folder
+
+
+def opened(image):
+    return open_image(image, {}, image.dtype)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,7 @@ def test_classes_of_an_image_at_its_own_size(photos, tmp_path, capsys):
     assert_close(torch.tensor(predictions[0].probabilities), expected.values)
     assert predictions[0].classes == [run.class_names[place] for place in expected.indices]
     assert len(predictions.unreadable) == 1
-    assert (tmp_path / "spill" / "a.png" / "progress.json").is_file()
+    assert (tmp_path / "spill" / "a" / "progress.pt").is_file()
     assert main(["predict", "--model", "mavit_nano.cifar10", str(photos / "a.png"), "--stream", "--rows", "64"]) == 0
     assert predictions[0].classes[0] in capsys.readouterr().out
 
@@ -57,7 +62,7 @@ def test_a_label_map_as_a_pyramid(segmentor, photos, tmp_path):
     about = run.preprocessing
     pixels = torch.from_numpy(np.array(Image.open(photos / "a.png"))).permute(2, 0, 1) / 255
     mean, std = (torch.tensor(values)[:, None, None] for values in (about.mean, about.std))
-    image = Filled(TensorImage(((pixels - mean) / std)[None])).read(0, 128)
+    image = Filled(opened(((pixels - mean) / std)[None])).read(0, 128)
     with torch.no_grad():
         labels = run.network(image)[0, :, :100].argmax(0)
     assert (torch.from_numpy(written) == labels + 1).float().mean() > 0.999
@@ -67,9 +72,34 @@ def test_a_label_map_as_a_pyramid(segmentor, photos, tmp_path):
     assert [path.name for path in (output / "maps").iterdir()] == ["a.tif"]
 
 
+def test_spilled_maps_make_the_same_pyramid(segmentor, photos, tmp_path):
+    for name, spill in (("whole", {}), ("spilled", {"spill": tmp_path / "spill"})):
+        load_run(segmentor).predict(photos / "a.png", output=tmp_path / name, strips={"rows": 32, **spill})
+    first, second = (Image.open(tmp_path / name / "maps" / "a.tif") for name in ("whole", "spilled"))
+    assert (np.asarray(first) == np.asarray(second)).all()
+
+
+def test_images_with_the_same_name_have_folders_of_their_own(photos, tmp_path):
+    (photos / "more").mkdir()
+    Image.effect_noise((64, 64), 60).convert("RGB").save(photos / "more" / "a.png")
+    strips = {"rows": 32, "spill": tmp_path / "spill"}
+    run = load_run(model="mavit_nano.cifar10")
+    assert len(run.predict([photos / "a.png", photos / "more"], strips=strips)) == 2
+    assert sorted(path.name for path in (tmp_path / "spill").iterdir()) == ["a", "a_2"]
+    assert len(run.predict([photos / "a.png", photos / "more"], strips=strips)) == 2
+
+
+def test_without_libvips_nothing_is_computed_for_a_pyramid(segmentor, photos, tmp_path, monkeypatch):
+    run = load_run(segmentor)
+    monkeypatch.setitem(sys.modules, "pyvips", None)
+    monkeypatch.setattr("linvit.runs.large_images.stream", lambda *_, **__: pytest.fail("something was computed"))
+    with pytest.raises(ImportError, match=r"written as a TIFF pyramid by pyvips: `pip install 'linvit\[stream\]'`"):
+        run.predict(photos / "a.png", output=tmp_path / "out", strips={})
+
+
 def test_rows_of_zeros_below_an_image():
     image = torch.randn(1, 3, 40, 5)
-    filled = Filled(TensorImage(image))
+    filled = Filled(opened(image))
     assert filled.shape == (1, 3, 64, 5)
     rows = torch.cat([filled.read(0, 33), filled.read(33, 64)], 2)
     assert torch.equal(rows[:, :, :40], image)
@@ -83,3 +113,7 @@ def test_one_sentence_for_each_mistake(segmentor, photos, capsys):
         load_run(model="mavit_nano.cifar10").predict(photos / "a.png", strips={"row": 3})
     assert main(["predict", "--model", "mavit_nano.cifar10", str(photos), "--spill", "there"]) == 2
     assert "--rows, --strip-memory and --spill need --stream: add it." in capsys.readouterr().err
+    assert main(["predict", "--model", "mavit_nano.cifar10", str(photos), "--stream", "--processes", "2"]) == 2
+    assert "--stream reads images in one process, but --processes is several" in capsys.readouterr().err
+    assert main(["predict", "--model", "mavit_nano.cifar10", str(photos), "--stream", "--strip-memory", "0"]) == 2
+    assert "--strip-memory is 0" in capsys.readouterr().err

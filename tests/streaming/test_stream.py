@@ -232,6 +232,13 @@ def test_a_full_disk(tmp_path, monkeypatch):
         ({"rows": 0}, "`rows` is 0, expected"),
         ({"memory": 0}, "`memory` is 0, expected"),
         ({"keep": ["logits"]}, "'logits'"),
+        ({"network": "fused"}, "The block stages.0.blocks.0 is a FusedAttentionBlock, .* before `linvit.fuse`"),
+        ({"network": "maximum"}, "The pooling of `network` is 'max', expected an average"),
+        (
+            {"image": torch.zeros(1, 3, 64, 64, dtype=float64)},
+            "of torch.float64 and .*, expected torch.float32, as the",
+        ),
+        ({"query": ("stages.0.blocks.0", 0, 0)}, "`query` is .*, expected a Query, or null"),
         ({"query": Query("stages.9", 0, 0)}, "`query` names 'stages.9', expected one of stages.0.blocks.0"),
         (
             {"query": Query("stages.0.blocks.0", 64, 0)},
@@ -245,6 +252,8 @@ def test_one_sentence_for_each_mistake(arguments, message):
         "softmax": lambda: timm.create_model("mavit_nano", pattern="LLLS").eval(),
         "learned": lambda: timm.create_model("mavit_nano", attention={"weighting": "learned"}).eval(),
         "resnet": lambda: timm.create_model("resnet10t").eval(),
+        "fused": lambda: linvit.fuse(timm.create_model("mavit_nano").eval()),
+        "maximum": lambda: timm.create_model("mavit_nano", global_pool="max").eval(),
         "ragged": lambda: SemanticFPN(DenseBackbone("mavit_nano"), 4, 16).eval(),
     }
     which = arguments.get("network")
@@ -252,6 +261,81 @@ def test_one_sentence_for_each_mistake(arguments, message):
     image = torch.zeros(1, 3, 65 if which == "ragged" else 64, 64)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         stream(network, **{"image": image, **{k: v for k, v in arguments.items() if k != "network"}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "message"),
+    [
+        (
+            ValueError,
+            lambda x, a, b: x[:, :, a : b + 1],
+            r"rows 0 to 39 of torch.float32 and shape \(1, 3, 41, 64\), expected",
+        ),
+        (ValueError, lambda x, a, b: x[:, :, a:b].double(), "torch.float64 and .*, expected torch.float32"),
+        (TypeError, lambda x, a, b: x[:, :, a:b].numpy(), "rows of type ndarray, expected a tensor"),
+    ],
+)
+def test_a_reader_must_return_the_rows_that_the_network_reads(kind, read, message):
+    reader = Lazy(torch.zeros(1, 3, 64, 64))
+    reader.read = lambda start, stop: read(reader.images, start, stop)
+    with pytest.raises(kind, match=message):
+        stream(timm.create_model("mavit_nano").eval(), reader, rows=32)
+
+
+def test_a_query_is_at_whole_numbers():
+    with pytest.raises(ValueError, match=r"`row` is 1.5, expected a whole number of 0 or more"):
+        Query("stages.0.blocks.0", 1.5, 0)
+
+
+def test_fast_pooling_is_an_average():
+    network = timm.create_model("mavit_nano", global_pool="fast").double().eval()
+    assert_same(stream(network, images(64, 70), rows=32).logits, network(images(64, 70)).detach())
+
+
+@pytest.mark.parametrize(
+    ("pixels", "readable"),
+    [
+        (lambda colours: colours.astype(np.uint16) * 257, True),
+        (lambda colours: np.concatenate([colours, colours[:, :, :1]], 2), True),
+        (lambda colours: colours.astype(np.float32) / 255, False),
+        (lambda colours: np.concatenate([colours, colours, colours], 2).astype(np.uint16), False),
+    ],
+    ids=["16 bits", "a fourth band", "floating point", "nine bands"],
+)
+def test_bands_that_are_no_colours(tmp_path, pixels, readable):
+    pyvips = vips()
+    network, file = timm.create_model("mavit_nano").eval(), tmp_path / "image.tif"
+    colours = np.random.default_rng(0).integers(0, 256, (70, 64, 3), np.uint8)
+    changed = pixels(colours)
+    colour = {"uint8": "srgb", "uint16": "rgb16"}.get(str(changed.dtype), "scrgb")
+    interpretation = colour if changed.shape[2] < 9 else "multiband"
+    pyvips.Image.new_from_array(changed, interpretation=interpretation).write_to_file(file)
+    if readable:
+        assert_close(stream(network, file).logits, stream(network, colours).logits)
+    else:
+        with pytest.raises(
+            ValueError, match=r"image.tif has \d bands of the format .*, expected grey or RGB of 8 or 16"
+        ):
+            stream(network, file)
+
+
+@pytest.mark.parametrize("with_vips", [True, False])
+def test_grey_networks_read_grey(tmp_path, with_vips, monkeypatch):
+    pyvips = vips()
+    network, file = timm.create_model("mavit_nano", in_chans=1).eval(), tmp_path / "image.png"
+    network.pretrained_cfg = {"mean": (0.4,), "std": (0.2,)}
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 64, 1), np.uint8)
+    pyvips.Image.new_from_array(pixels).write_to_file(file)
+    if not with_vips:
+        monkeypatch.setitem(sys.modules, "pyvips", None)
+    assert_close(stream(network, file).logits, stream(network, pixels).logits)
+
+
+def test_without_libvips_the_sentence_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyvips", None)
+    (tmp_path / "image.xyz").write_bytes(b"of a format that Pillow does not know")
+    with pytest.raises(ValueError, match=r"replace or remove the file, or install pyvips.*'linvit\[stream\]'`\.$"):
+        stream(timm.create_model("mavit_nano").eval(), tmp_path / "image.xyz")
 
 
 @pytest.mark.parametrize("name", ["image.tif", "image.png"])
@@ -282,6 +366,6 @@ def test_a_network_is_unchanged_afterwards():
     network, x = created("mavit_nano"), images(64, 64)
     before = network(x).detach()
     with pytest.raises(KeyboardInterrupt):
-        stream(network, Lazy(x, left=22), rows=1)
+        stream(network, Lazy(x, left=6), rows=1)
     assert torch.equal(network(x), before)
     assert linvit.stream is stream

@@ -33,9 +33,8 @@ from linvit.runs.dense import (
     displayed,
     save_pixels,
     truth_and_answer,
-    untaken_name,
 )
-from linvit.runs.predictions import ObjectPrediction
+from linvit.runs.predictions import ObjectPrediction, untaken_name
 from linvit.runs.spec import Section
 from linvit.tasks.average_precision import average_precision_by_class
 from linvit.tasks.detection import Detection

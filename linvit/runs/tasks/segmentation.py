@@ -19,7 +19,7 @@ from linvit.data.dense.ade20k import Ade20k
 from linvit.data.dense.label_maps import LabelMaps, MapSource
 from linvit.data.dense.panoptic import CocoPanoptic
 from linvit.data.dense.source import DenseSource
-from linvit.data.images.image import SMALLEST, CorruptImageError
+from linvit.data.images.image import SMALLEST
 from linvit.data.source import Source
 from linvit.files import write_json
 from linvit.models.dense.frameworks import SEGMENTORS
@@ -34,11 +34,10 @@ from linvit.runs.dense import (
     displayed,
     save_pixels,
     truth_and_answer,
-    untaken_name,
 )
 from linvit.runs.images import find_images
-from linvit.runs.large_images import class_counts, in_strips, save_pyramid
-from linvit.runs.predictions import MapPrediction
+from linvit.runs.large_images import check_pyramids, class_counts, in_strips, save_pyramid
+from linvit.runs.predictions import MapPrediction, untaken_name
 from linvit.runs.progress import tracked
 from linvit.runs.spec import Section
 from linvit.streaming.networks import LABELS
@@ -104,19 +103,15 @@ class SegmentationSpec(DenseSpec):
     ) -> DensePredictions:
         if output is None:
             raise ValueError("`strips` is given without `output`: give a folder for the label maps, too.")
+        check_pyramids()
         folder = checked_folder(output, inputs)
         items, unreadable = find_images(inputs)
         network, _ = run.placed_network(weights)
         rows, taken = [], set[str]()
-        for name, item in tracked(items, "Predicting", progress=progress):
-            try:
-                streamed, height = in_strips(run, network.cpu(), item, name, strips)
-            except CorruptImageError as error:
-                unreadable.append(str(error))
-                continue
+        shown = tracked(items, "Predicting", progress=progress)
+        for name, streamed, height in in_strips(run, network.cpu(), shown, unreadable, strips):
             labels = streamed.maps[LABELS]
-            label_of = torch.tensor(_labels(run), dtype=torch.uint8)
-            save_pyramid(labels, height, label_of, folder / "maps" / f"{untaken_name(name, taken)}.tif")
+            save_pyramid(labels, height, _labels(run), folder / "maps" / f"{untaken_name(name, taken)}.tif")
             counts = class_counts(labels, height, len(run.class_names))
             order = [place for place in counts.argsort(descending=True, stable=True).tolist() if counts[place]]
             of_classes = [(run.class_names[place], counts[place].item() / counts.sum().item()) for place in order]

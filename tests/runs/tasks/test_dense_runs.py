@@ -11,7 +11,7 @@ from PIL import Image
 from linvit.data.dense.label_maps import read_map
 from linvit.models.dense.frameworks import build_dense
 from linvit.runs import dense, load_run, train
-from linvit.runs.dense import untaken_name
+from linvit.runs.predictions import untaken_name
 from linvit.runs.tasks.segmentation import label_map
 from linvit.tasks.average_precision import average_precision
 from linvit_cli import main
