@@ -97,9 +97,13 @@ def side_by_side(left: Tensor, right: Tensor, gap: int = 10) -> Tensor:
 
 def shares(labels: Tensor, num_classes: int) -> list[tuple[int, float]]:
     """(class, share of the pixels in 0..1) for each class that occurs in a label map, the largest first."""
-    counts = torch.bincount(labels.flatten(), minlength=num_classes)[:num_classes]
+    return largest_shares(torch.bincount(labels.flatten(), minlength=num_classes)[:num_classes], labels.numel())
+
+
+def largest_shares(counts: Tensor, pixels: int) -> list[tuple[int, float]]:
+    """The same from the number of pixels of each class, and of all."""
     order = counts.argsort(descending=True, stable=True).tolist()
-    return [(place, counts[place].item() / labels.numel()) for place in order if counts[place]]
+    return [(place, counts[place].item() / pixels) for place in order if counts[place]]
 
 
 def _shaded(image: Tensor, owners: Tensor, colors: Sequence[Color]) -> tuple[Tensor, int]:

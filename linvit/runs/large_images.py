@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import CorruptImageError, check_large_enough
 from linvit.files import replacing
 from linvit.ranges import check_names
 from linvit.runs.images import read_image
@@ -25,19 +25,16 @@ OPTIONS = ("rows", "memory", "spill", "progress")
 MULTIPLE = 32
 
 
-class Filled:
+def filled(image: Image, dtype: torch.dtype) -> Image:
     """An image with rows of zeros below it, so that its height is a multiple of 32."""
+    batch, channels, height, width = image.shape
 
-    def __init__(self, image: Image) -> None:
-        batch, channels, height, width = image.shape
-        self.shape = (batch, channels, -(-height // MULTIPLE) * MULTIPLE, width)
-        self._image, self._height = image, height
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """The rows from start to stop."""
-        first = min(start, self._height - 1)
-        rows = self._image.read(first, min(stop, self._height))[:, :, start - first :]
+    def read(start: int, stop: int) -> Tensor:
+        first = min(start, height - 1)
+        rows = image.read(first, min(stop, height))[:, :, start - first :]
         return nn.functional.pad(rows, (0, 0, 0, stop - start - rows.shape[2]))
+
+    return Image((batch, channels, -(-height // MULTIPLE) * MULTIPLE, width), read, dtype)
 
 
 def in_strips(
@@ -64,7 +61,8 @@ def in_strips(
         try:
             pixels = item if isinstance(item, Path) else _pixels(item, name, about.channels)
             image = open_image(pixels, config, dtype)
-            streamed = stream(network, Filled(image) if run.spec.name == "segmentation" else image, **options)
+            check_large_enough(*image.shape[2:], name)
+            streamed = stream(network, filled(image, dtype) if run.spec.name == "segmentation" else image, **options)
         except CorruptImageError as error:
             unreadable.append(str(error))
         else:

@@ -9,17 +9,13 @@ INTERVAL = 5.0  # seconds between lines
 class Clock:
     """Says after each few seconds which step is computed and how long all others will take.
 
-    work: of each step, in any unit. say: called with a line.
+    work: of each step, in any unit. first: the number of the first step that is not complete yet. say: called with a
+    line.
     """
 
-    def __init__(self, work: Sequence[float], say: Callable[[str], object]) -> None:
-        self._work, self._say = work, say
+    def __init__(self, work: Sequence[float], first: int, say: Callable[[str], object]) -> None:
+        self._work, self._first, self._say = work, first, say
         self._began = self._last = time.monotonic()
-        self._before = 0.0
-
-    def skip(self, number: int) -> None:
-        """A step was complete already."""
-        self._before += self._work[number]
 
     def tick(self, number: int, name: str, share: float) -> None:
         """A share of a step is complete."""
@@ -27,8 +23,8 @@ class Clock:
         if now - self._last < INTERVAL:
             return
         self._last = now
-        done = sum(self._work[:number]) + share * self._work[number] - self._before
-        left = (sum(self._work) - self._before - done) * (now - self._began) / max(done, 1e-9)
+        done = sum(self._work[self._first : number]) + share * self._work[number]
+        left = (sum(self._work[self._first :]) - done) * (now - self._began) / max(done, 1e-9)
         self._say(f"{name} ({number + 1} of {len(self._work)} steps); about {_words(left)} left")
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from linvit.ranges import IsA, OneOf, Range, check
 from linvit.streaming.clock import Clock
 from linvit.streaming.images import Image, open_image
 from linvit.streaming.journal import Journal, key_of
-from linvit.streaming.maps import RowMean, StoredMap
+from linvit.streaming.maps import StoredMap
 from linvit.streaming.networks import KEPT, Plan, plan
 from linvit.streaming.query import Query
 from linvit.streaming.steps import IMAGE, Step
@@ -119,19 +119,18 @@ class _Run:
         progress: Say,
     ) -> None:
         self.network, self.plan, self.folder, self.journal = network, planned, folder, journal
-        self.rows, self.memory = rows, memory * GIB
+        self.rows, self.memory, self.dtype = rows, memory * GIB, next(network.parameters()).dtype
         self.maps: dict[str, Any] = {IMAGE: image}
         self.strides = planned.strides()
         self.last_use = {name: step.name for step in planned.steps for name in step.inputs}
-        self.mean = RowMean()
         self.computed = 0
-        self.clock = Clock([step.products / self.strides[step.inputs[0]] ** 2 for step in planned.steps], progress)
+        work = [step.products / self.strides[step.inputs[0]] ** 2 for step in planned.steps]
+        self.clock = Clock(work, journal.step, progress)
 
     @torch.inference_mode()
     def result(self) -> Streamed:
         for number, step in enumerate(self.plan.steps):
             if number < self.journal.step:
-                self.clock.skip(number)
                 if step.name in self.journal.shapes:
                     self.maps[step.name] = self._stored(step)
             else:
@@ -150,14 +149,15 @@ class _Run:
             self.journal.note(number)
         if step.name == self.plan.pooled:
             assert isinstance(self.network, Backbone)
-            self.journal.logits = self.network.forward_head(self.mean.value())
+            mean, _ = cast(tuple[Tensor, Tensor], self.journal.pool)
+            self.journal.logits = self.network.forward_head(mean.to(self.dtype)[:, :, None, None])
         self.journal.note(number + 1)
 
     def _pass(self, number: int, step: Step, strips: list[Rows]) -> Total | None:
         """Computes all strips: stores their output and returns None, or returns what they add to the next total."""
         adds = None
         first = self.journal.strips
-        if first:
+        if first and step.name in self.journal.shapes:
             self.maps[step.name] = self._stored(step)
         for index in range(first, len(strips)):
             rows = strips[index]
@@ -167,8 +167,7 @@ class _Run:
                 adds = pending.adds if adds is None else together(adds, pending.adds)
             else:
                 self._write(step, rows, y)
-                if step.name != self.plan.pooled:
-                    self.journal.note(number, index + 1)
+                self.journal.note(number, index + 1)
             self.computed += 1
             self.clock.tick(number, step.name, 0.0 if adds else index / len(strips))
         return adds
@@ -186,7 +185,8 @@ class _Run:
         """Stores rows of the output, or adds them to its mean."""
         start = rows.at(self.strides[step.name], self._height(step)).start
         if step.name == self.plan.pooled:
-            self.mean.write(start, y)
+            adds = y.double().mean((2, 3)), torch.full((len(y),), y[0, 0].numel(), dtype=torch.float64)
+            self.journal.pool = adds if start == 0 else together(cast(Total, self.journal.pool), adds)
             if step.name not in self.last_use and step.name not in self.plan.maps.values():
                 return
         if start == 0:
@@ -223,7 +223,7 @@ class _Run:
         if step.whole:
             rows = height
         elif rows is None:
-            row = COPIES * step.channels * batch * width * next(self.network.parameters()).element_size()
+            row = COPIES * step.channels * batch * width * self.dtype.itemsize
             rows = int(self.memory / max(row, 1)) * stride - 2 * reach
         unit = max(self.strides[name] for name in (*step.inputs, step.name))
         return cut(height, max(rows, 1), reach, unit)

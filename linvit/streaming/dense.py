@@ -74,9 +74,9 @@ def upernet_steps(network: UperNet, width: int) -> Iterator[Step]:
 def _merged(inner: nn.Module, mode: str, maps: Sequence[Tensor]) -> Tensor:
     """A map and the next coarser one, if there is one, added up."""
     x: Tensor = inner(maps[0])
+    align_corners = False if mode == "bilinear" else None
     for coarser in maps[1:]:
-        align = {"align_corners": False} if mode == "bilinear" else {}
-        x = x + interpolate(coarser, size=x.shape[-2:], mode=mode, **align)
+        x = x + interpolate(coarser, size=x.shape[-2:], mode=mode, align_corners=align_corners)
     return x
 
 

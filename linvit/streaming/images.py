@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,26 +17,22 @@ GREY, COLOUR, CMYK = range(1, 3), range(3, 6), range(4, 6)  # with alpha, and of
 BANDS = {"b-w": GREY, "grey16": GREY, "srgb": COLOUR, "rgb": COLOUR, "rgb16": COLOUR, "cmyk": CMYK}
 """How many bands an image of each of libvips' interpretations can have to be shown."""
 
-
-class Image(Protocol):
-    """An image of which `read` returns the rows from start to stop, (batch, channels, rows, width)."""
-
-    shape: tuple[int, int, int, int]
-
-    def read(self, start: int, stop: int) -> Tensor: ...
+Rows = Callable[[int, int], Any]
+"""Reads the rows from start to stop, (batch, channels, rows, width)."""
 
 
-class CheckedImage:
-    """Images (batch, channels, height, width) as the network reads them: rows from a function, checked.
+class Image:
+    """Images (batch, channels, height, width) as the network reads them, whose rows come from a function.
 
     Raises TypeError and ValueError for rows that are not a tensor of that shape and dtype.
     """
 
-    def __init__(self, shape: Sequence[int], read: Callable[[int, int], Any], dtype: torch.dtype) -> None:
+    def __init__(self, shape: Sequence[int], read: Rows, dtype: torch.dtype) -> None:
         self.shape: Any = tuple(shape)
         self._read, self._dtype = read, dtype
 
     def read(self, start: int, stop: int) -> Tensor:
+        """The rows from start to stop."""
         rows = self._read(start, stop)
         if not isinstance(rows, Tensor):
             raise TypeError(f"`image` has rows {kind(rows)}, expected a tensor: change `read`")
@@ -49,21 +45,18 @@ class CheckedImage:
         return rows
 
 
-class PixelImage:
-    """Pixels (height, width, channels) of 8 bits, an array or anything that can be sliced like one.
+def pixel_rows(pixels: Any, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Rows:
+    """Reads rows of pixels (height, width, channels) of 8 bits, an array or anything that can be sliced like one.
 
     mean, std: for each channel, of values from 0 to 1, as the network was trained.
     """
+    shift, scale = (torch.tensor(values, dtype=dtype)[:, None, None] for values in (mean, std))
 
-    def __init__(self, pixels: Any, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> None:
-        height, width, channels = pixels.shape
-        self.shape = (1, channels, height, width)
-        self._pixels, self._dtype = pixels, dtype
-        self._mean, self._std = (torch.tensor(values, dtype=dtype)[:, None, None] for values in (mean, std))
+    def read(start: int, stop: int) -> Tensor:
+        rows = torch.from_numpy(np.array(pixels[start:stop])).permute(2, 0, 1)
+        return ((rows.to(dtype) / 255 - shift) / scale)[None]
 
-    def read(self, start: int, stop: int) -> Tensor:
-        rows = torch.from_numpy(np.array(self._pixels[start:stop])).permute(2, 0, 1)
-        return ((rows.to(self._dtype) / 255 - self._mean) / self._std)[None]
+    return read
 
 
 def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
@@ -82,11 +75,11 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
                 f"`image` is {image.dtype} of shape {tuple(image.shape)}, expected floating point (batch, channels,"
                 " height, width): convert it, or give 8-bit pixels as an array."
             )
-        return CheckedImage(image.shape, lambda start, stop: image[:, :, start:stop], dtype)
+        return Image(image.shape, lambda start, stop: image[:, :, start:stop], dtype)
     if isinstance(image, str | Path):
         image = _opened(user_path(image), channels=len(config["mean"]))
     elif hasattr(image, "read") and len(getattr(image, "shape", ())) == 4:
-        return CheckedImage(image.shape, image.read, dtype)
+        return Image(image.shape, image.read, dtype)
     if not hasattr(image, "shape") or not hasattr(image, "dtype"):
         raise TypeError(f"`image` is {kind(image)}, expected a tensor, an array, a path or a reader of rows")
     if image.dtype != np.uint8 or len(image.shape) != 3 or image.shape[2] != len(config["mean"]):
@@ -94,7 +87,8 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
             f"`image` is {image.dtype} of shape {tuple(image.shape)}, expected 8-bit pixels (height, width,"
             f" {len(config['mean'])}): convert it."
         )
-    return PixelImage(image, config["mean"], config["std"], dtype)
+    height, width, channels = image.shape
+    return Image((1, channels, height, width), pixel_rows(image, config["mean"], config["std"], dtype), dtype)
 
 
 def _opened(path: Path, channels: int) -> Any:

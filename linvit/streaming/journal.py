@@ -15,14 +15,15 @@ from linvit.streaming.maps import Size
 from linvit.streaming.strip import Total
 
 PROGRESS = "progress.pt"
-NOTED = ("key", "step", "strips", "shapes", "totals", "logits")
+NOTED = ("key", "step", "strips", "shapes", "totals", "pool", "logits")
 
 
 class Journal:
     """The progress of one computation in a folder; without a folder nothing is kept.
 
     step: the first step that is not complete. strips: how many strips of its output are stored. totals: those of this
-    step that are known. shapes: of the stored maps, by step. logits: None until they are known.
+    step that are known. shapes: of the stored maps, by step. pool: the mean of the last map so far, and the number of
+    its positions. logits: None until they are known.
 
     key: of network, image and settings.
 
@@ -34,6 +35,7 @@ class Journal:
         self.step, self.strips = 0, 0
         self.shapes: dict[str, tuple[Size, torch.dtype]] = {}
         self.totals: list[Total] = []
+        self.pool: Total | None = None
         self.logits: Tensor | None = None
         if folder is not None and (folder / PROGRESS).is_file():
             self._go_on(folder)

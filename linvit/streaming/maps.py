@@ -80,23 +80,3 @@ def _reserve(path: Path, size: int) -> None:
         )
         raised.errno = error.errno
         raise raised from error
-
-
-class RowMean:
-    """The mean over the positions of a map whose rows come one after the other, (batch, channels, 1, 1)."""
-
-    def __init__(self) -> None:
-        self._sum: Tensor | None = None
-        self._count = 0
-        self._dtype = torch.float32
-
-    def write(self, start: int, rows: Tensor) -> None:
-        """Adds rows (batch, channels, rows, width)."""
-        total = rows.double().sum((2, 3), keepdim=True)
-        self._sum = total if self._sum is None else self._sum + total
-        self._count += rows.shape[2] * rows.shape[3]
-        self._dtype = rows.dtype
-
-    def value(self) -> Tensor:
-        assert self._sum is not None
-        return (self._sum / self._count).to(self._dtype)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from linvit.runs import load_run
-from linvit.runs.large_images import Filled
+from linvit.runs.large_images import filled
 from linvit.streaming.images import open_image
 from linvit_cli import main
 
@@ -40,6 +40,7 @@ def segmentor(tmp_path_factory):
 
 def test_classes_of_an_image_at_its_own_size(photos, tmp_path, capsys):
     run = load_run(model="mavit_nano.cifar10")
+    Image.new("RGB", (31, 64)).save(photos / "small.png")
     predictions = run.predict(photos, topk=3, strips={"rows": 32, "spill": tmp_path / "spill"})
     about = run.preprocessing
     pixels = torch.from_numpy(np.array(Image.open(photos / "a.png"))).permute(2, 0, 1) / 255
@@ -48,7 +49,9 @@ def test_classes_of_an_image_at_its_own_size(photos, tmp_path, capsys):
         expected = run.network(((pixels - mean) / std)[None])[0].softmax(-1).topk(3)
     assert_close(torch.tensor(predictions[0].probabilities), expected.values)
     assert predictions[0].classes == [run.class_names[place] for place in expected.indices]
-    assert len(predictions.unreadable) == 1
+    broken, small = predictions.unreadable
+    assert broken.startswith(f"{photos / 'broken.png'} is not a readable image")
+    assert small == f"{photos / 'small.png'} is 64×31 px, expected 32×32 px or more: leave it out or take a larger one."
     assert (tmp_path / "spill" / "a" / "progress.pt").is_file()
     assert main(["predict", "--model", "mavit_nano.cifar10", str(photos / "a.png"), "--stream", "--rows", "64"]) == 0
     assert predictions[0].classes[0] in capsys.readouterr().out
@@ -62,7 +65,7 @@ def test_a_label_map_as_a_pyramid(segmentor, photos, tmp_path):
     about = run.preprocessing
     pixels = torch.from_numpy(np.array(Image.open(photos / "a.png"))).permute(2, 0, 1) / 255
     mean, std = (torch.tensor(values)[:, None, None] for values in (about.mean, about.std))
-    image = Filled(opened(((pixels - mean) / std)[None])).read(0, 128)
+    image = filled(opened(((pixels - mean) / std)[None]), torch.float32).read(0, 128)
     with torch.no_grad():
         labels = run.network(image)[0, :, :100].argmax(0)
     assert (torch.from_numpy(written) == labels + 1).float().mean() > 0.999
@@ -99,9 +102,9 @@ def test_without_libvips_nothing_is_computed_for_a_pyramid(segmentor, photos, tm
 
 def test_rows_of_zeros_below_an_image():
     image = torch.randn(1, 3, 40, 5)
-    filled = Filled(opened(image))
-    assert filled.shape == (1, 3, 64, 5)
-    rows = torch.cat([filled.read(0, 33), filled.read(33, 64)], 2)
+    more = filled(opened(image), torch.float32)
+    assert more.shape == (1, 3, 64, 5)
+    rows = torch.cat([more.read(0, 33), more.read(33, 64)], 2)
     assert torch.equal(rows[:, :, :40], image)
     assert not rows[:, :, 40:].any()
 

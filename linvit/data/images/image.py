@@ -115,13 +115,17 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
 
 def large_enough(image: Image.Image, name: str = UNNAMED) -> Image.Image:
     """The image, if networks can read it in its own size; raises CorruptImageError for a side below 32 px."""
-    width, height = image.size
+    check_large_enough(image.height, image.width, name)
+    return image
+
+
+def check_large_enough(height: int, width: int, name: str) -> None:
+    """Raises CorruptImageError for a side below 32 px."""
     if min(width, height) < SMALLEST:
         raise CorruptImageError(
             f"{name} is {height}×{width} px, expected {SMALLEST}×{SMALLEST} px or more: leave it out or take a larger"
             " one."
         )
-    return image
 
 
 def size_of(file: str | Path) -> tuple[int, int]:

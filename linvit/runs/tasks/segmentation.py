@@ -13,7 +13,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from torchvision.transforms.v2 import functional as F
 
 from linvit.analysis import answer_figures as figures
-from linvit.analysis.dense_images import draw_map, shares
+from linvit.analysis.dense_images import draw_map, largest_shares, shares
 from linvit.analysis.report import figure_image, paragraph, table
 from linvit.data.dense.ade20k import Ade20k
 from linvit.data.dense.label_maps import LabelMaps, MapSource
@@ -112,10 +112,8 @@ class SegmentationSpec(DenseSpec):
         for name, streamed, height in in_strips(run, network.cpu(), shown, unreadable, strips):
             labels = streamed.maps[LABELS]
             save_pyramid(labels, height, _labels(run), folder / "maps" / f"{untaken_name(name, taken)}.tif")
-            counts = class_counts(labels, height, len(run.class_names))
-            order = [place for place in counts.argsort(descending=True, stable=True).tolist() if counts[place]]
-            of_classes = [(run.class_names[place], counts[place].item() / counts.sum().item()) for place in order]
-            rows.append(MapPrediction(name, None, of_classes))
+            of_classes = largest_shares(class_counts(labels, height, len(run.class_names)), height * labels.shape[3])
+            rows.append(MapPrediction(name, None, [(run.class_names[place], share) for place, share in of_classes]))
         _write_names(run, folder)
         return DensePredictions(self, run, rows, unreadable, [], folder)
 
