@@ -61,12 +61,13 @@ def in_strips(
         try:
             pixels = item if isinstance(item, Path) else _pixels(item, name, about.channels)
             image = open_image(pixels, config, dtype)
-            check_large_enough(*image.shape[2:], name)
+            _, _, height, width = image.shape
+            check_large_enough(height, width, name)
             streamed = stream(network, filled(image, dtype) if run.spec.name == "segmentation" else image, **options)
         except CorruptImageError as error:
             unreadable.append(str(error))
         else:
-            yield name, streamed, image.shape[2]
+            yield name, streamed, height
 
 
 def _pixels(item: Any, name: str, channels: int) -> Any:
