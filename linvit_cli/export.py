@@ -36,7 +36,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "image files or folders to compare the file with the network on (default: two photos)"
     command.add_argument("--images", nargs="+", metavar="FILE", help=text)
     group = command.add_argument_group("8 bits")
-    text = "compute convolutions and products with weights in 8 bits; .onnx and .xml (default: float32)"
+    text = "compute convolutions and products with weights in 8 bits; .onnx, .xml and .pte (default: float32)"
     group.add_argument("--int8", action="store_true", help=text)
     text = "with --int8: image files or folders to calibrate on, 16 images or more (default: none)"
     group.add_argument("--calibrate", nargs="+", metavar="FILE", help=text)

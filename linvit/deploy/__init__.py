@@ -17,7 +17,7 @@ from linvit.deploy.facts import DETECTIONS, Facts, SequenceFacts
 from linvit.deploy.formats import Format, session_of
 from linvit.deploy.graph import OnPixels, exported, sample, traced
 from linvit.deploy.quantizing import quantized
-from linvit.deploy.runtime import Session
+from linvit.deploy.runtime import Session, silent_stderr
 from linvit.deploy.sensitivity import write_sensitivity
 from linvit.files import check_output_file, check_writable, reason_of
 from linvit.fusion import fuse
@@ -193,7 +193,8 @@ def _answers(network: Session, format: Format, session: Session, images: Iterabl
         with torch.inference_mode():
             expected = network(batch)
         try:
-            outputs = session(batch)
+            with silent_stderr():
+                outputs = session(batch)
         except Exception as error:  # runtimes raise errors of many classes
             raise ValueError(
                 f"{format.name} cannot run this network at its size ({reason_of(error)}): try a larger `size` or"

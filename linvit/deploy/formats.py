@@ -106,6 +106,8 @@ def _write_openvino(
 def _open_openvino(path: Path, threads: int | None, precision: str) -> tuple[str | None, Session]:
     import openvino
 
+    if not (weights := path.with_suffix(".bin")).exists():
+        raise ValueError(f"its weights, {weights.name}, are not beside it")
     core = openvino.Core()
     model = core.read_model(path)
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision]}
@@ -144,9 +146,14 @@ def _write_executorch(
     with silent_stderr():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
+        from executorch.exir.backend.canonical_partitioners.duplicate_dequant_node_pass import DuplicateDequantNodePass
 
-    about = torch.tensor(list(facts.encode()), dtype=torch.uint8)  # a method that returns a constant
-    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: about})
+    lowered = to_edge_transform_and_lower(
+        program,
+        transform_passes=[DuplicateDequantNodePass()],  # XNNPACK fails where two steps read one dequantized tensor
+        partitioner=[XnnpackPartitioner()],
+        constant_methods={KEY: torch.tensor(list(facts.encode()), dtype=torch.uint8)},
+    )
     path.write_bytes(lowered.to_executorch().buffer)
 
 

@@ -43,8 +43,8 @@ STEPS = {
 class Rounding:
     """How a runtime wants its 8-bit layers.
 
-    activations: the type of what a layer reads. outputs: whether its result is rounded too. ONNX Runtime
-    computes a layer in 8 bits only if it is; OpenVINO is faster, and more exact, if it is not.
+    activations: the type of what a layer reads. outputs: whether its result is rounded too. ONNX Runtime and XNNPACK
+    compute a layer in 8 bits only if it is; OpenVINO is faster, and more exact, if it is not.
     """
 
     activations: torch.dtype
@@ -54,6 +54,7 @@ class Rounding:
 ROUNDINGS = {
     ".onnx": Rounding(torch.uint8, outputs=True),
     ".xml": Rounding(torch.uint8, outputs=False),
+    ".pte": Rounding(torch.int8, outputs=True),
 }
 """The formats with 8-bit layers, by the suffix of their files."""
 

@@ -36,7 +36,7 @@ from linvit.runs.run import Run
 from linvit.runs.students import StudentSpec
 from linvit.runs.tasks import TASKS
 
-CHECKED = (1.0, 1.25, 0.75)  # the sizes to compare at, over the network's own
+SCALES = (1.0, 1.25, 0.75, 1.5)  # of the sizes to compare at, of which the first three are used that the file reads
 ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None, "compiled": bool, "int8": bool}
 REGION_SUFFIXES = (".onnx", ".xml")  # of files of region detectors: the others have no non-maximum suppression
 MOST = 16  # images to compare on
@@ -92,7 +92,7 @@ def export(
             `calibrate`); a Mask R-CNN must detect something in them.
         compiled: whether a .pt2 file has machine code for processors like this one, made by torch's AOTInductor with a
             C++ compiler; torch opens it, linvit does not.
-        int8: whether convolutions and products with weights are computed in 8 bits; only .onnx and .xml.
+        int8: whether convolutions and products with weights are computed in 8 bits; only .onnx, .xml and .pte.
         calibrate: with `int8`, image files, folders, PIL images or arrays from which the ranges of activations are
             taken, 16 or more; of more than 256, as many are evenly chosen.
         report: with `int8`, a folder for the sensitivity of every layer to 8 bits: a table (CSV) and a figure.
@@ -274,8 +274,9 @@ def _compared_on(images: Sequence[Any] | None, facts: Facts) -> list[Tensor]:
     """Real images as uint8 batches (images, channels, height, width), of three sizes if the file reads any."""
     opened = photos(facts.channels) if images is None else _opened(images, MOST, facts.channels)
     batches: list[Tensor] = []
-    for scale in CHECKED if facts.dynamic else CHECKED[:1]:
-        height, width = (max(facts.smallest, round(side * scale)) for side in facts.size)
+    scales = [scale for scale in SCALES if round(min(facts.size) * scale) >= facts.smallest]
+    for scale in scales[: 3 if facts.dynamic else 1]:
+        height, width = (round(side * scale) for side in facts.size)
         batches += _resized(opened, height, width).split(AT_ONCE if facts.dynamic else 1)
     return batches
 

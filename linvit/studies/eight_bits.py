@@ -19,7 +19,7 @@ from linvit.data.source import Source
 from linvit.deploy.facts import KEY
 from linvit.deploy.formats import FORMATS
 from linvit.deploy.graph import OnPixels, exported, sample
-from linvit.deploy.quantizing import ROUNDINGS, quantized
+from linvit.deploy.quantizing import quantized
 from linvit.environment import commit
 from linvit.fusion import fuse
 from linvit.models.by_name import bundled_names
@@ -36,7 +36,7 @@ WAYS = (FLOAT, OURS, EVERY_STEP, TOOL)
 
 FLOAT, OURS: by `linvit export`. EVERY_STEP: with the same roundings, also of state, κ, α, divisions, norms and sums.
 TOOL: the file in float32 by ONNX Runtime's own static quantization with its defaults, which rounds every operator that
-it knows; OpenVINO reads the same file.
+it knows; OpenVINO reads the same file. ExecuTorch reads neither of the last two.
 """
 BEGIN, END = "<!-- int8:begin -->", "<!-- int8:end -->"
 
@@ -71,14 +71,14 @@ class Row:
 
 
 def eight_bits(
-    runs: Mapping[str, Run], progress: Say = silent, suffixes: Sequence[str] = tuple(ROUNDINGS), **data: Any
+    runs: Mapping[str, Run], progress: Say = silent, suffixes: Sequence[str] = (".onnx", ".xml"), **data: Any
 ) -> list[Row]:
     """The accuracy of each classifier in float32 and in 8 bits, in each runtime, on the same held-out images.
 
     Args:
         runs: classifiers by name.
         progress: called with a line for each file.
-        suffixes: of the files: .onnx, .xml.
+        suffixes: of the files: .onnx, .xml, .pte.
         data: settings of the images, see `Run.source`. Files are calibrated on 256 of its training images.
 
     Raises:
@@ -99,7 +99,7 @@ def _of_runtime(
     name: str, run: Run, images: Sequence[Any], folder: Path, suffix: str, progress: Say, data: Mapping[str, Any]
 ) -> Iterator[Row]:
     exact = None
-    for way in WAYS:
+    for way in (FLOAT, OURS) if suffix == ".pte" else WAYS:
         runtime = FORMATS[suffix].name
         progress(f"{name} in {runtime}: {way}")
         path = folder / f"{way.replace(' ', '_')}{suffix}"

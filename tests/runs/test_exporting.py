@@ -55,6 +55,7 @@ def digits(run):
 def test_a_file_gives_the_predictions_of_its_run(run, files, digits, suffix):
     exported = files[suffix]
     assert exported.difference < 1e-5 * exported.largest
+    assert len(set(exported.sizes)) == (1 if suffix == ".pt2" else 3)
     loaded = load_run(exported.path)
     assert (loaded.name, loaded.class_names) == (run.name, run.class_names)
     assert loaded.preprocessing == run.preprocessing
@@ -257,6 +258,21 @@ def test_damaged_and_foreign_files_are_refused(files, tmp_path, suffix):
         load_run(damaged)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load_run(tmp_path / f"missing{suffix}")
+
+
+def test_a_file_of_openvino_without_its_weights_says_so(files, tmp_path):
+    alone = tmp_path / "alone.xml"
+    alone.write_bytes(files[".xml"].path.read_bytes())
+    with pytest.raises(ValueError, match=r"its weights, alone.bin, are not beside it"):
+        load_run(alone)
+
+
+def test_a_runtime_that_cannot_run_its_file_is_one_sentence(tmp_path, capfd):
+    network = timm.create_model("ravlt_nano", depths=[1, 1, 1, 1]).eval()
+    with pytest.raises(ValueError, match=r"ExecuTorch cannot run this network at its size .*: try a larger `size`"):
+        linvit.export(network, tmp_path / "x.pte", size=32)
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr().err == ""
 
 
 def test_a_file_of_another_program_is_refused(files, tmp_path):

@@ -12,6 +12,7 @@ from torch import nn
 
 import linvit
 from linvit.analysis.sensitivity_figure import SHOWN, sensitivity_figure
+from linvit.deploy.formats import FORMATS, session_of
 from linvit.deploy.graph import exported
 from linvit.deploy.quantizing import equalized, layers_of, names_of, quantized, steps_of
 from linvit.deploy.sensitivity import sensitivity
@@ -56,7 +57,7 @@ def test_layers_with_weights_are_rounded_and_nothing_else(program):
     assert names_of(layers_of(module)) == ["first", "between", "last", "head"]
 
 
-@pytest.mark.parametrize(("suffix", "roundings"), [(".onnx", 7), (".xml", 4)])
+@pytest.mark.parametrize(("suffix", "roundings"), [(".onnx", 7), (".xml", 4), (".pte", 7)])
 def test_a_program_in_8_bits_keeps_its_outputs(program, images, suffix, roundings):
     rounded = quantized(program, images, suffix, dynamic=True)
     targets = [str(node.target) for node in rounded.graph.nodes]
@@ -66,6 +67,33 @@ def test_a_program_in_8_bits_keeps_its_outputs(program, images, suffix, rounding
         (expected,), (got,) = program.module()(images), rounded.module()(images)
     error = float((got - expected).norm() / expected.norm())
     assert 1e-4 < error < 0.05  # some thousandths for each of seven roundings to 255 steps
+
+
+class Read(nn.Module):
+    """A layer whose output is read by a convolution that stays in float32, by a product and by a sum."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.local = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, images):
+        x = self.first(images.float() / 255)
+        tokens = x.flatten(2)
+        attended = tokens @ (tokens.mT @ tokens).softmax(1)
+        return (self.head((x + self.local(x) + attended.reshape(x.shape)).mean((2, 3))),)
+
+
+def test_executorch_runs_layers_in_8_bits_that_several_steps_read(images, tmp_path):
+    program = exported(Read().eval(), images[:1])
+    rounded = quantized(program, images, ".pte", dynamic=False)
+    session = session_of(FORMATS[".pte"], rounded, tmp_path / "x.pte")
+    with torch.no_grad():
+        (expected,), (simulated,) = program.module()(images[:1]), rounded.module()(images[:1])
+    (got,) = session(images[:1])
+    assert 0 < float((got - expected).norm() / expected.norm()) < 0.05
+    assert float((got - simulated).norm() / expected.norm()) < 0.02  # one step of 255 in some layers
 
 
 class Uneven(nn.Module):
@@ -146,10 +174,10 @@ def digits(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
-def test_a_file_in_8_bits_predicts_like_its_run(run, digits, suffix, tmp_path):
+@pytest.mark.parametrize(("suffix", "size"), [(".onnx", 32), (".xml", 32), (".pte", 64)])
+def test_a_file_in_8_bits_predicts_like_its_run(run, digits, suffix, size, tmp_path):
     (digits / "damaged.png").write_bytes(b"x")
-    file = run.export(tmp_path / f"digits{suffix}", int8=True, calibrate=[digits])
+    file = run.export(tmp_path / f"digits{suffix}", size=size, int8=True, calibrate=[digits])
     assert file.facts.calibrated == 20
     assert 1e-5 < file.error < 0.1
     assert file.same >= 0.9
@@ -174,11 +202,12 @@ def test_the_command_line_writes_8_bits_and_a_report(run, digits, tmp_path, caps
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".onnx", ".pte"])
 @pytest.mark.parametrize("name", ["mavit_nano", "care_nano", "deit_tiny_mala"])
-def test_other_networks_in_8_bits(name, digits, tmp_path):
+def test_other_networks_in_8_bits(name, suffix, digits, tmp_path):
     network = timm.create_model(name, num_classes=10).eval()
     size = {"size": 64} if "nano" in name else {"dynamic": False}
-    assert linvit.export(network, tmp_path / "x.onnx", int8=True, calibrate=[digits], **size).error < 0.3
+    assert linvit.export(network, tmp_path / f"x{suffix}", int8=True, calibrate=[digits], **size).error < 0.3
 
 
 @pytest.mark.parametrize(
@@ -193,7 +222,7 @@ def test_other_networks_in_8_bits(name, digits, tmp_path):
             {"int8": True, "calibrate": [np.zeros((40, 40), np.uint8)] * 3},
             "has 3 readable images, expected 16",
         ),
-        (".pt2", {"int8": True, "calibrate": ["."]}, "Files of .pt2 cannot be in 8 bits, expected .onnx, .xml:"),
+        (".pt2", {"int8": True, "calibrate": ["."]}, "Files of .pt2 cannot be in 8 bits, expected .onnx, .xml, .pte:"),
     ],
 )
 def test_a_wrong_request_is_one_sentence_and_leaves_nothing(run, tmp_path, suffix, options, message):
