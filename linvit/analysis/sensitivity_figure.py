@@ -21,13 +21,13 @@ def sensitivity_figure(rows: Sequence[tuple[str, bool, float]]) -> Figure:
     layers = [row for row in parts if row[1]]
     shown = [*layers[:SHOWN], *(row for row in parts if not row[1]), *rows[-TOTALS:]]
     figure, axes = subplots((WIDTH, 1.2 + 0.22 * len(shown)))
-    places = range(len(shown))
     lowest = max((error for _, _, error in shown), default=1.0) / DECADES
-    colours = [COLOURS[0] if rounded else COLOURS[1] for _, rounded, _ in shown]
-    axes.scatter([error for _, _, error in shown], places, color=colours)
-    axes.set_yticks(places, [literal(name) for name, _, _ in shown])
+    for row, (_, rounded, error) in enumerate(shown):
+        marker = "<" if error < lowest else "o"
+        axes.plot(max(error, lowest), row, marker, color=COLOURS[0 if rounded else 1], clip_on=False)
+    axes.set_yticks(range(len(shown)), [literal(name) for name, _, _ in shown])
     axes.set(xscale="log", ylim=(len(shown) - 0.4, -0.6), xlim=(lowest, None))
-    axes.set_xlabel("relative error of the outputs, this part in 8 bits")
+    axes.set_xlabel("relative error of the outputs, this part in 8 bits (◂: smaller)")
     plain_ticks(axes.xaxis)
     axes.grid(visible=True, axis="y", color="#DDDDDD")
     for place in (len(shown) - TOTALS - 0.5, len(layers[:SHOWN]) - 0.5):

@@ -154,6 +154,7 @@ def _of_files(group: list[Case], options: Options, report: Report, progress: Pro
         report.rows.append(row)
         progress.say(f"opening {case.variant}")
         call = file_call(Path(case.variant), images(case), case.threads)
+        row.dtype = "int8" if call.int8 else row.dtype
         _measure_memory(case, row, call, options, progress)
         calls[case.label] = Timed(row, call, rivals=_rivals(case, options))
     return calls

@@ -26,7 +26,7 @@ class FileCall:
     """A call of an exported file in its runtime on the CPU, with the same images every time.
 
     session: of the file. open: makes another one; a function of a module, or a partial of one. path: the file. images:
-    what it reads. folder: if it is temporary, kept as long as the call.
+    what it reads. folder: if it is temporary, kept as long as the call. int8: whether its layers are in 8 bits.
     """
 
     session: Session
@@ -34,6 +34,7 @@ class FileCall:
     path: Path
     images: Tensor
     folder: TemporaryDirectory[str] | None = None
+    int8: bool = False
 
     def __call__(self) -> tuple[Tensor, ...]:
         return self.session(self.images)
@@ -78,7 +79,7 @@ def runtime_call(suffix: str, network: nn.Module, x: Tensor, threads: int, int8:
         program = quantized(program, images, suffix, dynamic=False) if int8 else program
         session = session_of(runtime, program, path, threads=threads, precision=precision)
     assert session is not None  # the runtimes below run on every system
-    return FileCall(session, partial(_session, suffix, path, threads, precision), path, images, folder)
+    return FileCall(session, partial(_session, suffix, path, threads, precision), path, images, folder, int8)
 
 
 def _session(suffix: str, path: Path, threads: int, precision: str) -> Session:
@@ -99,7 +100,8 @@ def file_call(path: Path, x: Tensor, threads: int) -> FileCall:
     if len(x) > 1 and not facts.dynamic:
         raise ValueError(f"{path} reads one image, but the batch has {len(x)}: leave `batches` out.")
     pixels = (x * 64 + 128).clamp(0, 255).to(torch.uint8)
-    return FileCall(session, partial(_session, path.suffix, path, threads, "float32"), path, pixels)
+    opening = partial(_session, path.suffix, path, threads, "float32")
+    return FileCall(session, opening, path, pixels, int8=facts.calibrated > 0)
 
 
 RUNTIMES: dict[str, Callable[[nn.Module, Tensor, int, bool], FileCall]] = {

@@ -1,5 +1,7 @@
 """`linvit bench model` on nano networks and small images."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
@@ -11,6 +13,7 @@ from linvit.bench.inference import PEERS, Options, findings, measure
 from linvit.bench.networks import Case, create, images, parts_of, randomised, variant_call
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Report, Row
+from linvit.deploy.formats import opened
 from linvit.models.published import PUBLISHED
 
 NANO = {"names": ("ravlt_nano",), "peers": ("resnet10t",), "sizes": ((32, 48),), "rounds": 1}
@@ -118,6 +121,17 @@ def test_an_exported_file_is_timed_beside_the_networks(tmp_path):
     assert timed.median_ms > 0
     assert timed.file_mib == pytest.approx(file.stat().st_size / 2**20)
     assert timed.peak_mib > timed.file_mib / 2
+
+
+def test_the_row_of_a_file_in_8_bits_says_so(tmp_path, monkeypatch):
+    def opened_in_8_bits(*given):
+        facts, session = opened(*given)
+        return replace(facts, calibrated=16), session
+
+    monkeypatch.setattr("linvit.bench.runtimes.opened", opened_in_8_bits)
+    file = export(timm.create_model("resnet10t", num_classes=2), tmp_path / "eight.onnx", dynamic=False, size=32).path
+    (row,) = measured(names=(), variants=(str(file),), peers=(), sizes=((32, 32),)).rows
+    assert row.dtype == "int8"
 
 
 def test_a_file_that_cannot_be_timed_is_refused(tmp_path):

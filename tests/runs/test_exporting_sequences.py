@@ -136,7 +136,7 @@ def test_a_conformer_file_transcribes_as_its_run(speech, conformer_file, tmp_pat
     with torch.no_grad():
         torch.testing.assert_close(session(features)[0], speech.network(features)[0], atol=1e-5, rtol=1e-4)
     assert facts.preprocessing["rate"] == speech.preprocessing.rate
-    with pytest.raises(ValueError, match="needs complete utterances"):
+    with pytest.raises(ValueError, match="is an exported file, which needs complete utterances"):
         loaded.transcriber()
 
 

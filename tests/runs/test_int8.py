@@ -151,10 +151,13 @@ def test_the_sensitivity_has_a_row_for_each_layer_and_kind_of_step(program, imag
 def test_the_figure_shows_the_most_sensitive_layers():
     rows = [(f"stages.{number}.$x", True, 0.001 * (number + 1)) for number in range(40)]
     rows += [("divisions", False, 0.2), ("all layers", True, 0.1), ("every step", False, 0.3)]
+    rows.insert(0, ("exp", False, 1e-7))
     axes = sensitivity_figure(rows).axes[0]
+    marks = [line for line in axes.lines if line.get_marker() == "<"]
+    assert [(mark.get_xdata()[0], mark.get_ydata()[0]) for mark in marks] == [(pytest.approx(3e-4), SHOWN + 1)]
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert len(labels) == SHOWN + 3
-    assert (labels[0], labels[-3:]) == (r"stages.39.\$x", ["divisions", "all layers", "every step"])
+    assert len(labels) == SHOWN + 4
+    assert (labels[0], labels[-4:]) == (r"stages.39.\$x", ["divisions", "exp", "all layers", "every step"])
 
 
 @pytest.fixture(scope="module")

@@ -183,13 +183,14 @@ class Transcriber:
 
     def __init__(self, run: "Run", weights: str | None = None) -> None:
         network, self.device = run.placed_network(weights)
-        self.network = cast(Conformer, network)
-        if not self.network.causal or self.network.transduces:
+        if not isinstance(network, Conformer):
+            raise ValueError(f"{run.path} is an exported file, which needs complete utterances: give the run itself.")
+        if not network.causal or network.transduces:
             raise ValueError(
                 f"{run.path} needs complete utterances: to transcribe a stream, train with model.causal=true and"
                 " model.head=ctc."
             )
-        self.preprocessing, self.class_names = run.preprocessing, run.class_names
+        self.network, self.preprocessing, self.class_names = network, run.preprocessing, run.class_names
         self.memory = StreamCache()
         self.tokens: list[int] = []
         self._waiting = torch.zeros(0)
