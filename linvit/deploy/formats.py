@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -92,23 +93,29 @@ def _open_onnx(path: Path, threads: int | None, precision: str) -> tuple[str | N
     return session.get_modelmeta().custom_metadata_map.get(KEY), run
 
 
+@cache
+def openvino_core() -> Any:
+    """The only Core of this process: each sets a stack for signals, and when closed may restore one that is freed."""
+    import openvino
+
+    return openvino.Core()
+
+
 def _write_openvino(
     program: ExportedProgram, facts: str, path: Path, inputs: Sequence[str], outputs: Sequence[str]
 ) -> None:
     import openvino
 
     # By way of ONNX: files from torch's programs are a tenth slower.
-    model = openvino.Core().read_model(_as_onnx(program, inputs, outputs).model_proto.SerializeToString())
+    model = openvino_core().read_model(_as_onnx(program, inputs, outputs).model_proto.SerializeToString())
     model.set_rt_info(facts, KEY)
     openvino.save_model(model, path, compress_to_fp16=False)
 
 
 def _open_openvino(path: Path, threads: int | None, precision: str) -> tuple[str | None, Session]:
-    import openvino
-
     if not (weights := path.with_suffix(".bin")).exists():
         raise ValueError(f"its weights, {weights.name}, are not beside it")
-    core = openvino.Core()
+    core = openvino_core()
     model = core.read_model(path)
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision]}
     if threads:

@@ -17,7 +17,7 @@ from linvit.data.contents import untransformed
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.source import Source
 from linvit.deploy.facts import KEY
-from linvit.deploy.formats import FORMATS
+from linvit.deploy.formats import FORMATS, openvino_core
 from linvit.deploy.graph import OnPixels, exported, sample
 from linvit.deploy.quantizing import quantized
 from linvit.environment import commit
@@ -174,7 +174,7 @@ def _as_openvino(onnx: Path, path: Path) -> None:
     import openvino
 
     with_facts = FORMATS[onnx.suffix].open(onnx, None, "float32")[0]
-    model = openvino.Core().read_model(onnx)
+    model = openvino_core().read_model(onnx)
     model.set_rt_info(with_facts, KEY)
     openvino.save_model(model, path, compress_to_fp16=False)
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 
@@ -265,6 +267,26 @@ def test_a_file_of_openvino_without_its_weights_says_so(files, tmp_path):
     alone.write_bytes(files[".xml"].path.read_bytes())
     with pytest.raises(ValueError, match=r"its weights, alone.bin, are not beside it"):
         load_run(alone)
+
+
+CLOSE_IN_ORDER = """
+import subprocess, sys
+from pathlib import Path
+from torch.utils.data import DataLoader
+from linvit.deploy.formats import FORMATS
+
+sessions = [FORMATS[".xml"].open(Path(sys.argv[1]), 1, "float32") for _ in range(2)]
+while sessions:
+    del sessions[0]
+list(DataLoader([1], num_workers=1))
+subprocess.run([sys.executable, "-c", ""], check=True)
+"""
+
+
+def test_files_of_openvino_may_be_closed_in_any_order(files):
+    """With two Cores, the process ends in a segmentation fault at the next signal."""
+    command = [sys.executable, "-c", CLOSE_IN_ORDER, str(files[".xml"].path)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
 
 
 def test_a_runtime_that_cannot_run_its_file_is_one_sentence(tmp_path, capfd):
