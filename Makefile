@@ -318,7 +318,7 @@ ON_DEVICES := ravlt_tiny mavit_tiny care_s0 care_s1 --peers efficientvit_b1 mobi
 BENCH_onnxruntime := model $(ON_DEVICES) --variants onnxruntime onnxruntime+int8 --peer-variants onnxruntime onnxruntime+int8
 BENCH_openvino := model $(ON_DEVICES) --variants openvino openvino+bf16 openvino+int8 \
 	--peer-variants openvino openvino+bf16 openvino+int8
-BENCH_executorch := model $(ON_DEVICES) --variants executorch --peer-variants executorch
+BENCH_executorch := model $(ON_DEVICES) --variants executorch executorch+int8 --peer-variants executorch executorch+int8
 BENCH_resolution := model ravlt_tiny ravlt_tiny_linear --variants plain fused+cpp --peers swin_tiny_patch4_window7_224 \
 	--peer-variants plain --sizes 224 512 1024 1024x2048 --rounds 5 --seconds 60 --memory
 BENCH_linearize := model deit_tiny_linear deit_tiny_rala deit_tiny_mala --variants plain fused+cpp --peers deit_tiny_patch16_224 \
