@@ -311,7 +311,8 @@ BENCH_model_batch8 := model --variants plain reference fused fused+cpp --batch 8
 	mobilenetv4_conv_medium
 BENCH_model_kept := model --variants plain reference fused fused+cpp --batch 8 --peers convnext_tiny efficientvit_b1 \
 	mobilenetv4_conv_medium --rounds 7 --seconds 90 --keep-memory
-BENCH_model_bf16 := model --variants plain bf16 channels_last+bf16 fused+bf16 --peer-variants plain bf16 --seconds 60
+BENCH_model_bf16 := model --variants plain reference bf16 fused+bf16 fused+cpp+bf16 --peers deit_small_patch16_224 convnext_tiny --peer-variants plain bf16 \
+	--batch 1 8 --rounds 5 --seconds 60
 # Writing the files takes longer than measuring them: about ten minutes per runtime.
 ON_DEVICES := ravlt_tiny mavit_tiny care_s0 care_s1 --peers efficientvit_b1 mobilenetv4_conv_medium fastvit_t8 repvit_m1_0 \
 	shvit_s3 deit_small_patch16_224 convnext_tiny --rounds 11 --memory
