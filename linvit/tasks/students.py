@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from linvit.ranges import Range
 from linvit.tasks.measures import Measure, Measured, counted
 from linvit.tasks.task import Task
 
@@ -58,7 +59,7 @@ class StudentTask(Task):
         network: nn.Module,
         original: nn.Module,
         teacher: str | None = None,
-        num_classes: int = 0,
+        num_classes: Annotated[int, Range(0)] = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
