@@ -18,7 +18,6 @@ from linvit.data.dense.ade20k import CLASSES as ADE20K_CLASSES
 from linvit.fusion import fuse
 from linvit.kernels import cpu, record
 from linvit.kernels.support import machine_obstacle
-from linvit.models.by_name import is_ours
 from linvit.models.dense.frameworks import build_dense
 from linvit.ranges import check_names
 
@@ -88,7 +87,7 @@ def create(name: str, size: tuple[int, int], framework: str | None = None, **opt
     if framework:
         return build_dense(framework, name, ADE20K_CLASSES, **options)
     config = timm.get_pretrained_cfg(name)
-    if config is not None and not is_ours(name) and config.fixed_input_size:
+    if config is not None and config.fixed_input_size:
         options["img_size"] = size
     try:
         return timm.create_model(name, num_classes=CLASSES, **options)

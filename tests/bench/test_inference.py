@@ -59,6 +59,11 @@ def test_rows_and_ratios_on_a_fixed_clock(monkeypatch):
     assert 0 < timed[1].error < 1e-5
 
 
+def test_networks_of_a_fixed_size_are_built_for_the_size_that_is_measured():
+    for name in ("deit_tiny_linear", "deit_tiny_patch16_224"):
+        assert create(name, (32, 48), depth=1).patch_embed.img_size == (32, 48)
+
+
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("mavit_nano", "fastvit_t8")]
 
 
