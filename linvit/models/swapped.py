@@ -11,7 +11,7 @@ names; to start from pretrained weights, use `linvit.swap_attention` on a pretra
 """
 
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from timm.models import generate_default_cfgs
 from timm.models.swin_transformer import SwinTransformer
@@ -23,7 +23,7 @@ from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.family import imagenet_cfg, register
 from linvit.models.pretrained import create
 from linvit.models.swap import ARGUMENTS, each_letter, swap_attention
-from linvit.ranges import check
+from linvit.ranges import Range, check
 
 SWIN = {"patch_size": 4, "window_size": 7, "embed_dim": 96, "num_heads": (3, 6, 12, 24)}
 BASES: dict[str, dict[str, Any]] = {
@@ -32,9 +32,11 @@ BASES: dict[str, dict[str, Any]] = {
     "swin_small": {**SWIN, "depths": (2, 2, 18, 2)},
 }
 PerStage = tuple[Heads, Heads, Heads, Heads]
+Side = Annotated[int, Range(1, 65_536)]
 TIMM: dict[str, Any] = {
     **ARGUMENTS,
-    **dict.fromkeys(("img_size", "patch_size", "window_size"), Kernel | tuple[Kernel, Kernel]),
+    "img_size": Side | tuple[Side, Side],
+    **dict.fromkeys(("patch_size", "window_size"), Kernel | tuple[Kernel, Kernel]),
     **{"in_chans": Channels, "num_classes": Classes, "embed_dim": Width, "mlp_ratio": Ratio, "global_pool": str},
     **{"depth": Depth, "depths": tuple[Depth, Depth, Depth, Depth], "num_heads": Heads | PerStage},
     **dict.fromkeys(("drop_rate", "drop_path_rate", "proj_drop_rate", "pos_drop_rate", "attn_drop_rate"), Rate),

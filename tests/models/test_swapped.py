@@ -74,6 +74,11 @@ def test_pattern_and_mechanism(name):
     assert model.pretrained_cfg["input_size"] == (3, 224, 224)
 
 
+def test_a_network_for_large_images():
+    model = timm.create_model("deit_tiny_linear", img_size=(2048, 4096), device="meta")
+    assert model.pos_embed.shape == (1, 128 * 256 + 1, 192)
+
+
 @pytest.mark.parametrize("name", SMALL_NAMES)
 def test_other_resolutions(name):
     model = small(name, dynamic_img_size=True)
