@@ -17,6 +17,7 @@ from linvit.deploy.coreml import PACKAGE, open_coreml, write_coreml
 from linvit.deploy.facts import KEY, Facts, FactsError, SequenceFacts, facts_in
 from linvit.deploy.pt2 import check_plain
 from linvit.deploy.runtime import Session, silent_stderr
+from linvit.deploy.xnnpack import for_xnnpack
 from linvit.files import reason_of
 
 FLOAT32 = ("float32",)
@@ -156,7 +157,7 @@ def _write_executorch(
         from executorch.exir.backend.canonical_partitioners.duplicate_dequant_node_pass import DuplicateDequantNodePass
 
     lowered = to_edge_transform_and_lower(
-        program,
+        for_xnnpack(program),
         transform_passes=[DuplicateDequantNodePass()],  # XNNPACK fails where two steps read one dequantized tensor
         partitioner=[XnnpackPartitioner()],
         constant_methods={KEY: torch.tensor(list(facts.encode()), dtype=torch.uint8)},
