@@ -71,7 +71,7 @@ class Row:
 
 
 def eight_bits(
-    runs: Mapping[str, Run], progress: Say = silent, suffixes: Sequence[str] = (".onnx", ".xml"), **data: Any
+    runs: Mapping[str, Run], progress: Say = silent, suffixes: Sequence[str] = (".onnx", ".xml", ".pte"), **data: Any
 ) -> list[Row]:
     """The accuracy of each classifier in float32 and in 8 bits, in each runtime, on the same held-out images.
 
@@ -197,7 +197,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 def _software() -> str:
     from importlib.metadata import version
 
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "torchao", "onnxruntime", "openvino"))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "torchao", "onnxruntime", "openvino", "executorch"))
     about = machine.describe("cpu", torch.get_num_threads())
     return f"{about['processor']}; {packages}; commit {(commit() or 'unknown')[:12]}"
 
