@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ class Exported:
 
     path: Path
     format: str
-    facts: Facts | SequenceFacts
+    facts: Facts | SequenceFacts = field(repr=False)  # it has the names of all classes
     sizes: tuple[tuple[int, ...], ...]
     difference: float | None = None
     largest: float | None = None

@@ -17,7 +17,8 @@ def for_xnnpack(program: ExportedProgram) -> ExportedProgram:
 
     program = program.run_decompositions(dict(SIMPLER))
     kept = {node.target for node in program.graph.nodes if _of_8_bits(node.target)}
-    return constant_prop_pass(program, custom_skip_targets=kept)
+    smaller: ExportedProgram = constant_prop_pass(program, custom_skip_targets=kept)
+    return smaller
 
 
 def _of_8_bits(target: Any) -> bool:
@@ -25,9 +26,7 @@ def _of_8_bits(target: Any) -> bool:
     return getattr(target, "namespace", None) == "quantized_decomposed"
 
 
-def mean(
-    x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+def mean(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     """A mean over the channels of maps is a convolution, and one over the last dimension a product."""
     if dtype is None and keepdim and dim is not None and len(dim) == 1:
         along = dim[0] % x.dim()
@@ -35,10 +34,10 @@ def mean(
             return x @ torch.full((x.shape[-1], 1), 1 / x.shape[-1], dtype=x.dtype)
         if (along, x.dim()) == (1, 4):
             return conv2d(x, torch.full((1, x.shape[1], 1, 1), 1 / x.shape[1], dtype=x.dtype))
-    return NotImplemented  # stays as it is
+    return NotImplemented
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Tensor, b: Tensor) -> Any:
     """A product of matrices that are copied only where there are fewer of them on one side."""
     if min(a.dim(), b.dim()) < 2 or max(a.dim(), b.dim()) == 2:
         return NotImplemented
@@ -53,7 +52,7 @@ def reciprocal(x: Tensor) -> Tensor:
     return torch.ones(1, dtype=x.dtype) / x
 
 
-def rows(x: Tensor, dim: int, index: Tensor) -> Tensor:
+def rows(x: Tensor, dim: int, index: Tensor) -> Any:
     """Rows of matrices in another order: a product with a matrix of zeros and ones."""
     if dim % x.dim() != x.dim() - 2 or index.shape[0] != x.shape[-2]:
         return NotImplemented
@@ -71,7 +70,7 @@ def softmax_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
+) -> Any:
     """Attention without a mask needs no search for rows in which every score is masked."""
     if attn_mask is not None or is_causal or enable_gqa or query.shape[:-2] != key.shape[:-2]:
         return NotImplemented
@@ -79,11 +78,14 @@ def softmax_attention(
     return matmul(matmul(query * scale, key.mT).softmax(-1), value)
 
 
-SIMPLER: Mapping[Any, Callable[..., Tensor]] = {
+SIMPLER: Mapping[Any, Callable[..., Any]] = {
     aten.mean.dim: mean,
     aten.matmul.default: matmul,
     aten.index_select.default: rows,
     aten.reciprocal.default: reciprocal,
     aten.scaled_dot_product_attention.default: softmax_attention,
 }
-"""Operators that XNNPACK does not know, or that torch writes as many steps, and what is computed instead."""
+"""Operators that XNNPACK does not know, or that torch writes as many steps, and what is computed instead.
+
+NotImplemented leaves the operator as it is.
+"""

@@ -197,7 +197,8 @@ def to_markdown(rows: Sequence[Row]) -> str:
 def _software() -> str:
     from importlib.metadata import version
 
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "torchao", "onnxruntime", "openvino", "executorch"))
+    names = ("torch", "torchao", "onnxruntime", "openvino", "executorch")
+    packages = ", ".join(f"{name} {version(name)}" for name in names)
     about = machine.describe("cpu", torch.get_num_threads())
     return f"{about['processor']}; {packages}; commit {(commit() or 'unknown')[:12]}"
 
