@@ -156,12 +156,12 @@ def _write_executorch(
         from executorch.exir import to_edge_transform_and_lower
         from executorch.exir.backend.canonical_partitioners.duplicate_dequant_node_pass import DuplicateDequantNodePass
 
-    told = {KEY: torch.tensor(list(facts.encode()), dtype=torch.uint8)} if facts else None  # an empty one may not load
+    constants = {KEY: torch.tensor(list(facts.encode()), dtype=torch.uint8)} if facts else None  # an empty one may not load
     lowered = to_edge_transform_and_lower(
         for_xnnpack(program),
         transform_passes=[DuplicateDequantNodePass()],  # XNNPACK fails where two steps read one dequantized tensor
         partitioner=[XnnpackPartitioner()],
-        constant_methods=told,
+        constant_methods=constants,
     )
     path.write_bytes(lowered.to_executorch().buffer)
 

@@ -8,6 +8,7 @@ from torch.export import export
 from torch.nn.functional import scaled_dot_product_attention
 
 from linvit import fuse
+from linvit.deploy.formats import FORMATS, session_of
 from linvit.deploy.graph import OnPixels, exported, sample
 from linvit.deploy.xnnpack import SIMPLER, for_xnnpack
 
@@ -90,3 +91,13 @@ def test_networks_need_steps_of_xnnpack_only(name):
     assert sum("call_delegate" in node for node in nodes) <= 2
     others = [node for node in nodes if "call_delegate" not in node and "getitem" not in node]
     assert sum("_to_dim_order_copy" in node or "as_strided_copy" in node for node in others) == len(others)
+
+
+def test_files_without_facts_store_no_empty_tensor(tmp_path):
+    """ExecuTorch cannot load some of them: it depends on where in the file the tensor lies."""
+    from executorch.runtime import Runtime
+
+    path = tmp_path / "network.pte"
+    program = export(nn.Linear(3, 2).eval(), (torch.zeros(1, 3),))
+    assert session_of(FORMATS[".pte"], program, path) is not None
+    assert Runtime.get().load_program(path).method_names == {"forward"}
