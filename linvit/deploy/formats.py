@@ -156,7 +156,8 @@ def _write_executorch(
         from executorch.exir import to_edge_transform_and_lower
         from executorch.exir.backend.canonical_partitioners.duplicate_dequant_node_pass import DuplicateDequantNodePass
 
-    constants = {KEY: torch.tensor(list(facts.encode()), dtype=torch.uint8)} if facts else None  # an empty one may not load
+    # An empty tensor may not load.
+    constants = {KEY: torch.tensor(list(facts.encode()), dtype=torch.uint8)} if facts else None
     lowered = to_edge_transform_and_lower(
         for_xnnpack(program),
         transform_passes=[DuplicateDequantNodePass()],  # XNNPACK fails where two steps read one dequantized tensor
