@@ -357,7 +357,8 @@ def _about(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
     source = plan.source
     images = {"train_images": source.train_set(), "held_out_images": source.val_set()}
     counts = {name: len(cast(Sized, data)) for name, data in images.items()}
-    seeded = "the split, " if plan.values["data"].get("held_out") else ""
+    drawn = plan.values["data"].get("held_out") and not getattr(source, "divided", False)
+    seeded = "the split, " if drawn else ""
     return {**about, "size": list(source.preprocessing.size), "seeded": seeded, **counts}
 
 

@@ -208,7 +208,8 @@ def _about(
     key: str | None,
 ) -> dict[str, Any]:
     values, source = plans[0].values, plans[0].source
-    data = getattr(source.preprocessing, "corpus", values["data"]["name"])
+    place = Path(values["data"].get("root") or "").name  # "data/imagenette" says more than "imagefolder"
+    data = getattr(source.preprocessing, "corpus", place or values["data"]["name"])
     names = {plan.values["model"].get("name") for plan in plans}
     machine = environment.describe(1, 1)
     return {
