@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format docs docs-serve notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
+.PHONY: setup check format docs docs-serve notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-clip-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
 
 setup: $(STAMP)
 
@@ -103,7 +103,7 @@ evidence-left: $(STAMP)
 
 evidence-papers: $(STAMP)
 	$(call EVIDENCE,vit,--seeds $(or $(SEEDS),6))
-	$(call EVIDENCE,vit,--first-seed 6 --seeds $(or $(SEEDS),12))
+	$(call EVIDENCE,vit,--first-seed 6 --seeds $(or $(SEEDS),12) --set trainer.gradient_clip_val=1.0)
 	$(call EVIDENCE,pyramid,--seeds $(or $(SEEDS),8))
 	$(call EVIDENCE,care,--seeds $(or $(SEEDS),10))
 
@@ -184,6 +184,9 @@ FOR_RATE = --seeds 1 --over optimizer.lr=$(1) --set
 
 pilot-vit: $(STAMP)
 	$(call SHORT,$(IN_ALL)) --seeds 3 --set optimizer.lr=2e-3 $(ON_CIFAR)
+
+pilot-clip-vit: $(STAMP)
+	$(call SHORT,$(IN_ALL)) --seeds 4 --over trainer.gradient_clip_val=null,1.0 --set $(ON_CIFAR)
 
 pilot-pyramid: $(STAMP)
 	$(call SHORT,$(IN_ALL)) --seeds 3 --set optimizer.lr=2e-3 $(ON_IMAGENETTE)
