@@ -16,7 +16,7 @@ from linvit.deploy.compiled import check_compiler, open_compiled, write_compiled
 from linvit.deploy.coreml import PACKAGE, open_coreml, write_coreml
 from linvit.deploy.facts import KEY, Facts, FactsError, SequenceFacts, facts_in
 from linvit.deploy.pt2 import check_plain
-from linvit.deploy.runtime import Session, silent_stderr
+from linvit.deploy.runtime import Session, silent_stderr, without_gc
 from linvit.deploy.xnnpack import for_xnnpack
 from linvit.files import reason_of
 
@@ -239,6 +239,7 @@ def format_of(path: Path, compiled: bool = False) -> Format:
     return FORMATS[path.suffix]
 
 
+@without_gc()
 def session_of(
     format: Format,
     program: ExportedProgram,

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from scipy.ndimage import binary_dilation, zoom
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from linvit.data.dense.ade20k import SPLITS
 from linvit.data.dense.masks import box_around, to_counts, to_runs
@@ -50,6 +48,9 @@ class Scene:
 
 def source_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
     """The digits of a split's scenes: ink in 0..1, float64 (n, 8, 8), and classes, int64 (n,)."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     pixels, classes = load_digits(return_X_y=True)
     train, val = train_test_split(np.arange(len(classes)), test_size=HELD_OUT, random_state=0, stratify=classes)
     chosen = {"train": train, "val": val}[split]

@@ -5,8 +5,6 @@ from functools import cached_property
 from typing import Annotated, Any
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 from torch.utils.data import Dataset
@@ -58,6 +56,9 @@ class Digits(Source):
     @cached_property
     def _tensors(self) -> list[tuple[Tensor, Tensor]]:
         """Images and targets of both splits, training first."""
+        from sklearn.datasets import load_digits  # a second that other data need not wait for
+        from sklearn.model_selection import train_test_split
+
         pixels, labels = load_digits(return_X_y=True)
         indices = torch.arange(len(labels))
         splits = train_test_split(indices, test_size=self.held_out, random_state=self.split, stratify=labels)
