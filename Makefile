@@ -186,7 +186,8 @@ pilot-vit: $(STAMP)
 	$(call SHORT,$(IN_ALL)) --seeds 3 --set optimizer.lr=2e-3 $(ON_CIFAR)
 
 pilot-clip-vit: $(STAMP)
-	$(call SHORT,$(IN_ALL)) --seeds 4 --over trainer.gradient_clip_val=null,1.0 --set $(ON_CIFAR)
+	$(call SHORT,$(IN_ALL)) --seeds 4 --over trainer.gradient_clip_val=null,1.0 --set $(ON_CIFAR) \
+		task.ema_decay=0.99 task.ema_warmup=true
 
 pilot-pyramid: $(STAMP)
 	$(call SHORT,$(IN_ALL)) --seeds 3 --set optimizer.lr=2e-3 $(ON_IMAGENETTE)

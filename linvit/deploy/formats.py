@@ -16,7 +16,7 @@ from linvit.deploy.compiled import check_compiler, open_compiled, write_compiled
 from linvit.deploy.coreml import PACKAGE, open_coreml, write_coreml
 from linvit.deploy.facts import KEY, Facts, FactsError, SequenceFacts, facts_in
 from linvit.deploy.pt2 import check_plain
-from linvit.deploy.runtime import Session, silent_stderr, without_gc
+from linvit.deploy.runtime import Session, silent_stderr
 from linvit.deploy.xnnpack import for_xnnpack
 from linvit.files import reason_of
 
@@ -156,7 +156,7 @@ def _write_executorch(
         from executorch.exir import to_edge_transform_and_lower
         from executorch.exir.backend.canonical_partitioners.duplicate_dequant_node_pass import DuplicateDequantNodePass
 
-    # An empty tensor may not load.
+    # Files with an empty tensor may not load.
     constants = {KEY: torch.tensor(list(facts.encode()), dtype=torch.uint8)} if facts else None
     lowered = to_edge_transform_and_lower(
         for_xnnpack(program),
@@ -239,7 +239,6 @@ def format_of(path: Path, compiled: bool = False) -> Format:
     return FORMATS[path.suffix]
 
 
-@without_gc()
 def session_of(
     format: Format,
     program: ExportedProgram,

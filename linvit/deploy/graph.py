@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from linvit.deploy.runtime import without_gc
 from linvit.files import reason_of
 
 POOLING = torch.ops.aten.adaptive_avg_pool2d.default
@@ -53,7 +52,6 @@ def exported(network: nn.Module, images: Tensor, dynamic: bool = False) -> Expor
     return traced(network, (images,), (dict.fromkeys((0, 2, 3), Dim.DYNAMIC),) if dynamic else None)
 
 
-@without_gc()
 def traced(network: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ...] | None) -> ExportedProgram:
     """The program of a network for inputs like these; shapes: as `dynamic_shapes` of torch.export.
 

@@ -1,6 +1,5 @@
 """What the formats of exported files share."""
 
-import gc
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -24,15 +23,3 @@ def silent_stderr() -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-
-
-@contextmanager
-def without_gc() -> Iterator[None]:
-    """Stops the search for garbage while graphs are built: they are all kept, and it takes a seventh of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

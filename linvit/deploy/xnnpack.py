@@ -1,6 +1,6 @@
 """Programs whose steps XNNPACK takes in few pieces: ExecuTorch's own operators between the pieces are slow."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ def for_xnnpack(program: ExportedProgram) -> ExportedProgram:
     """The same program with `SIMPLER` steps, and with what depends on no input, such as rotations, as numbers."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-    program = program.run_decompositions(dict(SIMPLER))
+    program = program.run_decompositions(SIMPLER)
     kept = {node.target for node in program.graph.nodes if _of_8_bits(node.target)}
     smaller: ExportedProgram = constant_prop_pass(program, custom_skip_targets=kept)
     return smaller
@@ -72,13 +72,13 @@ def softmax_attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Attention without a mask needs no search for rows in which every score is masked."""
-    if attn_mask is not None or is_causal or enable_gqa or query.shape[:-2] != key.shape[:-2]:
+    if attn_mask is not None or dropout_p or is_causal or enable_gqa or query.shape[:-2] != key.shape[:-2]:
         return NotImplemented
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return matmul(matmul(query * scale, key.mT).softmax(-1), value)
 
 
-SIMPLER: Mapping[Any, Callable[..., Any]] = {
+SIMPLER: dict[Any, Callable[..., Any]] = {
     aten.mean.dim: mean,
     aten.matmul.default: matmul,
     aten.index_select.default: rows,

@@ -35,7 +35,11 @@ TAKEN_APART = ("rala", "mala")
 CLAIMS_FILE = "claims.csv"  # next to the page: the claims of all its studies
 CLAIM_COLUMNS = ("study", "claim", "source", "data", "first", "second", "effect", "low", "high", "p", "verdict")
 ALL_VARIANTS = "Accuracy of every variant"
-COUNTED = {HOLDS: "hold", FAILS: "do not hold", UNCLEAR: "are undecided"}
+COUNTED = {
+    HOLDS: ("holds", "hold"),
+    FAILS: ("does not hold", "do not hold"),
+    UNCLEAR: ("is undecided", "are undecided"),
+}
 
 ABOUT = """This is a stand-in for ImageNet: small networks on {data} at {size[0]}×{size[1]} px, with {train_images:,}
 training and {held_out_images:,} held-out images for each of {seeds} seeds. The seed sets {seeded}the initial weights
@@ -126,7 +130,7 @@ class Study:
     def _facts(self) -> list[str]:
         """How many claims hold, and what was trained."""
         counts = Counter(verdict.outcome for verdict in self.verdicts)
-        total = ", ".join(f"{counts[outcome]} {words}" for outcome, words in COUNTED.items())
+        total = ", ".join(f"{counts[outcome]} {words[counts[outcome] != 1]}" for outcome, words in COUNTED.items())
         rates = "" if len({row.lr for row in self.comparison.rows}) == 1 else " and the learning rate in the table"
         return [f"Of {len(self.verdicts)} claims {total}.", _joined(ABOUT.format(**self.comparison.about, rates=rates))]
 

@@ -208,13 +208,12 @@ def _about(
     key: str | None,
 ) -> dict[str, Any]:
     values, source = plans[0].values, plans[0].source
-    place = Path(values["data"].get("root") or "").name  # "data/imagenette" says more than "imagefolder"
-    data = getattr(source.preprocessing, "corpus", place or values["data"]["name"])
+    data = Path(values["data"].get("root") or "").name or values["data"]["name"]  # the folder says more than its reader
     names = {plan.values["model"].get("name") for plan in plans}
     machine = environment.describe(1, 1)
     return {
         "parameters": [min(parameters), max(parameters)],
-        "data": f"{values['data']['name']} over {key}" if key else data,
+        "data": f"{data} over {key}" if key else getattr(source.preprocessing, "corpus", data),
         "model": names.pop() if len(names) == 1 else None,
         "epochs": values["trainer"]["max_epochs"],
         "seeds": len(seeds),
