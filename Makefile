@@ -143,6 +143,7 @@ WAYS = $(1:%=recipes/evidence/linearize/%.yaml)
 SWAPPED := model.mechanism=linear,rala,mala,inline,polaformer
 REPLACED := model.mechanism=linear,rala,mala,inline
 LEARNED := none outputs maps
+KEPT := model.pattern=LLLLLL,LLLLLS,LLLLSS,LLLSSS,SLLLLL,SSLLLL,SSSLLL --set model.mechanism=mala
 
 evidence-linearize: $(STAMP)
 	$(call STEP,linearize_align,$(call WAYS,vit/align),$(SWAPPED))
@@ -157,6 +158,8 @@ evidence-linearize: $(STAMP)
 	$(call EVIDENT,linearize_attention,$(call WAYS,copies/mlp_none copies/all_none),--over $(REPLACED),linearize_copies)
 	$(call EVIDENT,linearize_attention_outputs,$(call WAYS,copies/mlp_outputs copies/all_outputs),--over $(REPLACED),linearize_copies)
 	$(call EVIDENT,linearize_learned,$(call WAYS,$(LEARNED:%=copies/all_%)),--over $(REPLACED),linearize_copies)
+	$(call STEP,linearize_hybrid_align,$(call WAYS,vit/align),$(KEPT))
+	$(call EVIDENT,linearize_hybrid,$(call WAYS,vit/hybrid),--over $(KEPT))
 
 # Which blocks may become linear; its times need a quiet machine.
 PLANNED = $(BIN)/linvit linearize recipes/evidence/linearize/$(1)/align.yaml --plan --size $(2) --output runs/evidence/linearize_plan_$(1) \
