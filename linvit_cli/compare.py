@@ -19,10 +19,10 @@ EXAMPLES = (
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit compare RECIPE ... --folder FOLDER [options]"
     compared = command.add_argument_group("what to compare")
-    text = "recipes of one task: files, or names that `linvit recipes` lists"
+    text = "recipes of one task, the baseline first: files, or names that `linvit recipes` lists"
     compared.add_argument("recipes", metavar="RECIPE", nargs="+", type=Path, help=text)
     compared.add_argument("--seeds", metavar="N", type=whole, default=3, help="seeds per recipe")
-    text = "train at each of these values of a setting, and plot over them (default: none)"
+    text = "train at each of these values of a setting, for a single recipe the baseline first (default: none)"
     compared.add_argument("--over", metavar="KEY=V,V,…", help=text)
     text = "settings for every run, such as trainer.max_epochs=5 (default: those of the recipes)"
     compared.add_argument("--set", metavar="KEY=V", nargs="+", default=(), help=text)

@@ -31,6 +31,8 @@ def compare(
 ) -> Comparison:
     """Trains every recipe with every seed and compares them with the first one. Complete runs are kept.
 
+    A single recipe is compared with itself at the first value of `over`.
+
     Args:
         recipes: files or names of bundled recipes, all of the same task, whose score is compared.
         folder: gets a folder for each run, report.html, compared.md, .csv and .json and, with `over`, a figure.
@@ -57,8 +59,9 @@ def compare(
     key, cells = _cells(recipes, over, overrides, trust_recipe)
     plans = [Plan.of(cell) for cell in cells]
     known = None if ledger is None else Ledger(ledger)
+    baseline = cells[0].value if key and len(recipes) == 1 else cells[0].name
     comparison = train_plans(
-        plans, folder, range(seeds), workers, [cells[0].name], also, key, progress=progress, ledger=known
+        plans, folder, range(seeds), workers, [baseline], also, key, progress=progress, ledger=known
     )
     comparison.save(folder)
     if write is not None:

@@ -139,20 +139,23 @@ def compared(
     measures: Mapping[str, Measure],
     baselines: Sequence[str],
 ) -> list[Row]:
-    """A row for each network, with paired differences from the baselines at the same value.
+    """A row for each network, with paired differences from the baselines.
 
     Args:
         facts: for each network, its name, value and the other arguments of its row.
         results: for each network, the results of its runs, one per seed, see `pool.complete`.
         measures: the score first, then the measures that get their own columns.
-        baselines: names of the networks to compare with.
+        baselines: names of the networks to compare with, at the same value; or values, at which each network is
+            compared with itself.
     """
     (score, *also) = measures
     numbers = [_over_seeds(runs, score, measures[score]) for runs in results]
     at = {(row["name"], row["value"]): values for row, values in zip(facts, numbers, strict=True)}
+    names = {name for name, _ in at}
     rows = []
     for row, runs, values in zip(facts, results, numbers, strict=True):
-        others = [name for name in baselines if name != row["name"]]
+        name, value = row["name"], row["value"]
+        partners = {base: (base, value) if base in names else (name, base) for base in baselines}
         finite = [run for run in runs if run["reason"] is None]
         rows.append(
             Row(
@@ -160,8 +163,8 @@ def compared(
                 measures=values,
                 mean=_estimate(values),
                 seconds=sum(run["seconds"] for run in runs) / len(runs),
-                differences={name: paired(values, at[name, row["value"]]) for name in others},
-                also={name: _estimate(_over_seeds(finite, name, measures[name])) for name in also},
+                differences={base: paired(values, at[to]) for base, to in partners.items() if to != (name, value)},
+                also={measure: _estimate(_over_seeds(finite, measure, measures[measure])) for measure in also},
                 inside=tuple(run.get("inside", {}) for run in runs),
             )
         )

@@ -25,9 +25,9 @@ class Row:
     """A recipe over all seeds, at one value of the varied setting (None if no setting is varied). Shares are in %.
 
     measures: the score of each seed, NaN if the run diverged. mean: over the other seeds. differences: baseline →
-    difference at the same value, paired by seed. corrected: baseline → p-value, corrected by Holm's procedure over all
-    rows. also: further measures. macs, macs_attention: for one image, in image classification. seconds: mean per run.
-    inside: of each seed, what was measured inside the network, if anything.
+    difference, paired by seed. corrected: baseline → p-value, corrected by Holm's procedure over all rows. also:
+    further measures. macs, macs_attention: for one image, in image classification. seconds: mean per run. inside: of
+    each seed, what was measured inside the network, if anything.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Comparison:
     """The result of a comparison: a row for each recipe and value.
 
     score: name of the compared measure. measures: name → heading and unit, of the score and of further columns. about:
-    facts about networks, data, training and machine. baselines: names of the rows that others are compared with. key:
-    the varied setting.
+    facts about networks, data, training and machine. baselines: names, or values, of the rows that others are compared
+    with. key: the varied setting.
     """
 
     rows: Sequence[Row]
@@ -79,7 +79,7 @@ class Comparison:
         cells["parameters"] = f"{row.parameters:,}"
         if any(other.macs is not None for other in self.rows):
             cells["MACs"], cells["+ attention"] = _millions(row.macs), _millions(row.macs_attention)
-        if len({other.lr for other in self.rows}) > 1:
+        if self.key != "optimizer.lr" and len({other.lr for other in self.rows}) > 1:
             cells["learning rate"] = f"{row.lr:g}"
         cells[self.measures[self.score].label] = plus_minus(row.mean, digits)
         for name in self.baselines:

@@ -69,6 +69,16 @@ def test_differences_are_paired_at_the_same_value_and_leave_out_what_is_not_fini
     )
 
 
+def test_a_single_recipe_is_compared_with_itself_at_the_first_value():
+    facts, results = FACTS[1::2], list(RESULTS.values())[1::2]
+    first, second = compared(facts, results, MEASURES, ["4"])
+    assert first.differences == {}
+    assert second.differences["4"].mean == pytest.approx(-39)
+    table = Comparison([first, second], "recall_accuracy", MEASURES, ABOUT, ["4"], "data.pairs").to_markdown()
+    assert "| Δ 4 | p |" in table
+    assert "| -39.00 [" in table
+
+
 def test_a_comparison_is_saved_whole(tmp_path):
     page = COMPARISON.save(tmp_path)
     assert page.read_text().startswith("![answers, % over data.pairs](compared.svg)")
