@@ -1,6 +1,5 @@
 """A run: a network with its weights, and everything known about how it was trained."""
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from linvit.runs.rows import SharedRows, check_sharing, in_processes
 from linvit.runs.settings import as_tuple, parameters
 from linvit.runs.spec import TaskSpec, check_options
 from linvit.runs.stored import check_preprocessing
+from linvit.tasks.checkpoints import read_curves
 from linvit.tasks.task import Task
 
 WEIGHTS = {"raw": "raw weights", "ema": "moving average"}
@@ -70,14 +70,7 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, float]]:
         """The training curves, one row per epoch; empty if the folder has no metrics.csv."""
-        path = self.folder / "metrics.csv"
-        if self.path is None or not path.is_file():
-            return []
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
-        except (ValueError, TypeError, csv.Error) as error:
-            raise ValueError(f"The training curves in {path} are damaged ({error}): remove the file.") from error
+        return [] if self.path is None else read_curves(self.folder)
 
     def placed_network(self, weights: str | None = None) -> tuple[nn.Module, torch.device]:
         """The network with "raw" or "ema" weights (default: as `network`), on the GPU if there is one, and its device.

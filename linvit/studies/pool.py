@@ -4,7 +4,6 @@ A training is complete when its folder contains result.json. Complete trainings 
 from their last checkpoint, and divergence (a loss that is not finite) is a result.
 """
 
-import csv
 import gc
 import json
 import math
@@ -30,7 +29,7 @@ from lightning.pytorch.callbacks import Callback
 from linvit.files import write_text
 from linvit.runs.bundled import header
 from linvit.studies.ledger import Ledger
-from linvit.tasks.checkpoints import BEST, RunStoppedError
+from linvit.tasks.checkpoints import BEST, RunStoppedError, read_curves
 
 UNMEASURED = ("epoch", "step", "lr", "seconds")  # columns of metrics.csv
 SETTINGS, RESULT = "settings.json", "result.json"
@@ -240,15 +239,15 @@ def _complete(training: Training) -> dict[str, Any]:
 def complete(training: Training, stop: Any) -> dict[str, Any]:
     """Trains to the end, writes result.json and returns its content.
 
-    The content: `measures` after the last epoch, `seconds`, `reason`, why the run diverged (else None), and `inside`,
-    what `training.look` returns.
+    The content: `measures` after the last epoch, `seconds`, with those of epochs before a stop, `reason`, why the run
+    diverged (else None), and `inside`, what `training.look` returns.
     """
     from linvit.runs.training import train_folder  # the worker imports it, not its parent
 
     training.folder.mkdir(parents=True, exist_ok=True)
     write_text(training.folder / SETTINGS, json.dumps(training.values, indent=1))
     reason = None
-    started = time.monotonic()
+    started = time.monotonic() - sum(row["seconds"] for row in read_curves(training.folder))
     try:
         train_folder(
             training.recipe,
@@ -272,9 +271,6 @@ def complete(training: Training, stop: Any) -> dict[str, Any]:
 
 def last_measures(folder: Path) -> dict[str, float]:
     """The measures of a run after its last epoch; those of the moving average if nothing else was measured."""
-    with (folder / "metrics.csv").open(newline="") as file:
-        row = {name: float(value) for name, value in list(csv.DictReader(file))[-1].items() if value}
-    for name in UNMEASURED:
-        row.pop(name, None)
+    row = {name: value for name, value in read_curves(folder)[-1].items() if name not in UNMEASURED}
     averaged = {name.removeprefix("ema_"): value for name, value in row.items() if name.startswith("ema_")}
     return averaged | {name.removeprefix("val_"): value for name, value in row.items() if not name.startswith("ema_")}

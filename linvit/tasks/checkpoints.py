@@ -1,5 +1,6 @@
 """A run's folder: checkpoints written atomically, training curves as CSV, and stopping without loss."""
 
+import csv
 import logging
 import os
 import signal
@@ -199,3 +200,18 @@ def _column(key: str) -> str:
     """val/top1 → top1, val/loss → val_loss, val/ema_loss → ema_loss, train/loss → train_loss, lr → lr."""
     kind, _, name = key.rpartition("/")
     return f"{kind}_loss" if name == "loss" else name
+
+
+def read_curves(folder: Path) -> list[dict[str, float]]:
+    """The training curves of a run, one row per epoch; empty without metrics.csv.
+
+    Raises ValueError if the file is damaged.
+    """
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ValueError(f"The training curves in {path} are damaged ({error}): remove the file.") from error

@@ -16,12 +16,13 @@ from imagenet_folder import write_imagenet
 from tiny_run import curve
 
 from linvit.data.source import Source
+from linvit.files import write_csv
 from linvit.studies import pool, study
 from linvit.studies.ledger import Ledger, digest
 from linvit.studies.papers import BASELINES, CLAIM_COLUMNS, best_first, marks, read_variants
 from linvit.studies.plan import compared
 from linvit.studies.pool import Training, complete, last_measures, run_all
-from linvit.tasks.checkpoints import RunStoppedError
+from linvit.tasks.checkpoints import RunStoppedError, read_curves
 from linvit.tasks.measures import Measure
 from linvit_cli import main
 
@@ -205,10 +206,14 @@ def test_a_stopped_run_goes_on_from_its_last_epoch(tmp_path):
     same = training_of(write_recipes(tmp_path / "recipes"), tmp_path / "run", *epochs)
     with pytest.raises(RunStoppedError):
         complete(same, StopsBeforeEpoch(3))
-    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 3  # header and two epochs
+    before = read_curves(tmp_path / "run")
+    assert len(before) == 2
     assert same.result() is None
+    slow = [row | {"seconds": 1000.0} for row in before]
+    write_csv(tmp_path / "run" / "metrics.csv", slow)
     result = complete(same, threading.Event())
     assert same.result() == result
+    assert 2000 < result["seconds"] < 3000  # with the epochs from before
     whole = Training(same.label, same.recipe, epochs, tmp_path / "whole", same.values)
     assert result["measures"] == complete(whole, threading.Event())["measures"]
     assert curve(same.folder) == curve(whole.folder)
