@@ -170,3 +170,15 @@ def test_anchors_can_be_smaller_than_the_papers():
         sides, halved = one[:, 2:] - one[:, :2], other[:, 2:] - other[:, :2]
         torch.testing.assert_close(halved, sides / 2)
     assert (usual[0][3, 2:] - usual[0][3, :2]).tolist() == [32, 32]
+
+
+def test_the_signal_does_not_fade_in_a_narrow_head_of_retinanet():
+    torch.manual_seed(0)
+    spread = {}
+    for width in (64, 256):
+        head = build_dense("retinanet", "ravlt_nano", CLASSES, {"width": width}).head
+        maps = torch.randn(2, width, 16, 16)
+        spread[width] = [branch.conv(maps).std().item() for branch in (head.classification_head, head.regression_head)]
+        first = head.classification_head.conv[0][0].weight.std().item()
+        assert first == pytest.approx(0.01 * (256 / width) ** 0.5, rel=0.02)
+    assert spread[64] == pytest.approx(spread[256], rel=0.5)
