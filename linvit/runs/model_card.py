@@ -66,10 +66,12 @@ def model_card(
 
 def creation(name: str, **arguments: Any) -> str:
     """A block of Python that creates a network through timm."""
-    given = ", ".join([repr(name), *(f"{key}={value!r}" for key, value in arguments.items())]).replace("'", '"')
-    call = f"model = timm.create_model({given}).eval()"
+    given = [part.replace("'", '"') for part in (repr(name), *(f"{key}={value!r}" for key, value in arguments.items()))]
+    line, lines = ", ".join(given), "".join(f"    {part},\n" for part in given)
+    call = f"model = timm.create_model({line}).eval()"
     if len(call) > WIDEST:
-        call = f"model = timm.create_model(\n    {given}\n).eval()"
+        inside = f"    {line}\n" if len(line) + 4 <= WIDEST else lines
+        call = f"model = timm.create_model(\n{inside}).eval()"
     return f"```python\nimport timm\n\nimport linvit  # registers the models with timm\n\n{call}\n```"
 
 

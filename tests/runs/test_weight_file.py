@@ -1,3 +1,4 @@
+import ast
 import json
 
 import pytest
@@ -153,3 +154,12 @@ def test_the_demo_shows_networks_with_weights_on_photographs(stand_ins, tmp_path
     bundled_weights("mavit_nano.cifar10").unlink()
     assert on_photographs(tmp_path, said.append) == [f"<p>{said[-1]}</p>"]
     assert said[-1].startswith("No trained weights come with this copy of linvit")
+
+
+@pytest.mark.parametrize("count", [1, 8, 12])
+def test_code_of_a_card_is_no_wider_than_a_page(count):
+    text = creation("ravlt_nano", **{f"argument_{i}": i for i in range(count)})
+    code = text.removeprefix("```python\n").removesuffix("```")
+    assert max(map(len, code.splitlines())) <= 120
+    call = ast.parse(code).body[-1].value.func.value
+    assert [word.arg for word in call.keywords] == [f"argument_{i}" for i in range(count)]
