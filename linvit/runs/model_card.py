@@ -66,12 +66,15 @@ def model_card(
 
 def creation(name: str, **arguments: Any) -> str:
     """A block of Python that creates a network through timm."""
-    given = [part.replace("'", '"') for part in (repr(name), *(f"{key}={value!r}" for key, value in arguments.items()))]
-    line, lines = ", ".join(given), "".join(f"    {part},\n" for part in given)
+    texts = [repr(name), *(f"{key}={value!r}" for key, value in arguments.items())]
+    line = ", ".join(texts)
     call = f"model = timm.create_model({line}).eval()"
     if len(call) > WIDEST:
-        inside = f"    {line}\n" if len(line) + 4 <= WIDEST else lines
-        call = f"model = timm.create_model(\n{inside}).eval()"
+        indented = f"    {line}\n"
+        if len(indented) > WIDEST:
+            indented = "".join(f"    {text},\n" for text in texts)
+        call = f"model = timm.create_model(\n{indented}).eval()"
+    call = call.replace("'", '"')
     return f"```python\nimport timm\n\nimport linvit  # registers the models with timm\n\n{call}\n```"
 
 
