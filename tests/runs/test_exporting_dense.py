@@ -44,9 +44,9 @@ def run_of(framework: str, backbone: str = "resnet10t") -> Run:
     task = TASKS[kind].build(model, len(NAMES))
     head = task.network.head if hasattr(task.network, "head") else None
     if framework == "retinanet":
-        torch.nn.init.normal_(head.classification_head.cls_logits.weight, std=3000)
+        torch.nn.init.normal_(head.classification_head.cls_logits.weight, std=3)
         torch.nn.init.constant_(head.classification_head.cls_logits.bias, -2)
-        torch.nn.init.normal_(head.regression_head.bbox_reg.weight)
+        torch.nn.init.normal_(head.regression_head.bbox_reg.weight, std=1e-3)
     elif framework in REGION_DETECTORS:
         spread(task.network)
     elif kind == "segmentation":
