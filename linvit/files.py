@@ -42,7 +42,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = target.with_name(f".{_shortened(target.name)}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        mode = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(mode)  # safetensors lets only the owner read what it writes
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, target)

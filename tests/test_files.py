@@ -37,6 +37,13 @@ def test_what_fails_halfway_leaves_the_old_file(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["held.txt"]
 
 
+def test_a_file_may_be_read_by_whom_the_system_lets_read_new_files(tmp_path):
+    (tmp_path / "new").touch()
+    with replacing(tmp_path / "weights.safetensors") as temporary:
+        save_file({"weight": torch.zeros(2)}, temporary)
+    assert (tmp_path / "weights.safetensors").stat().st_mode == (tmp_path / "new").stat().st_mode
+
+
 class Executes:
     def __reduce__(self):
         return os.mkdir, ("executed",)

@@ -89,7 +89,7 @@ class Pyramid(Backbone):
     Args:
         in_chans: channels of the images.
         num_classes: outputs of the classifier, 0 for no classifier.
-        global_pool: pooling before the classifier, a name in POOLS; "" for none.
+        global_pool: pooling before the classifier, a name in POOLS; "" to apply it at every position.
         widths, depths, heads: channels, blocks and heads of each stage.
         pattern: one letter per stage: L for the linear attention of the family, S for softmax attention.
         attention: options of Attention2d: feature_map, weighting, normalizer (only used in linear stages), modulation,
@@ -193,8 +193,9 @@ class Pyramid(Backbone):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The unpooled map to logits, or with pre_logits to the input of the classifier."""
-        x = self.head(x, pre_logits=pre_logits)
-        return x
+        if not self.head.global_pool.pool_type:
+            return cast(Tensor, self.head(x.permute(0, 2, 3, 1), pre_logits).permute(0, 3, 1, 2))
+        return cast(Tensor, self.head(x, pre_logits))
 
 
 _RELEASED = ("patch_embed.", "layers.")

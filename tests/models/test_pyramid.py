@@ -99,6 +99,15 @@ def test_concatenating_pool_doubles_what_the_classifier_reads():
     assert model.forward_head(model.forward_features(x), pre_logits=True).shape[1] == model.head_hidden_size
 
 
+def test_without_pooling_the_classifier_reads_every_position():
+    model, x = visible(create("mavit_nano", num_classes=3)), image(64, 96)
+    weights, logits = model.state_dict(), model(x)
+    model.reset_classifier(3, "")
+    model.load_state_dict(weights)
+    assert model(x).shape == (2, 3, 2, 3)
+    assert_close(model(x).mean((2, 3)), logits)
+
+
 def test_final_convolution_goes_with_the_norm():
     model, x = visible(create("mavit_nano")), image(64, 64)
     tap = model.forward_intermediates(x, [3], intermediates_only=True)[0]

@@ -115,6 +115,7 @@ def test_channels_classes_and_pooling(name):
         assert create(name, in_chans=5, num_classes=0, global_pool=pool)(x).shape == (2, model.head_hidden_size)
     unpooled = create(name, in_chans=5, num_classes=0, global_pool="")
     assert unpooled(x).shape == (2, unpooled.head_hidden_size, 2, 3)
+    assert create(name, in_chans=5, num_classes=7, global_pool="")(x).shape == (2, 7, 2, 3)
 
 
 def test_everything_is_made_on_the_device_asked_for(name):
