@@ -86,10 +86,11 @@ evidence: evidence-left evidence-papers evidence-dense evidence-speech evidence-
 
 # A study: its folder of recipes, and its seeds.
 EVIDENCE = $(if $(LEFT),,nice -n 19) $(BIN)/linvit study --recipes recipes/evidence/$(1) --folder runs/evidence/$(1) \
-	--ledger docs/evidence/$(1).jsonl --write docs/evidence/real-images.md $(2) $(LEFT)
+	--ledger docs/evidence/$(1).jsonl --write docs/evidence/real-images.md $(2) $(CPP) $(LEFT)
 # A comparison: its name on its page, its recipes, the baseline first, and options.
 EVIDENT = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evidence/$(1) --ledger docs/evidence/$(or $(4),$(1)).jsonl \
-	--write docs/evidence/$(SHOWN_ON).md --workers 2 $(3) $(LEFT)
+	--write docs/evidence/$(SHOWN_ON).md --workers 2 $(3) $(CPP) $(LEFT)
+CPP := $(if $(shell command -v c++),--set task.cpp=true)
 SHOWN_ON = $(if $(findstring linearize,$@),linearize,real-images)
 LAST_EPOCH := trainer.check_val_every_n_epoch
 BODIES := softmax mala resnet
@@ -142,7 +143,7 @@ teachers: $(STAMP)
 
 # Steps from which others start have no ledger: their weights have to be there.
 STEP = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evidence/$(1) --write docs/evidence/linearize.md --workers 2 \
-	--also top1 --over $(3) $(LEFT)
+	--also top1 --over $(3) $(CPP) $(LEFT)
 WAYS = $(1:%=recipes/evidence/linearize/%.yaml)
 SWAPPED := model.mechanism=linear,rala,mala,inline,polaformer
 REPLACED := model.mechanism=linear,rala,mala,inline
@@ -226,7 +227,7 @@ rates-an4: $(STAMP)
 		data.held_out=0.1 trainer.max_epochs=15 $(LAST_EPOCH)=15)
 
 rates-books: $(STAMP)
-	$(call EVIDENT,$@,$(IN_ALL:%=recipes/language/books_%.yaml),$(call FOR_RATE,$(HIGH_RATES)) \
+	$(call EVIDENT,$@,$(IN_ALL:%=recipes/language/books_%.yaml),$(call FOR_RATE,$(HIGHEST_RATES)) \
 		data.split=1 data.val_rows=1200 trainer.max_epochs=1 trainer.limit_train_batches=300 $(LAST_EPOCH)=1)
 
 rates-cifar10: $(STAMP)

@@ -25,7 +25,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "train at each of these values of a setting, for a single recipe the baseline first (default: none)"
     compared.add_argument("--over", metavar="KEY=V,V,…", help=text)
     text = "settings for every run, such as trainer.max_epochs=5 (default: those of the recipes)"
-    compared.add_argument("--set", metavar="KEY=V", nargs="+", default=(), help=text)
+    compared.add_argument("--set", metavar="KEY=V", nargs="+", action="extend", default=[], help=text)
     compared.add_argument("--workers", metavar="N", type=whole, default=1, help="parallel runs, one thread each")
     text = "let the recipes run code of any package and write outside their runs' folders"
     compared.add_argument("--trust-recipe", action="store_true", help=text)

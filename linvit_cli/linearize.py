@@ -24,7 +24,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "recipes, trained in turn, each from the weights of the one before; complete ones are kept"
     steps.add_argument("recipes", metavar="RECIPE", nargs="+", type=Path, help=text)
     text = "settings for every recipe, such as trainer.max_epochs=5 (default: those of the recipes)"
-    steps.add_argument("--set", metavar="KEY=V", nargs="+", default=(), help=text)
+    steps.add_argument("--set", metavar="KEY=V", nargs="+", action="extend", default=[], help=text)
     text = "let the recipes run code of any package and write outside their runs' folders"
     steps.add_argument("--trust-recipe", action="store_true", help=text)
     plan = command.add_argument_group("plan")

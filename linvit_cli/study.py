@@ -21,7 +21,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--first-seed", type=whole, metavar="N", default=0, help="lowest seed")
     command.add_argument("--workers", type=whole, metavar="N", default=2, help="parallel runs, one thread each")
     text = "settings for every run, such as trainer.max_epochs=5 (default: those of the recipes)"
-    command.add_argument("--set", metavar="KEY=V", nargs="+", default=(), help=text)
+    command.add_argument("--set", metavar="KEY=V", nargs="+", action="extend", default=[], help=text)
     text = "also put the tables between their marks in a Markdown file (default: none)"
     command.add_argument("--write", type=Path, metavar="FILE", help=text)
     add_ledger(command)

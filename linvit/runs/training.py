@@ -41,7 +41,7 @@ RECIPE, ENVIRONMENT, CURVES = "recipe.yaml", "environment.json", "curves.png"
 logger = logging.getLogger(__name__)
 ARGUMENTS = {"recipe": Path, "overrides": dict[str, Any] | Sequence[str], "folder": Path | None}
 SAME = ("seed", "model", "task", "distillation", "data")
-FREE = {"root", "num_workers", "checkpoint", "compile"}
+FREE = {"root", "num_workers", "checkpoint", "compile", "cpp"}
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 

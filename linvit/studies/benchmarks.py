@@ -71,15 +71,11 @@ def _measured(recipe: Path, folder: Path, task_data: str | Path, ledger: Ledger,
         started = time.monotonic()
         run = load_run(folder / recipe.stem / "seed0")
         measures = evaluate_tasks(run, tasks=[task for task, _ in COLUMNS.values()], task_data=task_data)
-        found = {
-            task: {
-                "accuracy": measures[task][name],
-                "chance": measures[task]["chance"],
-                "items": measures[task]["items"],
-            }
+        accuracies = {
+            task: {"accuracy": measures[task][name], **{key: measures[task][key] for key in ("chance", "items")}}
             for task, name in COLUMNS.values()
         }
-        result = {"seconds": round(time.monotonic() - started, 1), "measures": found}
+        result = {"seconds": round(time.monotonic() - started, 1), "measures": accuracies}
         ledger.add(_label(recipe), values, result)
         progress(f"{recipe.stem}: {result['seconds']:.0f} s")
     return dict(result["measures"])

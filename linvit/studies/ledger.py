@@ -9,14 +9,14 @@ from typing import Any
 from linvit import environment
 from linvit.files import user_path, write_text
 
-OF_THE_MACHINE = ("root", "cache", "num_workers")  # settings of the data that may differ between machines
+OF_THE_MACHINE = {"data": {"root", "cache", "num_workers"}, "task": {"compile", "cpp"}}  # settings that may differ
 
 
 class Ledger:
     """The finished runs of a comparison or study, one JSON line each: run, settings, commit, machine, result.
 
-    path: the file, which need not exist yet. settings: a digest of all values of the run's recipe but its folder and,
-    of the data, OF_THE_MACHINE.
+    path: the file, which need not exist yet. settings: a digest of all values of the run's recipe but its folder and
+    OF_THE_MACHINE.
 
     Raises ValueError, naming the line, for a file that is not a ledger.
     """
@@ -72,6 +72,10 @@ class Ledger:
 
 def digest(values: Mapping[str, Any]) -> str:
     """A hash of a recipe's values that is the same on every machine."""
-    data = {key: value for key, value in values["data"].items() if key not in OF_THE_MACHINE}
-    content = {**values, "data": data, "folder": ""}
+    groups = {
+        name: {key: value for key, value in values[name].items() if key not in free}
+        for name, free in OF_THE_MACHINE.items()
+        if isinstance(values.get(name), Mapping)
+    }
+    content = {**values, **groups, "folder": ""}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

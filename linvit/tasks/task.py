@@ -32,6 +32,8 @@ class Task(lightning.LightningModule, Checked):
         channels_last: Whether weights and images have the memory format channels_last, often faster for convolutions.
         compile: Whether the raw network is trained and validated through torch.compile; the saved weights keep their
             names.
+        cpp: Whether the C++ kernels are built first, as by `linvit.kernels.cpu.build`: training on a CPU is faster with
+            them, in all linear attention of this process.
         optimizer: Settings of the optimizer; by default those of `Optimizer`.
         schedule: Settings of the learning-rate schedule; by default those of `Schedule`.
         copied: Which weights a linearized network gets from a softmax network that it starts from: "all", "attention"
@@ -58,6 +60,7 @@ class Task(lightning.LightningModule, Checked):
         ema_batch: Count | None = None,
         channels_last: bool = False,
         compile: bool = False,
+        cpp: bool = False,
         optimizer: Optimizer | None = None,
         schedule: Schedule | None = None,
         copied: Annotated[str, OneOf(COPIED)] = ALL,
@@ -72,6 +75,10 @@ class Task(lightning.LightningModule, Checked):
         self.ema_batch = ema_batch
         if compile:
             self.network.compile()  # in place, so that the keys of the weights stay
+        if cpp:
+            from linvit.kernels import cpu
+
+            cpu.build()
         self.optimizer = optimizer or Optimizer()
         self.schedule = schedule or Schedule()
         self.schedule.check_peak(self.optimizer)

@@ -14,6 +14,7 @@ from PIL import Image
 from tiny_run import At, check_resumes_bit_for_bit, content, curve, differing, press_ctrl_c, write_recipe
 
 import linvit
+from linvit.kernels import cpu
 from linvit.runs.training import train_folder
 from linvit.tasks.checkpoints import RunStoppedError
 
@@ -111,6 +112,24 @@ def test_a_run_from_before_a_setting_goes_on_with_its_default(straight, tmp_path
     train_folder(straight / "recipe.yaml", resume=True, folder=run)
     with pytest.raises(ValueError, match=r"has task\.copied 'all', but the recipe says 'attention'"):
         train_folder(straight / "recipe.yaml", ["task.copied=attention"], resume=True, folder=run)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here to build the kernels")
+def test_the_kernels_of_the_cpu_train_alike_and_may_be_used_from_any_epoch_on(straight, tmp_path, monkeypatch):
+    calls, kernel = [], cpu.linear_attention
+    monkeypatch.setattr(cpu, "linear_attention", lambda *given, **more: calls.append(1) or kernel(*given, **more))
+    recipe = write_recipe(tmp_path)
+    with pytest.raises(KeyError):
+        train_folder(recipe, callbacks=[At(7, die)])
+    assert not calls
+    try:
+        run = train_folder(recipe, ["task.cpp=true"], resume=True)
+    finally:
+        cpu.build.cache_clear()  # other tests are of torch
+    assert calls
+    for found, expected in zip(curve(run), curve(straight), strict=True):
+        for loss in ("train_loss", "val_loss"):
+            assert float(found[loss]) == pytest.approx(float(expected[loss]), rel=1e-4)
 
 
 def test_another_model_does_not_go_on(straight):

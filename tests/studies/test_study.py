@@ -133,9 +133,14 @@ def test_another_machine_goes_on_from_the_ledger(tmp_path, capsys):
 
 def test_a_ledger_is_checked_and_knows_settings_but_not_machines(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    values = {"data": {"name": "cifar", "root": "a", "num_workers": 1, "size": 32}, "folder": "x"}
+    values = {
+        "data": {"name": "cifar", "root": "a", "num_workers": 1, "size": 32},
+        "task": {"mixup": 0.2},
+        "folder": "x",
+    }
     Ledger(path).add("rala seed 0", values, {"measures": {"top1": 0.5}, "seconds": 1.0, "reason": None})
     moved = {"data": values["data"] | {"root": "b", "cache": "c", "num_workers": 0}, "folder": "y"}
+    moved["task"] = values["task"] | {"compile": True, "cpp": True}
     assert digest(moved) == digest(values)
     assert Ledger(path).result("rala seed 0", moved)["measures"] == {"top1": 0.5}
     assert Ledger(path).result("rala seed 1", moved) is None
