@@ -188,6 +188,7 @@ LOW_RATES := 5e-4,1e-3,2e-3,4e-3
 HIGH_RATES := 1e-3,2e-3,4e-3,8e-3
 ALL_RATES := 5e-4,$(HIGH_RATES)
 HIGHEST_RATES := $(HIGH_RATES),16e-3,32e-3
+BOOK_RATES := 4e-3,8e-3,16e-3
 FOR_RATE = --seeds 1 --over optimizer.lr=$(1) --set
 
 pilot-vit: $(STAMP)
@@ -227,8 +228,8 @@ rates-an4: $(STAMP)
 		data.held_out=0.1 trainer.max_epochs=15 $(LAST_EPOCH)=15)
 
 rates-books: $(STAMP)
-	$(call EVIDENT,$@,$(IN_ALL:%=recipes/language/books_%.yaml),$(call FOR_RATE,$(HIGHEST_RATES)) \
-		data.split=1 data.val_rows=1200 trainer.max_epochs=1 trainer.limit_train_batches=300 $(LAST_EPOCH)=1)
+	$(call EVIDENT,$@,$(IN_ALL:%=recipes/language/books_%.yaml),$(call FOR_RATE,$(BOOK_RATES)) \
+		data.split=1 data.val_rows=1200 trainer.max_epochs=1 trainer.limit_train_batches=1000 $(LAST_EPOCH)=1)
 
 rates-cifar10: $(STAMP)
 	$(call EVIDENT,$@,$(IN_ALL:%=recipes/generation/cifar/%.yaml),$(call FOR_RATE,$(HIGH_RATES)) \

@@ -1,7 +1,10 @@
 """The C++ kernel against the plain form in float64."""
 
 import itertools
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -284,6 +287,13 @@ def test_an_exported_program_has_the_kernel_only_if_it_was_asked_for():
         program = torch.export.export(Attends(backend), tuple(draw()))
         assert [str(node.target) for node in program.graph.nodes].count("linvit_cpu.attend.default") == kept
         torch.testing.assert_close(program.module()(*draw()), linear_attention(*draw(), backend="torch"))
+
+
+def test_building_says_nothing(tmp_path):
+    command = [sys.executable, "-c", "from linvit.kernels import cpu; cpu.build()"]
+    environment = {**os.environ, "CUDA_HOME": str(tmp_path)}  # a CUDA compiler without a GPU
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_machine_that_cannot_compile_says_so(monkeypatch):

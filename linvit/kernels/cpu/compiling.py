@@ -3,6 +3,7 @@
 `python -m linvit.kernels.cpu.compiling FOLDER` compiles those of a wheel.
 """
 
+import logging
 import os
 import shutil
 import subprocess
@@ -39,6 +40,7 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
 
     Raises as `load`.
     """
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of CUDA without a GPU
     from torch.utils.cpp_extension import is_ninja_available
     from torch.utils.cpp_extension import load as compiled
 
