@@ -122,7 +122,7 @@ evidence-speech: $(STAMP)
 
 evidence-language: $(STAMP)
 	$(call EVIDENT,books,$(IN_ALL:%=recipes/language/books_%.yaml),--also perplexity)
-	$(if $(LEFT),,nice -n 19 $(BIN)/python -c "from pathlib import Path; from linvit.studies.benchmarks import write_benchmarks; \
+	$(if $(LEFT),,nice -n 19 $(BIN)/python -c "from pathlib import Path; from linvit.studies.language_tasks import write_benchmarks; \
 		recipes = [Path(f'recipes/language/books_{name}.yaml') for name in '$(IN_ALL)'.split()]; evidence = Path('docs/evidence'); \
 		write_benchmarks(recipes, Path('runs/evidence/books'), 'data/benchmarks', evidence / 'books_benchmarks.jsonl', \
 		evidence / 'real-images.md', print)")

@@ -7,7 +7,7 @@ from benchmark_files import write_benchmarks as write_files
 from tiny_language import write_language_recipe
 
 from linvit.runs import load_run, train
-from linvit.studies.benchmarks import BEGIN, END, to_markdown, write_benchmarks
+from linvit.studies.language_tasks import BEGIN, END, to_markdown, write_benchmarks
 
 
 def test_the_interval_is_that_of_a_share():
