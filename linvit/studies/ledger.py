@@ -72,10 +72,10 @@ class Ledger:
 
 def digest(values: Mapping[str, Any]) -> str:
     """A hash of a recipe's values that is the same on every machine."""
-    groups = {
-        name: {key: value for key, value in values[name].items() if key not in free}
-        for name, free in OF_THE_MACHINE.items()
-        if isinstance(values.get(name), Mapping)
-    }
-    content = {**values, **groups, "folder": ""}
+    content = {**values, "folder": ""}
+    for name, free in OF_THE_MACHINE.items():
+        given = content.pop(name, {})
+        kept = {key: value for key, value in given.items() if key not in free} if isinstance(given, Mapping) else given
+        if kept:  # a group with nothing else is as good as none
+            content[name] = kept
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

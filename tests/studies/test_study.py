@@ -126,6 +126,13 @@ def test_another_machine_goes_on_from_the_ledger(tmp_path, capsys):
     assert main([*arguments, "--first-seed", "1", "--folder", str(later), "--left"]) == 0
     assert "4 of 4 runs are complete" in capsys.readouterr().out
 
+    new = [*arguments, "--folder", str(tmp_path / "new"), "--set", "task.cpp=true", "--left"]
+    assert main(new) == 0
+    assert "4 of 4 runs are complete" in capsys.readouterr().out
+    assert main([*new, "--set", "trainer.gradient_clip_val=1.0"]) == 2
+    assert main([*arguments, "--left", "--set", "trainer.gradient_clip_val=1.0", "--set", "task.cpp=true"]) == 2
+    assert capsys.readouterr().err.count("seed 0' with other settings: remove its line") == 2
+
     write_recipes(recipes, lr=2e-3)
     assert main([*arguments, "--folder", str(tmp_path / "new")]) == 2
     assert "seed 0' with other settings: remove its line" in capsys.readouterr().err
