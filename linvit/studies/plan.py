@@ -22,13 +22,7 @@ from linvit.tasks.measures import Measure
 from linvit.tasks.task import Task
 
 LOADED = "checkpoint_path"  # a file of weights, which cannot be loaded on the meta device
-IRRELEVANT = (
-    "name",
-    "compile",
-    "cpp",
-    "ema_decay",
-    "teacher",
-)  # to a task's measures, and not possible on the meta device
+IRRELEVANT = ("name", "compile", "cpp", "ema_decay", "teacher")  # to a task's measures; not for the meta device
 
 Say = Callable[[str], None]
 
