@@ -111,13 +111,20 @@ def _check(options: argparse.Namespace) -> int:
     from linvit.runs.data_check import check_data
 
     checked = check_data(options.path, options.format, data_settings(options.overrides), progress=True)
-    show_rows([_counts(split) for split in checked.splits], title=f"{options.path}: {checked.settings['name']}")
+    word = "task" if checked.benchmarks else "split"
+    show_rows(
+        [{word: split.name} | _counts(split) for split in checked.splits],
+        title=f"{options.path}: {checked.settings['name']}",
+    )
     rows = _classes(checked.splits)
     if rows:
         more = f"and {len(rows) - MOST_CLASSES:,} more classes" if len(rows) > MOST_CLASSES else None
         show_rows(rows[:MOST_CLASSES], caption=more)
     if "root" in checked.settings:
         show(f"In a recipe:\n\n{checked.recipe}")
+    if checked.benchmarks:
+        tasks = " ".join(checked.benchmarks)
+        show(f"A language model is evaluated by\n\nlinvit eval RUN --tasks {tasks} --task-data {options.path}")
     if not checked.problems:
         return 0
     heading = f"linvit: {len(checked.problems)} problem{'s' if len(checked.problems) > 1 else ''} found:"
@@ -127,7 +134,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _counts(split: "CheckedSplit") -> dict[str, str]:
     sizes = dict(zip(("smallest", "median", "largest"), map(_size, split.sizes), strict=False))
-    return {"split": split.name, **{key: f"{value:,}" for key, value in split.counts.items()}, **sizes}
+    return {**{key: f"{value:,}" for key, value in split.counts.items()}, **sizes}
 
 
 def _classes(splits: "Sequence[CheckedSplit]") -> list[dict[str, str]]:

@@ -13,6 +13,7 @@ import yaml
 from linvit.data.contents import Content
 from linvit.data.dense.annotations import read_annotations
 from linvit.data.source import Source, listed
+from linvit.data.text.benchmarks import benchmarks_in, read_benchmark
 from linvit.data.unusable import collecting
 from linvit.files import user_path
 from linvit.ranges import check, check_names, known
@@ -42,12 +43,16 @@ class CheckedSplit:
 
 @dataclass(frozen=True)
 class CheckedData:
-    """The result of check_data: the task, the settings `data` of a recipe, the splits, a sentence for each problem."""
+    """The result of check_data: the task, the settings `data` of a recipe, the splits, a sentence for each problem.
+
+    benchmarks: the tasks of lm-evaluation-harness whose data they are, each a split; they are no data of a recipe.
+    """
 
     task: str
     settings: dict[str, Any]
     splits: list[CheckedSplit]
     problems: list[str]
+    benchmarks: list[str] = field(default_factory=list)
 
     @property
     def recipe(self) -> str:
@@ -80,6 +85,8 @@ def check_data(
         raise ValueError(f"There is no {root}: give a folder of data.")
     if not root.is_dir():
         return _check_file(root, overrides)
+    if format is None and not _fitting(root) and (tasks := benchmarks_in(root)):
+        return _check_benchmarks(root, tasks, overrides)
     whole = find_format(root, format)
     kind = SOURCES[whole["name"]]
     check_names("setting of the data", overrides, parameters(kind))
@@ -158,6 +165,22 @@ def _checked(source: Source, name: str, problems: list[str], progress: bool) -> 
     if "objects" in by_class:
         counts["objects"] = by_class["objects"].total()
     yield CheckedSplit(name, dict(counts), classes, shown)
+
+
+def _check_benchmarks(root: Path, tasks: list[str], overrides: Mapping[str, Any]) -> CheckedData:
+    if overrides:
+        raise ValueError(
+            f"{root} has files of benchmarks, which have no settings, got {', '.join(overrides)}: leave it out."
+        )
+    splits, problems = [], []
+    for task in tasks:
+        try:
+            splits.append(CheckedSplit(task, {"items": len(read_benchmark(task, root))}))
+        except ValueError as error:
+            problems.append(str(error))
+    if not splits:
+        raise ValueError(problems[0])
+    return CheckedData("language", {"name": "benchmarks"}, splits, problems, [split.name for split in splits])
 
 
 def _check_file(path: Path, overrides: Mapping[str, Any]) -> CheckedData:

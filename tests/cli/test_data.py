@@ -2,6 +2,7 @@ import contextlib
 import json
 
 import pytest
+from benchmark_files import LAMBADA, write_json_lines
 from PIL import Image
 
 from linvit_cli import main
@@ -25,6 +26,15 @@ def test_made_scenes_are_found_sound_and_shown_as_tables(scenes, capsys):
     assert shown.err == ""
     assert main(["data", "check", str(scenes / "detection"), "--format", "coco"]) == 0
     assert "train objects" in capsys.readouterr().out
+
+
+def test_benchmarks_of_language_models_are_shown_with_the_command_that_reads_them(tmp_path, capsys):
+    write_json_lines(tmp_path / "lambada_test.jsonl", LAMBADA)
+    assert main(["data", "check", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "lambada_openai" in shown
+    assert f"linvit eval RUN --tasks lambada_openai --task-data {tmp_path}" in shown
+    assert "In a recipe" not in shown
 
 
 def test_everything_wrong_is_named(scenes, capsys):

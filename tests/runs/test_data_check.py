@@ -6,6 +6,7 @@ import pytest
 import soundfile
 import torch
 import yaml
+from benchmark_files import HELLASWAG, LAMBADA, PIQA, WINOGRANDE, write_benchmarks, write_json_lines
 from dense_formats import (
     write_id_maps,
     write_image,
@@ -211,6 +212,26 @@ def test_settings_of_the_data_are_those_of_recipes(tmp_path):
     root = write_yolo(tmp_path)
     assert check_data(root).settings["needs_masks"] is False
     assert len(check_data(root, overrides={"needs_masks": True}).problems) == 8
+
+
+def test_files_of_benchmarks_are_counted_and_damaged_ones_are_problems(tmp_path):
+    pytest.importorskip("datasets", reason="the extra `language` is not installed")
+    checked = check_data(write_benchmarks(tmp_path))
+    assert checked.benchmarks == ["lambada_openai", "piqa", "hellaswag", "winogrande"]
+    assert [split.counts["items"] for split in checked.splits] == list(map(len, (LAMBADA, PIQA, HELLASWAG, WINOGRANDE)))
+    assert checked.problems == []
+    (tmp_path / "piqa" / "valid-labels.lst").write_text("0\n")
+    checked = check_data(tmp_path)
+    assert checked.benchmarks == ["lambada_openai", "hellaswag", "winogrande"]
+    assert ["has 1 labels for 3 items" in problem for problem in checked.problems] == [True]
+    with pytest.raises(ValueError, match="files of benchmarks, which have no settings, got size: leave it out"):
+        check_data(tmp_path, overrides={"size": 3})
+
+
+def test_a_folder_with_nothing_but_a_damaged_benchmark_is_refused(tmp_path):
+    write_json_lines(tmp_path / "lambada_test.jsonl", [{"text": "word"}])
+    with pytest.raises(ValueError, match="item 1, has 'word' as 'text', expected several words"):
+        check_data(tmp_path)
 
 
 def test_a_split_that_is_not_there_is_a_problem(tmp_path):

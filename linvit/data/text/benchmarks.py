@@ -86,14 +86,25 @@ def read_benchmark(task: str, folder: str | Path) -> list[Row]:
     return [_checked(row, benchmark.columns, path, number) for number, row in enumerate(rows, start=1)]
 
 
-def _find(task: str, benchmark: Benchmark, folder: Path) -> Path:
-    if not folder.is_dir():
-        raise ValueError(f"`task_data` is {folder}, expected a folder with the files of the tasks: give one.")
+def benchmarks_in(folder: Path) -> list[str]:
+    """The tasks whose data a folder has, in the order of BENCHMARKS; of tasks that read the same file the first."""
+    found = {tuple(paths): task for task in reversed(BENCHMARKS) if (paths := _files(BENCHMARKS[task], folder))}
+    return list(reversed(found.values()))
+
+
+def _files(benchmark: Benchmark, folder: Path) -> list[Path]:
     paths = []
     for path in files_below(folder, benchmark.formats):
         named = Path(folder.resolve().name, path.relative_to(folder)).as_posix().lower()
         if benchmark.word in named and re.search(MARKS[benchmark.split], named):
             paths.append(path)
+    return paths
+
+
+def _find(task: str, benchmark: Benchmark, folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ValueError(f"`task_data` is {folder}, expected a folder with the files of the tasks: give one.")
+    paths = _files(benchmark, folder)
     if len(paths) != 1:
         names = ", ".join(path.relative_to(folder).as_posix() for path in paths[:5])
         raise ValueError(
