@@ -79,7 +79,7 @@ bodies: $(STAMP)
 	done
 
 study: $(STAMP)
-	$(BIN)/linvit study --write docs/evidence/results.md
+	$(BIN)/linvit study --write docs/evidence/small-studies.md
 
 # Says what is left, then trains it, study after study; make -k evidence goes on with the next one where data is missing.
 evidence: evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize
