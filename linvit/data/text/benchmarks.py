@@ -88,8 +88,8 @@ def read_benchmark(task: str, folder: str | Path) -> list[Row]:
 
 def benchmarks_in(folder: Path) -> list[str]:
     """The tasks whose data a folder has, in the order of BENCHMARKS; of tasks that read the same file the first."""
-    found = {tuple(paths): task for task in reversed(BENCHMARKS) if (paths := _files(BENCHMARKS[task], folder))}
-    return list(reversed(found.values()))
+    tasks = {tuple(paths): task for task in reversed(BENCHMARKS) if (paths := _files(BENCHMARKS[task], folder))}
+    return list(reversed(tasks.values()))
 
 
 def _files(benchmark: Benchmark, folder: Path) -> list[Path]:
