@@ -1,6 +1,7 @@
 """`linvit data make-…` writes stand-ins for COCO, ADE20K and LibriSpeech, or latents; `data check` reads any data."""
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,7 +125,8 @@ def _check(options: argparse.Namespace) -> int:
         show(f"In a recipe:\n\n{checked.recipe}")
     if checked.benchmarks:
         tasks = " ".join(checked.benchmarks)
-        show(f"A language model is evaluated by\n\nlinvit eval RUN --tasks {tasks} --task-data {options.path}")
+        command = f"linvit eval RUN --tasks {tasks} --task-data {shlex.quote(str(options.path))}"
+        show(f"A language model is evaluated by\n\n{command}")
     if not checked.problems:
         return 0
     heading = f"linvit: {len(checked.problems)} problem{'s' if len(checked.problems) > 1 else ''} found:"

@@ -23,6 +23,7 @@ from linvit.runs.tasks import SOURCES
 
 SPLITS = ("train", "val")
 FALLBACKS = ("imagefolder", "textfolder")  # they fit almost every folder
+BENCHMARKS = "benchmarks"
 FILE_SETTINGS = {"needs_masks": bool}
 RECOGNIZED = {name: kind for name, kind in SOURCES.items() if "found_in" in vars(kind)}
 
@@ -43,16 +44,17 @@ class CheckedSplit:
 
 @dataclass(frozen=True)
 class CheckedData:
-    """The result of check_data: the task, the settings `data` of a recipe, the splits, a sentence for each problem.
-
-    benchmarks: the tasks of lm-evaluation-harness whose data they are, each a split; they are no data of a recipe.
-    """
+    """The result of check_data: the task, the settings `data` of a recipe, the splits, a sentence for each problem."""
 
     task: str
     settings: dict[str, Any]
     splits: list[CheckedSplit]
     problems: list[str]
-    benchmarks: list[str] = field(default_factory=list)
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """The tasks of lm-evaluation-harness whose data they are, each a split; none for data of a recipe."""
+        return [split.name for split in self.splits] if self.settings["name"] == BENCHMARKS else []
 
     @property
     def recipe(self) -> str:
@@ -85,7 +87,7 @@ def check_data(
         raise ValueError(f"There is no {root}: give a folder of data.")
     if not root.is_dir():
         return _check_file(root, overrides)
-    if format is None and not _fitting(root) and (tasks := benchmarks_in(root)):
+    if format is None and (tasks := benchmarks_in(root)) and not _fitting(root):
         return _check_benchmarks(root, tasks, overrides)
     whole = find_format(root, format)
     kind = SOURCES[whole["name"]]
@@ -180,7 +182,7 @@ def _check_benchmarks(root: Path, tasks: list[str], overrides: Mapping[str, Any]
             problems.append(str(error))
     if not splits:
         raise ValueError(problems[0])
-    return CheckedData("language", {"name": "benchmarks"}, splits, problems, [split.name for split in splits])
+    return CheckedData("language", {"name": BENCHMARKS}, splits, problems)
 
 
 def _check_file(path: Path, overrides: Mapping[str, Any]) -> CheckedData:

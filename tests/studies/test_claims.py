@@ -111,10 +111,9 @@ def test_the_study_of_digits_leaves_out_the_claims_about_care():
 
 
 def test_the_page_of_results_has_the_claims_and_sources_of_the_code():
-    page = Path(__file__).parents[2] / "docs" / "evidence" / "small-studies.md"
-    table = (
-        page.read_text().partition("study:begin")[2].partition("| verdict |\n")[2].partition("\n\n")[0].splitlines()[1:]
-    )
+    path = Path(__file__).parents[2] / "docs" / "evidence" / "small-studies.md"
+    page = path.read_text().partition("study:begin")[2]
+    table = page.partition("| verdict |\n")[2].partition("\n\n")[0].splitlines()[1:]
     names = {path.stem for path in (bundled_folder() / "study").glob("*.yaml")}
     shown = [tuple(line.strip("| ").split(" | ")[:2]) for line in table]
     assert shown == [(made.statement, made.source) for made in CLAIMS if made.concerns(names)]

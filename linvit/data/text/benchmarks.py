@@ -3,7 +3,7 @@
 import bz2
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,15 +88,18 @@ def read_benchmark(task: str, folder: str | Path) -> list[Row]:
 
 def benchmarks_in(folder: Path) -> list[str]:
     """The tasks whose data a folder has, in the order of BENCHMARKS; of tasks that read the same file the first."""
-    tasks = {tuple(paths): task for task in reversed(BENCHMARKS) if (paths := _files(BENCHMARKS[task], folder))}
+    files = files_below(folder, READERS)
+    tasks = {tuple(paths): task for task in reversed(BENCHMARKS) if (paths := _of(BENCHMARKS[task], folder, files))}
     return list(reversed(tasks.values()))
 
 
-def _files(benchmark: Benchmark, folder: Path) -> list[Path]:
+def _of(benchmark: Benchmark, folder: Path, files: Sequence[Path]) -> list[Path]:
+    """The files whose ending and path are those of the benchmark."""
     paths = []
-    for path in files_below(folder, benchmark.formats):
+    for path in files:
         named = Path(folder.resolve().name, path.relative_to(folder)).as_posix().lower()
-        if benchmark.word in named and re.search(MARKS[benchmark.split], named):
+        of_it = named.endswith(benchmark.formats) and benchmark.word in named
+        if of_it and re.search(MARKS[benchmark.split], named):
             paths.append(path)
     return paths
 
@@ -104,7 +107,7 @@ def _files(benchmark: Benchmark, folder: Path) -> list[Path]:
 def _find(task: str, benchmark: Benchmark, folder: Path) -> Path:
     if not folder.is_dir():
         raise ValueError(f"`task_data` is {folder}, expected a folder with the files of the tasks: give one.")
-    paths = _files(benchmark, folder)
+    paths = _of(benchmark, folder, files_below(folder, READERS))
     if len(paths) != 1:
         names = ", ".join(path.relative_to(folder).as_posix() for path in paths[:5])
         raise ValueError(
