@@ -189,7 +189,6 @@ HIGH_RATES := 1e-3,2e-3,4e-3,8e-3
 ALL_RATES := 5e-4,$(HIGH_RATES)
 HIGHEST_RATES := $(HIGH_RATES),16e-3,32e-3
 BOOK_RATES := 4e-3,8e-3,16e-3
-CIFAR_RATES := $(HIGH_RATES),16e-3
 FOR_RATE = --seeds 1 --over optimizer.lr=$(1) --set
 
 pilot-vit: $(STAMP)
@@ -233,7 +232,7 @@ rates-books: $(STAMP)
 		data.split=1 data.val_rows=1200 trainer.max_epochs=1 trainer.limit_train_batches=1000 $(LAST_EPOCH)=1)
 
 rates-cifar10: $(STAMP)
-	$(call EVIDENT,$@,$(IN_ALL:%=recipes/generation/cifar/%.yaml),$(call FOR_RATE,$(CIFAR_RATES)) \
+	$(call EVIDENT,$@,$(IN_ALL:%=recipes/generation/cifar/%.yaml),$(call FOR_RATE,$(HIGHEST_RATES)) \
 		data.held_out=0.1 task.generates=false trainer.max_epochs=2 $(LAST_EPOCH)=2)
 
 ALIGN_RATES := 1e-3,3e-3,1e-2
