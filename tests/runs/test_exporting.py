@@ -289,6 +289,7 @@ def test_files_of_openvino_may_be_closed_in_any_order(files):
     assert subprocess.run(command, capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_runtime_that_cannot_run_its_file_is_one_sentence(tmp_path, capfd, monkeypatch):
     """Between two pieces of XNNPACK, ExecuTorch mistakes the order of a map with one position."""
     monkeypatch.setattr("linvit.deploy.formats.for_xnnpack", lambda program: program)
