@@ -141,7 +141,7 @@ teachers: $(STAMP)
 	$(BIN)/linvit convert runs/linearize_teacher/checkpoints/last.ckpt docs/evidence/teachers/vit.safetensors --half --license apache-2.0 \
 		$(if $(NOTE),--note "$(NOTE)")
 
-# Steps from which others start: those need their weights, so on a new machine AGAIN=1 trains what the ledger says is complete once more.
+# Steps whose weights later runs start from. A ledger has no weights, so on a new machine AGAIN=1 trains its runs once more.
 STEP = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evidence/$(1) $(if $(AGAIN),,--ledger docs/evidence/$(1).jsonl) \
 	--write docs/evidence/linearize.md --workers 2 --also top1 --over $(3) $(CPP) $(LEFT)
 WAYS = $(1:%=recipes/evidence/linearize/%.yaml)
