@@ -1,12 +1,17 @@
-"""Where a run was made: versions, commit, devices and command, with an entry for each start."""
+"""Where a run was made: versions, commit, devices and command, with an entry for each start; its processes."""
 
 import json
+import multiprocessing
 import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,25 @@ from linvit.files import write_json
 PACKAGES = ("linvit", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "pillow")
 
 _rows = 1
+
+
+def forks_of(*modules: str) -> BaseContext:
+    """The way to start processes: each forked from one that has imported the modules, once for all of them.
+
+    Where processes cannot be forked (Windows), each imports what it needs.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(modules))
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the new process inherits: Ctrl-C is for this one
+        forkserver.ensure_running()
+        signal.signal(signal.SIGINT, handler)
+    first = context.Process(target=int)  # so that Ctrl-C while the modules are imported meets nothing half begun
+    first.start()
+    first.join()
+    return context
 
 
 def share_rows(processes: int) -> None:

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import torch
 
-from linvit.environment import memory
+from linvit.environment import forks_of, memory
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -39,8 +38,7 @@ def in_new_process(
     Raises:
         MemoryError: if the process is killed, as happens when memory runs out.
     """
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "timm", "linvit", function.__module__])
+    context = forks_of("torch", "timm", "linvit", function.__module__)
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
             return pool.submit(function, *arguments, **named).result()

@@ -60,7 +60,8 @@ class Backbone(Checked, nn.Module):
 
     def init_weights(self, needs_reset: bool = True) -> None:
         """Initialize all weights; needs_reset also resets norms and layer scales (after to_empty)."""
-        self.apply(partial(init_weights, needs_reset=needs_reset))
+        if not next(self.parameters()).is_meta:  # nothing to fill, and torch takes long over it
+            self.apply(partial(init_weights, needs_reset=needs_reset))
 
     def no_weight_decay(self) -> set[str]:
         """Empty: as in the released training, timm's rule for vectors is enough."""

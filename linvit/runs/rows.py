@@ -1,7 +1,6 @@
 """Runs whose processes share the rows of every image, see `linvit.parallel`."""
 
 import copy
-import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from linvit.environment import share_rows
+from linvit.environment import forks_of, share_rows
 from linvit.parallel import Sharded, shard
 from linvit.tasks.task import Task
 
@@ -93,10 +92,7 @@ def in_processes(number: int, function: Callable[..., Result], *arguments: Any) 
 
     Raises what it raises, and ConnectionError if a process was killed.
     """
-    there = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in there else "spawn")
-    context.set_forkserver_preload(["linvit.runs.loading"])  # imported once for all processes
-    workers = ProcessPoolExecutor(number, mp_context=context)
+    workers = ProcessPoolExecutor(number, mp_context=forks_of("linvit.runs.loading"))
     with TemporaryDirectory() as folder, workers:
         store = (Path(folder) / "store").as_uri()
         each = [workers.submit(_in_process, rank, number, store, function, *arguments) for rank in range(number)]

@@ -26,6 +26,7 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from linvit.environment import forks_of
 from linvit.files import write_text
 from linvit.runs.bundled import header
 from linvit.studies.ledger import Ledger
@@ -201,7 +202,7 @@ def _result_of(future: "Future[dict[str, Any]]", training: Training) -> dict[str
 @contextmanager
 def _workers(count: int) -> Iterator[tuple[list[ProcessPoolExecutor], Any]]:
     """Executors with one process each, so that a killed process identifies its training, and the event to stop."""
-    context = multiprocessing.get_context("spawn")
+    context = forks_of("linvit.runs.training")
     stop = context.Event()
     others = multiprocessing.active_children()
     pools = [ProcessPoolExecutor(1, context, _begin_worker, (stop,)) for _ in range(count)]

@@ -1,11 +1,12 @@
 """Four gloo processes for the tests of a file, started once."""
 
-import multiprocessing
 import traceback
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+
+from linvit.environment import forks_of
 
 NUMBER = 4
 
@@ -14,8 +15,7 @@ class Processes:
     """`each(number, function, ...)` calls function(mesh, ...) in the first processes and returns what they return."""
 
     def __init__(self, folder):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["timm", "linvit", "linvit.parallel"])
+        context = forks_of("timm", "linvit.parallel")
         ends = [context.Pipe() for _ in range(NUMBER)]
         self.connections = [ours for ours, _ in ends]
         self.workers = [

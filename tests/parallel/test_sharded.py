@@ -1,7 +1,6 @@
 """Networks over several processes against themselves in one: outputs, gradients, statistics and a step of training."""
 
 import copy
-import multiprocessing
 import os
 
 import pytest
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 import linvit
+from linvit.environment import forks_of
 from linvit.models.registry import create
 from linvit.parallel import rows_of, shard
 
@@ -312,7 +312,7 @@ def dying(rank, connection, store, where):
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_killed_process_ends_the_others(tmp_path, where):
-    context = multiprocessing.get_context("forkserver")
+    context = forks_of("timm", "linvit.parallel")
     pipes = [context.Pipe() for _ in range(3)]
     arguments = [(rank, theirs, str(tmp_path / "store"), where) for rank, (_, theirs) in enumerate(pipes)]
     workers = [context.Process(target=dying, args=args, daemon=True) for args in arguments]

@@ -14,13 +14,14 @@ ALIKE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
         pytest.param("alignment", {}, id="outputs"),
-        pytest.param("alignment", {"match": "maps"}, id="maps", marks=pytest.mark.slow),
-        pytest.param("transfer", {}, id="features", marks=pytest.mark.slow),
-        pytest.param("transfer", {"features": [0]}, id="a map", marks=pytest.mark.slow),
+        pytest.param("alignment", {"match": "maps"}, id="maps"),
+        pytest.param("transfer", {}, id="features"),
+        pytest.param("transfer", {"features": [0]}, id="a map"),
     ],
 )
 def test_two_processes_learn_what_one_learns(kind, settings, tmp_path):

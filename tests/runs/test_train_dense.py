@@ -195,7 +195,8 @@ def test_every_image_s_truth_is_what_the_scores_are_against(scenes, runs):
     assert {row["category_id"] for row in rows} <= set(range(1, 11))
 
 
-@pytest.mark.parametrize("framework", [pytest.param("mask_rcnn", marks=pytest.mark.slow), "semantic_fpn"])
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["mask_rcnn", "semantic_fpn"])
 def test_two_processes_measure_every_image_once_on_the_network_that_is_saved(framework, scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, framework, optimizer={"lr": 1e-2})
     command = [sys.executable, "-m", "linvit_cli", "train", str(recipe), "trainer.devices=2", "trainer.strategy=ddp"]

@@ -1,6 +1,6 @@
 // The gradient of a depthwise convolution's weight: stride 1, maps whose channels lie innermost.
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
