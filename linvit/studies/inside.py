@@ -1,7 +1,7 @@
 """Ranks and scores inside small trained networks: numbers for the claims, a table and figures."""
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -60,11 +60,12 @@ SCORE_PANELS: Panels = (
     ("row_sum", {}, "sum of each row"),
 )
 ABOUT = """Means over layers, heads and {images} held-out images, ± half of the 95 % t-interval over {seeds} seeds. No
-rank can exceed the head width of {width}. *rank*: number of singular values above 1 % of the largest; *effective*: exp
-of the entropy of the singular values. *state*: the sum of keys times values; *operator output*: before the local term
-and the gate; *features*: after both, without the class token. Entropy and negative scores are those of the whole score
-matrix, with rotation if the mechanism has it. The figures show the first seed. Ranks and scores: a row for each
-network, in it a dot for each layer, the first on top; bars are one standard deviation over images and heads."""
+rank can exceed the width of a head. *rank*: number of singular values above 1 % of the largest; *effective*: exp of the
+entropy of the singular values. *state*: the sum of keys times values; *operator output*: before the local term and the
+gate; *features*: after both, without the class token. Entropy and negative scores are those of the whole score matrix,
+with rotation if the mechanism has it."""
+ABOUT_DRAWN = """The figures show the first seed. Ranks and scores: a row for each network, in it a dot for each layer,
+the first on top; bars are one standard deviation over images and heads."""
 ABOUT_SHOWN = """The photograph: scores of the query in the middle (the dot) over the image as the network reads it,
 mean over heads; red is positive, blue negative, and each map has its own scale. The photograph comes with scikit-learn,
 is by {photographer} (Flickr) and licensed CC BY 2.0. Magnitude: over {images} held-out images, all queries of a layer
@@ -196,16 +197,15 @@ def cells(numbers: Numbers) -> list[dict[str, str]]:
     ]
 
 
-def about(numbers: Numbers, first: Mapping[str, Inside]) -> str:
-    """What the table and the figures show, in one paragraph."""
-    layer = next(iter(first.values())).ranks[0].layer
+def about(numbers: Numbers, drawn: Collection[str]) -> list[str]:
+    """What the table and those of the figures that are drawn show, in paragraphs."""
     seeds = len(next(iter(numbers["entropy"].values())))
-    return " ".join(ABOUT.format(images=IMAGES, seeds=seeds, width=layer.width).split())
-
-
-def about_shown() -> str:
-    """What the photograph and the figure of magnitudes show, in one paragraph."""
-    return " ".join(ABOUT_SHOWN.format(photographer=list(PHOTOS.values())[-1], images=FEW).split())
+    texts = [ABOUT.format(images=IMAGES, seeds=seeds)]
+    if drawn:
+        texts[0] += f" {ABOUT_DRAWN}"
+    if SHOWN_FIGURES.keys() & set(drawn):
+        texts.append(ABOUT_SHOWN.format(photographer=list(PHOTOS.values())[-1], images=FEW))
+    return [" ".join(text.split()) for text in texts]
 
 
 def _cell(values: Sequence[float], quantity: str) -> str:

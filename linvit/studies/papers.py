@@ -68,7 +68,7 @@ class Study:
 
     name: of its files and of its marks in a page.
     numbers: quantity → network → one number per seed. first, shown: network → measurements with the first seed, and
-    what further figures show of it.
+    what further figures show of it; without them, kept: the figures of the inside that are next to the page already.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Study:
     numbers: inside.Numbers
     first: Mapping[str, Inside]
     shown: Mapping[str, Shown]
+    kept: Sequence[str] = ()
 
     def to_markdown(self) -> str:
         """The complete section, claims first, with third-level headings and the figures that `save` writes."""
@@ -85,11 +86,11 @@ class Study:
         blocks += ["### Accuracy", f"![{ALL_VARIANTS}]({self.name}.svg)", _joined(ABOUT_TABLE)]
         for group, rows in self._groups().items():
             blocks += [f"#### {group}", self.comparison.table(rows)]
-        if self.first:
-            drawn = [f"![{words}]({name}.svg)" for name, words in self._inner().items()]
-            marked = [row | {"network": f"`{row['network']}`"} for row in inside.cells(self.numbers)]
-            blocks += ["### Inside the trained networks", *self._about_inner(), markdown_rows(marked, left=1)]
-            blocks += ["\n".join(drawn), trained]
+        if cells := inside.cells(self.numbers):
+            drawn = [f"![{inside.DESCRIPTIONS[name]}]({self.name}_{name}.svg)" for name in self._inner()]
+            marked = [row | {"network": f"`{row['network']}`"} for row in cells]
+            blocks += ["### Inside the trained networks", *inside.about(self.numbers, self._inner())]
+            blocks += [markdown_rows(marked, left=1), *(["\n".join(drawn)] if drawn else []), trained]
         return "\n\n".join(blocks) + "\n"
 
     def _write_page(self, path: Path, figures: Mapping[str, Figure]) -> None:
@@ -102,10 +103,12 @@ class Study:
             ("Claims", [*map(paragraph, self._facts()), table(self._claims("\n")), *map(paragraph, self._rules())]),
             ("Accuracy", [*accuracy, trained]),
         ]
-        if self.first:
-            drawn = [figure_image(figures[name], words) for name, words in self._inner().items()]
-            about = map(paragraph, self._about_inner())
-            sections.append(("Inside the trained networks", [*about, table(inside.cells(self.numbers)), *drawn]))
+        if cells := inside.cells(self.numbers):
+            names = {name: f"{self.name}_{name}" for name in self._inner()}
+            drawn = {name: figures[file] for name, file in names.items() if file in figures}
+            images = [figure_image(figure, inside.DESCRIPTIONS[name]) for name, figure in drawn.items()]
+            about = map(paragraph, inside.about(self.numbers, drawn))
+            sections.append(("Inside the trained networks", [*about, table(cells), *images]))
         write_page(path, f"Study {self.name}", sections)
 
     def figures(self) -> dict[str, Figure]:
@@ -118,14 +121,10 @@ class Study:
             drawn |= {f"{self.name}_{name}": draw(self.shown) for name, draw in inside.SHOWN_FIGURES.items()}
         return drawn
 
-    def _inner(self) -> dict[str, str]:
-        """File name, without its ending → description of the figures of the inside."""
-        names = [*inside.FIGURES, *(inside.SHOWN_FIGURES if self.shown else ())]
-        return {f"{self.name}_{name}": inside.DESCRIPTIONS[name] for name in names}
-
-    def _about_inner(self) -> list[str]:
-        """What these figures show, in paragraphs."""
-        return [inside.about(self.numbers, self.first), *([inside.about_shown()] if self.shown else [])]
+    def _inner(self) -> Sequence[str]:
+        """The figures of the inside that the Markdown shows."""
+        drawn = [*(inside.FIGURES if self.first else ()), *(inside.SHOWN_FIGURES if self.shown else ())]
+        return drawn or self.kept
 
     def _facts(self) -> list[str]:
         """How many claims hold, and what was trained."""
@@ -220,7 +219,7 @@ def study(
             recipes, is replaced, and the SVG figures and a line for each comparison, in claims.csv, go next to it.
         progress: called with a line whenever a run is complete; `print`, for example.
         ledger: a file of finished runs, which are not repeated; each new one is added. Figures of the inside are drawn
-            only if the runs with the first seed are in `folder`.
+            only if the runs with the first seed are in `folder`; else those next to the page stay in it.
         first_seed: the lowest seed. If it is not 0, it is part of the name of the study: vit_from_6, for example.
         overrides: `key.key=value` for every run.
 
@@ -256,7 +255,9 @@ def study(
     shown = {name: inside.shown_of_run(runs[name]) for name in inside.SHOWN if name in runs}
     accuracies = {row.name: row.measures for row in comparison.rows}
     claims = [claim for claim in CLAIMS if claim.concerns(accuracies)]
-    result = Study(name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first, shown)
+    next_to = {each: None if write is None else write.with_name(f"{name}_{each}.svg") for each in inside.DESCRIPTIONS}
+    kept = [each for each, path in next_to.items() if path is not None and path.is_file()]
+    result = Study(name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first, shown, kept)
     page = result.save(folder)
     if write is not None:
         copy_figures(folder, f"{name}*.svg", write)

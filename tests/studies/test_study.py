@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import re
 import shlex
+import shutil
 import threading
 from concurrent.futures import wait
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_another_machine_goes_on_from_the_ledger(tmp_path, capsys):
         f"{name} seed {seed}" for name in ("linear", "softmax") for seed in range(3)
     ]
     assert all(row["result"]["inside"]["entropy"] > 0 for row in rows)
+    drawn = [f"recipes_{name}.svg" for name in ("ranks", "scores", "photograph", "magnitude")]
+    page = tmp_path / "page.md"
+    page.write_text(ABOUT)
+    shutil.copy(tmp_path / "here" / drawn[0], page.with_name(drawn[0]))
+    assert main([*arguments, "--seeds", "3", "--folder", str(tmp_path / "elsewhere"), "--write", str(page)]) == 0
+    assert [name for name in drawn if f"]({name})" in page.read_text()] == drawn[:1]
+    assert "The photograph comes with" not in page.read_text()
     assert {row["result"]["reason"] for row in rows} == {None}
 
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:5]))
@@ -115,15 +123,17 @@ def test_another_machine_goes_on_from_the_ledger(tmp_path, capsys):
     assert "3 of 4 runs are complete; about 1 min left" in printed
     assert "[4/4] softmax seed 2" in printed
     assert [path.parent.name for path in (tmp_path / "there").rglob("result.json")] == ["seed2"]
-    assert "seeds 1 to 2, mean" in (tmp_path / "there" / "recipes_from_1.md").read_text()
+    text = (tmp_path / "there" / "recipes_from_1.md").read_text()
+    assert "seeds 1 to 2, mean" in text
+    assert "Inside the trained networks" in text
+    assert "_ranks.svg" not in text, "seed 1 was trained elsewhere"
     one = json.loads((tmp_path / "here" / "recipes.json").read_text())
     two = json.loads((tmp_path / "there" / "recipes_from_1.json").read_text())
     inside = {measure: {name: of[1:] for name, of in values.items()} for measure, values in one["networks"].items()}
     assert inside == two["networks"]
     assert [row["measures"][1:] for row in one["rows"]] == [row["measures"] for row in two["rows"]]
-    for name in ("ranks", "scores", "photograph", "magnitude"):
-        assert (tmp_path / "here" / f"recipes_{name}.svg").exists()
-    assert not (tmp_path / "there" / "recipes_from_1_ranks.svg").exists(), "seed 0 was trained elsewhere"
+    assert all((tmp_path / "here" / name).exists() for name in drawn)
+    assert not (tmp_path / "there" / "recipes_from_1_ranks.svg").exists()
     assert main([*there, "--left"]) == 0
     assert "4 of 4 runs are complete" in capsys.readouterr().out
 
