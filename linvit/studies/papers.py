@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
@@ -171,19 +172,21 @@ class Study:
     def claims_csv(self, earlier: str = "") -> str:
         """CSV with a line for each comparison of each claim.
 
-        earlier: such a CSV of several studies, in which the lines of this study are replaced.
+        earlier: such a CSV of several studies, in which the lines of this study are replaced where they are.
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         kept = [row for row in csv.reader(io.StringIO(earlier)) if row[: len(CLAIM_COLUMNS)] != list(CLAIM_COLUMNS)]
+        before = list(itertools.takewhile(lambda row: row[0] != self.name, kept))
         writer.writerow(CLAIM_COLUMNS)
-        writer.writerows(row for row in kept if row[0] != self.name)
+        writer.writerows(before)
         for verdict in self.verdicts:
             about = [self.name, verdict.claim.statement, verdict.claim.source, self.comparison.about["data"]]
             for effect in verdict.effects:
                 estimate = effect.difference
                 numbers = [f"{x:.3f}" for x in (estimate.mean, estimate.low, estimate.high)] if estimate else [""] * 3
                 writer.writerow([*about, *effect.pair, *numbers, _p(verdict.p), verdict.outcome])
+        writer.writerows(row for row in kept[len(before) :] if row[0] != self.name)
         return text.getvalue()
 
     def save(self, folder: str | Path) -> Path:

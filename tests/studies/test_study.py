@@ -57,7 +57,10 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     recipes, folder, page = write_recipes(tmp_path / "recipes"), tmp_path / "study", tmp_path / "results.md"
     page.write_text(ABOUT)
     other = "other,a claim,a source,digits,a,b,1.000,0.500,1.500,0.010,holds"
-    (tmp_path / "claims.csv").write_text("\n".join([",".join(CLAIM_COLUMNS), other, other.replace("other", "recipes")]))
+    last = other.replace("other", "last")
+    (tmp_path / "claims.csv").write_text(
+        "\n".join([",".join(CLAIM_COLUMNS), other, other.replace("other", "recipes"), last])
+    )
     arguments = ["study", "--recipes", str(recipes), "--folder", str(folder), "--seeds", "2", "--write", str(page)]
     arguments += ["--workers", workers]
     assert main(arguments) == 0
@@ -76,8 +79,8 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     assert "\nold\n" not in text
     assert "Vanilla linear attention is worse" in text
     assert "RALA is better" not in text  # only claims on these variants
-    header, kept, *claims = (tmp_path / "claims.csv").read_text().splitlines()
-    assert (header, kept) == (",".join(CLAIM_COLUMNS), other)
+    header, kept, *claims, end = (tmp_path / "claims.csv").read_text().splitlines()
+    assert (header, kept, end) == (",".join(CLAIM_COLUMNS), other, last)
     assert claims
     assert all(line.startswith("recipes,") and "a claim" not in line for line in claims)
     assert (tmp_path / "recipes.svg").read_bytes() == (folder / "recipes.svg").read_bytes()
