@@ -117,6 +117,7 @@ def test_other_runtimes_give_the_same(variant, tolerance):
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
 
 
+@pytest.mark.slow
 def test_an_exported_file_is_timed_beside_the_networks(tmp_path):
     network = timm.create_model("ravlt_nano", num_classes=5, depths=(1, 1, 1, 1))
     file = export(network, tmp_path / "five.onnx", size=32).path

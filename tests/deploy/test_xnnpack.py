@@ -78,7 +78,8 @@ def test_what_has_no_simpler_form_computes_the_same(name):
     torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("name", ["mavit_nano", pytest.param("ravlt_nano", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mavit_nano", "ravlt_nano"])
 def test_networks_need_steps_of_xnnpack_only(name):
     """The pixels as floats come before its piece, and the mean over all positions after it."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

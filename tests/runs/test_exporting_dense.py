@@ -251,6 +251,7 @@ def check_region_detector(run: Run, path: Path) -> None:
         loaded.predict(photos([(64, 64)]))
 
 
+@pytest.mark.slow
 def test_a_file_of_mask_rcnn_finds_the_objects_of_its_run(tmp_path):
     check_region_detector(run_of("mask_rcnn"), tmp_path / "file.onnx")
 

@@ -170,7 +170,10 @@ def start(recipe, *more):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "polite_kill"])
+@pytest.mark.parametrize(
+    "signal_",
+    [pytest.param(signal.SIGINT, id="ctrl_c"), pytest.param(signal.SIGTERM, id="polite_kill", marks=pytest.mark.slow)],
+)
 def test_a_signal_to_a_real_process_saves_its_run(straight, tmp_path, signal_):
     recipe = write_recipe(tmp_path)
     process = start(recipe)
