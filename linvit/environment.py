@@ -1,4 +1,4 @@
-"""Where a run was made: versions, commit, devices and command, with an entry for each start; its processes."""
+"""Where a run was made (versions, commit, devices, command; an entry for each start), and how processes start."""
 
 import json
 import multiprocessing

@@ -105,8 +105,7 @@ class Study:
             ("Accuracy", [*accuracy, trained]),
         ]
         if cells := inside.cells(self.numbers):
-            names = {name: f"{self.name}_{name}" for name in self._inner()}
-            drawn = {name: figures[file] for name, file in names.items() if file in figures}
+            drawn = {each: figures[file] for each in inside.DESCRIPTIONS if (file := f"{self.name}_{each}") in figures}
             images = [figure_image(figure, inside.DESCRIPTIONS[name]) for name, figure in drawn.items()]
             about = map(paragraph, inside.about(self.numbers, drawn))
             sections.append(("Inside the trained networks", [*about, table(cells), *images]))
@@ -258,8 +257,7 @@ def study(
     shown = {name: inside.shown_of_run(runs[name]) for name in inside.SHOWN if name in runs}
     accuracies = {row.name: row.measures for row in comparison.rows}
     claims = [claim for claim in CLAIMS if claim.concerns(accuracies)]
-    next_to = {each: None if write is None else write.with_name(f"{name}_{each}.svg") for each in inside.DESCRIPTIONS}
-    kept = [each for each, path in next_to.items() if path is not None and path.is_file()]
+    kept = [each for each in inside.DESCRIPTIONS if write and write.with_name(f"{name}_{each}.svg").is_file()]
     result = Study(name, comparison, verdicts(claims, {ACCURACY: accuracies, **numbers}), numbers, first, shown, kept)
     page = result.save(folder)
     if write is not None:

@@ -125,10 +125,13 @@ def run_all(
         ConnectionError: if a worker was killed.
     """
     results = [_known(training, ledger) for training in trainings]
+    finished = [result for result in results if result is not None]
+    if len(finished) == len(trainings):
+        return finished
     waiting = [index for index, result in enumerate(results) if result is None]
-    progress = Progress(len(trainings), len(trainings) - len(waiting), outcome)
-    if waiting and progress.complete:
-        taken = mean(result["seconds"] for result in results if result)
+    progress = Progress(len(trainings), len(finished), outcome)
+    if finished:
+        taken = mean(result["seconds"] for result in finished)
         left = math.ceil(taken * len(waiting) / workers / 60)
         say(f"{progress.complete} of {len(trainings)} runs are complete; about {left} min left")
     with _workers(min(workers, len(waiting))) as (pools, stop):
