@@ -12,7 +12,6 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[train,dense,report,cpp,readers,language,speech,generation,onnx,openvino,executorch,coreml,int8,stream,docs,hf,dev]"
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true  # pip takes one core; some files are of other Pythons
 	touch $@
 
 check: $(STAMP)
