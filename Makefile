@@ -109,6 +109,8 @@ evidence-papers: $(STAMP)
 	$(call EVIDENCE,vit,--seeds $(or $(SEEDS),6))
 	$(call EVIDENCE,vit,--first-seed 6 --seeds $(or $(SEEDS),12) --set trainer.gradient_clip_val=1.0)
 	$(call EVIDENCE,pyramid,--seeds $(or $(SEEDS),8))
+	$(call EVIDENT,pyramid_llss_rala,$(foreach m,rala rala_relu,recipes/evidence/pyramid/$(m).yaml),--set model.pattern=LLSS)
+	$(call EVIDENT,pyramid_llss_mala,$(foreach m,mala mala_relu,recipes/evidence/pyramid/$(m).yaml),--set model.pattern=LLSS)
 	$(call EVIDENCE,care,--seeds $(or $(SEEDS),10))
 
 evidence-dense: $(STAMP)
