@@ -120,7 +120,7 @@ def score_map_figure(
         images: (height, width, 3) or (height, width) in 0..1, as the network reads them.
         maps: from `score_maps` of the same images and point.
         point: (height, width) in 0..1 of the image.
-        names: of the rows, "query" by default.
+        names: of the rows if each is another network, whose maps name their mechanism only if it has several.
     """
     shown = [_evenly(row, MOST_MAPS) for row in maps]
     columns = 1 + max(len(row) for row in shown)
@@ -132,8 +132,9 @@ def score_map_figure(
         row[0].imshow(image, cmap="gray", vmin=0, vmax=1)
         row[0].plot(point[1] * width - 0.5, point[0] * height - 0.5, "o", color="white", markeredgecolor="black")
         row[0].set_title(literal(name), fontsize=SMALL)
+        mixed = names is None or len({score_map.layer.mechanism for score_map in chosen}) > 1
         for axes, score_map in zip(row[1:], chosen, strict=False):
-            _draw_map(axes, image, score_map)
+            _draw_map(axes, image, score_map, _title(score_map.layer, mixed))
         for axes in row:
             axes.axis("off")
     return figure
@@ -238,7 +239,7 @@ def comparison_figure(
 ) -> Figure:
     """The same measures of several networks: a row per network with a dot per layer, the first on top.
 
-    Dots are means over images and heads, bars one standard deviation.
+    Dots are means over images and heads, bars one standard deviation, in the colour of the network's name.
 
     Args:
         networks: name → measurements of one kind.
@@ -248,8 +249,8 @@ def comparison_figure(
     height = 0.9 + len(networks) * max(0.26, 0.1 * deepest)
     figure, grid = panel_grid(len(panels), 3, height, sharey=True)
     for axes, (measure, condition, title) in zip(grid, panels, strict=True):
-        for row, measured in enumerate(networks.values()):
-            _dots(axes, row, layers_of(measured), select(measured, **condition), measure)
+        for row, (name, measured) in enumerate(networks.items()):
+            _dots(axes, row, layers_of(measured), select(measured, **condition), measure, colour_of(name))
         axes.set_title(title, fontsize=SMALL)
         axes.set_yticks(range(len(networks)), [literal(name) for name in networks])
         axes.set_ylim(len(networks) - 0.4, -0.6)
@@ -259,11 +260,12 @@ def comparison_figure(
     return figure
 
 
-def _dots(axes: Axes, row: int, layers: Sequence[Layer], entries: Sequence[Measured], measure: str) -> None:
+def _dots(
+    axes: Axes, row: int, layers: Sequence[Layer], entries: Sequence[Measured], measure: str, colour: str
+) -> None:
     """The measure of each layer, from top to bottom of the row."""
     y = [row + 0.7 * ((layers.index(entry.layer) + 0.5) / len(layers) - 0.5) for entry in entries]
     mean, deviation = _statistics(entries, measure)
-    colour = colour_of(layers[0].mechanism)
     axes.plot(mean, y, color=colour, marker="o", markersize=3.5, linewidth=0.8)
     axes.hlines(y, mean - deviation, mean + deviation, color=colour, alpha=0.35, linewidth=2)
 
@@ -315,7 +317,7 @@ def _at_magnitude(entry: Measured, measure: str) -> float:
     return (100 if measure in PERCENT else 1) * entry.mean(measure).item()
 
 
-def _draw_map(axes: Axes, image: Tensor, score_map: Map) -> None:
+def _draw_map(axes: Axes, image: Tensor, score_map: Map, title: str) -> None:
     """The image in grey, coloured where the scores are large."""
     grey = image.mean(-1) if image.dim() == 3 else image
     height, width = grey.shape
@@ -333,7 +335,7 @@ def _draw_map(axes: Axes, image: Tensor, score_map: Map) -> None:
     rows, columns = score_map.layer.grid
     x, y = (score_map.token[1] + 0.5) * width / columns, (score_map.token[0] + 0.5) * height / rows
     axes.plot(x, y, "o", color="white", markeredgecolor="black", markersize=4)
-    axes.set_title(_title(score_map.layer), fontsize=SMALL)
+    axes.set_title(title, fontsize=SMALL)
 
 
 def _over_layers(axes: Axes, layers: Sequence[Layer], title: str) -> None:
@@ -361,6 +363,7 @@ def _evenly(items: Sequence[Item], most: int) -> list[Item]:
     return [items[place] for place in evenly(len(items), most).tolist()]
 
 
-def _title(layer: Layer) -> str:
+def _title(layer: Layer, with_mechanism: bool = True) -> str:
     """Name, mechanism and grid of tokens, on two lines."""
-    return f"{literal(layer.name.removesuffix('.attn'))}\n{layer.mechanism}, {layer.grid[0]}×{layer.grid[1]}"
+    mechanism = f"{layer.mechanism}, " if with_mechanism else ""
+    return f"{literal(layer.name.removesuffix('.attn'))}\n{mechanism}{layer.grid[0]}×{layer.grid[1]}"

@@ -62,6 +62,14 @@ def test_score_maps_stand_beside_their_image(network, images):
     names = ["MA$ViT", "other"]
     named = draw.score_map_figure(shown, score_maps(network, images, (0.25, 0.75)), (0.25, 0.75), names)
     assert [row.get_title() for row in named.axes[:: 1 + draw.MOST_MAPS]] == [r"MA\$ViT", "other"]
+    assert named.axes[1].get_title() == figure.axes[1].get_title() == "stages.0.blocks.0\nmala, 16×16"
+
+
+def test_maps_of_a_network_with_one_mechanism_do_not_repeat_it(images):
+    torch.manual_seed(0)
+    maps = score_maps(timm.create_model("mavit_nano", pattern="LLLL"), images[:1], (0.5, 0.5))
+    figure = draw.score_map_figure([images[0].sigmoid().movedim(0, -1)], maps, (0.5, 0.5), ["MALA everywhere"])
+    assert figure.axes[1].get_title() == "stages.0.blocks.0\n16×16"
 
 
 def test_score_measures_show_both_rotations(network, images):
@@ -97,14 +105,14 @@ def test_a_comparison_has_a_row_for_each_network_and_a_dot_for_each_layer(ranks,
     torch.manual_seed(0)
     other = measure_ranks(timm.create_model("ravlt_nano"), [images])
     panels = [("rank", {"matrix": "mixed"}, "output"), ("effective", {"matrix": "state"}, "state")]
-    figure = draw.comparison_figure({"MA$ViT": ranks, "RAVLT": other}, panels)
+    figure = draw.comparison_figure({"mala_$": ranks, "rala": other}, panels)
     output, state = figure.axes
     first, second = (line for line in output.lines if line.get_marker() == "o")
     assert list(first.get_xdata()) == [entry.mean("rank").item() for entry in select(ranks, matrix="mixed")]
     assert -0.5 < min(first.get_ydata()) < max(first.get_ydata()) < 0.5 < min(second.get_ydata())
     assert [first.get_color(), second.get_color()] == [draw.colour_of("mala"), draw.colour_of("rala")]
     assert len(state.lines[0].get_xdata()) == 2, "softmax attention has no state"
-    assert "MA$ViT</text>" in svg(figure)
+    assert "mala_$</text>" in svg(figure)
 
 
 def test_a_panel_without_any_number_is_drawn_empty(network, images):
