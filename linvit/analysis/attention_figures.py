@@ -120,7 +120,8 @@ def score_map_figure(
         images: (height, width, 3) or (height, width) in 0..1, as the network reads them.
         maps: from `score_maps` of the same images and point.
         point: (height, width) in 0..1 of the image.
-        names: of the rows if each is another network, whose maps name their mechanism only if it has several.
+        names: of the rows, "query" by default. A named row is a network, and its maps name its mechanisms only if it
+            has several.
     """
     shown = [_evenly(row, MOST_MAPS) for row in maps]
     columns = 1 + max(len(row) for row in shown)
@@ -132,9 +133,9 @@ def score_map_figure(
         row[0].imshow(image, cmap="gray", vmin=0, vmax=1)
         row[0].plot(point[1] * width - 0.5, point[0] * height - 0.5, "o", color="white", markeredgecolor="black")
         row[0].set_title(literal(name), fontsize=SMALL)
-        mixed = names is None or len({score_map.layer.mechanism for score_map in chosen}) > 1
+        with_mechanism = names is None or len({score_map.layer.mechanism for score_map in chosen}) > 1
         for axes, score_map in zip(row[1:], chosen, strict=False):
-            _draw_map(axes, image, score_map, _title(score_map.layer, mixed))
+            _draw_map(axes, image, score_map, _title(score_map.layer, with_mechanism))
         for axes in row:
             axes.axis("off")
     return figure

@@ -1,3 +1,4 @@
+import csv
 import math
 import re
 from pathlib import Path
@@ -117,3 +118,16 @@ def test_the_page_of_results_has_the_claims_and_sources_of_the_code():
     names = {path.stem for path in (bundled_folder() / "study").glob("*.yaml")}
     shown = [tuple(line.strip("| ").split(" | ")[:2]) for line in table]
     assert shown == [(made.statement, made.source) for made in CLAIMS if made.concerns(names)]
+
+
+def test_the_page_counts_the_claims_that_are_decided_in_a_network():
+    folder = Path(__file__).parents[2] / "docs" / "evidence"
+    found: dict[str, set[str]] = {}
+    with (folder / "claims.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["study"] in ("vit_from_6", "pyramid", "care"):  # of the ViT the second stage counts
+                found.setdefault(row["claim"], set()).add(row["verdict"])
+    open_claims = sum(found_in == {UNCLEAR} for found_in in found.values())
+    page = (folder / "real-images.md").read_text()
+    assert f"Of {len(found)} claims {len(found) - open_claims} are decided in at least one of the three" in page
+    assert f"[{open_claims} are not]" in page
