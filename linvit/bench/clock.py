@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 
@@ -52,10 +53,17 @@ class HostClock:
 
 @dataclass(frozen=True)
 class CudaClock:
-    """Time on the GPU between two events, with `graphs` the calls are replayed from a CUDA graph."""
+    """Time on the GPU between two events, with `graphs` the calls are replayed from a CUDA graph.
+
+    The graphs of one clock share the memory of what their calls do not return: each replay overwrites it.
+    """
 
     graphs: bool = True
     name: str = "gpu"
+
+    @cached_property
+    def pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
 
     def prepared(self, call: Call) -> Call:
         if not self.graphs:
@@ -67,7 +75,7 @@ class CudaClock:
                 call()
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self.pool):
             kept = call()  # a graph overwrites its outputs: they have to live as long as it
 
         def replay() -> object:
@@ -162,3 +170,20 @@ def using_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Turns TF32 off, in which GPUs multiply float32 by default in convolutions, and restores it afterwards.
+
+    With it a network in float32 has errors of 1e-3, which would hide a mistake.
+    """
+    settings: tuple[Any, ...] = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [setting.allow_tf32 for setting in settings]
+    for setting in settings:
+        setting.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for setting, allowed in zip(settings, before, strict=True):
+            setting.allow_tf32 = allowed

@@ -19,7 +19,7 @@ from linvit.bench import (
     streaming,
     training,
 )
-from linvit.bench.clock import using_threads
+from linvit.bench.clock import exact_float32, using_threads
 from linvit.bench.progress import Progress
 from linvit.bench.rows import Options, Report
 from linvit.environment import commit
@@ -82,7 +82,7 @@ def measure(kind: str, progress: Progress | None = None, **options: Any) -> Repo
 
 def fill(report: Report, options: Options, progress: Progress) -> None:
     """Fills a report with measurements; if interrupted, it contains those so far. Raises as `measure`."""
-    with using_threads(options.threads):
+    with using_threads(options.threads), exact_float32():
         KINDS[report.kind].measure(options, report, progress)
 
 

@@ -156,10 +156,15 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
         cpu.build()
         return lambda: (function(x),)
     if "triton" in parts:
-        reason = machine_obstacle(x.device)
-        if reason is not None:
-            raise ValueError(f"the kernels cannot run: {reason}")
+        check_triton(x.device)
     return cpu.aside()(record.trusted("triton" in parts)(lambda: (function(x),)))
+
+
+def check_triton(device: torch.device) -> None:
+    """Raises ValueError if the Triton kernels cannot run on tensors of this device; the message says why."""
+    reason = machine_obstacle(device)
+    if reason is not None:
+        raise ValueError(f"the kernels cannot run: {reason}")
 
 
 def build_call(case: Case) -> Call:

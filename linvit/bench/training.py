@@ -21,6 +21,7 @@ from linvit.bench.networks import (
     CLASSES,
     OURS,
     Case,
+    check_triton,
     create,
     parts_of,
     randomised,
@@ -29,11 +30,11 @@ from linvit.bench.networks import (
 from linvit.bench.progress import Progress
 from linvit.bench.reference import reference_model
 from linvit.bench.rows import Report, Timed
-from linvit.kernels import cpu
+from linvit.kernels import cpu, record
 from linvit.models.by_name import check_model, is_ours
 from linvit.ranges import Amount, Count, Range
 
-PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fused_adamw", "cpp")
+PARTS = ("reference", "channels_last", "bf16", "compiled", "checkpointing", "fused_adamw", "cpp", "triton")
 """Changes to the plain eager float32 step, see linvit.bench.networks; bf16 is autocast here.
 
 fused_adamw: the optimizer's step in one pass, `optimizer.options.fused=true` in a recipe.
@@ -94,6 +95,8 @@ class Step:
         self.forward = torch.compile(self.network) if "compiled" in parts else self.network
         if "cpp" in parts:
             cpu.build()
+        if "triton" in parts:
+            check_triton(torch.device(self.case.device))
         fused = "fused_adamw" in parts or None
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=self.rate, weight_decay=DECAY, fused=fused)
 
@@ -104,7 +107,8 @@ class Step:
             x = x.to(memory_format=torch.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
         kernel = nullcontext() if "cpp" in parts else cpu.aside()
-        with kernel:  # around the backward pass too, if checkpointing runs the forward pass again
+        # around the backward pass too, if checkpointing runs the forward pass again
+        with kernel, record.trusted("triton" in parts):
             with torch.autocast(self.case.device, torch.bfloat16, enabled="bf16" in parts):
                 logits = self.forward(x)
             loss = F.cross_entropy(logits.float(), target)
