@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from linvit.kernels.tiles import (
+    factor,
     feature,
     feature_slope,
     gain_and_level,
@@ -72,7 +73,11 @@ def load_values(
 @triton.jit
 def products(rows, columns, seen, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """Dot product of each row with each column that it sees; zero elsewhere."""
-    return tl.where(seen, tl.dot(rows.to(DOT), tl.trans(columns.to(DOT)), input_precision=PRECISION), 0.0)
+    return tl.where(
+        seen,
+        tl.dot(factor(rows, DOT, PRECISION), tl.trans(factor(columns, DOT, PRECISION)), input_precision=PRECISION),
+        0.0,
+    )
 
 
 @triton.jit
@@ -133,14 +138,15 @@ def chunked(
         divisor = tl.maximum(count, 1.0)
         scores, num, den = row_sums(qp, rq, kp, rk, z, r, cos, seen, divisor, DOT, PRECISION)
         mean = (tl.dot(seen.to(DOT), x, input_precision=PRECISION) + u[None, :]) / divisor[:, None]
-        read = tl.dot(scores.to(DOT), x, input_precision=PRECISION)
-        read += tl.dot(rq.to(DOT), S.to(DOT), input_precision=PRECISION)
+        # In bfloat16 the rounding of the scores would be the largest error of all.
+        read = tl.dot(factor(scores, tl.float32, PRECISION), x.to(tl.float32), input_precision=PRECISION)
+        read += tl.dot(factor(rq, DOT, PRECISION), factor(S, DOT, PRECISION), input_precision=PRECISION)
         gain, level = gain_and_level(num, den, count, scale, eps, NORMALIZER)
         result = gain[:, None] * (read / divisor[:, None] - num[:, None] * mean)
         result += level[:, None] * (mean + origin[None, :])
         inside = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH)
         store_tile(o, start, inside, result, ROWS, VALUE_COLUMNS)
-        S += tl.dot(tl.trans(rk.to(DOT)), x, input_precision=PRECISION)
+        S += tl.dot(tl.trans(factor(rk, DOT, PRECISION)), x, input_precision=PRECISION)
         r += tl.sum(rk, 0)
         z += tl.sum(kp, 0)
         u += tl.sum(x.to(tl.float32), 0)
@@ -202,7 +208,7 @@ def chunked_query_backward(
         den = tl.where(exists, den, 1.0)
         gain, level = gain_and_level(num, den, count, scale, eps, NORMALIZER)
         along = products(dout, x, seen, DOT, PRECISION)
-        before = tl.dot(dout, tl.trans(S.to(DOT)), input_precision=PRECISION)
+        before = tl.dot(dout, tl.trans(factor(S, DOT, PRECISION)), input_precision=PRECISION)
         dmean = (tl.sum(along, 1) + tl.sum(dout.to(tl.float32) * u[None, :], 1)) / divisor
         dgain = (tl.sum(along * scores, 1) + tl.sum(rq * before, 1)) / divisor - num * dmean
         dlevel = dmean + tl.sum(dout.to(tl.float32) * origin[None, :], 1)
@@ -212,11 +218,11 @@ def chunked_query_backward(
         if cos is None:
             dnum, dden = dnum + dden, tl.zeros_like(dden)
         pull = tl.where(seen, gamma[:, None] * along + dnum[:, None], 0.0)
-        drq = tl.dot(pull.to(DOT), rk.to(DOT), input_precision=PRECISION)
+        drq = tl.dot(factor(pull, DOT, PRECISION), factor(rk, DOT, PRECISION), input_precision=PRECISION)
         drq += gamma[:, None] * before + dnum[:, None] * r[None, :]
         dqp = rotate(drq, cos, sin, begin, start, length, True, ROWS, COLUMNS, WIDTH)
         if cos is not None:
-            sums = tl.dot(seen.to(DOT), kp.to(DOT), input_precision=PRECISION) + z[None, :]
+            sums = tl.dot(seen.to(DOT), factor(kp, DOT, PRECISION), input_precision=PRECISION) + z[None, :]
             dqp += dden[:, None] * sums
         store_tile(dq, start, inside, dqp * feature_slope(raw, QUERY_MAP), ROWS, COLUMNS)
         place = row + start + tl.arange(0, ROWS)
@@ -224,7 +230,7 @@ def chunked_query_backward(
         tl.store(place + tokens, omega, mask=exists)
         tl.store(place + 2 * tokens, dnum, mask=exists)
         tl.store(place + 3 * tokens, dden, mask=exists)
-        S += tl.dot(tl.trans(rk.to(DOT)), x, input_precision=PRECISION)
+        S += tl.dot(tl.trans(factor(rk, DOT, PRECISION)), x, input_precision=PRECISION)
         r += tl.sum(rk, 0)
         z += tl.sum(kp, 0)
         u += tl.sum(x.to(tl.float32), 0)
@@ -285,21 +291,24 @@ def chunked_key_backward(
         dnum = tl.load(place + 2 * tokens, mask=exists, other=0.0)
         dden = tl.load(place + 3 * tokens, mask=exists, other=0.0)
         scores = products(rq, rk, seen, DOT, PRECISION)
-        weight = tl.where(seen, gamma[:, None] * scores + omega[:, None], 0.0).to(DOT)
+        weight = factor(tl.where(seen, gamma[:, None] * scores + omega[:, None], 0.0), DOT, PRECISION)
         dvalue = tl.dot(tl.trans(weight), dout, input_precision=PRECISION) + du[None, :]
-        dvalue += tl.dot(rk.to(DOT), dS.to(DOT), input_precision=PRECISION)
+        dvalue += tl.dot(factor(rk, DOT, PRECISION), factor(dS, DOT, PRECISION), input_precision=PRECISION)
         store_tile(dv, start, given, tl.where(visible[:, None], dvalue, 0.0), ROWS, VALUE_COLUMNS)
         along = products(dout, x, seen, DOT, PRECISION)
-        pull = tl.where(seen, gamma[:, None] * along + dnum[:, None], 0.0).to(DOT)
-        drk = tl.dot(tl.trans(pull), rq.to(DOT), input_precision=PRECISION) + dr[None, :]
-        drk += tl.dot(x, tl.trans(dS.to(DOT)), input_precision=PRECISION)
+        pull = factor(tl.where(seen, gamma[:, None] * along + dnum[:, None], 0.0), DOT, PRECISION)
+        drk = tl.dot(tl.trans(pull), factor(rq, DOT, PRECISION), input_precision=PRECISION) + dr[None, :]
+        drk += tl.dot(x, tl.trans(factor(dS, DOT, PRECISION)), input_precision=PRECISION)
         dkp = rotate(drk, cos, sin, begin, start, length, True, ROWS, COLUMNS, WIDTH)
         if cos is not None:
             weighted = qp * dden[:, None]
-            dkp += tl.dot(tl.trans(seen.to(DOT)), weighted.to(DOT), input_precision=PRECISION) + dz[None, :]
+            dkp += (
+                tl.dot(tl.trans(seen.to(DOT)), factor(weighted, DOT, PRECISION), input_precision=PRECISION)
+                + dz[None, :]
+            )
             dz += tl.sum(weighted, 0)
         dkp = tl.where(visible[:, None], dkp * feature_slope(raw, KEY_MAP), 0.0)
         store_tile(dk, start, inside, dkp, ROWS, COLUMNS)
-        dS += tl.dot(tl.trans((rq * gamma[:, None]).to(DOT)), dout, input_precision=PRECISION)
+        dS += tl.dot(tl.trans(factor(rq * gamma[:, None], DOT, PRECISION)), dout, input_precision=PRECISION)
         dr += tl.sum(rq * dnum[:, None], 0)
         du += tl.sum(dout.to(tl.float32) * omega[:, None], 0)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
 from linvit.kernels.state import merge, query_mean, read, summarize
@@ -20,8 +21,14 @@ BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
 # The same for the backward pass, which keeps S and its gradient at once: with four warps it spilled registers, with
 # eight `read_backward` takes 219 and spills none.
 BACKWARD_BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 8), 128: (32, 8)}
-# Tokens per chunk and warps of causal attention, which keeps the scores of a chunk besides the state and the tiles.
+# Tokens per chunk and warps of causal attention, which keeps the scores of a chunk besides the state and the tiles, and
+# the same for products of four bytes (float32, and float16 as TF32), which need twice the shared memory.
 CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
+WIDE_CHUNKS = {16: (64, 4), 32: (64, 4), 64: (32, 4), 128: (16, 8)}
+# Tiles on the way from memory at once. A GPU with less shared memory gets fewer, down to one, which every block size
+# above leaves room for in 99 KB.
+MOST_STAGES = 3
+_stages: dict[tuple[Any, ...], int] = {}  # that fitted, by kernel, GPU and shape
 # Tiles that one program reads with the same state, which is as large as one or two tiles and comes from L2.
 READ_TILES = 4
 MOST_SPLITS = 65535  # the limit of a grid's second axis
@@ -82,12 +89,22 @@ def forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor | 
     if options.query_mean:
         sums = query.new_empty(grid.programs, grid.splits, query.shape[-1] + 1, dtype=torch.float32)
         kept = {name: shape[name] for name in ("HEADS", "WIDTH", "ROWS", "COLUMNS", "num_warps")}
-        query_mean[grid.programs, grid.splits](
-            _strided(query), mask, sums, cu_seqlens, query.shape[2], MAP=options.query_map, **kept
+        _start(
+            query_mean,
+            (grid.programs, grid.splits),
+            _strided(query),
+            mask,
+            sums,
+            cu_seqlens,
+            query.shape[2],
+            MAP=options.query_map,
+            **kept,
         )
         sums = sums.sum(1) if grid.splits > 1 else sums.squeeze(1)
     states = query.new_empty(grid.programs, grid.splits, size, dtype=torch.float32)
-    summarize[grid.programs, grid.splits](
+    _start(
+        summarize,
+        (grid.programs, grid.splits),
         _strided(key),
         _strided(value),
         *rotary,
@@ -102,7 +119,9 @@ def forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor | 
     )
     states = _merged(states, sizes, warps)
     out = room(query, value)
-    read[grid.programs, grid.read_splits](
+    _start(
+        read,
+        (grid.programs, grid.read_splits),
         _strided(query),
         _strided(out),
         *rotary,
@@ -131,7 +150,9 @@ def backward(
     state_grads = query.new_empty(grid.programs, grid.splits, sizes["SIZE"], dtype=torch.float32)
 
     def over_queries(splits: int, query_grad: Any, mean_grads: Tensor | None, state_grads: Tensor | None) -> None:
-        read_backward[grid.programs, splits](
+        _start(
+            read_backward,
+            (grid.programs, splits),
             _strided(query),
             _strided(grad),
             query_grad,
@@ -155,7 +176,9 @@ def backward(
     mean_grads = None
     if options.query_mean:
         mean_grads = query.new_empty(grid.programs, grid.splits, query.shape[-1], dtype=torch.float32)
-    summarize_backward[grid.programs, grid.splits](
+    _start(
+        summarize_backward,
+        (grid.programs, grid.splits),
         _strided(key),
         _strided(value),
         _strided(dk),
@@ -182,7 +205,9 @@ def causal_forward(inputs: Inputs, options: Options) -> Tensor:
     query, key, value, rotary, visible, cu_seqlens = inputs
     programs, shape = _causal_plan(query, value, cu_seqlens, options)
     out = room(query, value)
-    chunked[(programs,)](
+    _start(
+        chunked,
+        (programs,),
         _strided(query),
         _strided(key),
         _strided(value),
@@ -207,7 +232,9 @@ def causal_backward(grad: Tensor, inputs: Inputs, options: Options) -> tuple[Ten
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
     tensors = [_strided(x) for x in (query, key, value, grad)]
-    chunked_query_backward[(programs,)](
+    _start(
+        chunked_query_backward,
+        (programs,),
         *tensors,
         _strided(dq),
         rows,
@@ -220,10 +247,36 @@ def causal_backward(grad: Tensor, inputs: Inputs, options: Options) -> tuple[Ten
         NORMALIZER=options.normalizer,
         **shape,
     )
-    chunked_key_backward[(programs,)](
-        *tensors, _strided(dk), _strided(dv), rows, *rotary, mask, cu_seqlens, query.shape[2], **shape
+    _start(
+        chunked_key_backward,
+        (programs,),
+        *tensors,
+        _strided(dk),
+        _strided(dv),
+        rows,
+        *rotary,
+        mask,
+        cu_seqlens,
+        query.shape[2],
+        **shape,
     )
     return dq, dk, dv
+
+
+def _start(kernel: Any, grid: tuple[int, ...], *arguments: Any, **shape: Any) -> None:
+    """Starts a kernel with as many tiles on the way as there is shared memory for."""
+    key = (kernel, torch.cuda.current_device() if torch.cuda.is_available() else None, *shape.items())
+    stages = _stages.get(key, MOST_STAGES)
+    while True:
+        try:
+            kernel[grid](*arguments, **shape, num_stages=stages)
+        except OutOfResources:
+            if stages == 1:
+                raise
+            stages -= 1
+        else:
+            _stages[key] = stages
+            return
 
 
 def _causal_plan(
@@ -231,7 +284,9 @@ def _causal_plan(
 ) -> tuple[int, dict[str, Any]]:
     batch, heads, _, width = query.shape
     columns, value_columns = _columns(query, value)
-    rows, warps = CHUNKS[max(columns, value_columns)]
+    dot = _dot(query.dtype)
+    chunks = CHUNKS if dot["DOT"] == tl.bfloat16 else WIDE_CHUNKS
+    rows, warps = chunks[max(columns, value_columns)]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     shape = {
         "HEADS": heads,
@@ -243,7 +298,7 @@ def _causal_plan(
         "QUERY_MAP": options.query_map,
         "KEY_MAP": options.key_map,
         "num_warps": warps,
-        **_dot(query.dtype),
+        **dot,
     }
     return sequences * heads, shape
 
@@ -298,7 +353,7 @@ def _merged(states: Tensor, sizes: dict[str, int], warps: int) -> Tensor:
         return states.squeeze(1)
     merged = states.new_empty(programs, size)
     kept = {name: sizes[name] for name in sizes if name != "ROWS"}
-    merge[(programs,)](states, merged, splits, **kept, num_warps=warps)
+    _start(merge, (programs,), states, merged, splits, **kept, num_warps=warps)
     return merged
 
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from linvit.kernels.tiles import (
+    factor,
     feature,
     gain_and_level,
     head_of,
@@ -171,8 +172,8 @@ def summarize(
             n, shift = n * older, top
         rk = rotate(kp, cos, sin, begin, start, length, False, ROWS, COLUMNS, WIDTH) * mass[:, None]
         # r sums the same rounded keys as the product, so that centring S leaves no rounding error.
-        rk = rk.to(DOT)
-        S += tl.dot(tl.trans(rk), x.to(DOT), input_precision=PRECISION)
+        rk = factor(rk, DOT, PRECISION)
+        S += tl.dot(tl.trans(rk), factor(x, DOT, PRECISION), input_precision=PRECISION)
         r += tl.sum(rk.to(tl.float32), 0)
         z += tl.sum(kp * mass[:, None], 0)
         u += tl.sum(x * mass[:, None], 0)
@@ -248,14 +249,14 @@ def read(
     state = states + tl.program_id(0).to(tl.int64) * SIZE
     S, z, u, r = load_state(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     mass, _ = load_mass(state, WIDTH, VALUE_WIDTH)
-    S = S.to(DOT)
+    S = factor(S, DOT, PRECISION)
     for start in range(split * ROWS, length, splits * ROWS):
         inside = inside_tile(start, length, ROWS, COLUMNS, WIDTH)
         qp = feature(load_tile(q, start, inside, ROWS, COLUMNS), inside, MAP)
         rq = rotate(qp, cos, sin, begin, start, length, False, ROWS, COLUMNS, WIDTH)
         num, den = tl.sum(rq * r[None, :], 1), tl.sum(qp * z[None, :], 1)
         gain, level = gain_and_level(num, den, mass, scale, eps, NORMALIZER)
-        covariance = tl.dot(rq.to(DOT), S, input_precision=PRECISION)
+        covariance = tl.dot(factor(rq, DOT, PRECISION), S, input_precision=PRECISION)
         result = gain[:, None] * covariance + level[:, None] * u[None, :]
         inside = inside_tile(start, length, ROWS, VALUE_COLUMNS, VALUE_WIDTH)
         store_tile(o, start, inside, result, ROWS, VALUE_COLUMNS)

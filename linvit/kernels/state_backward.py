@@ -26,6 +26,7 @@ from linvit.kernels.state import (
     store_vector,
 )
 from linvit.kernels.tiles import (
+    factor,
     feature,
     feature_slope,
     gain_and_level,
@@ -78,7 +79,7 @@ def read_backward(
     state = states + tl.program_id(0).to(tl.int64) * SIZE
     S, z, u, r = load_state(state, WIDTH, VALUE_WIDTH, COLUMNS, VALUE_COLUMNS)
     mass, _ = load_mass(state, WIDTH, VALUE_WIDTH)
-    S = S.to(DOT)
+    S = factor(S, DOT, PRECISION)
     if state_grads is not None:
         dS = tl.zeros((COLUMNS, VALUE_COLUMNS), tl.float32)
         dz, dr = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
@@ -102,7 +103,7 @@ def read_backward(
         dgain, dlevel = tl.sum(rq * turned, 1), tl.sum(dout.to(tl.float32) * u[None, :], 1)
         dnum, dden = gain_and_level_backward(dgain, dlevel, num, den, mass, scale, eps, cos, NORMALIZER)
         if state_grads is not None:
-            dS += tl.dot(tl.trans((rq * gain[:, None]).to(DOT)), dout, input_precision=PRECISION)
+            dS += tl.dot(tl.trans(factor(rq * gain[:, None], DOT, PRECISION)), dout, input_precision=PRECISION)
             dr += tl.sum(rq * dnum[:, None], 0)
             dz += tl.sum(qp * dden[:, None], 0)
             du += tl.sum(dout.to(tl.float32) * level[:, None], 0)
@@ -160,7 +161,7 @@ def summarize_backward(
         mean, _ = load_query_mean(sums, COLUMNS, WIDTH)
         dmean = tl.zeros((COLUMNS,), tl.float32)
     divisor = tl.where(n == 0, 1.0, n)
-    dS = dS.to(DOT)
+    dS = factor(dS, DOT, PRECISION)
     for start in range(split * ROWS, length, splits * ROWS):
         visible = load_visible(mask, batch, head, begin, start, length, ROWS)
         seen = inside_tile(start, length, ROWS, COLUMNS, WIDTH) & visible[:, None]
@@ -174,8 +175,8 @@ def summarize_backward(
         else:
             exponent = tl.sum(kp * mean[None, :], 1) * scale - shift
             alpha = tl.where(visible, tl.exp(tl.where(visible, exponent, 0.0)) / divisor, 0.0)
-        turned = tl.dot(centred.to(DOT), tl.trans(dS), input_precision=PRECISION) + dr[None, :]
-        dvalue = tl.dot(rk.to(DOT), dS, input_precision=PRECISION) + du[None, :]
+        turned = tl.dot(factor(centred, DOT, PRECISION), tl.trans(dS), input_precision=PRECISION) + dr[None, :]
+        dvalue = tl.dot(factor(rk, DOT, PRECISION), dS, input_precision=PRECISION) + du[None, :]
         store_tile(dv, start, inside, dvalue * alpha[:, None], ROWS, VALUE_COLUMNS)
         dkp = rotate(turned, cos, sin, begin, start, length, True, ROWS, COLUMNS, WIDTH) + dz[None, :]
         dkp = dkp * alpha[:, None]

@@ -63,6 +63,15 @@ def load_visible(mask, batch, head, begin, start, length, ROWS: tl.constexpr):
 
 
 @triton.jit
+def factor(x, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """x as a factor of a product, rounded to the nearest: tensor cores cut off what TF32 has no bits for."""
+    y = x.to(DOT)
+    if PRECISION == "tf32" and tl.float32 == DOT:
+        y = ((y.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return y
+
+
+@triton.jit
 def tile_mean(
     v,
     mask,
