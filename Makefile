@@ -240,7 +240,7 @@ rates-cifar10: $(STAMP)
 	$(call EVIDENT,$@,$(IN_ALL:%=recipes/generation/cifar/%.yaml),$(call FOR_RATE,$(HIGHEST_RATES)) \
 		data.held_out=0.1 task.generates=false trainer.max_epochs=2 $(LAST_EPOCH)=2)
 
-ALIGN_RATES := 1e-3,3e-3,1e-2,3e-2
+ALIGN_RATES := 1e-3,3e-3,1e-2,3e-2,1e-1
 
 rates-linearize: rates-linearize-linear rates-linearize-mala
 

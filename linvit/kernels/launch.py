@@ -285,6 +285,8 @@ def _causal_plan(
     batch, heads, _, width = query.shape
     columns, value_columns = _columns(query, value)
     dot = _dot(query.dtype)
+    if query.dtype == torch.float16 and not interpreted():
+        dot["PRECISION"] = "tf32x3"  # scores and sums are rounded once more than in bidirectional attention
     chunks = CHUNKS if dot["DOT"] == tl.bfloat16 else WIDE_CHUNKS
     rows, warps = chunks[max(columns, value_columns)]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
