@@ -249,6 +249,8 @@ rates-linearize-%: $(STAMP)
 		model.mechanism=$* data.held_out=0.1)
 	$(call EVIDENT,linearize_rates_align_$*,$(call WAYS,vit/align),--also top1 $(call FOR_RATE,$(ALIGN_RATES)) model.mechanism=$* \
 		data.held_out=0.1)
+	$(call EVIDENT,linearize_rates_maps_$*,$(call WAYS,copies/align_maps_copied),--also top1 $(call FOR_RATE,$(ALIGN_RATES)) \
+		model.mechanism=$* data.held_out=0.1)
 
 language: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/stdlib_bytes_$(m).yaml) \
