@@ -301,14 +301,15 @@ precision: $(STAMP)
 BENCH := runs/bench
 BENCH_PARTS := op op_own op_backward model model_threads model_batch8 model_kept model_bf16 resolution linearize train curves
 DEPLOY_PARTS := onnxruntime openvino executorch
-BENCH_PAGE = $(if $(filter $(DEPLOY_PARTS),$*),deployment,$(if $(filter linearize,$*),linearize,benchmarks-$(BENCH_KIND)))
-BENCH_KIND = $(if $(filter op% gpu_op%,$*),operator,$(if $(filter train curves,$*),training,networks))
+GPU_PARTS := gpu_op gpu_op_backward gpu_softmax gpu_model gpu_train gpu_linearize
+BENCH_PAGE = $(if $(filter $(DEPLOY_PARTS),$*),deployment,$(if $(filter %linearize,$*),linearize,benchmarks-$(BENCH_KIND)))
+BENCH_KIND = $(if $(filter op% gpu_op% gpu_softmax,$*),operator,$(if $(filter %train curves,$*),training,networks))
 BENCHED = --output $(@D) --write docs/evidence/$(BENCH_PAGE).md
 
 bench: $(BENCH_PARTS:%=$(BENCH)/%/bench.json)
 bench-deploy: $(DEPLOY_PARTS:%=$(BENCH)/%/bench.json)
 bench-compiled: $(BENCH)/compiled/bench.json
-bench-gpu: $(BENCH)/gpu_op/bench.json $(BENCH)/gpu_op_backward/bench.json
+bench-gpu: $(GPU_PARTS:%=$(BENCH)/%/bench.json)
 
 $(BENCH)/%/bench.json: | $(STAMP)
 	$(BIN)/linvit bench $(BENCH_$*) $(BENCHED)
@@ -349,8 +350,17 @@ BENCH_train := train --variants plain reference channels_last+fused_adamw channe
 BENCH_curves := train ravlt_nano mavit_nano care_nano --size 64 --batch 8 --curves 50 --rounds 3 --seconds 10
 BENCH_compiled := model ravlt_tiny --variants plain fused frozen fused+frozen --peers --batch 8 --rounds 5
 BENCH_gpu_op := op rala mala --device cuda --dtypes bfloat16 --batch 64 --heads 8 --tokens 3136 12544 \
-	--variants plain triton reference --memory
+	--variants plain triton reference --memory --rounds 7 --seconds 2
 BENCH_gpu_op_backward := $(BENCH_gpu_op) --backward
+BENCH_gpu_softmax := op rala mala linear --device cuda --dtypes bfloat16 --batch 8 --tokens 49 196 784 3136 12544 \
+	--variants plain triton sdpa --memory --rounds 7 --seconds 1
+BENCH_gpu_model := model --device cuda --variants plain fused fused+bf16 fused+bf16+triton \
+	--peers deit_small_patch16_224 convnext_tiny swin_tiny_patch4_window7_224 --peer-variants plain bf16 --batch 64 \
+	--memory --rounds 5 --seconds 4
+BENCH_gpu_train := train ravlt_small_linear --device cuda --variants plain reference bf16 bf16+triton --batch 64 --memory \
+	--rounds 3 --seconds 4
+BENCH_gpu_linearize := model deit_tiny_linear deit_tiny_mala --device cuda --variants fused+bf16 fused+bf16+triton \
+	--peers deit_tiny_patch16_224 --peer-variants bf16 --sizes 224 512 1024 2048 --memory --rounds 5 --seconds 2
 
 # The page of `linvit explore` in build/explorer; needs npm, which downloads the runtime of the networks. Two minutes.
 explorer: $(STAMP)

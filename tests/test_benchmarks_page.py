@@ -15,7 +15,7 @@ from linvit_cli import parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    "benchmarks-operator": ["op", "op_own", "op_backward", "gpu_op", "gpu_op_backward"],
+    "benchmarks-operator": ["op", "op_own", "op_backward", "gpu_op", "gpu_op_backward", "gpu_softmax"],
     "benchmarks-networks": [
         "model",
         "model_threads",
@@ -24,10 +24,11 @@ PAGES = {
         "model_bf16",
         "compiled",
         "resolution",
+        "gpu_model",
     ],
-    "benchmarks-training": ["train", "curves"],
+    "benchmarks-training": ["train", "curves", "gpu_train"],
     "deployment": ["onnxruntime", "openvino", "executorch"],
-    "linearize": ["linearize"],
+    "linearize": ["linearize", "gpu_linearize"],
 }
 MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", " ")
 PARTS = re.search(r"^BENCH_PARTS := (.*)$", MAKEFILE, re.MULTILINE)[1].split()
@@ -35,7 +36,7 @@ COMMANDS = dict(re.findall(r"^BENCH_(\w+) := (.*)$", MAKEFILE, re.MULTILINE))
 VARIABLES = dict(re.findall(r"^(\w+) := (.*)$", MAKEFILE, re.MULTILINE))
 COMMANDS = {part: re.sub(r"\$\((\w+)\)", lambda match: VARIABLES[match[1]], line) for part, line in COMMANDS.items()}
 DEPLOYED = VARIABLES["DEPLOY_PARTS"].split()
-ON_GPU = ["gpu_op", "gpu_op_backward"]
+ON_GPU = VARIABLES["GPU_PARTS"].split()
 
 
 def page(name):

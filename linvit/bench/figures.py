@@ -108,8 +108,10 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
     for marker, (variant, dtype) in zip(MARKERS, variants, strict=False):
         axes.plot([], [], marker, color="#555555", markerfacecolor="white", label=f"{variant} {dtype}")
     size, batch, threads = rows[0].size or (0, 0), rows[0].batch, rows[0].threads
-    clock = CLOCKS[rows[0].clock or "cpu"]
-    heading = f"{clock}, {size[0]} × {size[1]} px, batch {batch}, {threads} thread{'s' * (threads > 1)}"
+    clock = rows[0].clock or "cpu"
+    heading = f"{CLOCKS[clock]}, {size[0]} × {size[1]} px, batch {batch}"
+    if clock != "gpu":
+        heading += f", {threads} thread{'s' * (threads > 1)}"
     axes.set(xlabel=f"ms per batch ({heading})", ylabel="published ImageNet-1k top-1, %", xscale="log")
     axes.margins(0.12, 0.1)  # room for the names
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))

@@ -29,10 +29,7 @@ def describe(device: str, threads: int) -> dict[str, Any]:
 def sentence(machine: dict[str, Any]) -> str:
     """The machine in one line."""
     facts = [
-        machine["gpu"] or machine["processor"],
-        " ".join(machine["instructions"]),
-        f"{machine['cores']} cores, {machine['threads']} used",
-        f"load {' '.join(map(str, machine['load']))}" if machine["load"] else "",
+        *([machine["gpu"]] if machine["gpu"] else _of_processor(machine)),
         "freed memory kept" if machine.get("keeps_memory") else "",
         f"torch {machine['torch']}",
         f"commit {machine['commit'][:12]}{'-dirty' * machine['commit'].endswith('-dirty')}"
@@ -40,6 +37,15 @@ def sentence(machine: dict[str, Any]) -> str:
         else "",
     ]
     return "; ".join(filter(None, facts))
+
+
+def _of_processor(machine: dict[str, Any]) -> list[str]:
+    return [
+        machine["processor"],
+        " ".join(machine["instructions"]),
+        f"{machine['cores']} cores, {machine['threads']} used",
+        f"load {' '.join(map(str, machine['load']))}" if machine["load"] else "",
+    ]
 
 
 def _processor_information() -> dict[str, str]:

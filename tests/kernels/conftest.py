@@ -25,7 +25,7 @@ def tiled(monkeypatch):
     from linvit.kernels import launch
 
     def tile(rows, processors):
-        for name in ("BLOCKS", "BACKWARD_BLOCKS", "CHUNKS"):
+        for name in ("BLOCKS", "BACKWARD_BLOCKS", "CHUNKS", "WIDE_CHUNKS"):
             blocks = {width: (rows, warps) for width, (_, warps) in getattr(launch, name).items()}
             monkeypatch.setattr(launch, name, blocks)
         monkeypatch.setattr(launch, "_processors", lambda device: processors)
