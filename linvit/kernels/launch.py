@@ -25,8 +25,8 @@ BACKWARD_BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 8), 128: (32, 8)}
 # the same for products of four bytes (float32, and float16 as TF32), which need twice the shared memory.
 CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
 WIDE_CHUNKS = {16: (64, 4), 32: (64, 4), 64: (32, 4), 128: (16, 8)}
-# Tiles on the way from memory at once. A GPU with less shared memory gets fewer, down to one, for which 99 KB are enough,
-# but in float16 at width 128, which needs 144 KB.
+# Tiles on the way from memory at once. A GPU with less shared memory gets fewer, down to one, for which 99 KB are
+# enough, but in float16 at width 128, which needs 144 KB.
 MOST_STAGES = 3
 _stages: dict[tuple[Any, ...], int] = {}  # that fitted, by kernel, GPU and shape
 # Tiles that one program reads with the same state, which is as large as one or two tiles and comes from L2.
