@@ -14,10 +14,6 @@ pytestmark = [
 ]
 HOPPER, AMPERE, GEFORCE = 90, 80, 86
 SHARED = {torch.bfloat16: 99, torch.float32: 99, torch.float16: 163}  # KB per program: capability 8.6, 8.0
-    torch.bfloat16: 99,
-    torch.float32: 99,
-    torch.float16: 163,
-}  # KB of a program on GPUs of capability 8.6 and 8.0
 BIDIRECTIONAL = {"query_mean", "summarize", "merge", "read", "read_backward", "summarize_backward"}
 CAUSAL = {"chunked", "chunked_query_backward", "chunked_key_backward"}
 
