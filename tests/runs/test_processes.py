@@ -110,11 +110,7 @@ def check_lost_process(launcher, rank, two, folder):
     assert curve(folder / "run") == curve(two)
 
 
-def test_a_process_killed_in_an_epoch_stops_the_run_and_resume_goes_on(two, tmp_path):
-    check_lost_process(TORCHRUN, 1, two, tmp_path)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "rank"), [(TORCHRUN, 0), (LIGHTNING, 0), (LIGHTNING, 1)])
-def test_whichever_process_is_killed_the_other_says_so(two, tmp_path, launcher, rank):
+@pytest.mark.parametrize(("launcher", "rank"), [(TORCHRUN, 0), (TORCHRUN, 1), (LIGHTNING, 0), (LIGHTNING, 1)])
+def test_whichever_process_is_killed_the_other_says_so_and_resume_goes_on(two, tmp_path, launcher, rank):
     check_lost_process(launcher, rank, two, tmp_path)
