@@ -33,7 +33,7 @@ class Alignment(StudentTask):
             optimizer.weight_decay=0 then, or what is not trained shrinks.
         pieces: Number of pieces of a batch whose gradients are computed one after the other, which saves memory: with
             16, a step needs less than 1.3 times the memory of the teacher's inference, if its batch needs several times
-            that of its weights (DINOv2-B, 256 images in bf16-mixed on a GPU: 1.35 times). 1 is four times as fast there.
+            that of its weights (DINOv2-B, 256 images, bf16-mixed on a GPU: 1.35 times). 1 is four times as fast there.
         copied: Which of the teacher's weights the student starts from: "all", or "feed_forward" for new attention.
         kwargs: Further arguments of Task.
 
