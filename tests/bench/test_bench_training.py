@@ -29,6 +29,12 @@ def test_steps_and_loss_curves():
     assert curves["bf16"]["noise"] > curves["reference"]["noise"] > 0
 
 
+def test_a_step_that_cannot_run_says_why():
+    plain, triton = measured(variants=("plain", "bf16+triton")).rows
+    assert plain.median_ms > 0
+    assert triton.skipped == "the kernels cannot run: the tensors are on cpu, and the kernels need CUDA tensors"
+
+
 def test_a_wrong_step_is_refused(monkeypatch):
     monkeypatch.setattr(training, "reference_model", lambda network: training.randomised(network, seed=2).train())
     monkeypatch.setattr(rows, "interleave", lambda *_: pytest.fail("timed"))

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from linvit.bench.clock import HostClock, Timing, clock_for, interleave
+from linvit.bench.clock import HostClock, Timing, clock_for, exact_float32, interleave
 
 
 class Told:
@@ -72,6 +72,14 @@ def test_one_thread_is_measured_in_cpu_time():
     assert clock_for("cuda", 1).name == "gpu"
     ticks = iter([1.0, 4.0])
     assert HostClock("cpu", lambda: next(ticks)).seconds(lambda: None, 3) == 1.0
+
+
+def test_float32_is_exact_while_something_is_measured():
+    settings = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [setting.allow_tf32 for setting in settings]
+    with exact_float32():
+        assert not any(setting.allow_tf32 for setting in settings)
+    assert [setting.allow_tf32 for setting in settings] == before
 
 
 @pytest.mark.gpu

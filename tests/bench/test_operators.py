@@ -53,6 +53,15 @@ def test_a_wrong_variant_is_refused_before_anything_is_timed(monkeypatch):
         measured()
 
 
+@pytest.mark.parametrize("variant", ["plain", "sdpa"])
+def test_the_exact_results_of_single_images_are_those_of_the_batch(variant):
+    case = Case("rala", variant, "float32", 12, batch=3, heads=2, width=8, backward=True)
+    inputs, gradient = operands(case)
+    whole = operators._call(operators._function(case, torch.float64), [x.double() for x in inputs], gradient.double())
+    for result, expected in zip(operators.exact(case), whole(), strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_what_cannot_run_says_why():
     rows = {row.variant: row for row in measured(operators=("rala",), variants=("triton", "sdpa"), sdpa_tokens=3).rows}
     assert "triton" in rows["triton"].skipped.lower()
