@@ -150,7 +150,9 @@ def test_compiles_as_one_graph(name, backend):
     assert_close(compiled(image(45, 70)), model(image(45, 70)))
 
 
-@pytest.mark.parametrize("name", ["ravlt_nano", "care_nano", pytest.param("mavit_nano", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["care_nano", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ravlt_nano", "mavit_nano"))]
+)
 def test_exports_with_dynamic_sides(name):
     # Sides from 64 px: at 32 px the last map has one position, and export treats sizes of one as constants.
     model = visible(create(name))

@@ -122,6 +122,7 @@ def generator(tmp_path_factory):
     return train(recipe, {"trainer.max_epochs": 1, "trainer.limit_train_batches": 1})
 
 
+@pytest.mark.slow
 def test_an_image_generator_is_analyzed_at_a_fixed_time_and_the_class_of_each_image(generator, tmp_path):
     analysis = generator.analyze(count=6, output=tmp_path)
     assert {row["layer"] for row in analysis.rows["rank"]} == {"blocks.0.attn", "blocks.1.attn"}

@@ -148,6 +148,7 @@ def test_a_file_of_one_token_at_a_time(tmp_path):
         load_run(exported.path)
 
 
+@pytest.mark.slow
 def test_sequences_of_a_batch_rotate_from_their_own_positions(tmp_path):
     network = decoder("rala", rope=True)
     facts, session = opened(linvit.export(network, tmp_path / "decoder.onnx").path)

@@ -85,6 +85,7 @@ class Read(nn.Module):
         return (self.head((x + self.local(x) + attended.reshape(x.shape)).mean((2, 3))),)
 
 
+@pytest.mark.slow
 def test_executorch_runs_layers_in_8_bits_that_several_steps_read(images, tmp_path):
     program = exported(Read().eval(), images[:1])
     rounded = quantized(program, images, ".pte", dynamic=False)

@@ -43,6 +43,7 @@ def alone(tmp_path_factory):
     return train_folder(write_recipe(tmp_path_factory.mktemp("alone"), **TINY))
 
 
+@pytest.mark.slow
 def test_two_processes_that_share_rows_train_what_one_does(alone, tmp_path):
     finished = start("train", str(write_recipe(tmp_path, **TINY)), *SHARED)
     assert finished.returncode == 0, finished.stdout

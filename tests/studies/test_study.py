@@ -100,6 +100,7 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     assert "contains a run with other settings" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_machine_goes_on_from_the_ledger(tmp_path, capsys):
     recipes, ledger = write_recipes(tmp_path / "recipes"), tmp_path / "ledger.jsonl"
     arguments = ["study", "--recipes", str(recipes), "--workers", "1", "--ledger", str(ledger)]

@@ -172,6 +172,7 @@ def test_a_byte_recipe_names_its_decoder(tmp_path):
         train(recipe)
 
 
+@pytest.mark.slow
 def test_recipes_are_compared_over_seeds_and_what_is_complete_is_not_trained_again(tmp_path):
     recipes = []
     for mechanism in ("linear", "mala"):
