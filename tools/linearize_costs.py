@@ -23,22 +23,21 @@ RECIPES = [Path("recipes/linearize") / f"dinov2_base_{step}.yaml" for step in ("
 
 
 class Clock(Callback):
-    """Seconds of the steps after the warm-up."""
+    """The times after the warm-up and after the last step."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
 
     def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx in (WARM_UP - 1, trainer.num_training_batches - 1):
             _synchronize()
-            self.began, self.ended = getattr(self, "ended", 0.0), time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        return self.ended - self.began
+            self.times.append(time.perf_counter())
 
 
 def measure(recipe: Path, options: argparse.Namespace, images: str) -> list[str]:
     """A row: recipe, images per second, peak memory, and both of the teacher's inference."""
     given = {"task.teacher": "null", "init": "null", "data.root": images, "data.num_workers": 0}
-    given |= {"data.batch_size": options.batch, "data.size": options.size, "trainer.accelerator": options.accelerator}
+    given |= {"data.batch_size": options.batch, "data.size": options.size, "trainer.accelerator": "gpu"}
     values = read_recipe(recipe, [f"{key}={value}" for key, value in given.items()] + options.overrides)
     task, source = Recipe(values).build()
     batch = torch.randn(options.batch, 3, options.size, options.size), torch.zeros(options.batch, dtype=torch.long)
@@ -48,7 +47,7 @@ def measure(recipe: Path, options: argparse.Namespace, images: str) -> list[str]
     clock, quiet = Clock(), {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(**{**values["trainer"], "max_epochs": 1}, callbacks=[clock], limit_val_batches=0, **quiet)
     trainer.fit(task, datamodule=source)
-    trained = options.batch * options.steps / clock.seconds, _peak()
+    trained = options.batch * options.steps / (clock.times[1] - clock.times[0]), _peak()
     teacher = task.original.to(device).eval()
     mixed = torch.autocast(device.type, torch.bfloat16) if "bf16" in values["trainer"]["precision"] else nullcontext()
     with torch.inference_mode(), mixed:
@@ -81,8 +80,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--accelerator", default="gpu")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, such as task.pieces=16")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, such as trainer.accelerator=cpu")
     options = parser.parse_intermixed_args()
     columns = ["recipe", "images/s", "peak GiB", "teacher's images/s", "teacher's peak GiB"]
     with TemporaryDirectory() as images:

@@ -14,8 +14,8 @@ from linvit.kernels.state_backward import read_backward, summarize_backward
 
 # Tokens per tile and warps per program, by the wider of the two head widths padded to a power of two. A program keeps S
 # (width × value width, float32) and a few tiles at once. At width 64 in bfloat16, compiled for an H200, `summarize`
-# takes 242 registers per thread and `read` 144, none spilled: two and three programs share a multiprocessor, and their
-# loads in flight (two tiles of 8 KB each, up to three deep) hide its memory. Narrow heads need longer tiles, otherwise
+# takes 242 registers per thread and `read` 144, none spilled: two and three programs share a multiprocessor. Measured,
+# they reach a third of the GPU's bandwidth (docs/contribute/log.md). Narrow heads need longer tiles, otherwise
 # loads would be too short; width 128 uses twice the threads and half the tokens.
 BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 4), 128: (32, 8)}
 # The same for the backward pass, which keeps S and its gradient at once: with four warps it spilled registers, with
