@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Setup compiles nothing: most modules are never imported. With this variable every process would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format docs docs-serve notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-clip-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
+.PHONY: setup check format docs docs-serve notebooks try-notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-clip-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,12 @@ docs: notebooks
 # The notebooks with their results, which the site shows: about 4 minutes of one core together.
 NOTEBOOKS := $(notdir $(wildcard notebooks/*.ipynb))
 notebooks: $(NOTEBOOKS:%=build/notebooks/%)
+
+# Whether every cell of them works, with a few training steps; keeps nothing.
+try-notebooks: $(NOTEBOOKS:%=try/%)
+
+try/%.ipynb: notebooks/%.ipynb | $(STAMP)
+	$(BIN)/python tools/site/notebook_pages.py $< --try
 
 build/notebooks/%.ipynb: notebooks/%.ipynb | $(STAMP)
 	$(BIN)/python tools/site/notebook_pages.py $<

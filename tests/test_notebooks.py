@@ -77,3 +77,10 @@ def test_a_failing_cell_ends_it_and_leaves_nothing(folders):
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="ZeroDivisionError"):
         notebook_pages.execute(source)
     assert not notebook_pages.EXECUTED.exists()
+
+
+@pytest.mark.parametrize("prefix", ["", "trainer."])
+def test_trying_takes_few_steps_and_keeps_nothing(folders, prefix):
+    few = {f"{prefix}limit_train_batches": 4, f"{prefix}max_epochs": 8}
+    notebook_pages.attempt(folders(f'assert {{"{prefix}max_epochs": 8}} == {few}'))
+    assert not notebook_pages.EXECUTED.exists()
