@@ -274,7 +274,7 @@ class PolarAttention(GatedAttention):
         power = power.repeat(1, 1, 2).repeat_interleave(2, dim=0)
 
         def powers(signed: Tensor) -> Tensor:
-            out: Tensor = relu(signed) ** power
+            out: Tensor = (relu(signed) + 1e-30) ** power  # the gradient takes a logarithm, and that of 0 is slow
             return out
 
         return powers
