@@ -41,7 +41,7 @@ def write_benchmarks(
     check_marks(page, BEGIN, END)
     evaluated = Ledger(ledger)
     measured = {recipe.stem: _measured(recipe, folder, task_data, evaluated, progress) for recipe in recipes}
-    commits = [short_commit(commit) for commit in evaluated.commits(map(_label, recipes))]
+    commits = [short_commit(commit) for commit in evaluated.origins(map(_label, recipes))["commits"]]
     of = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
     line = f"Seed 0; ±: half of a 95 % interval over the items; {of}."
     replace_between_marks(page, f"\n{to_markdown(measured)}\n\n*{line}*\n", BEGIN, END)

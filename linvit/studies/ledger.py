@@ -9,7 +9,11 @@ from typing import Any
 from linvit import environment
 from linvit.files import user_path, write_text
 
-OF_THE_MACHINE = {"data": {"root", "cache", "num_workers"}, "task": {"compile", "cpp"}}  # settings that may differ
+OF_THE_MACHINE = {  # settings that may differ
+    "data": {"root", "cache", "num_workers"},
+    "task": {"compile", "cpp"},
+    "trainer": {"accelerator"},
+}
 
 
 class Ledger:
@@ -51,9 +55,14 @@ class Ledger:
         result: dict[str, Any] = row["result"]
         return result
 
-    def commits(self, runs: Iterable[str]) -> list[str]:
-        """The commits at which these finished runs were trained, in alphabetical order."""
-        return sorted({self._rows[run].get("commit") or "unknown" for run in runs})
+    def origins(self, runs: Iterable[str]) -> dict[str, list[str]]:
+        """Where these finished runs were trained: `commits`, `machines` and versions of `torch`, each once, sorted."""
+        rows = [self._rows[run] for run in runs]
+        return {
+            "commits": sorted({row.get("commit") or "unknown" for row in rows}),
+            "machines": sorted({", ".join(row["machine"]) for row in rows}),
+            "torch": sorted({row["torch"] for row in rows}),
+        }
 
     def add(self, run: str, values: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         """Adds a finished run and writes the file, runs in alphabetical order."""

@@ -122,7 +122,7 @@ def train_plans(
     measures = {name: known[name] for name in (score, *also)}
     about = _about(plans, [row["parameters"] for row in rows], results, seeds, key)
     if ledger is not None:
-        about["commits"] = ledger.commits(training.label for training in trainings)
+        about |= ledger.origins(training.label for training in trainings)
     return Comparison(
         compared(rows, [results[index :: len(plans)] for index in range(len(plans))], measures, baselines),
         score,
@@ -223,8 +223,8 @@ def _about(
         "first_seed": seeds.start,
         "precision": values["trainer"]["precision"],
         "threads": 1,
-        "processor": machine["devices"],
+        "machines": [", ".join(machine["devices"])],
         "commits": [machine["commit"] or "unknown"],
-        "packages": machine["packages"],
+        "torch": [machine["packages"]["torch"]],
         "minutes": sum(result["seconds"] for result in results) / 60,
     }

@@ -164,7 +164,8 @@ def about_line(about: Mapping[str, Any]) -> str:
         about["data"],
         f"seed {first} only, no intervals" if about["seeds"] == 1 else intervals,
         f"{about['epochs']} epoch{'s' * (about['epochs'] != 1)}, {precision}, one thread per run",
-        f"torch {about['packages']['torch']}, commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
+        " and ".join(about["machines"]),
+        f"torch {' and '.join(about['torch'])}, commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
     ]
     return f"{'; '.join(facts)}."
 

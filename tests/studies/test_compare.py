@@ -22,7 +22,8 @@ ABOUT = {
     "precision": None,
     "commits": ["unknown"],
     "first_seed": 0,
-    "packages": {"torch": "2"},
+    "machines": ["x86_64, 2 cores", "NVIDIA H200"],
+    "torch": ["2.15.0", "2.11.0"],
 }
 MEASURES = {"recall_accuracy": Measure("answers", "share"), "loss": Measure("loss", "number")}
 
@@ -55,6 +56,7 @@ def test_the_table_says_mean_interval_and_difference():
     assert lines[2] == "| `softmax` | 4 | 1,234 | 98.00 ± 2.48 | – | – | 1.500 ± 0.000 | 0 of 3 | 5 |"
     assert "-8.00 [-10.48, -5.52] | 0.010 |" in lines[3]  # p of 0.005, twice by Holm
     assert lines[-1].startswith("*Small networks of 1,234 parameters, sequence_nano; recall; seeds 0 to 2,")
+    assert lines[-1].endswith("; x86_64, 2 cores and NVIDIA H200; torch 2.15.0 and 2.11.0, commit unknown.*")
 
 
 def test_differences_are_paired_at_the_same_value_and_leave_out_what_is_not_finite():

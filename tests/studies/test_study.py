@@ -17,6 +17,7 @@ from imagenet_folder import write_imagenet
 from tiny_run import curve
 
 from linvit.data.source import Source
+from linvit.environment import describe
 from linvit.files import write_csv
 from linvit.studies import pool, study
 from linvit.studies.ledger import Ledger, digest
@@ -159,14 +160,22 @@ def test_a_ledger_is_checked_and_knows_settings_but_not_machines(tmp_path):
     values = {
         "data": {"name": "cifar", "root": "a", "num_workers": 1, "size": 32},
         "task": {"mixup": 0.2},
+        "trainer": {"accelerator": "cpu", "max_epochs": 2},
         "folder": "x",
     }
     Ledger(path).add("rala seed 0", values, {"measures": {"top1": 0.5}, "seconds": 1.0, "reason": None})
     moved = {"data": values["data"] | {"root": "b", "cache": "c", "num_workers": 0}, "folder": "y"}
     moved["task"] = values["task"] | {"compile": True, "cpp": True}
+    moved["trainer"] = values["trainer"] | {"accelerator": "gpu"}
     assert digest(moved) == digest(values)
     assert Ledger(path).result("rala seed 0", moved)["measures"] == {"top1": 0.5}
     assert Ledger(path).result("rala seed 1", moved) is None
+    machine = describe(1, 1)
+    assert Ledger(path).origins(["rala seed 0"]) == {
+        "commits": [machine["commit"] or "unknown"],
+        "machines": [", ".join(machine["devices"])],
+        "torch": [machine["packages"]["torch"]],
+    }
     path.write_text(path.read_text() + "{}\n")
     with pytest.raises(ValueError, match="line 2 is not a finished run"):
         Ledger(path)
