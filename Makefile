@@ -95,11 +95,13 @@ evidence: evidence-left evidence-papers evidence-dense evidence-speech evidence-
 
 # A study: its folder of recipes, and its seeds.
 EVIDENCE = $(if $(LEFT),,nice -n 19) $(BIN)/linvit study --recipes recipes/evidence/$(1) --folder runs/evidence/$(1) \
-	--ledger docs/evidence/$(1).jsonl --write docs/evidence/real-images.md $(2) $(CPP) $(LEFT)
+	--ledger docs/evidence/$(1).jsonl --write docs/evidence/real-images.md $(2) $(HERE) $(LEFT)
 # A comparison: its name on its page, its recipes, the baseline first, and options.
 EVIDENT = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evidence/$(1) --ledger docs/evidence/$(or $(4),$(1)).jsonl \
-	--write docs/evidence/$(SHOWN_ON).md --workers 2 $(3) $(CPP) $(LEFT)
-CPP := $(if $(shell command -v c++),--set task.cpp=true)
+	--write docs/evidence/$(SHOWN_ON).md --workers $(WORKERS) $(3) $(HERE) $(LEFT)
+# What this machine has: make evidence ON=gpu WORKERS=8
+HERE := $(if $(ON),--set trainer.accelerator=$(ON),$(if $(shell command -v c++),--set task.cpp=true))
+WORKERS := 2
 SHOWN_ON = $(if $(findstring linearize,$@),linearize,real-images)
 LAST_EPOCH := trainer.check_val_every_n_epoch
 BODIES := softmax mala resnet
@@ -154,7 +156,7 @@ teachers: $(STAMP)
 
 # Steps whose weights later runs start from. A ledger has no weights, so on a new machine AGAIN=1 trains its runs once more.
 STEP = $(if $(LEFT),,nice -n 19) $(BIN)/linvit compare $(2) --folder runs/evidence/$(1) $(if $(AGAIN),,--ledger docs/evidence/$(1).jsonl) \
-	--write docs/evidence/linearize.md --workers 2 --also top1 --over $(3) $(CPP) $(LEFT)
+	--write docs/evidence/linearize.md --workers $(WORKERS) --also top1 --over $(3) $(HERE) $(LEFT)
 WAYS = $(1:%=recipes/evidence/linearize/%.yaml)
 SWAPPED := model.mechanism=linear,rala,mala,inline,polaformer
 REPLACED := model.mechanism=linear,rala,mala,inline
@@ -188,7 +190,7 @@ plans: $(STAMP)
 # Short runs before the evidence, never on the data that it is measured on: rates-* chose the learning rates, with one seed, and pilot-*
 # the numbers of seeds.
 SHORT = nice -n 19 $(BIN)/linvit compare $(foreach m,$(1),recipes/evidence/$(lastword $(subst -, ,$@))/$(m).yaml) \
-	--folder runs/$(subst -,/,$@) --workers 2
+	--folder runs/$(subst -,/,$@) --workers $(WORKERS)
 HELD_OUT := data.held_out=0.1 trainer.check_val_every_n_epoch
 ON_CIFAR := trainer.max_epochs=2 $(HELD_OUT)=2
 ON_IMAGENETTE := data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
@@ -260,11 +262,11 @@ rates-linearize-%: $(STAMP)
 
 language: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/stdlib_bytes_$(m).yaml) \
-		--folder runs/language/bytes --seeds 3 --workers 2
+		--folder runs/language/bytes --seeds 3 --workers $(WORKERS)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/memory/recall_$(m).yaml) \
-		--folder runs/language/recall --seeds 3 --workers 2 --over data.pairs=4,8,16,32
+		--folder runs/language/recall --seeds 3 --workers $(WORKERS) --over data.pairs=4,8,16,32
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/memory/copy_$(m).yaml) \
-		--folder runs/language/copy --seeds 3 --workers 2 --over data.symbols=8,16,32
+		--folder runs/language/copy --seeds 3 --workers $(WORKERS) --over data.symbols=8,16,32
 	$(BIN)/linvit bench decoding --output runs/language/decoding
 
 # Needs espeak-ng, which your system's packages have; says so where it is absent.
@@ -279,11 +281,11 @@ speech-demo: data/speech/.made
 
 speech: data/speech/.made
 	$(BIN)/linvit compare $(foreach m,softmax linear mala,recipes/speech/spoken_$(m).yaml) \
-		--folder runs/speech --seeds 3 --workers 2
+		--folder runs/speech --seeds 3 --workers $(WORKERS)
 
 generation: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/generation/digits_$(m).yaml) \
-		--folder runs/generation --seeds 3 --workers 2 --also generated_accuracy guided_fid guided_accuracy
+		--folder runs/generation --seeds 3 --workers $(WORKERS) --also generated_accuracy guided_fid guided_accuracy
 	$(BIN)/linvit bench sampling --output runs/generation/sampling
 
 scenes: $(STAMP)
