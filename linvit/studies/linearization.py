@@ -17,6 +17,7 @@ from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_p
 from linvit.bench.clock import Timing, clock_for, interleave, using_threads
 from linvit.bench.machine import describe, sentence
 from linvit.bench.rows import Threads
+from linvit.environment import commit
 from linvit.files import user_path, write_json, write_text
 from linvit.layers.lesson import Lesson
 from linvit.models.lessons import lessons, letters_of
@@ -291,7 +292,7 @@ def plan_linearization(
     times = Times(torch.randn(batch, run.preprocessing.channels, height, width), threads, rounds)
     letters, proposals = _measured(errors, timed, times)
     facts = {"images": len(errors), "height": height, "width": width, "batch": batch, "rounds": rounds}
-    about = ABOUT.format(**facts, machine=sentence(describe("cpu", threads)))
+    about = ABOUT.format(**facts, machine=sentence({**describe("cpu", threads), "commit": commit()}))
     within = [] if budget is None else [x for x in proposals if x.ms <= budget]
     plan = LinearizationPlan(letters, proposals, min(within, key=lambda x: x.error, default=None), about)
     if folder is not None:
