@@ -249,6 +249,7 @@ rates-cifar10: $(STAMP)
 		data.held_out=0.1 task.generates=false trainer.max_epochs=2 $(LAST_EPOCH)=2)
 
 ALIGN_RATES := 1e-3,3e-3,1e-2,3e-2,1e-1
+MAP_RATES := $(ALIGN_RATES),3e-1
 
 rates-linearize: rates-linearize-linear rates-linearize-mala
 
@@ -257,7 +258,7 @@ rates-linearize-%: $(STAMP)
 		model.mechanism=$* data.held_out=0.1)
 	$(call EVIDENT,linearize_rates_align_$*,$(call WAYS,vit/align),--also top1 $(call FOR_RATE,$(ALIGN_RATES)) model.mechanism=$* \
 		data.held_out=0.1)
-	$(call EVIDENT,linearize_rates_maps_$*,$(call WAYS,copies/align_maps_copied),--also top1 $(call FOR_RATE,$(ALIGN_RATES)) \
+	$(call EVIDENT,linearize_rates_maps_$*,$(call WAYS,copies/align_maps_copied),--also top1 $(call FOR_RATE,$(MAP_RATES)) \
 		model.mechanism=$* data.held_out=0.1)
 
 language: $(STAMP)
