@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES, EXECUTED = ROOT / "notebooks", ROOT / "build" / "notebooks"
 SECONDS = 600  # per cell, on a busy machine
 EPOCHS = re.compile(r'"(trainer\.)?max_epochs": ')
+# A limit that a notebook has itself stands before max_epochs, because the last one counts.
 FEW_STEPS = r'"\1limit_train_batches": 4, \g<0>'
 QUIET = ["--log-level=ERROR"]  # without the kernel's warning that it talks over TCP
 DOWNLOAD = "[Download this notebook]({name}.ipynb) to run and change it in Jupyter."
