@@ -274,7 +274,8 @@ class PolarAttention(GatedAttention):
         power = power.repeat(1, 1, 2).repeat_interleave(2, dim=0)
 
         def powers(signed: Tensor) -> Tensor:
-            out: Tensor = (relu(signed) + 1e-30) ** power  # the gradient takes a logarithm, and that of 0 is slow
+            above = relu(signed) + 1e-30  # the gradient takes a logarithm, and that of 0 is slow
+            out: Tensor = above**power * (signed > 0)
             return out
 
         return powers
