@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, relu, softplus
+from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, pad, softplus
 
 from linvit.layers.checks import Device, Dtype, Heads, Kernel, Prefix, TensorOptions, Width
 from linvit.layers.operator import Operands, merged
@@ -271,11 +271,12 @@ class PolarAttention(GatedAttention):
         if (self.operator.options or {}).get("feature_map") != "relu":
             return None
         power = (1 + self.ALPHA * self.power.sigmoid()).unflatten(0, (self.heads, 1, -1))
-        power = power.repeat(1, 1, 2).repeat_interleave(2, dim=0)
 
         def powers(signed: Tensor) -> Tensor:
-            out: Tensor = relu(signed) ** power
-            return out
+            # The four copies of a channel differ in their signs only: one power serves all, and is never that of 0.
+            sizes = signed[..., ::2, :, : power.shape[-1]].abs() ** power
+            both = torch.cat((sizes, sizes), dim=-1).unsqueeze(-3)
+            return (both * (signed > 0).unflatten(-3, (-1, 2))).flatten(-4, -3)
 
         return powers
 
