@@ -255,7 +255,7 @@ rates-linearize: rates-linearize-linear rates-linearize-mala
 
 rates-linearize-%: $(STAMP)
 	$(call EVIDENT,linearize_rates_$*,$(call WAYS,$(foreach x,nothing attention mlp all,copies/$(x)_none)),$(call FOR_RATE,$(LOW_RATES)) \
-		model.mechanism=$* data.held_out=0.1)
+		model.mechanism=$* data.held_out=0.1 trainer.max_epochs=2 trainer.check_val_every_n_epoch=2)
 	$(call EVIDENT,linearize_rates_align_$*,$(call WAYS,vit/align),--also top1 $(call FOR_RATE,$(ALIGN_RATES)) model.mechanism=$* \
 		data.held_out=0.1)
 	$(call EVIDENT,linearize_rates_maps_$*,$(call WAYS,copies/align_maps_copied),--also top1 $(call FOR_RATE,$(MAP_RATES)) \
