@@ -276,7 +276,8 @@ class PolarAttention(GatedAttention):
             # The four copies of a channel differ in their signs only: one power serves all, and is never that of 0.
             sizes = signed[..., ::2, :, : power.shape[-1]].abs() ** power
             both = torch.cat((sizes, sizes), dim=-1).unsqueeze(-3)
-            return (both * (signed > 0).unflatten(-3, (-1, 2))).flatten(-4, -3)
+            out: Tensor = both * (signed > 0).unflatten(-3, (-1, 2))
+            return out.flatten(-4, -3)
 
         return powers
 
