@@ -273,7 +273,7 @@ class PolarAttention(GatedAttention):
         power = (1 + self.ALPHA * self.power.sigmoid()).unflatten(0, (self.heads, 1, -1))
 
         def powers(signed: Tensor) -> Tensor:
-            # The four copies of a channel differ in their signs only: one power serves all, and is never that of 0.
+            # The four copies of a channel differ in their signs only, so one power serves all of them.
             sizes = signed[..., ::2, :, : power.shape[-1]].abs() ** power
             both = torch.cat((sizes, sizes), dim=-1).unsqueeze(-3)
             out: Tensor = both * (signed > 0).unflatten(-3, (-1, 2))
