@@ -21,7 +21,8 @@ class Predictor(nn.Module):
         self, tokens: Tensor, before: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """int64 (batch, tokens) to (batch, tokens, width), and the state of the LSTM for the next call."""
-        states: tuple[Tensor, tuple[Tensor, Tensor]] = self.lstm(self.embed(tokens), before)
+        with torch.autocast("cpu", enabled=False):  # oneDNN has no bfloat16 LSTM for CPUs without AVX-512
+            states: tuple[Tensor, tuple[Tensor, Tensor]] = self.lstm(self.embed(tokens), before)
         return states
 
 
