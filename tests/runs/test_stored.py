@@ -103,7 +103,7 @@ def check_mutations(folder, path, count, seed, evaluates=True):
 
 
 def test_changed_metadata_ends_in_a_sentence(run, tmp_path):
-    check_mutations(run, tmp_path / "changed.ckpt", 40, 0)
+    check_mutations(run, tmp_path / "changed.ckpt", 20, 0)
 
 
 @pytest.mark.slow
