@@ -81,7 +81,8 @@ class Plan:
     def row(self) -> dict[str, Any]:
         """The network's columns of a row: parameters and, for image classification, pattern and MACs."""
         network, cell = self.task.network, self.cell
-        facts = {"name": cell.name, "value": cell.value, "group": cell.group, "lr": self.values["optimizer"]["lr"]}
+        facts = {"name": cell.name, "value": cell.value, "group": cell.group}
+        facts |= {"lr": self.values["optimizer"]["lr"], "epochs": self.values["trainer"]["max_epochs"]}
         if self.values["task"]["name"] != "classification":
             return facts | {"parameters": sum(parameter.numel() for parameter in network.parameters())}
         cost = count_cost(network, (self.source.channels, *self.source.preprocessing.size))
@@ -213,12 +214,13 @@ def _about(
     values, source = plans[0].values, plans[0].source
     data = Path(values["data"].get("root") or "").name or values["data"]["name"]  # the folder says more than its reader
     names = {plan.values["model"].get("name") for plan in plans}
+    epochs = {plan.values["trainer"]["max_epochs"] for plan in plans}
     machine = environment.describe(1, 1)
     return {
         "parameters": [min(parameters), max(parameters)],
         "data": f"{data} over {key}" if key else getattr(source.preprocessing, "corpus", data),
         "model": names.pop() if len(names) == 1 else None,
-        "epochs": values["trainer"]["max_epochs"],
+        "epochs": epochs.pop() if len(epochs) == 1 else None,
         "seeds": len(seeds),
         "first_seed": seeds.start,
         "precision": values["trainer"]["precision"],

@@ -44,6 +44,7 @@ class Row:
     macs: int | None = None
     macs_attention: int | None = None
     lr: float | None = None
+    epochs: int | None = None
     inside: tuple[Mapping[str, float], ...] = ()
 
     @property
@@ -81,6 +82,8 @@ class Comparison:
             cells["MACs"], cells["+ attention"] = _millions(row.macs), _millions(row.macs_attention)
         if self.key != "optimizer.lr" and len({other.lr for other in self.rows}) > 1:
             cells["learning rate"] = f"{row.lr:g}"
+        if self.about["epochs"] is None:
+            cells["epochs"] = str(row.epochs)
         cells[self.measures[self.score].label] = plus_minus(row.mean, digits)
         for name in self.baselines:
             p = "p" if len(self.baselines) == 1 else f"p {name}"
@@ -153,6 +156,7 @@ def about_line(about: Mapping[str, Any]) -> str:
     """The sentence below every table: networks, data, seeds, training, software."""
     parameters = " to ".join(f"{number:,}" for number in dict.fromkeys(about["parameters"]))
     precision = "float32" if about["precision"] in FLOAT32 else f"precision {about['precision']}"
+    epochs = about["epochs"] and f"{about['epochs']} epoch{'s' * (about['epochs'] != 1)}"
     first, last = about["first_seed"], about["first_seed"] + about["seeds"] - 1
     intervals = (
         f"seeds {first} to {last}, mean ± half of the 95 % t-interval, Δ paired by seed with its own 95 %"
@@ -163,7 +167,7 @@ def about_line(about: Mapping[str, Any]) -> str:
         ", ".join(filter(None, [f"Small networks of {parameters} parameters", about["model"]])),
         about["data"],
         f"seed {first} only, no intervals" if about["seeds"] == 1 else intervals,
-        f"{about['epochs']} epoch{'s' * (about['epochs'] != 1)}, {precision}, one thread per run",
+        ", ".join(filter(None, [epochs, precision, "one thread per run"])),
         " and ".join(about["machines"]),
         f"torch {' and '.join(about['torch'])}, commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
     ]

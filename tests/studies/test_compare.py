@@ -59,6 +59,16 @@ def test_the_table_says_mean_interval_and_difference():
     assert lines[-1].endswith("; x86_64, 2 cores and NVIDIA H200; torch 2.15.0 and 2.11.0, commit unknown.*")
 
 
+def test_epochs_are_a_column_where_they_differ():
+    facts = [{**fact, "epochs": epochs} for fact, epochs in zip(FACTS, (2, 5, 2, 5), strict=True)]
+    rows = compared(facts, list(RESULTS.values()), MEASURES, ["softmax"])
+    about = {**ABOUT, "epochs": None}
+    lines = Comparison(rows, "recall_accuracy", MEASURES, about, ["softmax"], "data.pairs").to_markdown().splitlines()
+    assert "| parameters | epochs | answers, % |" in lines[0]
+    assert "| 4 | 1,234 | 5 | 90.00 " in lines[3]
+    assert " Holm's procedure; float32, one thread per run; " in lines[-1]
+
+
 def test_differences_are_paired_at_the_same_value_and_leave_out_what_is_not_finite():
     assert [set(row.differences) for row in ROWS] == [set(), {"softmax"}] * 2
     assert ROWS[1].differences["softmax"].mean == pytest.approx(-8)
