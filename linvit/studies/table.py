@@ -82,7 +82,7 @@ class Comparison:
             cells["MACs"], cells["+ attention"] = _millions(row.macs), _millions(row.macs_attention)
         if self.key != "optimizer.lr" and len({other.lr for other in self.rows}) > 1:
             cells["learning rate"] = f"{row.lr:g}"
-        if self.about["epochs"] is None:
+        if self.key != "trainer.max_epochs" and len({other.epochs for other in self.rows}) > 1:
             cells["epochs"] = str(row.epochs)
         cells[self.measures[self.score].label] = plus_minus(row.mean, digits)
         for name in self.baselines:

@@ -67,6 +67,8 @@ def test_epochs_are_a_column_where_they_differ():
     assert "| parameters | epochs | answers, % |" in lines[0]
     assert "| 4 | 1,234 | 5 | 90.00 " in lines[3]
     assert " Holm's procedure; float32, one thread per run; " in lines[-1]
+    varied = Comparison(rows, "recall_accuracy", MEASURES, about, ["softmax"], "trainer.max_epochs")
+    assert "| epochs |" not in varied.to_markdown()
 
 
 def test_differences_are_paired_at_the_same_value_and_leave_out_what_is_not_finite():
