@@ -22,6 +22,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "recipes of one task, the baseline first: files, or names that `linvit recipes` lists"
     compared.add_argument("recipes", metavar="RECIPE", nargs="+", type=Path, help=text)
     compared.add_argument("--seeds", metavar="N", type=whole, default=3, help="seeds per recipe")
+    compared.add_argument("--first-seed", metavar="N", type=whole, default=0, help="lowest seed")
     text = "train at each of these values of a setting, for a single recipe the baseline first (default: none)"
     compared.add_argument("--over", metavar="KEY=V,V,…", help=text)
     text = "settings for every run, such as trainer.max_epochs=5 (default: those of the recipes)"
@@ -45,12 +46,12 @@ def run(options: argparse.Namespace) -> int:
     from linvit.studies.table import STEM, about_line
 
     if options.left:
-        settings = (options.seeds, options.over, options.set, options.ledger)
+        settings = (options.seeds, options.over, options.set, options.ledger, options.first_seed)
         show(f"{options.folder}: {remaining_runs(options.recipes, options.folder, *settings)}")
         return 0
     chosen = (options.seeds, options.workers, options.over, options.set, options.also)
-    files = (options.ledger, options.write)
-    comparison = compare(options.recipes, options.folder, *chosen, show, options.trust_recipe, *files)
+    rest = (options.ledger, options.write, options.first_seed)
+    comparison = compare(options.recipes, options.folder, *chosen, show, options.trust_recipe, *rest)
     show_rows([comparison.cells(row) for row in comparison.rows])
     show(about_line(comparison.about))
     written = "" if options.write is None else f" and between the marks of {options.write}"

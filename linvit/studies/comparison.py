@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 from linvit.analysis.markdown import check_marks, marks, replace_between_marks
 from linvit.files import user_path
-from linvit.ranges import Count, Some, check
+from linvit.ranges import Count, Seed, Some, check
 from linvit.runs.bundled import find_recipe
 from linvit.studies.ledger import Ledger
 from linvit.studies.plan import Cell, Plan, Say, check_shared, folder_name, silent, train_plans
 from linvit.studies.pool import remaining
 from linvit.studies.table import Comparison
 
-ARGUMENTS = {"recipes": Annotated[Sequence[str | Path], Some()], "seeds": Count, "workers": Count}
+ARGUMENTS = {"recipes": Annotated[Sequence[str | Path], Some()], "seeds": Count, "workers": Count, "first_seed": Seed}
 
 
 def compare(
@@ -28,6 +28,7 @@ def compare(
     trust_recipe: bool = False,
     ledger: str | Path | None = None,
     write: str | Path | None = None,
+    first_seed: int = 0,
 ) -> Comparison:
     """Trains every recipe with every seed and compares them with the first one. Complete runs are kept.
 
@@ -36,7 +37,7 @@ def compare(
     Args:
         recipes: files or names of bundled recipes, all of the same task, whose score is compared.
         folder: gets a folder for each run, report.html, compared.md, .csv and .json and, with `over`, a figure.
-        seeds: how many seeds: 0 … seeds - 1.
+        seeds: how many seeds.
         workers: how many runs are trained at once, one thread each.
         over: `data.pairs=4,8,16` trains every recipe at each of these values.
         overrides: `key.key=value` for every run.
@@ -45,6 +46,7 @@ def compare(
         trust_recipe: lets the recipes run code of any package and write anywhere, see `linvit.train`.
         ledger: a file of finished runs, which are not repeated; each new one is added.
         write: a Markdown file; the text between its two marks with the name of `folder` is replaced by the table.
+        first_seed: the lowest seed.
 
     Raises:
         ValueError: before anything is trained, for recipes of different tasks or with the same name, overrides of
@@ -52,7 +54,7 @@ def compare(
             with other settings.
         Others: as `read_recipe` and `linvit.studies.pool.run_all`.
     """
-    check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "workers": workers})
+    check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "workers": workers, "first_seed": first_seed})
     folder, write = user_path(folder), None if write is None else user_path(write)
     if write is not None:
         check_marks(write, *marks(folder.name))
@@ -60,9 +62,8 @@ def compare(
     plans = [Plan.of(cell) for cell in cells]
     known = None if ledger is None else Ledger(ledger)
     baseline = cells[0].value if key and len(recipes) == 1 else cells[0].name
-    comparison = train_plans(
-        plans, folder, range(seeds), workers, [baseline], also, key, progress=progress, ledger=known
-    )
+    every = range(first_seed, first_seed + seeds)
+    comparison = train_plans(plans, folder, every, workers, [baseline], also, key, progress=progress, ledger=known)
     comparison.save(folder)
     if write is not None:
         replace_between_marks(write, comparison.to_markdown(), *marks(folder.name))
@@ -76,11 +77,13 @@ def remaining_runs(
     over: str | None = None,
     overrides: Sequence[str] = (),
     ledger: str | Path | None = None,
+    first_seed: int = 0,
 ) -> str:
     """What is left of a comparison, see `pool.remaining`; the arguments and errors are those of `compare`."""
-    check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "workers": 1})
+    check(ARGUMENTS, {"recipes": recipes, "seeds": seeds, "workers": 1, "first_seed": first_seed})
     _, cells = _cells(recipes, over, overrides)
-    trainings = [cell.training(seed, (), user_path(folder)) for seed in range(seeds) for cell in cells]
+    every = range(first_seed, first_seed + seeds)
+    trainings = [cell.training(seed, (), user_path(folder)) for seed in every for cell in cells]
     return remaining(trainings, None if ledger is None else Ledger(ledger))
 
 

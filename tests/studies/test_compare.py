@@ -119,6 +119,7 @@ def test_every_recipe_has_a_line_over_the_setting_and_shares_stay_shares():
     [
         ({"recipes": []}, r"`recipes` is \[\], expected a list of .*, at least one"),
         ({"seeds": 0}, "`seeds` is 0, expected a whole number of 1 or more"),
+        ({"first_seed": -1}, "`first_seed` is -1, expected a whole number from 0 to"),
         ({"over": "data.pairs"}, "`over` is 'data.pairs', expected key=value"),
         ({"over": "data.pairs=4,,8"}, "expected different values"),
         ({"over": "data.pairs=4,8,4"}, "expected different values"),
@@ -187,7 +188,7 @@ def test_another_machine_goes_on_from_the_ledger_and_writes_the_page(tmp_path, c
     recipe.write_text(f"# A network\n# cost: a minute (estimated)\n{recipe.read_text()}")
     begin, end = marks("here")
     page.write_text(f"above\n{begin}\nold\n{end}\nbelow\n")
-    arguments = ["compare", str(recipe), "--seeds", "2", "--ledger", str(ledger)]
+    arguments = ["compare", str(recipe), "--ledger", str(ledger), "--seeds", "2"]
     here = [*arguments, "--folder", str(tmp_path / "here")]
     assert main([*here, "--left"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'here'}: 0 of 2 runs are complete; 2 × a minute\n"
@@ -209,6 +210,12 @@ def test_another_machine_goes_on_from_the_ledger_and_writes_the_page(tmp_path, c
         json.loads(ledger.read_text().splitlines()[1])["result"]["measures"] == json.loads(second)["result"]["measures"]
     )
     assert [path.parent.name for path in (tmp_path / "there").rglob("result.json")] == ["seed1"]
+    capsys.readouterr()
+    last = [*arguments[:-1], "1", "--first-seed", "1", "--folder", str(tmp_path / "last")]
+    assert main([*last, "--left"]) == 0
+    assert capsys.readouterr().out.endswith(": 1 of 1 runs are complete\n")
+    assert main(last) == 0
+    assert "seed 1 only" in capsys.readouterr().out
     with pytest.raises(ValueError, match="with other settings: remove its line"):
         compare([recipe], tmp_path / "there", seeds=2, overrides=["optimizer.lr=1"], ledger=ledger)
 
