@@ -161,10 +161,12 @@ WAYS = $(1:%=recipes/evidence/linearize/%.yaml)
 SWAPPED := model.mechanism=linear,rala,mala,inline,polaformer
 REPLACED := model.mechanism=linear,rala,mala,inline
 LEARNED := none outputs maps
+# Not seed 0, the teacher's: with it new weights are those from which the teacher's were trained.
+COPIES := $(REPLACED) --first-seed 1
 KEPT := model.pattern=LLLLLL,LLLLLS,LLLLSS,LLLSSS,SLLLLL,SSLLLL,SSSLLL --set model.mechanism=mala
 
 evidence-linearize: $(STAMP)
-	$(call STEP,linearize_align,$(call WAYS,vit/align),$(SWAPPED))
+	$(call STEP,linearize_align,$(call WAYS,vit/align),$(SWAPPED) --seeds 4)
 	$(call STEP,linearize_transfer,$(call WAYS,vit/transfer),$(SWAPPED))
 	$(call EVIDENT,linearize_tune,$(call WAYS,vit/new vit/copied vit/tune),--over $(SWAPPED))
 	$(call EVIDENT,linearize_tuned,$(call WAYS,vit/tune),--over $(SWAPPED),linearize_tune)
@@ -174,12 +176,12 @@ evidence-linearize: $(STAMP)
 	$(call EVIDENT,linearize_pyramid_tune,$(call WAYS,pyramid/new pyramid/copied pyramid/tune),--over $(REPLACED))
 	$(call EVIDENT,linearize_pyramid_tuned,$(call WAYS,pyramid/tune),--over $(REPLACED),linearize_pyramid_tune)
 	$(call EVIDENT,linearize_pyramid_steps,$(call WAYS,pyramid/copied pyramid/tune),--over $(REPLACED),linearize_pyramid_tune)
-	$(call STEP,linearize_copies_align,$(call WAYS,copies/align_outputs_new copies/align_maps_copied copies/align_maps_new),$(REPLACED))
-	$(call EVIDENT,linearize_copies,$(call WAYS,$(foreach x,nothing attention mlp all,$(LEARNED:%=copies/$(x)_%))),--over $(REPLACED))
-	$(call EVIDENT,linearize_attention,$(call WAYS,copies/mlp_none copies/all_none),--over $(REPLACED),linearize_copies)
-	$(call EVIDENT,linearize_attention_outputs,$(call WAYS,copies/mlp_outputs copies/all_outputs),--over $(REPLACED),linearize_copies)
-	$(call EVIDENT,linearize_learned,$(call WAYS,$(LEARNED:%=copies/all_%)),--over $(REPLACED),linearize_copies)
-	$(call EVIDENT,linearize_maps,$(call WAYS,copies/all_outputs copies/all_maps),--over $(REPLACED),linearize_copies)
+	$(call STEP,linearize_copies_align,$(call WAYS,copies/align_outputs_new copies/align_maps_copied copies/align_maps_new),$(COPIES))
+	$(call EVIDENT,linearize_copies,$(call WAYS,$(foreach x,nothing attention mlp all,$(LEARNED:%=copies/$(x)_%))),--over $(COPIES))
+	$(call EVIDENT,linearize_attention,$(call WAYS,copies/mlp_none copies/all_none),--over $(COPIES),linearize_copies)
+	$(call EVIDENT,linearize_attention_outputs,$(call WAYS,copies/mlp_outputs copies/all_outputs),--over $(COPIES),linearize_copies)
+	$(call EVIDENT,linearize_learned,$(call WAYS,$(LEARNED:%=copies/all_%)),--over $(COPIES),linearize_copies)
+	$(call EVIDENT,linearize_maps,$(call WAYS,copies/all_outputs copies/all_maps),--over $(COPIES),linearize_copies)
 	$(call STEP,linearize_hybrid_align,$(call WAYS,vit/align),$(KEPT))
 	$(call EVIDENT,linearize_hybrid,$(call WAYS,vit/hybrid),--over $(KEPT))
 
