@@ -37,6 +37,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     plan.add_argument("--images", metavar="N", type=whole, default=256, help="held-out images for the errors")
     plan.add_argument("--batch", metavar="N", type=whole, default=1, help="images per call when times are measured")
     plan.add_argument("--threads", metavar="N", type=whole, default=1, help="threads when times are measured")
+    text = "where times are measured, on a GPU (cuda) in bfloat16 (default: cpu)"
+    plan.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     text = "folder for report.html, plan.md, plan.json and the figure (default: plan in the run's folder)"
     plan.add_argument("--output", metavar="FOLDER", type=Path, help=text)
     text = "also put tables and figure between the marks of a Markdown file that are named after FOLDER (default: none)"
@@ -46,8 +48,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from lightning.pytorch.utilities import rank_zero_only
 
+    from linvit.bench.machine import check_device
     from linvit.runs import train_in_turn
 
+    if options.plan:
+        check_device(options.device)  # before hours of training
     trained = train_in_turn(options.recipes, options.set, progress=True, trust_recipe=options.trust_recipe)
     rank_zero_only(show)(f"The last run is {trained.folder}.")
     if options.plan:
@@ -61,9 +66,9 @@ def _plan(trained: "Run", options: argparse.Namespace) -> None:
 
     folder = options.output or trained.folder / "plan"
     given = chosen(options, "size", "budget")
-    numbers = {"images": options.images, "batch": options.batch, "threads": options.threads}
-    plan = plan_linearization(trained, output=folder, progress=show, write=options.write, **given, **numbers)
+    given |= {name: getattr(options, name) for name in ("images", "batch", "threads", "device", "write")}
+    plan = plan_linearization(trained, output=folder, progress=show, **given)
     show_rows([proposal.cells() for proposal in plan.proposals])
-    if plan.chosen is not None:
-        show(f"Within {options.budget:g} ms: pattern {plan.chosen.pattern}.")
+    if plan.advice:
+        show(plan.advice)
     show(f"Page: {folder}/report.html; the figure is {folder}/plan.svg, .png and .pdf.")

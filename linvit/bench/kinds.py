@@ -5,8 +5,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from linvit.bench import (
     decoding,
     inference,
@@ -53,10 +51,7 @@ def new_report(kind: str, options: Options, keeps_memory: bool = False) -> Repor
 
     Raises ValueError for a missing device, and for sizes that do not fit into its memory.
     """
-    if options.device != "cpu" and not torch.cuda.is_available():
-        raise ValueError(
-            f"`device` is {options.device!r}, but torch sees no GPU here: leave it out to measure the CPU."
-        )
+    machine.check_device(options.device)
     memory.check_fits(options.least_bytes(), options.device)
     about = {**machine.describe(options.device, options.threads), "commit": commit()}
     return Report(kind, about | {"keeps_memory": keeps_memory})

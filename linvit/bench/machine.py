@@ -10,6 +10,12 @@ import torch
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
 
 
+def check_device(device: str) -> None:
+    """Raises ValueError for a GPU that is not there."""
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"`device` is {device!r}, but torch sees no GPU here: leave it out to measure the CPU.")
+
+
 def describe(device: str, threads: int) -> dict[str, Any]:
     """processor, instructions (those that matter here), cores, memory_gib, load, threads, torch, python, gpu."""
     information = _processor_information()

@@ -13,6 +13,7 @@ from linvit.ranges import Checked, Count, OneOf, Range, Seed
 
 CORES = os.cpu_count() or 1
 Threads = Annotated[int, Range(1, CORES, because="that is how many cores this machine has")]
+Device = Annotated[str, OneOf(("cpu", "cuda"))]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Options(Checked):
     seconds: time budget for all rounds of one size, None for no limit; at least three rounds are always made.
     """
 
-    device: Annotated[str, OneOf(("cpu", "cuda"))] = "cpu"
+    device: Device = "cpu"
     threads: Threads = 1
     rounds: Count = 7
     seconds: Annotated[float, Range(above=0)] | None = None

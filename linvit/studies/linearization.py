@@ -15,8 +15,8 @@ from linvit.analysis.figures import COLOURS, SMALL, WIDTH, integer_ticks, subplo
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, marks, replace_between_marks
 from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
 from linvit.bench.clock import Timing, clock_for, interleave, using_threads
-from linvit.bench.machine import describe, sentence
-from linvit.bench.rows import Threads
+from linvit.bench.machine import check_device, describe, sentence
+from linvit.bench.rows import Device, Threads
 from linvit.environment import commit
 from linvit.files import user_path, write_json, write_text
 from linvit.layers.lesson import Lesson
@@ -35,10 +35,12 @@ ARGUMENTS = {
     "batch": Count,
     "threads": Threads,
     "rounds": Count,
+    "device": Device,
 }
-ABOUT = """Errors on {images} held-out images; times at {height}×{width} px, batch {batch}, median of {rounds} rounds,
-{machine}. *error*: |student - teacher|² / |teacher|² of the features if only the attention of this letter is linear.
-*saved*: the time of the softmax attention minus that of the linear one."""
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+ABOUT = """Errors on {images} held-out images; times at {height}×{width} px, batch {batch}, {dtype}, median of {rounds}
+rounds, {machine}. *error*: |student - teacher|² / |teacher|² of the features if only the attention of this letter is
+linear. *saved*: the time of the softmax attention minus that of the linear one."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +102,19 @@ class LinearizationPlan:
     chosen: Proposal | None
     about: str
 
+    @property
+    def advice(self) -> str:
+        """The chosen pattern, or that none is faster, as a sentence; empty if all proposals are left to choose from."""
+        if len(self.proposals) == 1:
+            return "No linear attention saves time at this size: keep softmax attention, or plan for larger images."
+        return "" if self.chosen is None else f"Chosen: {self.chosen.pattern}."
+
     def markdown(self) -> str:
         """Both tables, as Markdown."""
-        letters = [letter.cells() for letter in self.letters]
-        proposals = [
-            proposal.cells() | ({"pattern": f"**{proposal.pattern}**"} if proposal == self.chosen else {})
-            for proposal in self.proposals
-        ]
-        chosen = "" if self.chosen is None else "; the chosen one is bold"
-        between = f"Patterns, from all softmax to as much linear as saves time{chosen}:"
-        return f"{self.about}\n\n{markdown_rows(letters, 2)}\n\n{between}\n\n{markdown_rows(proposals, 1)}\n"
+        letters, proposals = ([row.cells() for row in rows] for rows in (self.letters, self.proposals))
+        between = "Patterns, from all softmax to as much linear as saves time:"
+        parts = [self.about, markdown_rows(letters, 2), between, markdown_rows(proposals, 1), self.advice]
+        return "\n\n".join(filter(None, parts)) + "\n"
 
     def figure(self) -> Figure:
         """The error of each letter, and error against time of the proposals."""
@@ -139,8 +144,8 @@ class LinearizationPlan:
         write_json(folder / "plan.json", asdict(self))
         shown = figure_image(figure, "error and time")
         letters, proposals = (table([row.cells() for row in rows]) for rows in (self.letters, self.proposals))
-        chosen = [] if self.chosen is None else [paragraph(f"Chosen: {self.chosen.pattern}.")]
-        sections = [("Letters", [paragraph(self.about), shown, letters]), ("Patterns", [proposals, *chosen])]
+        advice = [paragraph(self.advice)] if self.advice else []
+        sections = [("Letters", [paragraph(self.about), shown, letters]), ("Patterns", [proposals, *advice])]
         write_page(folder / PAGE, "Plan of a linearization", sections)
         write_figure(figure, folder / "plan")
         write_text(folder / "plan.md", f"# Plan\n\n![error and time](plan.svg)\n\n{self.markdown()}")
@@ -190,7 +195,7 @@ class Hybrid:
 
 @dataclass(frozen=True)
 class Times:
-    """How times are measured."""
+    """How times are measured: on the device and in the dtype of the images."""
 
     images: Tensor
     threads: int
@@ -200,7 +205,7 @@ class Times:
         """Milliseconds of each call, measured in turn."""
         timings: dict[str, Timing] = {}
         with torch.inference_mode():
-            interleave(calls, clock_for("cpu", self.threads), self.rounds, timings)
+            interleave(calls, clock_for(self.images.device.type, self.threads), self.rounds, timings)
         return {name: timing.median_ms for name, timing in timings.items()}
 
     def of_layers(self, hybrid: Hybrid) -> dict[str, tuple[float, float]]:
@@ -249,6 +254,7 @@ def plan_linearization(
     batch: int = 1,
     threads: int = 1,
     rounds: int = 7,
+    device: str = "cpu",
     output: str | Path | None = None,
     progress: Say = silent,
     write: str | Path | None = None,
@@ -263,19 +269,21 @@ def plan_linearization(
         size: height and width in pixels at which times are measured, with new weights; None for those of the run.
         budget: milliseconds for one batch; chooses the pattern of least error within it.
         images: number of held-out images on which errors are measured.
-        batch, threads, rounds: of the measurement of times, on the CPU.
+        batch, threads, rounds: of the measurement of times.
+        device: where times are measured: on the "cpu" in float32, or on a GPU ("cuda") in bfloat16, as CUDA graphs.
         output: folder for report.html, plan.md, plan.json and the figure; None writes nothing.
         progress: called with a line before each step.
         write: a Markdown file; the text between its two marks with the name of `output` is replaced by tables and
             figure.
 
     Raises:
-        ValueError: for a run of another task, a size that the network cannot take, an argument out of range, and a
-            budget that no pattern meets; the plan is written before that. For `write` without `output`, and a file
-            without marks.
+        ValueError: for a run of another task, a size that the network cannot take, an argument out of range, a GPU
+            that is not there, and a budget that no pattern meets; the plan is written before that. For `write` without
+            `output`, and a file without marks.
     """
-    given = {"size": size, "budget": budget, "images": images, "batch": batch, "threads": threads, "rounds": rounds}
-    check(ARGUMENTS, given)
+    measured = {"batch": batch, "threads": threads, "rounds": rounds, "device": device}
+    check(ARGUMENTS, {"size": size, "budget": budget, "images": images, **measured})
+    check_device(device)
     folder, page = (None if path is None else user_path(path) for path in (output, write))
     if page is not None:
         if folder is None:
@@ -285,14 +293,18 @@ def plan_linearization(
     if not isinstance(task, Alignment):
         raise ValueError(f"The run {run.folder} is not of the task alignment: train a recipe with that task first.")
     progress("Measuring the error of each block")
-    errors = _Errors(Hybrid(run.network.eval(), task.original, task.lessons), _batches(run, images))
+    network, place = run.placed_network()
+    hybrid = Hybrid(network, task.to(place).original, task.lessons)
+    errors = _Errors(hybrid, [batch.to(place) for batch in _batches(run, images)])
     height, width = (size, size) if isinstance(size, int) else size or run.preprocessing.size
     progress(f"Measuring times at {height}×{width} px")
-    timed = _new_pair(cast(Origin, run.network.origin), (height, width))
-    times = Times(torch.randn(batch, run.preprocessing.channels, height, width), threads, rounds)
+    random = torch.randn(batch, run.preprocessing.channels, height, width).to(device, DTYPES[device])
+    timed = _new_pair(cast(Origin, network.origin), random)
+    times = Times(random, threads, rounds)
     letters, proposals = _measured(errors, timed, times)
     facts = {"images": len(errors), "height": height, "width": width, "batch": batch, "rounds": rounds}
-    about = ABOUT.format(**facts, machine=sentence({**describe("cpu", threads), "commit": commit()}))
+    facts["dtype"] = str(random.dtype).removeprefix("torch.")
+    about = ABOUT.format(**facts, machine=sentence({**describe(device, threads), "commit": commit()}))
     within = [] if budget is None else [x for x in proposals if x.ms <= budget]
     plan = LinearizationPlan(letters, proposals, min(within, key=lambda x: x.error, default=None), about)
     if folder is not None:
@@ -348,9 +360,13 @@ def _batches(run: Run, count: int) -> list[Tensor]:
     return batches
 
 
-def _new_pair(origin: Origin, size: tuple[int, int]) -> Hybrid:
-    """A teacher of that size and a student, with new weights; raises ValueError for a size that they cannot take."""
-    of_size = replace(origin, base={**origin.base, "img_size": size})
+def _new_pair(origin: Origin, images: Tensor) -> Hybrid:
+    """A teacher and a student for images of that size, device and dtype, with new weights.
+
+    Raises ValueError for a size that they cannot take.
+    """
+    height, width = images.shape[-2:]
+    of_size = replace(origin, base={**origin.base, "img_size": (height, width)})
     try:
         try:
             teacher = of_size.teacher()
@@ -359,8 +375,9 @@ def _new_pair(origin: Origin, size: tuple[int, int]) -> Hybrid:
         teacher.eval()
         student = origin.student(teacher)
     except (AssertionError, ValueError) as error:
-        height, width = size
         raise ValueError(f"`size` is {height}×{width}, but {origin.base['name']} cannot take it: {error}.") from error
+    for network in (teacher, student):
+        network.to(images)
     return Hybrid(student, teacher, lessons(student, teacher))
 
 

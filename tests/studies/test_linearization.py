@@ -69,7 +69,7 @@ def test_a_plan_begins_with_the_letter_that_costs_least_for_what_it_saves(run, l
     assert last.predicted_ms == pytest.approx(40 - 5.5)
     assert (last.ms, plan.proposals[0].error) == (30, 0)
     assert plan.chosen == min(plan.proposals[1:], key=lambda proposal: proposal.error)
-    assert f"**{plan.chosen.pattern}**" in (tmp_path / "plan.md").read_text()
+    assert (tmp_path / "plan.md").read_text().endswith(f"\n\nChosen: {plan.chosen.pattern}.\n")
     assert json.loads((tmp_path / "plan.json").read_text())["chosen"]["pattern"] == plan.chosen.pattern
     assert Image.open(tmp_path / "plan.png").size[0] > 500
     assert lines == ["Measuring the error of each block", "Measuring times at 32×32 px"]
@@ -80,16 +80,46 @@ def test_times_are_measured_at_the_wanted_size(run, tmp_path):
     plan = plan_linearization(run, size=(16, 24), images=4, rounds=3, output=tmp_path)
     assert all(letter.softmax_ms > 0 and letter.linear_ms > 0 for letter in plan.letters)
     assert plan.proposals[0].ms > 0
-    assert "times at 16×24 px, batch 1" in plan.about
+    assert "times at 16×24 px, batch 1, float32" in plan.about
     assert plan.chosen is None
 
 
-def test_what_a_plan_cannot_be(run, long_softmax, tmp_path):
+def test_times_are_measured_in_the_dtype_of_the_device(run, monkeypatch):
+    monkeypatch.setitem(linearization.DTYPES, "cpu", torch.bfloat16)
+    plan = plan_linearization(run, images=4, rounds=3)
+    assert all(letter.softmax_ms > 0 and letter.linear_ms > 0 for letter in plan.letters)
+    assert "batch 1, bfloat16" in plan.about
+
+
+def test_a_plan_says_that_nothing_is_gained(run, monkeypatch):
+    monkeypatch.setattr(linearization.Times, "of_layers", lambda *_: {f"blocks.{i}.attn": (1, 2) for i in range(3)})
+    plan = plan_linearization(run, images=4, rounds=3)
+    assert [proposal.pattern for proposal in plan.proposals] == ["SSS"]
+    assert (
+        plan.advice == "No linear attention saves time at this size: keep softmax attention, or plan for larger images."
+    )
+    assert plan.markdown().endswith(f"{plan.advice}\n")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
+def test_times_on_a_gpu(run):
+    plan = plan_linearization(run, images=4, device="cuda")
+    assert all(letter.error > 0 and letter.softmax_ms > 0 and letter.linear_ms > 0 for letter in plan.letters)
+    assert f"batch 1, bfloat16, median of 7\nrounds, {torch.cuda.get_device_name()};" in plan.about
+
+
+def test_what_a_plan_cannot_be(run, long_softmax, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"`budget` is 10 ms, but the fastest pattern takes 30\.00 ms: allow more"):
         plan_linearization(run, budget=10, images=4, output=tmp_path)
     assert (tmp_path / "plan.md").is_file()
     with pytest.raises(ValueError, match="`budget` is 0, expected a number above 0"):
         plan_linearization(run, budget=0)
+    with pytest.raises(ValueError, match="`device` is 'gpu', expected one of cpu, cuda: change it"):
+        plan_linearization(run, device="gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="`device` is 'cuda', but torch sees no GPU here: leave it out to measure"):
+        plan_linearization(run, device="cuda")
     with pytest.raises(ValueError, match="`size` is 4×4, but deit_tiny_patch16_224 cannot take it: `grid`"):
         plan_linearization(run, size=4, images=4)
     with pytest.raises(ValueError, match="`write` is set, but not `output`, whose name its marks have: set both"):
@@ -108,7 +138,7 @@ def test_the_command_trains_and_plans(tmp_path, capsys, long_softmax):
     arguments = ["linearize", str(recipe), "--plan", "--budget", "36", "--images", "8"]
     assert main([*arguments, "--output", str(folder), "--write", str(written)]) == 0
     printed = capsys.readouterr().out
-    assert "Within 36 ms: pattern " in printed
+    assert "Chosen: " in printed
     page = folder / "report.html"
     assert str(page) in printed.replace("\n", "")
     assert "<h2>Patterns</h2>" in page.read_text()
@@ -118,6 +148,14 @@ def test_the_command_trains_and_plans(tmp_path, capsys, long_softmax):
     assert "![error and time](vit_plan.svg)" in text
     assert "| letter |" in text
     assert (tmp_path / "vit_plan.svg").read_bytes() == (folder / "plan.svg").read_bytes()
+
+
+def test_a_missing_gpu_is_found_before_the_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    recipe = write_student_recipe(tmp_path)
+    assert main(["linearize", str(recipe), "--plan", "--device", "cuda"]) != 0
+    assert "--device is 'cuda', but torch sees no GPU here: leave it out" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_recipes_in_turn_start_from_one_another(tmp_path):
