@@ -29,8 +29,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_network(command.add_argument_group("network without a run"))
     text = "height and width in pixels (default: those of the run)"
     command.add_argument("--size", type=whole, metavar="N", help=text)
-    text = "one image of one size, or one token (default: any, but one for Mask R-CNN, .pte, .mlpackage, small .pt2)"
-    command.add_argument("--fixed", action="store_true", help=text)
+    text = (
+        "one image of one size, or one token (default: any, but one for most ViTs of timm, Mask R-CNN, .pte,"
+        " .mlpackage, small .pt2)"
+    )
+    command.add_argument("--fixed", dest="dynamic", action="store_const", const=False, help=text)
     text = ".pt2 with machine code for processors like this one, by AOTInductor; needs a C++ compiler"
     command.add_argument("--compiled", action="store_true", help=text)
     text = "image files or folders to compare the file with the network on (default: two photos)"
@@ -45,10 +48,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    given = chosen(options, "size", "images", "calibrate", "report")
+    given = chosen(options, "size", "dynamic", "images", "calibrate", "report")
     given |= {"compiled": options.compiled, "int8": options.int8}
-    if options.fixed:
-        given["dynamic"] = False
     exported = load(options, options.source).export(options.target, **given)
     for sentence in _sentences(exported):
         show(sentence)

@@ -257,7 +257,10 @@ def session_of(
         format.write(program, facts, path, inputs, outputs)
         return format.open(path, threads, precision)[1]
     except Exception as error:  # converters raise errors of many classes
-        raise ValueError(f"{format.name} cannot take this network ({reason_of(error)}).") from error
+        raise ValueError(
+            f"{format.name} cannot take this network ({reason_of(error)}): try another format, or `dynamic=False` if the"
+            " file is for any size."
+        ) from error
 
 
 def opened(path: Path, threads: int | None = None) -> tuple[Facts | SequenceFacts, Session]:

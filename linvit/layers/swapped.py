@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linvit.layers.checks import Device, Dtype
 from linvit.layers.patches_of_images import ImagePatches
-from linvit.layers.token_attention import CurrentGrid, TokenAttention
+from linvit.layers.token_attention import CurrentGrid, TokenAttention, whole
 
 Watching = TypeVar("Watching", bound=nn.Module)
 
@@ -38,7 +38,7 @@ class GridPatchEmbed(PatchEmbed):
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, channels, height, width) to tokens."""
         height, width = self.dynamic_feat_size((x.shape[-2], x.shape[-1]))
-        self.source.note((int(height), int(width)))
+        self.source.note(whole(height, width))
         x = PatchEmbed.forward(self, x)
         return x
 
@@ -64,7 +64,7 @@ class GridNaFlexEmbeds(NaFlexEmbeds):
         if patch_coord is None:
             tokens, size = super().forward(x)
             assert size is not None
-            self.source.note((int(size[0]), int(size[1])))
+            self.source.note(whole(*size))
             return tokens, size
         patches = ImagePatches(patch_coord, cast(Tensor, patch_valid), self.num_prefix_tokens)
         if patch_coord.shape[:2] != x.shape[:2]:

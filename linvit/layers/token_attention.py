@@ -34,12 +34,22 @@ class CurrentGrid:
     def note(self, size: tuple[int, int], patches: ImagePatches | None = None) -> None:
         """Store the grid of the latest images, and their patches if they have different sizes."""
         self.size, self.patches = size, patches
-        if patches is None:
+        if patches is None and not is_symbolic(size):
             self._of_number[size[0] * size[1]] = size
 
     def of(self, number: int) -> tuple[int, int] | None:
-        """The last grid with that many tokens; without one, the latest grid."""
-        return self._of_number.get(number, self.size)
+        """The last grid with that many tokens; without one, and while torch.export traces any size, the latest grid."""
+        return self.size if is_symbolic((number,)) else self._of_number.get(number, self.size)
+
+
+def is_symbolic(size: Sequence[int]) -> bool:
+    """Whether numbers stand for any size, as torch.export traces them."""
+    return any(isinstance(number, torch.SymInt) for number in size)
+
+
+def whole(height: int, width: int) -> tuple[int, int]:
+    """The size as Python's numbers, but for one that is symbolic, which int() would bind to that of the example."""
+    return (height, width) if is_symbolic((height, width)) else (int(height), int(width))
 
 
 class TokenOptions(TypedDict, total=False):
@@ -235,7 +245,7 @@ class TokenAttention(AttentionSteps):
                 f"{type(self).__name__} got {x.shape[1]} tokens, expected {self.num_prefix} + {height} × {width}: "
                 "dropped or pruned patches have no grid, keep them all"
             )
-        return int(height), int(width)
+        return whole(height, width)
 
 
 def convolved(convolution: Callable[[Tensor], Tensor], operands: Operands) -> Tensor:

@@ -87,7 +87,8 @@ def export(
             short side).
         dynamic: whether the file reads any batch, height and width, or any number of tokens; otherwise one image of
             that size, or one token of one sequence (default: yes, but not for .pte and .mlpackage, and for .pt2 of
-            images only from 64 px; never for Mask R-CNN and its cascade).
+            images only from 64 px; never for Mask R-CNN and its cascade, nor for networks that refuse other sizes, as
+            most of timm's ViTs do).
         images: image files, folders, PIL images or arrays to compare on (default: two photos, with `int8` some of
             `calibrate`); a Mask R-CNN must detect something in them.
         compiled: whether a .pt2 file has machine code for processors like this one, made by torch's AOTInductor with a
@@ -132,7 +133,9 @@ def export(
         raise ValueError(
             f"`size` is {sides[0]}×{sides[1]}{least}: {path.suffix} files read one size only here; leave `dynamic` out."
         )
-    facts = replace(facts, size=sides, smallest=smallest if able and dynamic is not False else 0)
+    if dynamic is None:
+        dynamic = able and not _reads_one_size(network)
+    facts = replace(facts, size=sides, smallest=smallest if dynamic else 0)
     network = network.eval().cpu().float()
     if calibrate is None:
         return write(network, path, format, facts, _compared_on(images, facts))
@@ -141,6 +144,11 @@ def export(
     facts = replace(facts, calibrated=len(calibration))
     folder = None if report is None else user_path(report)
     return write(network, path, format, facts, _compared_on(images or calibrate, facts), calibration, folder)
+
+
+def _reads_one_size(network: nn.Module) -> bool:
+    """Whether a network of timm refuses images of another size than it was built for, as most ViTs and Swin do."""
+    return any(getattr(module, "strict_img_size", False) for module in network.modules())
 
 
 def _as_classifier(run: Run, spec: StudentSpec) -> Run:

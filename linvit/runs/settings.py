@@ -22,14 +22,14 @@ def respelled(sentence: str, spellings: Mapping[str, str]) -> str:
     """The sentence with each `name` or `name=value` in backticks spelled as its reader writes it.
 
     spellings: spelling of each name, such as "data.size" or "--topk". A value follows as key=value, or as a word
-    after a flag; `resume=True` becomes the flag alone.
+    after a flag; a true or false value leaves the flag alone, as in --resume.
     """
 
     def replacement(match: re.Match[str]) -> str:
         spelling, value = spellings.get(match[1]), match[2]
         if spelling is None:
             return match[0]
-        if value is None or (spelling.startswith("--") and value == "True"):
+        if value is None or (spelling.startswith("--") and value in ("True", "False")):
             return spelling
         return f"{spelling} {value}" if spelling.startswith("--") else f"{spelling}={value}"
 

@@ -70,6 +70,13 @@ def test_a_stopped_run_is_no_mistake(capsys):
     assert capsys.readouterr().err == "Stopped after 3 epochs: continue with --resume.\n"
 
 
+def test_a_true_or_false_value_is_a_flag_alone(capsys):
+    assert (
+        explain(ValueError("It has one size: set `dynamic=False`."), options("export", dynamic="--fixed")) == WRONG_USE
+    )
+    assert capsys.readouterr().err == "linvit: It has one size: set --fixed.\n"
+
+
 @pytest.mark.parametrize(
     ("module", "extra"),
     [

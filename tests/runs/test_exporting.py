@@ -102,8 +102,9 @@ def test_every_family_in_every_format(name, suffix, tmp_path, capfd, on_macos):
         capfd.readouterr()
     torch.manual_seed(0)
     network = timm.create_model(name, num_classes=10).eval()
-    fixed = {} if "_nano" in name or name == "resnet18" else {"dynamic": False}
-    exported = linvit.export(network, tmp_path / f"network{suffix}", size=224 if fixed else 64, **fixed)
+    exported = linvit.export(
+        network, tmp_path / f"network{suffix}", size=64 if "_nano" in name or name == "resnet18" else 224
+    )
     assert exported.facts.name == name
     assert exported.difference < (1e-2 if suffix == PACKAGE else 1e-5) * exported.largest  # Core ML: float16
     assert capfd.readouterr() == ("", "")
@@ -112,8 +113,9 @@ def test_every_family_in_every_format(name, suffix, tmp_path, capfd, on_macos):
 def test_a_linearized_network_with_a_rotation(tmp_path, capfd):
     sizes = {"img_size": 64, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 3}
     student = linvit.linearize(timm.create_model("vit_small_patch16_dinov3", **sizes).eval())
-    exported = linvit.export(student, tmp_path / "student.onnx", size=64, dynamic=False)
-    assert exported.facts.name == "linearized"
+    exported = linvit.export(student, tmp_path / "student.onnx", size=64)
+    assert (exported.facts.name, exported.facts.dynamic) == ("linearized", True)
+    assert len(set(exported.sizes)) > 1
     assert exported.difference < 1e-5 * exported.largest
     assert capfd.readouterr() == ("", "")
 
@@ -287,6 +289,14 @@ def test_files_of_openvino_may_be_closed_in_any_order(files):
     """With two Cores, the process ends in a segmentation fault at the next signal."""
     command = [sys.executable, "-c", CLOSE_IN_ORDER, str(files[".xml"].path)]
     assert subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_a_vit_of_one_size_has_a_file_of_that_size(tmp_path):
+    sizes = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 1, "num_heads": 1, "num_classes": 2}
+    vit = timm.create_model("deit_tiny_patch16_224", **sizes)
+    assert linvit.export(vit, tmp_path / "x.pt2", size=32).facts.dynamic is False
+    with pytest.raises(ValueError, match="cannot be exported for any size: set `dynamic=False`"):
+        linvit.export(vit, tmp_path / "x.pt2", size=64, dynamic=True)
 
 
 @pytest.mark.slow
