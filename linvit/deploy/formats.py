@@ -258,8 +258,8 @@ def session_of(
         return format.open(path, threads, precision)[1]
     except Exception as error:  # converters raise errors of many classes
         raise ValueError(
-            f"{format.name} cannot take this network ({reason_of(error)}): try another format, or `dynamic=False` if the"
-            " file is for any size."
+            f"{format.name} cannot take this network ({reason_of(error)}): try another format, or `dynamic=False` if"
+            " the file is for any size."
         ) from error
 
 
