@@ -39,8 +39,8 @@ ARGUMENTS = {
 }
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 ABOUT = """Errors on {images} held-out images; times at {height}×{width} px, batch {batch}, {dtype}, median of {rounds}
-rounds, {machine}. *error*: |student - teacher|² / |teacher|² of the features if only the attention of this letter is
-linear. *saved*: the time of the softmax attention minus that of the linear one."""
+rounds, {machine}. The error is |student - teacher|² / |teacher|² of the features if only the attention of this letter
+is linear; saved is the time of the softmax attention minus that of the linear one."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ class LinearizationPlan:
         right.plot(
             [x.ms for x in self.proposals], [x.error for x in self.proposals], "o", color=COLOURS[0], label="measured"
         )
-        for x, side, shift in ((self.proposals[0], "right", (10, -13)), (self.proposals[-1], "left", (6, 6))):
+        ends = ((self.proposals[0], "right", (10, -13)), (self.proposals[-1], "left", (6, 6)))
+        for x, side, shift in ends[: len(self.proposals)]:
             where = {"xytext": shift, "textcoords": "offset points", "ha": side, "fontsize": SMALL}
             right.annotate(f"{x.pattern.count('S')} softmax", (x.ms, x.error), **where)
         if self.chosen is not None:

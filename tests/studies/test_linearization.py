@@ -99,6 +99,7 @@ def test_a_plan_says_that_nothing_is_gained(run, monkeypatch):
         plan.advice == "No linear attention saves time at this size: keep softmax attention, or plan for larger images."
     )
     assert plan.markdown().endswith(f"{plan.advice}\n")
+    assert [text.get_text() for text in plan.figure().axes[1].texts] == ["3 softmax"]
 
 
 @pytest.mark.gpu
