@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class OnPixels(nn.Module):
 
 def sample(channels: int, size: tuple[int, int], dynamic: bool) -> Tensor:
     """Black images to export a network with: one of that size, or if the graph must hold for any, two large enough."""
-    side = [max(SMALLEST_DYNAMIC, length) for length in size] if dynamic else list(size)
+    side = [length * ceil(SMALLEST_DYNAMIC / length) for length in size] if dynamic else list(size)  # whole patches
     return torch.zeros(2 if dynamic else 1, channels, *side, dtype=torch.uint8)
 
 

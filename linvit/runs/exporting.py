@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 from timm.data import resolve_data_config
+from timm.layers import PatchEmbed
 from timm.models import FeatureInfo
 from torch import Tensor, nn
 
@@ -133,22 +134,18 @@ def export(
         raise ValueError(
             f"`size` is {sides[0]}×{sides[1]}{least}: {path.suffix} files read one size only here; leave `dynamic` out."
         )
+    patches = next((module for module in network.modules() if isinstance(module, PatchEmbed)), None)
     if dynamic is None:
-        dynamic = able and not _reads_one_size(network)
+        dynamic = able and not (patches is not None and patches.strict_img_size)
     facts = replace(facts, size=sides, smallest=smallest if dynamic else 0)
-    network = network.eval().cpu().float()
+    network, step = network.eval().cpu().float(), 1 if patches is None else patches.patch_size[0]
     if calibrate is None:
-        return write(network, path, format, facts, _compared_on(images, facts))
+        return write(network, path, format, facts, _compared_on(images, facts, step))
     need_int8(path.suffix)
     calibration = calibration_images(calibrate, facts)
     facts = replace(facts, calibrated=len(calibration))
     folder = None if report is None else user_path(report)
-    return write(network, path, format, facts, _compared_on(images or calibrate, facts), calibration, folder)
-
-
-def _reads_one_size(network: nn.Module) -> bool:
-    """Whether a network of timm refuses images of another size than it was built for, as most ViTs and Swin do."""
-    return any(getattr(module, "strict_img_size", False) for module in network.modules())
+    return write(network, path, format, facts, _compared_on(images or calibrate, facts, step), calibration, folder)
 
 
 def _as_classifier(run: Run, spec: StudentSpec) -> Run:
@@ -278,13 +275,16 @@ def _name(network: nn.Module) -> str:
     return str(known.get("architecture") or type(network).__name__)
 
 
-def _compared_on(images: Sequence[Any] | None, facts: Facts) -> list[Tensor]:
-    """Real images as uint8 batches (images, channels, height, width), of three sizes if the file reads any."""
+def _compared_on(images: Sequence[Any] | None, facts: Facts, step: int) -> list[Tensor]:
+    """Real images as uint8 batches (images, channels, height, width), of three sizes if the file reads any.
+
+    step: sides other than those of the facts are multiples of it.
+    """
     opened = photos(facts.channels) if images is None else _opened(images, MOST, facts.channels)
     batches: list[Tensor] = []
     scales = [scale for scale in SCALES if round(min(facts.size) * scale) >= facts.smallest]
     for scale in scales[: 3 if facts.dynamic else 1]:
-        height, width = (round(side * scale) for side in facts.size)
+        height, width = (side if scale == 1 else step * round(side * scale / step) for side in facts.size)
         batches += _resized(opened, height, width).split(AT_ONCE if facts.dynamic else 1)
     return batches
 

@@ -294,9 +294,16 @@ def test_files_of_openvino_may_be_closed_in_any_order(files):
 def test_a_vit_of_one_size_has_a_file_of_that_size(tmp_path):
     sizes = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 1, "num_heads": 1, "num_classes": 2}
     vit = timm.create_model("deit_tiny_patch16_224", **sizes)
-    assert linvit.export(vit, tmp_path / "x.pt2", size=32).facts.dynamic is False
+    assert linvit.export(vit, tmp_path / "x.onnx", size=32).facts.dynamic is False
     with pytest.raises(ValueError, match="cannot be exported for any size: set `dynamic=False`"):
-        linvit.export(vit, tmp_path / "x.pt2", size=64, dynamic=True)
+        linvit.export(vit, tmp_path / "x.onnx", size=32, dynamic=True)
+
+
+def test_a_file_for_any_size_is_compared_at_multiples_of_the_patches(tmp_path):
+    sizes = {"img_size": 70, "embed_dim": 16, "depth": 1, "num_heads": 1, "num_classes": 2}
+    vit = timm.create_model("vit_small_patch14_dinov2", dynamic_img_size=True, **sizes)
+    exported = linvit.export(linvit.linearize(vit, "mala"), tmp_path / "x.onnx", size=70)
+    assert set(exported.sizes) == {(70, 70), (84, 84), (56, 56)}
 
 
 @pytest.mark.slow
