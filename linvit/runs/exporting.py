@@ -282,9 +282,9 @@ def _compared_on(images: Sequence[Any] | None, facts: Facts, step: int) -> list[
     """
     opened = photos(facts.channels) if images is None else _opened(images, MOST, facts.channels)
     batches: list[Tensor] = []
-    scales = [scale for scale in SCALES if round(min(facts.size) * scale) >= facts.smallest]
-    for scale in scales[: 3 if facts.dynamic else 1]:
-        height, width = (side if scale == 1 else step * round(side * scale / step) for side in facts.size)
+    sizes = [[side if scale == 1 else step * round(side * scale / step) for side in facts.size] for scale in SCALES]
+    fitting = [size for size in sizes if min(size) >= facts.smallest]
+    for height, width in fitting[: 3 if facts.dynamic else 1]:
         batches += _resized(opened, height, width).split(AT_ONCE if facts.dynamic else 1)
     return batches
 
