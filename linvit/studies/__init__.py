@@ -1,7 +1,8 @@
 """Comparisons of many runs: over recipes and seeds, the study of the papers' claims, the demo."""
 
 from linvit.studies.comparison import compare
-from linvit.studies.linearization import LinearizationPlan, plan_linearization
+from linvit.studies.linearization import plan_linearization
+from linvit.studies.linearization_plan import LinearizationPlan
 from linvit.studies.papers import Study, study
 from linvit.studies.table import Comparison, Row
 
