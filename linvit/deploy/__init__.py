@@ -99,7 +99,7 @@ def write(
     about = facts.to_json(), ("images",), facts.outputs
 
     def check(session: Session) -> Difference:
-        answers = _answers(OnPixels(network, facts.mean, facts.std), format, session, images, facts.dynamic)
+        answers = _answers(OnPixels(network, facts.mean, facts.std), format, session, images)
         if facts.outputs == DETECTIONS:
             return _detected_difference(answers, format)
         difference = _difference(answers)
@@ -137,7 +137,7 @@ def write_sequence(
     about = facts.to_json(), facts.inputs, facts.outputs
 
     def check(session: Session) -> Difference:
-        difference = _difference(_answers(network, format, whole(session), batches, facts.dynamic))
+        difference = _difference(_answers(network, format, whole(session), batches))
         _check_difference(difference, format, int8=False)
         return difference._replace(same=None)
 
@@ -187,11 +187,8 @@ def _check_difference(difference: Difference, format: Format, int8: bool) -> Non
     )
 
 
-def _answers(
-    network: Session, format: Format, session: Session, images: Iterable[Tensor], dynamic: bool
-) -> Iterator[Answer]:
+def _answers(network: Session, format: Format, session: Session, images: Iterable[Tensor]) -> Iterator[Answer]:
     """The outputs of network and file for each batch."""
-    way = "set `dynamic=False`, or try a" if dynamic else "try a"
     for batch in images:
         with torch.inference_mode():
             expected = network(batch)
@@ -200,8 +197,8 @@ def _answers(
                 outputs = session(batch)
         except Exception as error:  # runtimes raise errors of many classes
             raise ValueError(
-                f"{format.name} cannot run this network at its size ({reason_of(error)}): {way} larger `size` or"
-                " another format."
+                f"{format.name} cannot run this network at its size ({reason_of(error)}): try a larger `size`, another"
+                " format, or `dynamic=False` if the file is for any size."
             ) from error
         yield expected, outputs
 

@@ -37,7 +37,7 @@ from linvit.runs.run import Run
 from linvit.runs.students import StudentSpec
 from linvit.runs.tasks import TASKS
 
-SCALES = (1.0, 1.25, 0.75, 1.5)  # of the sizes to compare at, of which the first three are used that the file reads
+SCALES = (1.25, 0.75, 1.5)  # of further sizes to compare at, of which the first two are used that the file reads
 ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None, "compiled": bool, "int8": bool}
 REGION_SUFFIXES = (".onnx", ".xml")  # of files of region detectors: the others have no non-maximum suppression
 MOST = 16  # images to compare on
@@ -136,16 +136,17 @@ def export(
         )
     patches = next((module for module in network.modules() if isinstance(module, PatchEmbed)), None)
     if dynamic is None:
-        dynamic = able and not (patches is not None and patches.strict_img_size)
+        dynamic = able and (patches is None or not patches.strict_img_size)
     facts = replace(facts, size=sides, smallest=smallest if dynamic else 0)
-    network, step = network.eval().cpu().float(), 1 if patches is None else patches.patch_size[0]
+    steps = (1, 1) if patches is None else patches.patch_size
+    network = network.eval().cpu().float()
     if calibrate is None:
-        return write(network, path, format, facts, _compared_on(images, facts, step))
+        return write(network, path, format, facts, _compared_on(images, facts, steps))
     need_int8(path.suffix)
     calibration = calibration_images(calibrate, facts)
     facts = replace(facts, calibrated=len(calibration))
     folder = None if report is None else user_path(report)
-    return write(network, path, format, facts, _compared_on(images or calibrate, facts, step), calibration, folder)
+    return write(network, path, format, facts, _compared_on(images or calibrate, facts, steps), calibration, folder)
 
 
 def _as_classifier(run: Run, spec: StudentSpec) -> Run:
@@ -275,15 +276,16 @@ def _name(network: nn.Module) -> str:
     return str(known.get("architecture") or type(network).__name__)
 
 
-def _compared_on(images: Sequence[Any] | None, facts: Facts, step: int) -> list[Tensor]:
+def _compared_on(images: Sequence[Any] | None, facts: Facts, steps: tuple[int, int]) -> list[Tensor]:
     """Real images as uint8 batches (images, channels, height, width), of three sizes if the file reads any.
 
-    step: sides other than those of the facts are multiples of it.
+    steps: heights and widths other than those of the facts are multiples of them.
     """
     opened = photos(facts.channels) if images is None else _opened(images, MOST, facts.channels)
     batches: list[Tensor] = []
-    sizes = [[side if scale == 1 else step * round(side * scale / step) for side in facts.size] for scale in SCALES]
-    fitting = [size for size in sizes if min(size) >= facts.smallest]
+    sides = list(zip(facts.size, steps, strict=True))
+    scaled = [[step * round(side * scale / step) for side, step in sides] for scale in SCALES]
+    fitting = [facts.size, *(size for size in scaled if min(size) >= facts.smallest)]
     for height, width in fitting[: 3 if facts.dynamic else 1]:
         batches += _resized(opened, height, width).split(AT_ONCE if facts.dynamic else 1)
     return batches
