@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Setup compiles nothing: most modules are never imported. With this variable every process would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format docs docs-serve notebooks try-notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-clip-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures int8 explorer clean
+.PHONY: setup check format docs docs-serve notebooks try-notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-clip-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures gpu gpu-list gpu-dry gpu-prepare gpu-tables int8 explorer clean
 
 setup: $(STAMP)
 
@@ -332,6 +332,16 @@ $(BENCH)/%/bench.json: | $(STAMP)
 # Draws the figures of accuracy again from the tables of the pages, without measuring.
 bench-figures: $(STAMP)
 	$(BIN)/python -c "from pathlib import Path; from linvit.bench.redraw import redraw; [redraw(page) for page in Path('docs').rglob('*.md')]"
+
+# Jobs for a GPU, docs/contribute/gpu.md; with the Python of the machine where there is no .venv, since it may have no network.
+GPU = $(or $(wildcard $(BIN)/python),$(PYTHON)) -m tools.gpu
+JOBS :=
+
+gpu:
+	$(GPU) $(JOBS) $(if $(OUT),--out "$(OUT)")
+
+gpu-list gpu-dry gpu-prepare gpu-tables:
+	$(GPU) --$(@:gpu-%=%) $(JOBS)
 
 # What 8 bits cost the networks that come with weights: half an hour on one quiet core. make int8 CIFAR=FOLDER
 int8: $(STAMP)

@@ -23,11 +23,17 @@ from linvit.ranges import check_names
 
 OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 PLAIN = "plain"
-PARTS = ("reference", "fused", "channels_last", "bf16", "compiled", "frozen", "cpp", "triton", *RUNTIMES, "int8")
+MODES = {"compiled": None, "autotuned": "max-autotune-no-cudagraphs", "graphed": "reduce-overhead"}
+"""Parts that are `torch.compile`, and its mode; graphed captures CUDA graphs, for steps that are not timed in one."""
+PARTS = (
+    *("reference", "fused", "channels_last", "bf16", "compiled", "autotuned", "frozen", "cpp", "triton"),
+    *(*RUNTIMES, "int8"),
+)
 """Changes to the plain eager float32 network, joined by "+" in a variant such as "fused+bf16".
 
 reference: the attentions in the released order. fused: `linvit.fuse`, after timm's own reparametrization.
-channels_last, bf16: weights and image. compiled: `torch.compile`; frozen: the same with its weights as constants.
+channels_last, bf16: weights and image. compiled: `torch.compile`; autotuned: the same with its choice of kernels timed;
+frozen: the same with its weights as constants.
 cpp, triton: linear attention by `linvit.kernels.cpu`, or by `linvit.kernels` on a GPU.
 onnxruntime, openvino, executorch: the folded and exported network through that runtime; with int8, its layers with
 weights in 8 bits.
@@ -150,14 +156,22 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
     if "int8" in parts:
         raise ValueError(f"int8 is for exported networks: write it with a runtime, such as {next(iter(RUNTIMES))}+int8")
     function: Callable[[Tensor], Tensor] = network
-    if "compiled" in parts or "frozen" in parts:
-        function = torch.compile(network, options={"freezing": True} if "frozen" in parts else None)
+    if "frozen" in parts:
+        function = torch.compile(network, options={"freezing": True})
+    elif MODES.keys() & parts:
+        function = compiled(network, parts)
     if "cpp" in parts:
         cpu.build()
         return lambda: (function(x),)
     if "triton" in parts:
         check_triton(x.device)
     return cpu.aside()(record.trusted("triton" in parts)(lambda: (function(x),)))
+
+
+def compiled(network: nn.Module, parts: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """The network by `torch.compile`, in the mode that one of the parts names."""
+    function: Callable[[Tensor], Tensor] = torch.compile(network, mode=next(MODES[part] for part in parts if part in MODES))
+    return function
 
 
 def check_triton(device: torch.device) -> None:

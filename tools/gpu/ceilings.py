@@ -1,0 +1,204 @@
+"""What the card gives (copies, launches, issue rate), and where the time of networks goes: profiles and counters."""
+
+import csv
+import math
+import shutil
+import subprocess
+import sys
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from linvit.ops import mala, rotary_2d
+from tools.gpu.jobs import Case, Results
+from tools.gpu.networks import BASE, CODE, OURS, call_of, medians
+from tools.gpu.rows import ROOT
+
+HERE = ("tools/gpu/ceilings.py",)
+CHAINS = tl.constexpr(8)
+UNROLLED = tl.constexpr(32)
+ROW_WIDTHS = ((64, 64), (64, 256), (64, 512), (64, 2048), (128, 512), (128, 2048), (256, 2048))  # and from row to row
+PROFILED = {**dict.fromkeys(OURS, "fused+bf16+triton"), BASE: "bf16", "convnext_tiny": "fused+channels_last+bf16"}
+LISTED, SHOWN = 40, 8  # kernels of a profile in its row, and in the table
+TILE = 64
+SM = (
+    "inst_executed.sum",
+    "inst_issued.avg.per_cycle_active",
+    "cycles_elapsed.max",
+    "warps_active.avg.per_cycle_active",
+)
+STALLS = ("barrier", "long_scoreboard", "short_scoreboard", "math_pipe_throttle", "mio_throttle", "wait")
+COUNTERS = (
+    *("gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_bytes.sum"),
+    *("launch__registers_per_thread", "launch__occupancy_limit_registers", *(f"sm__{name}" for name in SM)),
+    *(f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio" for reason in STALLS),
+)
+
+
+@triton.jit
+def copy_rows(x, y, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    offset = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * stride + tl.arange(0, WIDTH)[
+        None, :
+    ]
+    tl.store(y + offset, tl.load(x + offset))
+
+
+@triton.jit
+def nothing(x):
+    pass
+
+
+@triton.jit
+def multiply_add(x, cycles, steps, THREADS: tl.constexpr, CLOCK: tl.constexpr):
+    """CHAINS independent multiply-adds per thread, UNROLLED × steps times, and the cycles that they took."""
+    values = tl.load(x + tl.arange(0, THREADS * CHAINS))
+    begin = _cycle(CLOCK)
+    for _ in range(steps):
+        for _ in tl.static_range(UNROLLED):
+            values = tl.fma(values, 0.999, 0.5)
+    total = tl.sum(values, 0)  # before the clock is read again
+    end = _cycle(CLOCK)
+    tl.store(cycles + tl.program_id(0), tl.where(total == 1.5, 0, end - begin))
+
+
+@triton.jit
+def _cycle(CLOCK: tl.constexpr):
+    if CLOCK:
+        now = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    else:
+        now = tl.full((), 0, tl.int64)
+    return now
+
+
+def cases(toy: bool) -> list[Case]:
+    found = [Case("copy of torch", partial(copy_of_torch, toy), HERE)]
+    for width, stride in ROW_WIDTHS[: 1 if toy else None]:
+        name = f"copy of rows of {2 * width} bytes, {2 * stride} bytes apart"
+        found += [
+            Case(f"{name}, {mebibytes} MiB", partial(copy_of_rows, width, stride, mebibytes, toy), HERE)
+            for mebibytes in (8, 1024)
+        ]
+    found += [Case("launches in a graph", partial(launches, toy), HERE), Case("issue rate", partial(issue, toy), HERE)]
+    for name, variant in list(PROFILED.items())[: 1 if toy else None]:
+        code = CODE if name in OURS else ("timm",)
+        found.append(Case(f"profile of {name} {variant}, 64 images", partial(profile, name, variant, toy), code))
+    return [*found, Case("counters of summarize and read", partial(counters, toy), ("linvit/kernels",))]
+
+
+def copy_of_torch(toy: bool) -> Results:
+    """Terabytes per second, read and written, of a large contiguous copy."""
+    x = torch.ones((1 if toy else 2048) * 2**19, device=_device(toy))
+    y = torch.empty_like(x)
+    return _copied("contiguous, torch", 2 * x.nbytes, medians({"copy": lambda: y.copy_(x)}, toy)["copy"])
+
+
+def copy_of_rows(width: int, stride: int, mebibytes: int, toy: bool) -> Results:
+    """The same for rows of `width` bfloat16 numbers, `stride` numbers apart, as heads lie inside tokens."""
+    tiles = 1 if toy else mebibytes * 2**20 // (2 * width * TILE)
+    x = torch.ones(tiles * TILE, stride, device=_device(toy), dtype=torch.bfloat16)
+    y = torch.zeros_like(x)
+
+    def copy() -> Tensor:
+        copy_rows[(tiles,)](x, y, stride, ROWS=TILE, WIDTH=width)
+        return y
+
+    copied = copy()[:, :width]
+    if not bool((copied == 1).all()):
+        raise ArithmeticError("the copy is wrong")
+    words = f"rows of {2 * width} bytes, {2 * stride} apart"
+    return _copied(words, 4 * copied.numel(), medians({"copy": copy}, toy)["copy"])
+
+
+def _copied(words: str, moved: int, ms: float) -> Results:
+    return {"cells": [{"copy": words, "MiB": moved / 2**21, "ms": ms, "TB/s read and written": moved / ms / 1e9}]}
+
+
+def launches(toy: bool) -> Results:
+    """Microseconds of 1, 10 and 100 kernels that do nothing, one after another in a graph, with and without overlap."""
+    x = torch.zeros(1, device=_device(toy))
+
+    def start(number: int, **options: bool) -> Tensor:
+        for _ in range(number):
+            nothing[(1,)](x, **options)
+        return x
+
+    calls = {f"{number}": partial(start, number) for number in ((1, 2) if toy else (1, 10, 100))}
+    if not toy:
+        calls |= {f"{number}, dependent launch": partial(start, number, launch_pdl=True) for number in (10, 100)}
+    times = medians(calls, toy)
+    return {"cells": [{"kernels that do nothing": name, "µs": 1000 * ms} for name, ms in times.items()]}
+
+
+def issue(toy: bool) -> Results:
+    """Multiply-adds that a multiprocessor issues per cycle (at most 4 warps' at once), with so many warps."""
+    programs = 1 if toy else torch.cuda.get_device_properties(0).multi_processor_count
+    steps, table = 1 if toy else 200, []
+    for warps in (4,) if toy else (4, 8, 16, 32):
+        x = torch.rand(32 * warps * CHAINS.value, device=_device(toy))
+        cycles = torch.zeros(programs, dtype=torch.int64, device=_device(toy))
+        for _ in range(2):
+            multiply_add[(programs,)](x, cycles, steps, THREADS=32 * warps, CLOCK=not toy, num_warps=warps)
+        issued = steps * UNROLLED.value * CHAINS.value * warps
+        rate = None if toy else issued / cycles.double().median().item()
+        table.append({"warps": warps, "multiply-adds issued per cycle": rate})
+    return {"cells": table}
+
+
+def profile(name: str, variant: str, toy: bool) -> Results:
+    """The kernels of one call of a network by time: name, starts, microseconds; and the time of the call itself."""
+    call = call_of(name, variant.removesuffix("+triton") if toy else variant, 64, toy)
+    activity = torch.profiler.ProfilerActivity
+    with torch.inference_mode():
+        ms = medians({"call": call}, toy)["call"]
+        with torch.profiler.profile(activities=[activity.CPU if toy else activity.CUDA]) as recorded:
+            call()
+            if not toy:
+                torch.cuda.synchronize()
+    time_of = "self_cpu_time_total" if toy else "self_device_time_total"
+    found = [(event.key[:120], event.count, getattr(event, time_of)) for event in recorded.key_averages()]
+    kernels = sorted((kernel for kernel in found if kernel[2]), key=lambda kernel: -kernel[2])
+    whole = {"network": name, "variant": variant, "ms in a graph": ms, "kernels": sum(count for _, count, _ in kernels)}
+    slowest = [
+        {"network": name, "kernel": f"`{kernel[:70]}`", "starts": starts, "µs": us} for kernel, starts, us in kernels
+    ]
+    return {
+        "cells": [whole | {"ms in kernels": sum(us for *_, us in kernels) / 1000}, *slowest[:SHOWN]],
+        "kernels": kernels[:LISTED],
+    }
+
+
+def counters(toy: bool) -> Results:
+    """Hardware counters of MALA's kernels in bfloat16, 64 × 8 heads of 12,544 tokens; why, if there are none."""
+    command = [sys.executable, "-c", "from tools.gpu.ceilings import call_once; call_once()"]
+    if toy or shutil.which("ncu") is None:
+        return {"cells": [{"counters": "none: ncu is not installed"}]}
+    options = ["--clock-control", "none", "--csv", "--page", "raw", "--kernel-name", "regex:summarize|read"]
+    options += ["--metrics", ",".join(COUNTERS)]
+    done = subprocess.run(["ncu", *options, *command], cwd=ROOT, capture_output=True, text=True, timeout=150)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    kernels = [row for row in csv.DictReader(lines) if (row.get("Kernel Name") or "")[:9] in ("summarize", "read")]
+    if not kernels:
+        return {"cells": [{"counters": f"none: {(done.stderr + done.stdout).strip()[-300:]}"}]}
+    units = next(csv.DictReader(lines))
+    return {
+        "cells": [
+            {"counter": f"{name}, {units[name]}"} | {row["Kernel Name"].split("(")[0]: row[name] for row in kernels}
+            for name in COUNTERS
+            if units.get(name) is not None
+        ]
+    }
+
+
+def call_once() -> None:
+    """What `counters` runs under ncu."""
+    q, k, v = (torch.randn(64, 8, 12544, 64, device="cuda").bfloat16() for _ in range(3))
+    side = math.isqrt(12544)
+    mala(q, k, v, rotary=rotary_2d((side, side), 64, device=torch.device("cuda")), backend="triton")
+    torch.cuda.synchronize()
+
+
+def _device(toy: bool) -> str:
+    return "cpu" if toy else "cuda"

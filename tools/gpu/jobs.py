@@ -1,0 +1,60 @@
+"""The queue: jobs in the order in which they decide most, each a list of cases that it measures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+Results = dict[str, Any]
+"""What is measured. cells: rows of the tables, by heading; those with equal headings share a table."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row. code: what it measures, as folders and files of the repository, or as one package of others.
+
+    generate: what generates its code, in a process of its own before anything is measured, where that takes long.
+    """
+
+    name: str
+    measure: Callable[[], Results]
+    code: tuple[str, ...]
+    generate: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """measured: the module beside this one, and its function, that gives the cases. decides: in words.
+
+    processes: that generate code at once, each with a network in the card's memory. together: cases whose code is
+    generated before the first of them is measured.
+    """
+
+    name: str
+    minutes: int
+    measured: str
+    decides: str
+    needs: tuple[str, ...] = ("timm",)
+    processes: int = 12
+    together: int = 12
+
+    def cases(self, toy: bool) -> list[Case]:
+        """Those of the real sizes, or toy ones for a CPU."""
+        module, _, function = self.measured.partition(":")
+        found: list[Case] = getattr(import_module(f"tools.gpu.{module}"), function)(toy)
+        return found
+
+
+TRAIN = ("timm", "lightning", "torchvision", "torchmetrics", "PIL", "yaml")
+QUEUE = (
+    Job(
+        "ceilings", 7, "ceilings:cases", "what the card gives: copies, launches, issue rate; where networks' time goes"
+    ),
+    Job("peers", 9, "networks:peers", "networks at their best, 224 px, 64 images and one"),
+    Job("peers_large", 9, "networks:large_peers", "the same at 1,024 px, and for 256 images", processes=6),
+    Job("training", 9, "networks:training", "steps of training; what of them `linvit train` reaches", TRAIN, 4),
+    Job("correctness", 5, "correctness:cases", "may the kernels be used; do processes train together", TRAIN, 16, 200),
+    Job("sweep", 8, "sweep:cases", "tile, warps, stages and splits of every kernel", processes=16, together=16),
+)
+"""Jobs of later work are added where they decide most."""
+JOBS = {job.name: job for job in QUEUE}
