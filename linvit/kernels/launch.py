@@ -11,6 +11,8 @@ from triton.runtime.errors import OutOfResources
 from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
 from linvit.kernels.state import merge, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
+from linvit.kernels.support import padded
+from linvit.kernels.tiles import span
 
 # Tokens per tile and warps per program, by the wider of the two head widths padded to a power of two. A program keeps S
 # (width × value width, float32) and a few tiles at once. At width 64 in bfloat16, compiled for an H200, `summarize`
@@ -25,8 +27,7 @@ BACKWARD_BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 8), 128: (32, 8)}
 # the same for products of four bytes (float32, and float16 as TF32), which need twice the shared memory.
 CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
 WIDE_CHUNKS = {16: (64, 4), 32: (64, 4), 64: (32, 4), 128: (16, 8)}
-# Tiles on the way from memory at once. A GPU with less shared memory gets fewer, down to one, for which 99 KB are
-# enough, but in float16 at width 128, which needs 144 KB.
+# Tiles on the way from memory at once. A GPU with less shared memory gets fewer, down to one: `support.SHARED`.
 MOST_STAGES = 3
 _stages: dict[tuple[Any, ...], int] = {}  # that fitted, by kernel, GPU and shape
 # Tiles that one program reads with the same state, which is as large as one or two tiles and comes from L2.
@@ -69,7 +70,7 @@ class Grid(NamedTuple):
 
 def interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on CPU tensors too."""
-    return not isinstance(read, triton.JITFunction)
+    return not isinstance(span, triton.JITFunction)
 
 
 def state_size(width: int, value_width: int) -> int:
@@ -307,7 +308,7 @@ def _causal_plan(
 
 def _columns(query: Tensor, value: Tensor) -> tuple[int, int]:
     """Head widths padded to the powers of two that products need, at least 16."""
-    return tuple(max(16, triton.next_power_of_2(x.shape[-1])) for x in (query, value))
+    return padded(query.shape[-1]), padded(value.shape[-1])
 
 
 def _plan(
