@@ -103,9 +103,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor | 
         )
         sums = sums.sum(1) if grid.splits > 1 else sums.squeeze(1)
     states = query.new_empty(grid.programs, grid.splits, size, dtype=torch.float32)
-    _start(
-        summarize,
-        (grid.programs, grid.splits),
+    arguments: tuple[Any, ...] = (
         _strided(key),
         _strided(value),
         *rotary,
@@ -115,26 +113,13 @@ def forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor | 
         cu_seqlens,
         key.shape[2],
         scale,
-        MAP=options.key_map,
-        **shape,
     )
+    _start(summarize, (grid.programs, grid.splits), *arguments, MAP=options.key_map, **shape)
     states = _merged(states, sizes, warps)
     out = room(query, value)
-    _start(
-        read,
-        (grid.programs, grid.read_splits),
-        _strided(query),
-        _strided(out),
-        *rotary,
-        states,
-        cu_seqlens,
-        query.shape[2],
-        scale,
-        options.eps,
-        MAP=options.query_map,
-        NORMALIZER=options.normalizer,
-        **shape,
-    )
+    arguments = _strided(query), _strided(out), *rotary, states, cu_seqlens, query.shape[2], scale, options.eps
+    axes = {"MAP": options.query_map, "NORMALIZER": options.normalizer}
+    _start(read, (grid.programs, grid.read_splits), *arguments, **axes, **shape)
     return out, states, sums
 
 
@@ -177,25 +162,9 @@ def backward(
     mean_grads = None
     if options.query_mean:
         mean_grads = query.new_empty(grid.programs, grid.splits, query.shape[-1], dtype=torch.float32)
-    _start(
-        summarize_backward,
-        (grid.programs, grid.splits),
-        _strided(key),
-        _strided(value),
-        _strided(dk),
-        _strided(dv),
-        *rotary,
-        mask,
-        sums,
-        mean_grads,
-        states,
-        state_grads,
-        cu_seqlens,
-        key.shape[2],
-        scale,
-        MAP=options.key_map,
-        **shape,
-    )
+    tensors = [_strided(x) for x in (key, value, dk, dv)]
+    arguments = *tensors, *rotary, mask, sums, mean_grads, states, state_grads, cu_seqlens, key.shape[2], scale
+    _start(summarize_backward, (grid.programs, grid.splits), *arguments, MAP=options.key_map, **shape)
     if mean_grads is not None:
         over_queries(grid.read_splits, _strided(dq), mean_grads.sum(1), None)
     return dq, dk, dv
@@ -206,22 +175,10 @@ def causal_forward(inputs: Inputs, options: Options) -> Tensor:
     query, key, value, rotary, visible, cu_seqlens = inputs
     programs, shape = _causal_plan(query, value, cu_seqlens, options)
     out = room(query, value)
-    _start(
-        chunked,
-        (programs,),
-        _strided(query),
-        _strided(key),
-        _strided(value),
-        _strided(out),
-        *rotary,
-        _strided_mask(visible),
-        cu_seqlens,
-        query.shape[2],
-        query.shape[-1] ** -0.5,
-        options.eps,
-        NORMALIZER=options.normalizer,
-        **shape,
-    )
+    tensors = [_strided(x) for x in (query, key, value, out)]
+    scalars = query.shape[2], query.shape[-1] ** -0.5, options.eps
+    arguments = *tensors, *rotary, _strided_mask(visible), cu_seqlens, *scalars
+    _start(chunked, (programs,), *arguments, NORMALIZER=options.normalizer, **shape)
     return out
 
 
@@ -233,34 +190,10 @@ def causal_backward(grad: Tensor, inputs: Inputs, options: Options) -> tuple[Ten
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
     tensors = [_strided(x) for x in (query, key, value, grad)]
-    _start(
-        chunked_query_backward,
-        (programs,),
-        *tensors,
-        _strided(dq),
-        rows,
-        *rotary,
-        mask,
-        cu_seqlens,
-        query.shape[2],
-        query.shape[-1] ** -0.5,
-        options.eps,
-        NORMALIZER=options.normalizer,
-        **shape,
-    )
-    _start(
-        chunked_key_backward,
-        (programs,),
-        *tensors,
-        _strided(dk),
-        _strided(dv),
-        rows,
-        *rotary,
-        mask,
-        cu_seqlens,
-        query.shape[2],
-        **shape,
-    )
+    rest = rows, *rotary, mask, cu_seqlens, query.shape[2]
+    arguments = *tensors, _strided(dq), *rest, query.shape[-1] ** -0.5, options.eps
+    _start(chunked_query_backward, (programs,), *arguments, NORMALIZER=options.normalizer, **shape)
+    _start(chunked_key_backward, (programs,), *tensors, _strided(dk), _strided(dv), *rest, **shape)
     return dq, dk, dv
 
 

@@ -97,13 +97,13 @@ def digests(folder: Path = SHIPPED.parent) -> dict[str, str]:
     for node in (node for file in folder.glob("*.py") for node in ast.parse(file.read_bytes()).body):
         for name in {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else _names(node, ast.Store):
             defined.setdefault(name, []).append(node)
-    found = {}
+    by_call = {}
     for call in CALLS[False] + CALLS[True]:
         names = [call]
         for name in names:  # grows by what they use
             names += {used for x in defined.get(name, ()) for used in _names(x, ast.Load)}.difference(names)
-        found[call] = _digest(node for name in names for node in defined.get(name, ()))
-    return found
+        by_call[call] = _digest(node for name in names for node in defined.get(name, ()))
+    return by_call
 
 
 def digest_of_files(paths: Iterable[str | Path]) -> str:

@@ -105,8 +105,8 @@ def machine_obstacle(
         capability = torch.cuda.get_device_capability(device)
         oldest = TENSOR_CORES if dtype == torch.bfloat16 else OLDEST
         if capability < oldest:
-            found, lowest = ("{}.{}".format(*version) for version in (capability, oldest))
-            return f"the GPU's compute capability is {found}, and the kernels need {lowest} for {dtype or 'any dtype'}"
+            actual, lowest = ("{}.{}".format(*version) for version in (capability, oldest))
+            return f"the GPU's compute capability is {actual}, and the kernels need {lowest} for {dtype or 'any dtype'}"
         rows = SHARED[torch.float32 if capability < TENSOR_CORES else dtype or torch.bfloat16]
         needed = rows[causal][PADDED.index(columns)]
         limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
