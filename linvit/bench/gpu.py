@@ -1,5 +1,6 @@
 """`linvit check-gpu`: whether the Triton kernels are exact on a GPU, how fast they are, and a record of both."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from linvit.bench.exactness import KERNEL, Deviation, deviations, deviations_in_
 from linvit.bench.progress import Progress
 from linvit.files import reason_of, user_path, write_json, write_text
 from linvit.kernels import record
-from linvit.kernels.support import machine_obstacle
+from linvit.kernels.support import PADDED, machine_obstacle, padded
 from linvit.ops import rotary_1d
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -92,6 +93,8 @@ def _cases(device: torch.device) -> Iterator[tuple[str, Callable[[], list[Deviat
     for name, options in OPTIONS.items():
         for dtype in DTYPES:
             for tokens, width in SHAPES:
+                if machine_obstacle(device, dtype, padded(width), "causal" in options) is not None:
+                    continue
                 case = f"{name}, {str(dtype).removeprefix('torch.')}, {tokens} tokens, width {width}"
                 yield case, _case(dtype, tokens, width, device, options)
         yield f"{name}, same bits every time", _repeated(device, options)
@@ -192,7 +195,10 @@ def _first_section(about: Mapping[str, str], done: Sequence[Check]) -> str:
         left=2,
     )
     passed = all(check.failure is None for check in done)
-    return "\n\n".join([f"# {about['gpu']}", f"{PASSED if passed else FAILED} ({facts})", table])
+    tensors = itertools.product([torch.device("cuda")], DTYPES, PADDED, (False, True))
+    obstacles = [clause for clause in dict.fromkeys(itertools.starmap(machine_obstacle, tensors)) if clause is not None]
+    left_out = [f"Left out: {'; '.join(obstacles)}."] if obstacles else []
+    return "\n\n".join([f"# {about['gpu']}", f"{PASSED if passed else FAILED} ({facts})", *left_out, table])
 
 
 def _numbers(worst: Deviation | None) -> list[str]:

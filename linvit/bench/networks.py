@@ -164,19 +164,20 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
         cpu.build()
         return lambda: (function(x),)
     if "triton" in parts:
-        check_triton(x.device)
+        check_triton(x.device, x.dtype)
     return cpu.aside()(record.trusted("triton" in parts)(lambda: (function(x),)))
 
 
 def compiled(network: nn.Module, parts: Sequence[str]) -> Callable[[Tensor], Tensor]:
     """The network by `torch.compile`, in the mode that one of the parts names."""
-    function: Callable[[Tensor], Tensor] = torch.compile(network, mode=next(MODES[part] for part in parts if part in MODES))
+    mode = next(MODES[part] for part in parts if part in MODES)
+    function: Callable[[Tensor], Tensor] = torch.compile(network, mode=mode)
     return function
 
 
-def check_triton(device: torch.device) -> None:
-    """Raises ValueError if the Triton kernels cannot run on tensors of this device; the message says why."""
-    reason = machine_obstacle(device)
+def check_triton(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ValueError if the Triton kernels cannot run on such tensors; the message says why."""
+    reason = machine_obstacle(device, dtype)
     if reason is not None:
         raise ValueError(f"the kernels cannot run: {reason}")
 

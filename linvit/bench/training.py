@@ -98,7 +98,7 @@ class Step:
         if "cpp" in parts:
             cpu.build()
         if "triton" in parts:
-            check_triton(torch.device(self.case.device))
+            check_triton(torch.device(self.case.device), torch.bfloat16 if "bf16" in parts else torch.float32)
         fused = "fused_adamw" in parts or None
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=self.rate, weight_decay=DECAY, fused=fused)
 

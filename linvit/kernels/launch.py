@@ -11,6 +11,8 @@ from triton.runtime.errors import OutOfResources
 from linvit.kernels.causal import chunked, chunked_key_backward, chunked_query_backward
 from linvit.kernels.state import merge, query_mean, read, summarize
 from linvit.kernels.state_backward import read_backward, summarize_backward
+from linvit.kernels.support import padded
+from linvit.kernels.tiles import span
 
 # Tokens per tile and warps per program, by the wider of the two head widths padded to a power of two. A program keeps S
 # (width × value width, float32) and a few tiles at once. At width 64 in bfloat16, compiled for an H200, `summarize`
@@ -25,8 +27,7 @@ BACKWARD_BLOCKS = {16: (128, 4), 32: (128, 4), 64: (64, 8), 128: (32, 8)}
 # the same for products of four bytes (float32, and float16 as TF32), which need twice the shared memory.
 CHUNKS = {16: (64, 4), 32: (64, 4), 64: (64, 8), 128: (32, 8)}
 WIDE_CHUNKS = {16: (64, 4), 32: (64, 4), 64: (32, 4), 128: (16, 8)}
-# Tiles on the way from memory at once. A GPU with less shared memory gets fewer, down to one, for which 99 KB are
-# enough, but in float16 at width 128, which needs 144 KB.
+# Tiles on the way from memory at once. A GPU with less shared memory gets fewer, down to one: `support.SHARED`.
 MOST_STAGES = 3
 _stages: dict[tuple[Any, ...], int] = {}  # that fitted, by kernel, GPU and shape
 # Tiles that one program reads with the same state, which is as large as one or two tiles and comes from L2.
@@ -69,7 +70,7 @@ class Grid(NamedTuple):
 
 def interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on CPU tensors too."""
-    return not isinstance(read, triton.JITFunction)
+    return not isinstance(span, triton.JITFunction)
 
 
 def state_size(width: int, value_width: int) -> int:
@@ -102,9 +103,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor | 
         )
         sums = sums.sum(1) if grid.splits > 1 else sums.squeeze(1)
     states = query.new_empty(grid.programs, grid.splits, size, dtype=torch.float32)
-    _start(
-        summarize,
-        (grid.programs, grid.splits),
+    arguments: tuple[Any, ...] = (
         _strided(key),
         _strided(value),
         *rotary,
@@ -114,26 +113,13 @@ def forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor | 
         cu_seqlens,
         key.shape[2],
         scale,
-        MAP=options.key_map,
-        **shape,
     )
+    _start(summarize, (grid.programs, grid.splits), *arguments, MAP=options.key_map, **shape)
     states = _merged(states, sizes, warps)
     out = room(query, value)
-    _start(
-        read,
-        (grid.programs, grid.read_splits),
-        _strided(query),
-        _strided(out),
-        *rotary,
-        states,
-        cu_seqlens,
-        query.shape[2],
-        scale,
-        options.eps,
-        MAP=options.query_map,
-        NORMALIZER=options.normalizer,
-        **shape,
-    )
+    arguments = _strided(query), _strided(out), *rotary, states, cu_seqlens, query.shape[2], scale, options.eps
+    axes = {"MAP": options.query_map, "NORMALIZER": options.normalizer}
+    _start(read, (grid.programs, grid.read_splits), *arguments, **axes, **shape)
     return out, states, sums
 
 
@@ -176,25 +162,9 @@ def backward(
     mean_grads = None
     if options.query_mean:
         mean_grads = query.new_empty(grid.programs, grid.splits, query.shape[-1], dtype=torch.float32)
-    _start(
-        summarize_backward,
-        (grid.programs, grid.splits),
-        _strided(key),
-        _strided(value),
-        _strided(dk),
-        _strided(dv),
-        *rotary,
-        mask,
-        sums,
-        mean_grads,
-        states,
-        state_grads,
-        cu_seqlens,
-        key.shape[2],
-        scale,
-        MAP=options.key_map,
-        **shape,
-    )
+    tensors = [_strided(x) for x in (key, value, dk, dv)]
+    arguments = *tensors, *rotary, mask, sums, mean_grads, states, state_grads, cu_seqlens, key.shape[2], scale
+    _start(summarize_backward, (grid.programs, grid.splits), *arguments, MAP=options.key_map, **shape)
     if mean_grads is not None:
         over_queries(grid.read_splits, _strided(dq), mean_grads.sum(1), None)
     return dq, dk, dv
@@ -205,22 +175,10 @@ def causal_forward(inputs: Inputs, options: Options) -> Tensor:
     query, key, value, rotary, visible, cu_seqlens = inputs
     programs, shape = _causal_plan(query, value, cu_seqlens, options)
     out = room(query, value)
-    _start(
-        chunked,
-        (programs,),
-        _strided(query),
-        _strided(key),
-        _strided(value),
-        _strided(out),
-        *rotary,
-        _strided_mask(visible),
-        cu_seqlens,
-        query.shape[2],
-        query.shape[-1] ** -0.5,
-        options.eps,
-        NORMALIZER=options.normalizer,
-        **shape,
-    )
+    tensors = [_strided(x) for x in (query, key, value, out)]
+    scalars = query.shape[2], query.shape[-1] ** -0.5, options.eps
+    arguments = *tensors, *rotary, _strided_mask(visible), cu_seqlens, *scalars
+    _start(chunked, (programs,), *arguments, NORMALIZER=options.normalizer, **shape)
     return out
 
 
@@ -232,34 +190,10 @@ def causal_backward(grad: Tensor, inputs: Inputs, options: Options) -> tuple[Ten
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     rows = query.new_empty(*query.shape[:2], 4, query.shape[2], dtype=torch.float32)
     tensors = [_strided(x) for x in (query, key, value, grad)]
-    _start(
-        chunked_query_backward,
-        (programs,),
-        *tensors,
-        _strided(dq),
-        rows,
-        *rotary,
-        mask,
-        cu_seqlens,
-        query.shape[2],
-        query.shape[-1] ** -0.5,
-        options.eps,
-        NORMALIZER=options.normalizer,
-        **shape,
-    )
-    _start(
-        chunked_key_backward,
-        (programs,),
-        *tensors,
-        _strided(dk),
-        _strided(dv),
-        rows,
-        *rotary,
-        mask,
-        cu_seqlens,
-        query.shape[2],
-        **shape,
-    )
+    rest = rows, *rotary, mask, cu_seqlens, query.shape[2]
+    arguments = *tensors, _strided(dq), *rest, query.shape[-1] ** -0.5, options.eps
+    _start(chunked_query_backward, (programs,), *arguments, NORMALIZER=options.normalizer, **shape)
+    _start(chunked_key_backward, (programs,), *tensors, _strided(dk), _strided(dv), *rest, **shape)
     return dq, dk, dv
 
 
@@ -307,7 +241,7 @@ def _causal_plan(
 
 def _columns(query: Tensor, value: Tensor) -> tuple[int, int]:
     """Head widths padded to the powers of two that products need, at least 16."""
-    return tuple(max(16, triton.next_power_of_2(x.shape[-1])) for x in (query, value))
+    return padded(query.shape[-1]), padded(value.shape[-1])
 
 
 def _plan(

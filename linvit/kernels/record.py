@@ -1,21 +1,32 @@
-"""Whether the Triton kernels have passed their check on a GPU of this machine: `linvit check-gpu` writes a record.
+"""Whether the Triton kernels have passed their check on a GPU: `linvit check-gpu` writes a user's record.
 
-A record holds for one kind of GPU, these kernels, and these versions of torch and Triton.
+It holds for a kind of GPU, versions of torch and Triton, and kernels. A copy of the file in `records` ships with linvit
+and holds for all GPUs of a compute capability, which with Triton's version and the kernels decides the machine code.
 """
 
+import ast
 import json
+import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from linvit.kernels.support import machine_obstacle
+
 FOLDER = "LINVIT_RECORDS"
+SHIPPED = Path(__file__).parent / "records"
+SHIPPED_FOR = ("capability", "triton")
+OWN_FOR = ("gpu", "torch", *SHIPPED_FOR)
+CALLS = {False: ("forward", "backward"), True: ("causal_forward", "causal_backward")}  # of `launch`, by causal
+_warn_once = cache(logging.getLogger(__name__).warning)
 _decided: bool | None = None
 
 
@@ -31,18 +42,35 @@ def trusted(decision: bool) -> Iterator[None]:
 
 
 @torch.compiler.assume_constant_result
-def passed(device: torch.device) -> bool:
-    """Whether the kernels have passed on this GPU."""
-    return _passed(device.index or 0) if _decided is None else _decided
+def passed(device: torch.device, causal: bool) -> bool:
+    """Whether the kernels of bidirectional or causal calls have passed on this GPU."""
+    return _passed(device.index or 0, causal) if _decided is None else _decided
 
 
 @cache
-def _passed(index: int) -> bool:
-    try:
-        record = json.loads(path(about(index)).read_text())
-    except (OSError, ValueError, PackageNotFoundError):
+def _passed(index: int, causal: bool) -> bool:
+    if machine_obstacle(torch.device("cuda", index)) is not None:
         return False
-    return isinstance(record, dict) and record.get("passed") is True and record.get("about") == about(index)
+    try:
+        now = about(index)
+    except PackageNotFoundError:
+        return False
+    verdict = _verdict(path(now), now, (*OWN_FOR, *CALLS[causal]))
+    if verdict is None:
+        verdict = any(_verdict(file, now, (*SHIPPED_FOR, *CALLS[causal])) for file in SHIPPED.glob("*.json"))
+        if not verdict:
+            _warn_once("The Triton kernels are off on %s: `linvit check-gpu` turns them on if they pass.", now["gpu"])
+    return verdict
+
+
+def _verdict(file: Path, now: Mapping[str, str], facts: Iterable[str]) -> bool | None:
+    """What a record says; None if it is damaged, or holds for other facts than now."""
+    try:
+        record = json.loads(file.read_text())
+        holds = all(record["about"][name] == now[name] for name in facts)
+        return record["passed"] is True if holds else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def forget() -> None:
@@ -51,24 +79,57 @@ def forget() -> None:
 
 
 def about(index: int = 0) -> dict[str, str]:
-    """What a record holds for: GPU, its compute capability, versions, and a digest of the kernels."""
+    """What a record holds for: GPU, its compute capability, versions, and `digests` of the kernels."""
     major, minor = torch.cuda.get_device_capability(index)
     return {
         "gpu": torch.cuda.get_device_name(index),
         "capability": f"{major}.{minor}",
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "triton": version("triton"),
-        "kernels": digest(),
+        **digests(),
     }
 
 
 @cache
-def digest() -> str:
-    """SHA-256 of the source of the kernels."""
-    whole = sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        whole.update(file.read_bytes())
-    return whole.hexdigest()
+def digests(folder: Path = SHIPPED.parent) -> dict[str, str]:
+    """SHA-256 of each function of CALLS and all that it uses from the folder, in whatever file that is written."""
+    defined: dict[str, list[ast.AST]] = {}
+    for node in (node for file in folder.glob("*.py") for node in ast.parse(file.read_bytes()).body):
+        for name in {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else _names(node, ast.Store):
+            defined.setdefault(name, []).append(node)
+    by_call = {}
+    for call in CALLS[False] + CALLS[True]:
+        names = [call]
+        for name in names:  # grows by what they use
+            names += {used for x in defined.get(name, ()) for used in _names(x, ast.Load)}.difference(names)
+        by_call[call] = _digest(node for name in names for node in defined.get(name, ()))
+    return by_call
+
+
+def digest_of_files(paths: Iterable[str | Path]) -> str:
+    """SHA-256 of Python code without comments, docstrings, layout and names of files; the same in every Python."""
+    return _digest(ast.parse(Path(path).read_bytes()) for path in paths)
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, context)}
+
+
+def _digest(nodes: Iterable[ast.AST]) -> str:
+    return sha256("\n".join(sorted(map(_plain, nodes))).encode()).hexdigest()
+
+
+def _plain(node: Any) -> str:
+    """A syntax tree as text, without empty fields, whose number depends on Python's version, and lone strings."""
+    if isinstance(node, ast.JoinedStr):  # a nested format has an empty last piece in Python 3.12
+        node.values = [x for x in node.values if getattr(x, "value", None) != ""]
+    if isinstance(node, ast.AST):
+        fields = [f"{name}={_plain(x)}" for name, x in ast.iter_fields(node) if x is not None and x != []]
+        return f"{type(node).__name__}({', '.join(fields)})"
+    if isinstance(node, list):
+        code = [x for x in node if not (isinstance(x, ast.Expr) and isinstance(getattr(x.value, "value", None), str))]
+        return f"[{', '.join(map(_plain, code))}]"
+    return ascii(node)
 
 
 def path(about: Mapping[str, str]) -> Path:
@@ -76,5 +137,5 @@ def path(about: Mapping[str, str]) -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get(FOLDER) or home / "linvit" / "gpus")
     name = re.sub(r"[^\w.-]+", "-", about["gpu"])
-    key = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    key = sha256(json.dumps([about[fact] for fact in OWN_FOR]).encode()).hexdigest()
     return folder / f"{name}-{key[:12]}.json"

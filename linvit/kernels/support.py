@@ -11,8 +11,20 @@ FEATURE_MAPS = ("elu1", "relu", "exp", "identity")
 WEIGHTINGS = ("uniform", "query_mean")
 NORMALIZERS = ("divide", "magnitude", "subtract", "none", "sum")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-WIDEST = 128
-OLDEST = (8, 0)
+PADDED = (16, 32, 64, 128)  # head widths are padded to the next of these
+WIDEST = PADDED[-1]
+OLDEST = (7, 0)  # torch._inductor.exc: "Triton only supports devices of CUDA Capability >= 7.0"
+TENSOR_CORES = (
+    8,
+    0,
+)  # Triton uses them from here on; below, it multiplies float16 like float32 (triton-lang/triton#5066)
+# Bytes of shared memory of the largest kernel with one tile on the way, by dtype, causal, and padded width: the most
+# that Triton 3.6 or 3.9 takes for 7.5 (the row of float32), 8.6, 9.0 or 12.0, forward or backward.
+SHARED = {
+    torch.float32: ((17920, 37376, 49408, 98432), (49408, 66048, 53376, 99328)),
+    torch.float16: ((9216, 24576, 49152, 147456), (49152, 65536, 81920, 180224)),
+    torch.bfloat16: ((8704, 18432, 24576, 73728), (23040, 40960, 73728, 108544)),
+}
 
 
 def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = False, **options: Any) -> str | None:
@@ -33,7 +45,8 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, *, causal: bool | str = 
         return f"head widths are {query.shape[-1]} and {value.shape[-1]}, and the kernels support up to {WIDEST}"
     if len({query.device, key.device, value.device}) > 1:
         return f"the tensors are on {query.device}, {key.device} and {value.device}"
-    missing: str | None = machine_obstacle(query.device)
+    columns = padded(max(query.shape[-1], value.shape[-1]))
+    missing: str | None = machine_obstacle(query.device, query.dtype, columns, bool(causal))
     return missing
 
 
@@ -76,15 +89,30 @@ def transforms() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+def padded(width: int) -> int:
+    """The width of the tiles of heads of this width."""
+    return next(columns for columns in PADDED if width <= columns)
+
+
 @torch.compiler.assume_constant_result
-def machine_obstacle(device: torch.device) -> str | None:
-    """Why kernels cannot run on tensors of this device, as a clause; None if they can."""
+def machine_obstacle(
+    device: torch.device, dtype: torch.dtype | None = None, columns: int = PADDED[0], causal: bool = False
+) -> str | None:
+    """Why kernels cannot run on such tensors, or, without a dtype, on any of this device, as a clause"""
     if find_spec("triton") is None:
         return "Triton is not installed; pip install triton, if it supports this machine"
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        if capability < OLDEST:
-            return f"the GPU's compute capability is {capability[0]}.{capability[1]}, and the kernels need 8.0"
+        oldest = TENSOR_CORES if dtype == torch.bfloat16 else OLDEST
+        if capability < oldest:
+            actual, lowest = ("{}.{}".format(*version) for version in (capability, oldest))
+            return f"the GPU's compute capability is {actual}, and the kernels need {lowest} for {dtype or 'any dtype'}"
+        rows = SHARED[torch.float32 if capability < TENSOR_CORES else dtype or torch.bfloat16]
+        needed = rows[causal][PADDED.index(columns)]
+        limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        if needed > limit:
+            heads = f"{'causal' if causal else 'bidirectional'} attention in {dtype} at width {columns}"
+            return f"{heads} needs {needed:,} bytes of shared memory per program, and the GPU has {limit:,}"
         return None
     if device.type == "cpu":
         from linvit.kernels.launch import interpreted

@@ -27,7 +27,7 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
         raise TypeError(f"`backend` is {kind(backend)}, expected one of {', '.join(BACKENDS)}")
     if backend not in BACKENDS:
         raise ValueError(f"`backend` is {backend!r}, expected one of {', '.join(BACKENDS)}")
-    if backend == "torch" or (backend == "auto" and not _ready(query)):
+    if backend == "torch" or (backend == "auto" and not _ready(query, options.get("causal"))):
         return None
     from linvit import kernels
 
@@ -41,7 +41,7 @@ def kernel_for(backend: str, query: Tensor, key: Tensor, value: Tensor, **option
     raise ValueError(f"`backend` is {backend!r}, which cannot run: {reason}; use 'auto' or 'torch'")
 
 
-def _ready(query: Tensor) -> bool:
+def _ready(query: Tensor, causal: bool | str | None) -> bool:
     """Whether "auto" may use a kernel on this device."""
     if not query.is_cuda:
         return built_for_cpu() is not None
@@ -49,7 +49,7 @@ def _ready(query: Tensor) -> bool:
         return False
     from linvit.kernels import record
 
-    passed: bool = record.passed(query.device)
+    passed: bool = record.passed(query.device, bool(causal))
     return passed
 
 

@@ -1,6 +1,8 @@
 """The check of a GPU, without one: its page and record, and what "auto" makes of the record."""
 
 import json
+import logging
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +29,9 @@ def pretended(monkeypatch, tmp_path):
     monkeypatch.setenv(record.FOLDER, str(tmp_path / "records"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some GPU/80GB")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    card(monkeypatch, (9, 0), 232448)
+    monkeypatch.setattr(record, "SHIPPED", tmp_path / "shipped")
+    record._warn_once.cache_clear()
     monkeypatch.setattr(kernels, "obstacle", lambda *_, **__: None)
     monkeypatch.setattr(gpu, "BENCHMARKS", {})
     record.forget()
@@ -35,12 +39,31 @@ def pretended(monkeypatch, tmp_path):
     record.forget()
 
 
+def card(monkeypatch, capability, shared):
+    properties = SimpleNamespace(shared_memory_per_block_optin=shared)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+def now_with(monkeypatch, **changed):
+    """This machine with other facts, as if the records had not been read yet."""
+    now = {**record.about(), **changed}
+    monkeypatch.setattr(record, "about", lambda index=0: now)
+    record.forget()
+
+
+def ship(tmp_path):
+    """The user's record ships with the package instead."""
+    shutil.move(tmp_path / "records", record.SHIPPED)
+    record.forget()
+
+
 def finding(monkeypatch, *checks):
     monkeypatch.setattr(gpu, "checks", lambda device, progress: list(checks))
 
 
-def used():
-    return kernel_for("auto", QUERY, QUERY, QUERY)
+def used(causal=False):
+    return kernel_for("auto", QUERY, QUERY, QUERY, causal=causal)
 
 
 def test_the_kernels_are_used_after_they_have_passed(monkeypatch, tmp_path):
@@ -50,6 +73,7 @@ def test_the_kernels_are_used_after_they_have_passed(monkeypatch, tmp_path):
     assert used() is kernels.linear_attention
     page = (tmp_path / gpu.PAGE).read_text()
     assert page.startswith("# Some GPU/80GB\n\nThe kernels are exact on this GPU")
+    assert "Left out" not in page
     assert "| rala, float32, 9 tokens, width 16 | output | 1.0e-07 | 2.0e-07 | passed |" in page
     with record.trusted(False):
         assert used() is None
@@ -78,20 +102,45 @@ def test_a_network_that_is_wrong_with_them_keeps_them_from_being_used_too(monkey
     assert "| benchmark networks | – | – | – | ravlt_tiny fused+triton" in (tmp_path / gpu.PAGE).read_text()
 
 
-@pytest.mark.parametrize("change", ["torch", "kernels", "gpu"])
-def test_a_record_holds_for_nothing_else(monkeypatch, tmp_path, change):
-    finding(monkeypatch, GOOD)
-    check_gpu(tmp_path)
-    now = {**record.about(), change: "another"}
-    monkeypatch.setattr(record, "about", lambda index=0: now)
-    record.forget()
+def test_auto_says_once_that_the_kernels_are_off(caplog):
+    for causal in (False, True, False):
+        assert used(causal) is None
+        record.forget()
+    (line,) = caplog.records
+    assert line.name == "linvit.kernels.record"
+    assert line.levelno == logging.WARNING
+    assert line.getMessage() == (
+        "The Triton kernels are off on Some GPU/80GB: `linvit check-gpu` turns them on if they pass."
+    )
+
+
+def test_auto_says_nothing_where_a_check_would_turn_nothing_on(monkeypatch, tmp_path, caplog):
+    with record.trusted(False):
+        assert used() is None
+    monkeypatch.setattr(record, "machine_obstacle", lambda device: "Triton is not installed")
     assert used() is None
+    monkeypatch.setattr(record, "machine_obstacle", lambda device: None)
+    finding(monkeypatch, BAD)
+    check_gpu(tmp_path)
+    assert used() is None
+    assert not caplog.records
+
+
+def test_compiled_programs_read_the_record_while_they_are_traced(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def scaled(x):
+        return x * (2 if record.passed(torch.device("cuda", 0), False) else 3)
+
+    with caplog.at_level(logging.WARNING):
+        assert torch.compile(scaled, backend="eager", fullgraph=True)(torch.ones(1)) == 3
+    assert [line.name for line in caplog.records] == ["linvit.kernels.record"]
 
 
 def test_a_damaged_record_counts_as_none(monkeypatch, tmp_path):
     finding(monkeypatch, GOOD)
     check_gpu(tmp_path)
-    for text in ("{", "[]", '{"passed": true}'):
+    for text in ("{", "[]", "7", '{"passed": true}', '{"about": [], "passed": true}'):
         record.path(record.about()).write_text(text)
         record.forget()
         assert used() is None
@@ -103,7 +152,26 @@ def test_without_a_gpu_one_sentence(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().err.strip() == (
         "linvit: torch sees no GPU here: run this on a machine where torch.cuda.is_available() is true."
     )
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(ValueError, match=r"cannot run on this machine: the GPU's compute capability is 7\.5"):
+
+
+def test_a_card_too_old_for_triton_is_refused(monkeypatch, tmp_path):
+    card(monkeypatch, (6, 1), 49152)
+    with pytest.raises(ValueError, match=r"capability is 6\.1, and the kernels need 7\.0 for any dtype"):
         check_gpu(tmp_path)
+
+
+def test_what_a_card_cannot_run_is_left_out_and_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "OPTIONS", {"mala": gpu.OPTIONS["mala"]})
+    card(monkeypatch, (7, 5), 65536)
+    cases = [case for case, _ in gpu._cases(torch.device("cuda"))]
+    assert "mala, float32, 20 tokens, width 32" in cases
+    assert "mala, float16, 3136 tokens, width 64" in cases
+    assert not [case for case in cases if "bfloat16" in case or "width 128" in case]
+    finding(monkeypatch, GOOD)
+    check_gpu(tmp_path)
+    page = (tmp_path / gpu.PAGE).read_text()
+    assert (
+        "\n\nLeft out: causal attention in torch.float32 at width 32 needs 66,048 bytes of shared memory per program"
+        in page
+    )
+    assert "; the GPU's compute capability is 7.5, and the kernels need 8.0 for torch.bfloat16." in page

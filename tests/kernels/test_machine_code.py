@@ -6,14 +6,15 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from linvit.kernels.support import PADDED, SHARED
+
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="Triton interprets in this process"),
     pytest.mark.skipif(find_spec("triton.backends.nvidia") is None, reason="this Triton has no compiler for CUDA"),
 ]
-HOPPER, AMPERE, GEFORCE = 90, 80, 86
-SHARED = {torch.bfloat16: 99, torch.float32: 99, torch.float16: 163}  # KB per program: capability 8.6, 8.0
+HOPPER, AMPERE, GEFORCE, TURING = 90, 80, 86, 75
 BIDIRECTIONAL = {"query_mean", "summarize", "merge", "read", "read_backward", "summarize_backward"}
 CAUSAL = {"chunked", "chunked_query_backward", "chunked_key_backward"}
 
@@ -116,13 +117,29 @@ def test_everything(compiled, capability, options, causal):
     assert set(compiled) == expected - ({"merge"} if options.get("tokens") == 1 else set())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", SHARED)
-def test_one_stage_of_the_widest_heads_fits(compiled, monkeypatch, dtype, causal):
+def compile_one_stage(compiled, monkeypatch, capability, dtype, width, **options):
+    """Compiles with one tile on the way, and compares the shared memory with the table."""
     from linvit.kernels import launch
 
     monkeypatch.setattr(launch, "MOST_STAGES", 1)
     monkeypatch.setattr(launch, "_stages", {})
-    compile_all(GEFORCE, dtype, 128, 128, causal=causal)
-    assert max(compiled.values()) <= 1024 * SHARED[dtype], compiled
+    compile_all(capability, dtype, width, width, **options)
+    row = SHARED[torch.float32 if capability < AMPERE else dtype][options.get("causal", False)]
+    assert max(compiled.values()) <= row[PADDED.index(width)], compiled
+
+
+def test_one_stage_for_a_card_without_tensor_cores(compiled, monkeypatch):
+    compile_one_stage(compiled, monkeypatch, TURING, torch.float32, 16, backward=False)
+    assert set(compiled) == {"query_mean", "summarize", "merge", "read"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width"),
+    [(TURING, dtype, width) for dtype in (torch.float32, torch.float16) for width in (16, 32, 64)]
+    + [(GEFORCE, dtype, width) for dtype in SHARED for width in (64, 128)],
+)
+def test_one_stage_takes_no_more_than_the_table_says(compiled, monkeypatch, capability, dtype, width, causal):
+    compile_one_stage(compiled, monkeypatch, capability, dtype, width, causal=causal, masked=True)
+    assert set(compiled) == (CAUSAL if causal else BIDIRECTIONAL)

@@ -1,11 +1,14 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
-from linvit.kernels import support
+from linvit.kernels import record, support
 from linvit.ops import linear_attention, rotary_1d
+from linvit.ops.backend import kernel_for
 
 
 def draw(**options):
@@ -54,3 +57,43 @@ def test_without_triton_the_reason_is_that(monkeypatch):
 @pytest.mark.skipif(support.find_spec("triton") is None, reason="Triton is not installed")
 def test_on_the_cpu_the_reason_is_that():
     refused("the tensors are on cpu, and the kernels need CUDA tensors; use 'auto' or 'torch'")
+
+
+@pytest.mark.skipif(support.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(
+    ("capability", "limit", "dtype", "width", "causal", "reason"),
+    [
+        (
+            (8, 6),
+            101376,
+            torch.float16,
+            100,
+            False,
+            "bidirectional attention in torch.float16 at width 128 needs 147,456",
+        ),
+        ((8, 6), 101376, torch.float16, 64, True, None),
+        (
+            (7, 5),
+            65536,
+            torch.float32,
+            32,
+            True,
+            "causal attention in torch.float32 at width 32 needs 66,048 bytes.*65,536",
+        ),
+        ((7, 5), 65536, torch.float16, 64, True, None),
+        ((7, 5), 65536, torch.bfloat16, 16, False, "capability is 7.5, and the kernels need 8.0 for torch.bfloat16"),
+        ((6, 1), 49152, torch.float32, 16, False, "capability is 6.1, and the kernels need 7.0 for torch.float32"),
+    ],
+)
+def test_what_a_card_cannot_run_is_said(monkeypatch, capability, limit, dtype, width, causal, reason):
+    properties = SimpleNamespace(shared_memory_per_block_optin=limit)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    with FakeTensorMode():
+        query, key, value = torch.empty(3, 1, 2, 6, width, dtype=dtype, device="cuda")
+    if reason is None:
+        assert support.obstacle(query, key, value, causal=causal) is None
+        return
+    refused(reason, query, key, value, causal=causal)
+    with record.trusted(True):
+        assert kernel_for("auto", query, key, value, causal=causal) is None

@@ -1,0 +1,100 @@
+"""What a record of the Triton kernels holds for: their code, wherever it is written and however it looks."""
+
+import ast
+import shutil
+
+import pytest
+
+from linvit.kernels import record
+
+SNIPPET = '''
+"""Docstring."""
+from a import b as c
+
+X: dict[int, tuple[float, ...]] = {1: (1.5, -0.0), **c}
+"""What X is."""
+
+@c.jit
+def f(x, /, y=None, *z, w: "int" = ..., **rest) -> None:
+    """Docstring."""
+    global X
+    match x:
+        case {"é": [1, *_]} | None:
+            return f"{x!r:>{y}} {x=}" "é\\n"
+    return lambda *, a, b=b"\\0": (a := x[1:, ::2], 1j, None)  # a comment
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The files of the kernels, to change them."""
+    for file in record.SHIPPED.parent.glob("*.py"):
+        shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def changed(folder, name, old, new):
+    """The functions whose digests change if this text of a file does."""
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new))
+    now = record.digests.__wrapped__(folder)
+    return {call for call, digest in now.items() if digest != record.digests()[call]}
+
+
+def test_the_digest_of_a_text_is_the_same_in_every_python(tmp_path):
+    (tmp_path / "a.py").write_text(SNIPPET)
+    assert (
+        record.digest_of_files([tmp_path / "a.py"])
+        == "b892aa2c671afc0696131a19203810b330a29b0ff118c94afc8220cf988a2444"
+    )
+
+
+def test_layout_comments_docstrings_and_names_of_files_are_not_code(tmp_path):
+    files = [tmp_path / name for name in ("a.py", "b.py", "c.py", "d.py")]
+    texts = [SNIPPET, "x = 1", ast.unparse(ast.parse(SNIPPET)).replace("Docstring.", "Other"), "# new\nx = (\n    1\n)"]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    digest = record.digest_of_files(files[:2])
+    assert record.digest_of_files(map(str, files[3:1:-1])) == digest
+    files[1].write_text("x = 2")
+    assert record.digest_of_files(files[:2]) != digest
+
+
+def test_moved_and_reformatted_definitions_keep_the_digests(folder):
+    tiles = (folder / "tiles.py").read_text()
+    at = tiles.index("@triton.jit\ndef feature(")
+    (folder / "tiles.py").write_text(tiles[:at])
+    (folder / "more.py").write_text("# moved\n" + ast.unparse(ast.parse(tiles[at:])))
+    assert not changed(folder, "launch.py", "def _start(", "# other\n\n\ndef _start(")
+    assert not changed(folder, "launch.py", '"""Gradients of query, key and value."""', '"""Other."""')
+
+
+def test_a_change_concerns_the_calls_that_use_it(folder):
+    bidirectional, causal = map(set, record.CALLS.values())
+    for name, old, new, calls in (
+        ("launch.py", "\nBLOCKS = {16: (128", "\nBLOCKS = {16: (64", {"forward"}),
+        ("launch.py", "\nWIDE_CHUNKS = {16: (64", "\nWIDE_CHUNKS = {16: (32", causal),
+        ("launch.py", "MOST_STAGES = 3", "MOST_STAGES = 2", bidirectional | causal),
+        ("state.py", "3.4028234663852886e38", "3e38", {"forward"}),
+        ("causal.py", "\n    S = ", "\n    S = 1 + ", causal),
+        ("tiles.py", "tl.exp(tl.minimum(x, 0.0))", "tl.exp(x)", bidirectional | causal),
+        ("support.py", "PADDED = (16, ", "PADDED = (", bidirectional | causal),
+        ("linear_attention.py", "cos, sin = (None, None)", "sin, cos = (None, None)", set()),
+    ):
+        shutil.copy(folder / name, folder / "kept")
+        assert changed(folder, name, old, new) == calls, old
+        shutil.move(folder / "kept", folder / name)
+
+
+def test_every_kernel_counts(folder):
+    files = [folder / f"{name}.py" for name in ("causal", "state", "state_backward", "tiles")]
+    kernels = [
+        node.name for file in files for node in ast.parse(file.read_text()).body if hasattr(node, "decorator_list")
+    ]
+    assert len(kernels) > 30
+    for file in files:
+        for name in kernels:
+            if f"def {name}(" in file.read_text():
+                assert changed(folder, file.name, f"def {name}(", f"def {name}(_one_more, "), name
+                (folder / file.name).write_text((record.SHIPPED.parent / file.name).read_text())
