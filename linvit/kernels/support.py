@@ -14,10 +14,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PADDED = (16, 32, 64, 128)  # head widths are padded to the next of these
 WIDEST = PADDED[-1]
 OLDEST = (7, 0)  # torch._inductor.exc: "Triton only supports devices of CUDA Capability >= 7.0"
-TENSOR_CORES = (
-    8,
-    0,
-)  # Triton uses them from here on; below, it multiplies float16 like float32 (triton-lang/triton#5066)
+# Triton uses tensor cores from here on; below, it multiplies float16 like float32 (triton-lang/triton#5066).
+TENSOR_CORES = (8, 0)
 # Bytes of shared memory of the largest kernel with one tile on the way, by dtype, causal, and padded width: the most
 # that Triton 3.6 or 3.9 takes for 7.5 (the row of float32), 8.6, 9.0 or 12.0, forward or backward.
 SHARED = {
@@ -98,7 +96,7 @@ def padded(width: int) -> int:
 def machine_obstacle(
     device: torch.device, dtype: torch.dtype | None = None, columns: int = PADDED[0], causal: bool = False
 ) -> str | None:
-    """Why kernels cannot run on such tensors, or, without a dtype, on any of this device, as a clause"""
+    """Why kernels cannot run on such tensors, without a dtype on any of this device, as a clause; None if they can."""
     if find_spec("triton") is None:
         return "Triton is not installed; pip install triton, if it supports this machine"
     if device.type == "cuda":
