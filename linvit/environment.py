@@ -44,6 +44,17 @@ def forks_of(*modules: str) -> BaseContext:
     return context
 
 
+def end_with_parent() -> None:
+    """Makes this process end when the one that started it does, also when that is killed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+    os._exit(1)
+
+
 def share_rows(processes: int) -> None:
     """Says that so many neighbouring processes share the rows of every image, and so have the same images."""
     global _rows

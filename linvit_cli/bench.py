@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HELP = "Time operators, networks and training steps next to named peers."
 EXAMPLES = ("linvit bench op rala --tokens 196 784", "linvit bench model ravlt_tiny --sizes 224 512")
 WRONG = 1
-CLEARED, WIDEST = "\r\x1b[K", 79
+CLEARED, WIDEST, SECONDS_APART = "\r\x1b[K", 79, 10
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -90,30 +90,39 @@ def finish(report: "Report", options: argparse.Namespace) -> None:
 
 
 class Shown:
-    """One line per group on stderr; on a terminal also a last line with the current step.
+    """A line per group on stderr, and the current step: a terminal's last line, elsewhere a line every ten seconds.
 
     It has no thread of its own, whose time would be counted as the calls' time.
     """
 
     def __init__(self) -> None:
-        self.start, self.name, self.rounds, self.round = time.monotonic(), "", 0, 0
+        self.start = self.printed = time.monotonic()
+        self.name, self.step, self.rounds, self.round = "", "", 0, 0
 
     def group(self, name: str, rounds: int) -> None:
-        self.name, self.rounds, self.round = name, rounds, 0
+        self.name, self.step, self.rounds, self.round = name, "", rounds, 0
         self.clear()
-        say(f"{time.monotonic() - self.start:5.0f} s  {name}", 0)
+        self._print(name)
 
     def say(self, sentence: str) -> None:
+        self.step = sentence
+        line = f"{self.name}: {self.round} of {self.rounds}{sentence and f', {sentence}'}"
         if sys.stderr.isatty():
-            print(f"{CLEARED}{printable(sentence)[:WIDEST]}", end="", file=sys.stderr, flush=True)
+            print(f"{CLEARED}{printable(line)[:WIDEST]}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self.printed >= SECONDS_APART:
+            self._print(line)
 
     def advance(self) -> None:
         self.round += 1
-        self.say(f"{self.name}: round {self.round} of {self.rounds}")
+        self.say(self.step)
 
     def clear(self) -> None:
-        """Removes the last line."""
-        self.say("")
+        """Removes the last line of a terminal."""
+        print(CLEARED if sys.stderr.isatty() else "", end="", file=sys.stderr, flush=True)
+
+    def _print(self, line: str) -> None:
+        self.printed = time.monotonic()
+        say(f"{self.printed - self.start:.0f} s  {line}", 0)
 
 
 def _add_output(kind: argparse.ArgumentParser) -> None:

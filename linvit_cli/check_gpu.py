@@ -19,7 +19,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit check-gpu [options]"
     text = "where the page and the benchmarks go"
     command.add_argument("--folder", type=Path, metavar="FOLDER", default=Path("runs/check_gpu"), help=text)
-    command.add_argument("--no-bench", action="store_true", help="check only, about ten minutes")
+    command.add_argument(
+        "--no-bench", action="store_true", help="check only (7 minutes on one core; on more not timed)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,10 +1,14 @@
 """`linvit check-gpu`: whether the Triton kernels are exact on a GPU, how fast they are, and a record of both."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -14,6 +18,8 @@ from linvit.bench import kinds, page
 from linvit.bench.checks import WrongResultError
 from linvit.bench.exactness import KERNEL, Deviation, deviations, deviations_in_bfloat16
 from linvit.bench.progress import Progress
+from linvit.bench.rows import CORES
+from linvit.environment import end_with_parent, forks_of
 from linvit.files import reason_of, user_path, write_json, write_text
 from linvit.kernels import record
 from linvit.kernels.support import PADDED, machine_obstacle, padded
@@ -77,56 +83,74 @@ class Check:
 
 def checks(device: torch.device, progress: Progress) -> list[Check]:
     """Output and gradients of every case against float64, and whether they are the same bits every time."""
-    cases = list(_cases(device))
-    progress.group("exactness", len(cases))
+    named = cases(device)
+    compile_in_parallel(device, list(named), progress)
+    progress.group("exactness", len(named))
     done = []
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for case, errors in cases:
-            progress.say(f"checking {case}")
-            done.append(_checked(case, errors))
-            progress.advance()
+    for case, errors in named.items():
+        progress.say(f"checking {case}")
+        done.append(checked(case, errors))
+        progress.advance()
     return done
 
 
-def _cases(device: torch.device) -> Iterator[tuple[str, Callable[[], list[Deviation]]]]:
+def compile_in_parallel(device: torch.device, names: Sequence[str], progress: Progress) -> None:
+    """Runs these cases in new processes, so that Triton's cache has their kernels; what fails is left to the check."""
+    fitting = torch.cuda.mem_get_info(device)[0] // 2**30 if device.type == "cuda" else 0  # about 1 GiB each
+    if (number := min(CORES, len(names), fitting)) < 2:
+        return
+    progress.group(f"compiling in {number} processes", len(names))
+    named, others = cases(device), multiprocessing.active_children()
+    pool = ProcessPoolExecutor(number, forks_of(__name__), end_with_parent)
+    try:
+        for _ in as_completed([pool.submit(checked, name, named[name]) for name in names]):
+            progress.advance()
+    finally:
+        for process in set(multiprocessing.active_children()) - set(others):
+            process.kill()  # it is idle, or Ctrl-C was pressed
+        pool.shutdown()
+
+
+def cases(device: torch.device) -> dict[str, Callable[[], list[Deviation]]]:
+    """The errors of every case, by its name. Each has a seed of its own, so that it gives the same alone."""
+    named: dict[str, Callable[[], list[Deviation]]] = {}
     for name, options in OPTIONS.items():
         for dtype in DTYPES:
             for tokens, width in SHAPES:
                 if machine_obstacle(device, dtype, padded(width), "causal" in options) is not None:
                     continue
                 case = f"{name}, {str(dtype).removeprefix('torch.')}, {tokens} tokens, width {width}"
-                yield case, _case(dtype, tokens, width, device, options)
-        yield f"{name}, same bits every time", _repeated(device, options)
+                named[case] = partial(_errors, case, dtype, (tokens, width), device, options)
+        case = f"{name}, same bits every time"
+        named[case] = partial(_repeated, case, device, options)
+    return named
 
 
-def _case(
-    dtype: torch.dtype, tokens: int, width: int, device: torch.device, options: Mapping[str, Any]
-) -> Callable[[], list[Deviation]]:
-    def errors() -> list[Deviation]:
-        tensors, rotary = _drawn(tokens, width, device), rotary_1d(tokens, width, device=device)
-        if dtype == torch.bfloat16:
-            return deviations_in_bfloat16(tensors, KERNEL, rotary=rotary, **options)
-        return deviations(tensors, dtype, KERNEL, rotary=rotary, **options)
-
-    return errors
+@torch.random.fork_rng()
+def _errors(
+    case: str, dtype: torch.dtype, shape: tuple[int, int], device: torch.device, options: Mapping[str, Any]
+) -> list[Deviation]:
+    tensors, rotary = _drawn(case, *shape, device), rotary_1d(*shape, device=device)
+    if dtype == torch.bfloat16:
+        return deviations_in_bfloat16(tensors, KERNEL, rotary=rotary, **options)
+    return deviations(tensors, dtype, KERNEL, rotary=rotary, **options)
 
 
-def _repeated(device: torch.device, options: Mapping[str, Any]) -> Callable[[], list[Deviation]]:
-    def errors() -> list[Deviation]:
-        tensors = _drawn(*SHAPES[0], device)
-        first, second = (KERNEL(*tensors, **options) for _ in range(2))
-        return [Deviation("output", float(not torch.equal(first, second)), 0.0)]
-
-    return errors
+@torch.random.fork_rng()
+def _repeated(case: str, device: torch.device, options: Mapping[str, Any]) -> list[Deviation]:
+    tensors = _drawn(case, *SHAPES[0], device)
+    first, second = (KERNEL(*tensors, **options) for _ in range(2))
+    return [Deviation("output", float(not torch.equal(first, second)), 0.0)]
 
 
-def _drawn(tokens: int, width: int, device: torch.device) -> list[Tensor]:
+def _drawn(case: str, tokens: int, width: int, device: torch.device) -> list[Tensor]:
     """Query, key and value as linear layers give them, heads inside tokens."""
+    torch.manual_seed(crc32(case.encode()))
     return [torch.randn(2, tokens, HEADS, width, device=device).transpose(1, 2) for _ in range(3)]
 
 
-def _checked(case: str, errors: Callable[[], list[Deviation]]) -> Check:
+def checked(case: str, errors: Callable[[], list[Deviation]]) -> Check:
+    """Whether a case has errors that are allowed, and raises none."""
     try:
         rows = errors()
     except Exception as error:  # compilers and drivers raise errors of many classes

@@ -8,9 +8,7 @@ import gc
 import json
 import math
 import multiprocessing
-import os
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +24,7 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from linvit.environment import forks_of
+from linvit.environment import end_with_parent, forks_of
 from linvit.files import write_text
 from linvit.runs.bundled import header
 from linvit.studies.ledger import Ledger
@@ -225,15 +223,8 @@ def _begin_worker(stop: Any) -> None:
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(1)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _complete(training: Training) -> dict[str, Any]:

@@ -2,7 +2,13 @@
 
 import json
 import logging
+import multiprocessing
+import os
 import shutil
+import subprocess
+import sys
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +19,15 @@ from linvit.bench import gpu
 from linvit.bench.checks import WrongResultError
 from linvit.bench.exactness import Deviation
 from linvit.bench.gpu import Check, check_gpu
+from linvit.bench.progress import Progress
 from linvit.kernels import record
+from linvit.ops import linear_attention
 from linvit.ops.backend import kernel_for
 from linvit_cli import main
 
 GOOD = Check("rala, float32, 9 tokens, width 16", Deviation("output", 1e-7, 2e-7), None)
 BAD = Check("mala, float16, 9 tokens, width 16", Deviation("key", 3e-3, 2e-3), "key: error 3.0e-03, allowed 2.0e-03")
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 QUERY = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
 
 
@@ -163,7 +172,7 @@ def test_a_card_too_old_for_triton_is_refused(monkeypatch, tmp_path):
 def test_what_a_card_cannot_run_is_left_out_and_said(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "OPTIONS", {"mala": gpu.OPTIONS["mala"]})
     card(monkeypatch, (7, 5), 65536)
-    cases = [case for case, _ in gpu._cases(torch.device("cuda"))]
+    cases = list(gpu.cases(torch.device("cuda")))
     assert "mala, float32, 20 tokens, width 32" in cases
     assert "mala, float16, 3136 tokens, width 64" in cases
     assert not [case for case in cases if "bfloat16" in case or "width 128" in case]
@@ -175,3 +184,114 @@ def test_what_a_card_cannot_run_is_left_out_and_said(monkeypatch, tmp_path):
         in page
     )
     assert "; the GPU's compute capability is 7.5, and the kernels need 8.0 for torch.bfloat16." in page
+
+
+class Finished(Progress):
+    """Notes groups and rounds."""
+
+    def __init__(self):
+        self.groups, self.rounds = [], 0
+
+    def group(self, name, rounds):
+        self.groups.append((name, rounds))
+
+    def advance(self):
+        self.rounds += 1
+
+
+def noted(folder, name):
+    """A case that leaves a file named by it, and the number of its process."""
+    (folder / name).write_text(str(os.getpid()))
+    return [Deviation("output", 0.0, 0.0)]
+
+
+def breaking(folder, name):
+    noted(folder, name)
+    raise RuntimeError("no such instruction")
+
+
+def killing(folder, name):
+    os._exit(1)
+
+
+def waiting(folder, name):
+    noted(folder, name)
+    time.sleep(600)
+
+
+def with_cases(monkeypatch, folder, *kinds, free=2**31 + 1):
+    """Cases "0", "1", … of these kinds, a GPU with room for two processes, and a machine with 16 cores."""
+    named = {str(number): partial(kind, folder, str(number)) for number, kind in enumerate(kinds)}
+    monkeypatch.setattr(gpu, "cases", lambda device: named)
+    monkeypatch.setattr(gpu, "CORES", 16)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2**40))
+    return list(named)
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_cases_run_once_in_other_processes_and_failures_end_nothing(monkeypatch, tmp_path):
+    names, shown = with_cases(monkeypatch, tmp_path, noted, breaking, noted, breaking, noted), Finished()
+    gpu.compile_in_parallel(CUDA, names[:-1], shown)
+    assert names_in(tmp_path) == names[:-1]
+    processes = {(tmp_path / name).read_text() for name in names[:-1]}
+    assert len(processes) <= 2
+    assert str(os.getpid()) not in processes
+    assert shown.groups == [("compiling in 2 processes", 4)]
+    assert shown.rounds == 4
+    assert not multiprocessing.active_children()
+
+
+def test_a_case_that_kills_its_process_ends_nothing(monkeypatch, tmp_path):
+    names = with_cases(monkeypatch, tmp_path, killing, noted, killing)
+    gpu.compile_in_parallel(CUDA, names, Progress())
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "kinds", "free"),
+    [(CPU, 16, 2, 2**40), (CUDA, 1, 2, 2**40), (CUDA, 16, 1, 2**40), (CUDA, 16, 2, 2**31 - 1)],
+    ids=["no GPU", "one core", "one case", "a full GPU"],
+)
+def test_nothing_is_started_where_it_saves_nothing(monkeypatch, tmp_path, device, cores, kinds, free):
+    names, shown = with_cases(monkeypatch, tmp_path, *[noted] * kinds, free=free), Finished()
+    monkeypatch.setattr(gpu, "CORES", cores)
+    gpu.compile_in_parallel(device, names, shown)
+    assert not names_in(tmp_path)
+    assert not shown.groups
+
+
+def test_ctrl_c_ends_the_processes(monkeypatch, tmp_path):
+    class Pressed(Progress):
+        def advance(self):
+            raise KeyboardInterrupt
+
+    names = with_cases(monkeypatch, tmp_path, noted, waiting, waiting)  # two processes: one waits at least
+    with pytest.raises(KeyboardInterrupt):
+        gpu.compile_in_parallel(CUDA, names, Pressed())
+    assert not multiprocessing.active_children()
+
+
+def test_importing_the_check_leaves_the_gpu_alone():
+    """A process forked from one that has used the GPU could not use it."""
+    program = (
+        "import torch\n"
+        "for name in ('is_available', 'device_count', '_lazy_init', 'get_device_capability', 'current_device'):\n"
+        "    setattr(torch.cuda, name, None)\n"
+        "import linvit.bench.gpu"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_case_finds_the_same_alone_as_among_all(monkeypatch):
+    monkeypatch.setattr(gpu, "SHAPES", ((20, 16),))
+    monkeypatch.setattr(gpu, "KERNEL", partial(linear_attention, backend="torch"))
+    before = torch.get_rng_state()
+    together = {name: errors() for name, errors in gpu.cases(CPU).items()}
+    assert len(together) == 4 * len(gpu.OPTIONS)
+    *_, last = (name for name in together if "bfloat16" in name)
+    assert gpu.cases(CPU)[last]() == together[last]
+    assert torch.equal(torch.get_rng_state(), before)
+    others = [rows for name, rows in together.items() if "same bits" not in name]
+    assert len({rows[0].error for rows in others}) == len(others)

@@ -6,7 +6,7 @@ import pytest
 
 from linvit import allocator
 from linvit.bench import inference, kinds, operators, rows, segmentation
-from linvit_cli import main, parse
+from linvit_cli import bench, main, parse
 
 OP = ["bench", "op", "rala", "--tokens", "6", "12", "--heads", "1", "--width", "4", "--rounds", "1"]
 
@@ -174,3 +174,23 @@ def test_a_network_of_ours_that_fails_is_a_bug(monkeypatch, capsys):
     first, *traceback = capsys.readouterr().err.split("\nlinvit: ", 1)[1].splitlines()
     assert first.startswith("This is a bug in linvit. Please report it")
     assert traceback[-1] == "AssertionError: ours"
+
+
+def test_where_stderr_is_no_terminal_a_step_is_a_line_every_ten_seconds(monkeypatch, capsys):
+    seconds = iter([0, 1, 5, 10.9, 11, 11, 12, 30, 30, 31, 45, 45])
+    monkeypatch.setattr(bench.time, "monotonic", lambda: next(seconds))
+    shown = bench.Shown()
+    shown.group("exactness", 80)  # 1 s
+    for step in ("first", "second", "third", "fourth"):  # 5, 10.9, 11 and 12 s
+        shown.say(f"checking the {step}")
+    shown.advance()  # 30 s
+    shown.group("784 tokens", 9)  # 31 s
+    shown.advance()  # 45 s
+    shown.clear()
+    assert capsys.readouterr().err.splitlines() == [
+        "1 s  exactness",
+        "11 s  exactness: 0 of 80, checking the third",
+        "30 s  exactness: 1 of 80, checking the fourth",
+        "31 s  784 tokens",
+        "45 s  784 tokens: 1 of 9",
+    ]

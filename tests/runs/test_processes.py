@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import together
 import torch
 from tiny_run import content, curve, differing, write_recipe
 
@@ -114,3 +115,29 @@ def check_lost_process(launcher, rank, two, folder):
 @pytest.mark.parametrize(("launcher", "rank"), [(TORCHRUN, 0), (TORCHRUN, 1), (LIGHTNING, 0), (LIGHTNING, 1)])
 def test_whichever_process_is_killed_the_other_says_so_and_resume_goes_on(two, tmp_path, launcher, rank):
     check_lost_process(launcher, rank, two, tmp_path)
+
+
+@pytest.mark.slow
+def test_one_process_with_ddp_learns_what_one_without_learns(monkeypatch):
+    monkeypatch.setattr(together, "SECONDS", 600)
+    assert together.nccl_alone("cpu")["difference"] == 0
+
+
+def test_two_processes_that_are_machines_to_lightning_learn_what_one_learns(monkeypatch):
+    monkeypatch.setattr(together, "SECONDS", 600)
+    both = together.gloo_pair("cpu")
+    assert len(both["together"]) == 4
+    assert both["alone"][2] < both["alone"][0]
+
+
+def test_a_run_that_fails_ends_in_its_last_lines(monkeypatch):
+    monkeypatch.setattr(together, "SAME", "demo/none")
+    with pytest.raises(RuntimeError, match="demo/none"):
+        together.nccl_alone("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
+def test_on_a_gpu_nccl_runs_with_one_process_and_gloo_with_two():
+    assert "NCCL version" in together.nccl_alone()["nccl"]
+    assert together.gloo_pair()["difference"] <= together.ALLOWED
