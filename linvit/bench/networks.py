@@ -170,8 +170,8 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
 
 def compiled(network: nn.Module, parts: Sequence[str]) -> Callable[[Tensor], Tensor]:
     """The network by `torch.compile`, in the mode that one of the parts names."""
-    mode = next(MODES[part] for part in parts if part in MODES)
-    function: Callable[[Tensor], Tensor] = torch.compile(network, mode=mode)
+    (named,) = MODES.keys() & parts
+    function: Callable[[Tensor], Tensor] = torch.compile(network, mode=MODES[named])
     return function
 
 

@@ -35,7 +35,7 @@ def main() -> int:
     elif options.prepare:
         from tools.gpu import carry
 
-        return carry.prepare([case for job in QUEUE for case in job.cases(False)])
+        print(carry.prepare([case.generate for case in JOBS["sweep"].cases(False) if case.generate]))
     elif options.tables:
         from tools.gpu.tables import write_tables
 
@@ -111,12 +111,13 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
     """Runs a job in a process of its own, and ends it with all its children when its time is over."""
     from tools.gpu import carry, rows
 
+    carry.unpack()
     began, running = time.monotonic(), options.rows / f".{job.name}.running"
     command = [sys.executable, "-m", "tools.gpu", "--work", job.name, "--rows", str(options.rows.resolve())]
     command += ["--dry"] * options.dry + (["--first", str(options.first)] if options.first else [])
-    settings = {"TORCHINDUCTOR_CACHE_DIR": str(rows.CARRIED / "inductor"), "PYTHONUNBUFFERED": "1"}
+    settings = {"TORCHINDUCTOR_CACHE_DIR": str(carry.CARRIED / "inductor"), "PYTHONUNBUFFERED": "1"}
     settings |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if options.dry else {}
-    child = subprocess.Popen(command, cwd=rows.ROOT, env={**os.environ, **settings}, start_new_session=True)
+    child = subprocess.Popen(command, cwd=carry.ROOT, env={**os.environ, **settings}, start_new_session=True)
     try:
         status = child.wait(LIMIT)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -128,7 +129,7 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
         print(f"{job.name}: stopped after {took} s; the same command goes on.", flush=True)
     running.unlink(missing_ok=True)
     if options.out is not None:
-        carry.bring_back(options.rows / f"{job.name}.jsonl", options.out)
+        carry.bring_back(options.rows / f"{job.name}.jsonl", options.out.resolve())
     return status
 
 
@@ -200,10 +201,10 @@ def generate_one(function: Callable[[], object]) -> None:
 
 def set_up() -> None:
     """What every process of a job begins with: caches that are shared, and timings of inductor that wait in line."""
-    from tools.gpu import carry, rows
+    from tools.gpu import carry
 
-    carry.share_triton_cache(rows.CARRIED / "triton")
-    carry.lock_autotuning(rows.CARRIED / "autotuning.lock")
+    carry.share_triton_cache(carry.CARRIED / "triton")
+    carry.lock_autotuning(carry.CARRIED / "autotuning.lock")
 
 
 def without_inductor() -> None:

@@ -1,25 +1,29 @@
-"""Carries machine code, caches and data to a GPU machine without network and back."""
+"""Carries machine code and caches to a GPU machine without network and back."""
 
+import fcntl
+import functools
 import json
-import lzma
 import os
-import shutil
 import subprocess
 import sys
-import tarfile
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
-MEBIBYTE = 2**20
+from linvit.files import write_text
+
 ROOT = Path(__file__).parents[2]
 CARRIED = ROOT / "build" / "gpu"
+COMMIT = CARRIED / "commit"
+TRAVELS = 64  # MiB of code and build/gpu
+PIECES, PIECE = 6, 15  # files that come back beside rows, and MiB of each
 # KiB of shared memory that a program may have, by compute capability: with more, a launch needs fewer stages.
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227}
 PROCESSORS = 132  # of an H100 and of an H200
+_thread, _depth = threading.RLock(), 0
 
 
 class _NoGPU:
@@ -43,10 +47,10 @@ class _NoGPU:
 def share_triton_cache(folder: Path) -> None:
     """Let Triton keep machine code in `folder`, and read what another machine with the same version has put there.
 
-    Every process calls it first, before it imports torch's inductor. The key of an entry is left with the kernel's
-    text and line number, its arguments and options, Triton's version, the compute capability and Triton's environment
-    variables. Triton's own has its build, which differs by Python's version, and the version of the assembler, which
-    inductor exchanges while it runs.
+    Every process calls it first, before it imports inductor. The key of an entry is left with the kernel's text and
+    line number, its arguments and options, Triton's version, the compute capability and Triton's environment variables.
+    Triton's own has its build, which differs by Python's version, and the version of the assembler, which inductor
+    exchanges while it runs.
     """
     from triton import __version__
     from triton.backends.nvidia.compiler import CUDABackend
@@ -63,9 +67,7 @@ def share_triton_cache(folder: Path) -> None:
         paths = json.loads(group.read_text())["child_paths"]
         here = {name: str(group.parent / name) for name in paths}
         if here != paths:
-            temporary = group.with_name(f"tmp.{os.getpid()}.{group.name}")
-            temporary.write_text(json.dumps({"child_paths": here}))
-            temporary.replace(group)
+            write_text(group, json.dumps({"child_paths": here}))
 
 
 @contextmanager
@@ -80,27 +82,23 @@ def compiling(capability: int) -> Iterator[Counter[str]]:
 
     from linvit.kernels import launch
 
-    if launch.interpreted():
-        raise ValueError("TRITON_INTERPRET is 1, so that Triton compiles nothing: unset it before Python starts")
     counts = Counter(compiled=0, read=0)
     run, active = triton.JITFunction.run, triton.runtime.driver._active
     stages, processors = launch._stages, launch._processors
 
     def compile_alone(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
         binary = run(kernel, *args, warmup=True, **options)
-        needed, given = binary.metadata.shared, 1024 * SHARED[capability]
-        if needed > given:
-            raise OutOfResources(needed, given, "shared memory")
+        if binary.metadata.shared > 1024 * SHARED[capability]:
+            raise OutOfResources(binary.metadata.shared, 1024 * SHARED[capability], "shared memory")
         return binary
 
+    def count(*, cache_hit: bool, **_: Any) -> None:
+        counts["read" if cache_hit else "compiled"] += 1
+
     with triton.knobs.compilation.scope():
-        triton.knobs.compilation.store_binary_only = True
-        triton.knobs.compilation.listener = lambda *, cache_hit, **rest: counts.update(
-            ["read" if cache_hit else "compiled"]
-        )
+        triton.knobs.compilation.store_binary_only, triton.knobs.compilation.listener = True, count
         try:
-            triton.JITFunction.run = compile_alone
-            triton.runtime.driver._active = _NoGPU(capability)
+            triton.JITFunction.run, triton.runtime.driver._active = compile_alone, _NoGPU(capability)
             launch._stages, launch._processors = {}, lambda device: PROCESSORS
             yield counts
         finally:
@@ -108,55 +106,74 @@ def compiling(capability: int) -> Iterator[Counter[str]]:
             launch._stages, launch._processors = stages, processors
 
 
-def pack(folder: Path, into: Path, mebibytes: int) -> list[Path]:
-    """Write a folder as pieces FOLDER.tar.xz.00, … in `into`, none larger than so many MiB. Nothing may write to it."""
-    into.mkdir(parents=True, exist_ok=True)
-    name = f"{folder.resolve().name}.tar.xz"
-    parts = []
-    with TemporaryFile(dir=into) as whole:
-        with tarfile.open(fileobj=whole, mode="w:xz") as archive:
-            archive.add(folder, ".")
-        whole.seek(0)
-        while data := whole.read(mebibytes * MEBIBYTE):
-            parts.append(into / f"{name}.{len(parts):02d}.part")
-            parts[-1].write_bytes(data)
-    for old in into.glob(f"{name}.[0-9][0-9]"):
-        old.unlink()
-    return [part.rename(part.with_suffix("")) for part in parts]
+def prepare(generators: Sequence[Callable[[], object]]) -> str:
+    """Compiles what these start for compute capability 9.0 into build/gpu, beside the commit; what travels, in words.
 
+    Raises ValueError if that is more than TRAVELS.
+    """
+    from linvit.environment import commit
 
-def unpack(pieces: Path, into: Path) -> None:
-    """Put the contents of a packed folder into another. `pieces` is FOLDER.tar.xz, without the numbers."""
-    found = sorted(pieces.parent.glob(f"{pieces.name}.[0-9][0-9]"))
-    try:
-        with TemporaryFile() as whole:
-            for number, piece in enumerate(found):
-                if piece.suffix != f".{number:02d}":
-                    raise EOFError
-                with piece.open("rb") as data:
-                    shutil.copyfileobj(data, whole)
-            whole.seek(0)
-            with tarfile.open(fileobj=whole, mode="r:xz") as archive:
-                archive.extractall(into, filter="data")
-    except (EOFError, lzma.LZMAError, tarfile.ReadError):
-        names = ", ".join(piece.name for piece in found) or "none"
-        raise ValueError(f"{pieces} is not complete (pieces found: {names}): copy all of its pieces again") from None
-
-
-def check_size(limit_mebibytes: float = 64) -> float:
-    """MiB that travel: the files that git knows or does not ignore, and build/gpu. ValueError if above the limit."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
-    paths = {ROOT / name for name in listed} | set(CARRIED.rglob("*"))
+    share_triton_cache(CARRIED / "triton")
+    write_text(COMMIT, commit() or "unknown")
+    with compiling(90) as counts:
+        for number, generate in enumerate(generators, 1):
+            generate()
+            print(f"{number} of {len(generators)}: {counts['compiled']} kernels compiled, {counts['read']} read")
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     sizes: Counter[str] = Counter()
-    for path in paths:
+    for path in {ROOT / name for name in names if name} | set(CARRIED.rglob("*")):
         if path.is_file():
-            sizes["/".join(path.relative_to(ROOT).parts[:-1][:3]) or path.name] += path.stat().st_size
-    total = sizes.total() / MEBIBYTE
-    if total > limit_mebibytes:
-        largest = ", ".join(f"{name} {size / MEBIBYTE:.1f}" for name, size in sizes.most_common(4))
-        raise ValueError(
-            f"{total:.1f} MiB would travel, and at most {limit_mebibytes:g} fit; the largest parts are {largest}: "
-            "remove from build/gpu what the next jobs do not need"
-        )
-    return total
+            sizes["/".join(path.relative_to(ROOT).parts[:-1][:3])] += path.stat().st_size
+    total, largest = sizes.total() / 2**20, ", ".join(f"{name} {n / 2**20:.1f}" for name, n in sizes.most_common(4))
+    words = f"{total:.1f} MiB would travel, of at most {TRAVELS}; the largest parts are {largest}"
+    if total > TRAVELS:
+        raise ValueError(f"{words}: remove from build/gpu what the next jobs do not need")
+    return words
+
+
+def bring_back(rows: Path, out: Path) -> None:
+    """Copies rows and, in pieces, inductor's cache into a folder."""
+    subprocess.run(["cp", str(rows), str(out)], check=True)
+    if (CARRIED / "inductor").exists():
+        packed = f"tar cJ -C '{CARRIED}' inductor triton | split -d -b {PIECE}M - '{out}/caches.tar.xz.'"
+        subprocess.run(["sh", "-c", f"rm -f '{out}'/caches.tar.xz.*; {packed}"], check=True)
+        pieces = sorted(out.glob("caches.tar.xz.*"))
+        if len(pieces) > PIECES:
+            print(f"The caches need {len(pieces)} pieces, of at most {PIECES}: they do not come back.")
+            for piece in pieces:
+                piece.unlink()
+
+
+def unpack() -> None:
+    """Unpacks the pieces of caches that an earlier machine has left in build/gpu."""
+    if list(CARRIED.glob("caches.tar.xz.*")):
+        subprocess.run(["sh", "-c", "cat caches.tar.xz.* | tar xJ && rm caches.tar.xz.*"], cwd=CARRIED, check=True)
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Waits until no other process is in such a block with the same file; blocks of a process may be nested."""
+    global _depth
+    with _thread, lock.open("a") as file:
+        _depth += 1
+        if _depth == 1:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            _depth -= 1
+            if _depth == 0:
+                fcntl.flock(file, fcntl.LOCK_UN)  # closing it is not enough if a process was forked meanwhile
+
+
+def lock_autotuning(lock: Path) -> None:
+    """While torch's inductor times a candidate on the GPU, this process is `alone`."""
+    from torch._inductor.runtime import benchmarking
+
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    if hasattr(benchmarking, "set_gpu_benchmark_lock_context"):  # newer than PyTorch 2.11
+        benchmarking.set_gpu_benchmark_lock_context(functools.partial(alone, lock))
+        return
+    for timer in [x for x in vars(benchmarking).values() if isinstance(x, type) and "benchmark_gpu" in vars(x)]:
+        timer.benchmark_gpu = alone(lock)(timer.benchmark_gpu)

@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from linvit.ops import mala, rotary_2d
+from tools.gpu.carry import ROOT
 from tools.gpu.jobs import Case, Results
 from tools.gpu.networks import BASE, CODE, OURS, call_of, medians
-from tools.gpu.rows import ROOT
 
 HERE = ("tools/gpu/ceilings.py",)
 CHAINS = tl.constexpr(8)

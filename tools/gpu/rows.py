@@ -16,10 +16,8 @@ import torch
 from linvit.bench.machine import describe
 from linvit.environment import commit
 from linvit.kernels.record import digest_of_files
+from tools.gpu.carry import COMMIT, ROOT
 
-ROOT = Path(__file__).parents[2]
-CARRIED = ROOT / "build" / "gpu"
-COMMIT = CARRIED / "commit"  # for a copy without git
 SMI = "driver_version,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
 
 Row = dict[str, Any]

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linvit.analysis.markdown import markdown_rows, marks, replace_between_marks
+from tools.gpu.carry import ROOT
 from tools.gpu.jobs import JOBS
-from tools.gpu.rows import ROOT, Row, finished, read
+from tools.gpu.rows import Row, finished, read
 
 PAGE = ROOT / "docs" / "evidence" / "gpu.md"
 NOT_MEASURED = "Not measured yet."
