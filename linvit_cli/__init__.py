@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import distributions
 
 from linvit_cli.commands import COMMANDS, overview
 from linvit_cli.failures import STOPPED, WRONG_USE, end_of_output, explain, explain_output, say
@@ -72,7 +72,8 @@ def _parser() -> Parser:
         description=f"Linear attention for vision: RAVLT, MAViT, CARE.\n\n{overview()}",
         epilog=examples(*FIRST_STEPS),
     )
-    parser.add_argument("--version", action="version", version=f"linvit {version('linvit')}", help="show the version")
+    version = next((each.version for each in distributions(name="linvit")), "(not installed)")
+    parser.add_argument("--version", action="version", version=f"linvit {version}", help="show the version")
     add_help(parser)
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, prog="linvit"

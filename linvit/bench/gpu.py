@@ -101,14 +101,13 @@ def compile_in_parallel(device: torch.device, names: Sequence[str], progress: Pr
         return
     progress.group(f"compiling in {number} processes", len(names))
     named, others = cases(device), multiprocessing.active_children()
-    pool = ProcessPoolExecutor(number, forks_of(__name__), end_with_parent)
-    try:
-        for _ in as_completed([pool.submit(checked, name, named[name]) for name in names]):
-            progress.advance()
-    finally:
-        for process in set(multiprocessing.active_children()) - set(others):
-            process.kill()  # it is idle, or Ctrl-C was pressed
-        pool.shutdown()
+    with ProcessPoolExecutor(number, forks_of(__name__), end_with_parent) as pool:
+        try:
+            for _ in as_completed([pool.submit(checked, name, named[name]) for name in names]):
+                progress.advance()
+        finally:
+            for process in set(multiprocessing.active_children()) - set(others):
+                process.kill()  # it is idle, or Ctrl-C was pressed
 
 
 def cases(device: torch.device) -> dict[str, Callable[[], list[Deviation]]]:

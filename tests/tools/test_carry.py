@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -91,74 +92,112 @@ def test_stages_shrink_as_on_the_machine_and_everything_is_put_back(tmp_path, mo
     assert state() == before
 
 
-def test_kernels_are_not_compiled_where_triton_interprets(monkeypatch):
-    pytest.importorskip("triton", reason="Triton is not installed")
-    from linvit.kernels import launch
-
-    monkeypatch.setattr(launch, "interpreted", lambda: True)
-    with pytest.raises(ValueError, match="unset it before Python starts"), carry.compiling(90):
-        pass
-
-
 @pytest.fixture
-def packed(tmp_path):
-    """A folder, and its three pieces."""
-    folder = tmp_path / "cache"
-    (folder / "deep" / "empty").mkdir(parents=True)
-    (folder / "deep" / "noise").write_bytes(os.urandom(2 * carry.MEBIBYTE + 17))
-    (folder / "name").write_text("κ")
-    return folder, carry.pack(folder, tmp_path / "out", 1)
+def carried(tmp_path, monkeypatch):
+    """build/gpu elsewhere, with caches of 300 KiB that cannot be compressed."""
+    monkeypatch.setattr(carry, "CARRIED", tmp_path / "gpu")
+    for name in ("inductor", "triton"):
+        (tmp_path / "gpu" / name / "deep").mkdir(parents=True)
+        (tmp_path / "gpu" / name / "deep" / "code").write_bytes(os.urandom(150 * 1024))
+    (tmp_path / "rows.jsonl").write_text("{}")
+    (tmp_path / "out dir").mkdir()
+    return tmp_path
 
 
-def test_a_folder_arrives_in_pieces(packed, tmp_path):
-    folder, pieces = packed
-    assert [piece.name for piece in pieces] == [f"cache.tar.xz.0{number}" for number in range(3)]
-    assert max(piece.stat().st_size for piece in pieces) == carry.MEBIBYTE
-    assert set(pieces[0].parent.iterdir()) == set(pieces)
-    carry.unpack(tmp_path / "out" / "cache.tar.xz", tmp_path / "arrived")
-    names = {path.relative_to(folder) for path in folder.rglob("*")}
-    assert names == {path.relative_to(tmp_path / "arrived") for path in (tmp_path / "arrived").rglob("*")}
-    for name in names:
-        if (folder / name).is_file():
-            assert (folder / name).read_bytes() == (tmp_path / "arrived" / name).read_bytes()
+def test_caches_come_back_in_pieces_and_are_there_the_next_time(carried, monkeypatch):
+    out, gpu = carried / "out dir", carried / "gpu"
+    before = {path: path.read_bytes() for path in gpu.rglob("code")}
+    for _ in range(2):
+        carry.bring_back(carried / "rows.jsonl", out)
+    assert [path.name for path in sorted(out.iterdir())] == ["caches.tar.xz.00", "rows.jsonl"]
+    for path in before:
+        path.unlink()
+    shutil.move(out / "caches.tar.xz.00", gpu)
+    carry.unpack()
+    assert {path: path.read_bytes() for path in gpu.rglob("code")} == before
+    assert not list(gpu.glob("caches*"))
+    carry.unpack()
 
 
-def test_packing_again_leaves_no_old_piece(packed, tmp_path):
-    folder, pieces = packed
-    (folder / "deep" / "noise").unlink()
-    assert carry.pack(folder, tmp_path / "out", 1) == pieces[:1]
-    assert list((tmp_path / "out").iterdir()) == pieces[:1]
-    carry.unpack(tmp_path / "out" / "cache.tar.xz", tmp_path / "arrived")
-    assert (tmp_path / "arrived" / "name").read_text() == "κ"
-
-
-@pytest.mark.parametrize("lost", [[0], [1], [2], [0, 1, 2]])
-def test_a_lost_piece_is_named(packed, tmp_path, lost):
-    _, pieces = packed
-    for number in lost:
-        pieces[number].unlink()
-    left = ", ".join(piece.name for number, piece in enumerate(pieces) if number not in lost) or "none"
-    with pytest.raises(ValueError, match=rf"not complete \(pieces found: {left}\): copy"):
-        carry.unpack(tmp_path / "out" / "cache.tar.xz", tmp_path / "arrived")
+def test_caches_that_are_too_large_do_not_come_back(carried, monkeypatch, capsys):
+    monkeypatch.setattr(carry, "PIECES", 0)
+    carry.bring_back(carried / "rows.jsonl", carried / "out dir")
+    assert [path.name for path in (carried / "out dir").iterdir()] == ["rows.jsonl"]
+    assert "The caches need 1 pieces, of at most 0" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a plain copy, in which git lists no files")
-def test_too_much_to_travel_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(carry, "CARRIED", ROOT / "build" / "gpu" / "nothing")
-    size = carry.check_size(1000)
-    assert size > 1
-    with pytest.raises(
-        ValueError, match=rf"{size:.1f} MiB would travel, and at most 0.5 fit; the largest parts are \w"
-    ):
-        carry.check_size(0.5)
-    monkeypatch.setattr(carry, "ROOT", tmp_path)
-    monkeypatch.setattr(carry, "CARRIED", tmp_path / "build" / "gpu")
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    (tmp_path / ".gitignore").write_text("/build/")
-    (tmp_path / "build" / "gpu" / "cache" / "deep" / "deeper").mkdir(parents=True)
-    (tmp_path / "build" / "gpu" / "cache" / "deep" / "deeper" / "file").write_bytes(bytes(3 * carry.MEBIBYTE))
-    (tmp_path / "build" / "other").write_bytes(bytes(carry.MEBIBYTE))
-    (tmp_path / "new").write_bytes(bytes(carry.MEBIBYTE))
-    assert round(carry.check_size(5), 3) == 4
-    with pytest.raises(ValueError, match=r"4.0 MiB .* are build/gpu/cache 3.0, new 1.0, .* remove from build/gpu"):
-        carry.check_size(3)
+def test_what_travels_is_counted_and_the_commit_goes_along(carried, monkeypatch):
+    monkeypatch.setattr(carry, "COMMIT", carried / "gpu" / "commit")
+    monkeypatch.setattr(carry, "share_triton_cache", lambda folder: None)
+    monkeypatch.setattr(carry, "ROOT", carried)
+    subprocess.run(["git", "init", "-q", str(carried)], check=True)
+    (carried / ".gitignore").write_text("/gpu/\n/out*")
+    (carried / "code").mkdir()
+    (carried / "code" / "file").write_bytes(bytes(2**20))
+    assert carry.prepare([]).startswith("1.3 MiB would travel, of at most 64; the largest parts are code 1.0, gpu/")
+    assert len((carried / "gpu" / "commit").read_text()) >= 7
+    monkeypatch.setattr(carry, "TRAVELS", 1)
+    with pytest.raises(ValueError, match="remove from build/gpu what the next jobs do not need"):
+        carry.prepare([])
+
+
+TRY = """
+import fcntl, sys
+try:
+    fcntl.flock(open(sys.argv[1], "a"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("free")
+except BlockingIOError:
+    print("held")
+"""
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def seen_by_another(lock):
+    """What another process finds: "free" or "held"."""
+    return subprocess.run([sys.executable, "-c", TRY, str(lock)], capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(params=["TritonBenchmarker", "InductorBenchmarker"])
+def timer(request, monkeypatch, tmp_path):
+    """Inductor's timer with the lock, which runs what it should time once, as there is no GPU."""
+    benchmarking = pytest.importorskip("torch._inductor.runtime.benchmarking", reason="this PyTorch has no inductor")
+    if hasattr(benchmarking, "set_gpu_benchmark_lock_context"):
+        monkeypatch.setattr(benchmarking, "_gpu_benchmark_lock_context", None)
+        time = benchmarking.gpu_benchmark_lock(lambda self, call: call())
+    else:
+        time = lambda self, call: call()  # noqa: E731
+    for name in ("Benchmarker", "TritonBenchmarker", "InductorBenchmarker"):
+        monkeypatch.setattr(getattr(benchmarking, name), "benchmark_gpu", time)
+    carry.lock_autotuning(tmp_path / "lock")
+    return getattr(benchmarking, request.param)().benchmark_gpu
+
+
+def test_a_timing_holds_the_lock_and_releases_it(timer, tmp_path):
+    with carry.alone(tmp_path / "lock"):
+        assert timer(lambda: seen_by_another(tmp_path / "lock")) == "held"
+        assert seen_by_another(tmp_path / "lock") == "held"
+    assert seen_by_another(tmp_path / "lock") == "free"
+    with pytest.raises(ZeroDivisionError):
+        timer(lambda: 1 / 0)
+    assert seen_by_another(tmp_path / "lock") == "free"
+
+
+def test_a_timing_waits_for_another_process(timer, tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "lock")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "held\n"
+    times = []
+    waiting = threading.Thread(target=timer, args=[lambda: times.append(1)])
+    waiting.start()
+    waiting.join(0.3)
+    assert not times
+    other.communicate("\n")
+    waiting.join(30)
+    assert times

@@ -1,15 +1,12 @@
 """The queue of jobs for GPUs, without one: rows, resuming, and every job at toy sizes."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from argparse import Namespace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,9 +26,7 @@ ROW = KEY._asdict() | {
 
 
 def start(*options):
-    return subprocess.Popen(
-        [*COMMAND, *options], cwd=rows.ROOT, text=True, stdout=subprocess.PIPE, start_new_session=True
-    )
+    return subprocess.Popen([*COMMAND, *options], cwd=rows.ROOT, text=True, stdout=subprocess.PIPE)
 
 
 def options(folder, **given):
@@ -62,8 +57,7 @@ def test_a_killed_job_goes_on(tmp_path):
     deadline = time.monotonic() + 100
     while not rows.read(tmp_path, "ceilings") and time.monotonic() < deadline:
         time.sleep(0.05)
-    for pid in (worker(process.pid), process.pid):
-        os.kill(pid, signal.SIGKILL)
+    process.kill()
     process.communicate()
     measured = rows.read(tmp_path, "ceilings")
     cases = [case.name for case in JOBS["ceilings"].cases(True)]
@@ -73,11 +67,6 @@ def test_a_killed_job_goes_on(tmp_path):
     after = rows.read(tmp_path, "ceilings")
     assert after[: len(measured)] == measured
     assert [row["case"] for row in after] == cases
-
-
-def worker(pid):
-    """The process that a job runs in, which a kill of its parent leaves alone."""
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 def test_a_job_ends_when_its_time_is_over_and_tries_the_slow_case_last(tmp_path, monkeypatch, capsys):
@@ -93,7 +82,7 @@ def test_a_job_ends_when_its_time_is_over_and_tries_the_slow_case_last(tmp_path,
     assert "the same command goes on" in capsys.readouterr().out
 
 
-def test_a_case_that_failed_has_a_row_and_the_others_go_on(tmp_path, monkeypatch):
+def test_a_case_that_failed_has_a_row_and_the_others_go_on(tmp_path):
     def fail():
         raise RuntimeError("no kernel image")
 
@@ -103,13 +92,12 @@ def test_a_case_that_failed_has_a_row_and_the_others_go_on(tmp_path, monkeypatch
         def cases(self, toy):
             return [Case("bad", fail, ("timm",)), Case("good", lambda: {"cells": [{"a": 1}]}, ("timm",))]
 
-    monkeypatch.setattr(queue, "set_up", lambda: None)
     given = options(tmp_path)
     given.dry = False
     assert queue.work(Two(), given) == queue.FAILED
     bad, good = rows.read(tmp_path, "ceilings")
     assert bad["failed"] == "RuntimeError: no kernel image"
-    assert "fail()" in bad["trace"]
+    assert "in fail" in bad["trace"]
     assert good["cells"] == [{"a": 1}]
     assert queue.work(Two(), given) == 0
     assert len(rows.read(tmp_path, "ceilings")) == 2

@@ -28,6 +28,7 @@ ROWS = Path(__file__).parent / "rows"
 def main() -> int:
     options = arguments()
     if options.work:
+        set_up()
         return work(JOBS[options.work], options)
     if options.list:
         for job in QUEUE:
@@ -41,9 +42,11 @@ def main() -> int:
 
         write_tables(options.rows)
     elif options.dry:
+        os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        without_inductor()
         with tempfile.TemporaryDirectory() as folder:
             options.rows = Path(folder) if options.rows == ROWS else options.rows
-            return max(supervise(JOBS[name], options) for name in options.jobs or JOBS)
+            return max(work(JOBS[name], options) for name in options.jobs or JOBS)
     else:
         return run(options)
     return 0
@@ -109,14 +112,13 @@ def state(job: Job, folder: Path) -> tuple[str, bool]:
 
 def supervise(job: Job, options: argparse.Namespace) -> int:
     """Runs a job in a process of its own, and ends it with all its children when its time is over."""
-    from tools.gpu import carry, rows
+    from tools.gpu import carry
 
     carry.unpack()
     began, running = time.monotonic(), options.rows / f".{job.name}.running"
     command = [sys.executable, "-m", "tools.gpu", "--work", job.name, "--rows", str(options.rows.resolve())]
-    command += ["--dry"] * options.dry + (["--first", str(options.first)] if options.first else [])
+    command += ["--first", str(options.first)] if options.first else []
     settings = {"TORCHINDUCTOR_CACHE_DIR": str(carry.CARRIED / "inductor"), "PYTHONUNBUFFERED": "1"}
-    settings |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if options.dry else {}
     child = subprocess.Popen(command, cwd=carry.ROOT, env={**os.environ, **settings}, start_new_session=True)
     try:
         status = child.wait(LIMIT)
@@ -125,6 +127,8 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
         child.wait()
         status, took = STOPPED, round(time.monotonic() - began)
         if running.exists():
+            from tools.gpu import rows
+
             rows.append(options.rows, json.loads(running.read_text()) | {"stopped": took})
         print(f"{job.name}: stopped after {took} s; the same command goes on.", flush=True)
     running.unlink(missing_ok=True)
@@ -137,9 +141,6 @@ def work(job: Job, options: argparse.Namespace) -> int:
     """Measures what is left of a job, in this process; the code of some cases is generated in several before."""
     from tools.gpu import rows
 
-    if options.dry:
-        without_inductor()
-    set_up()
     cases, found = job.cases(options.dry)[: options.first], rows.read(options.rows, job.name)
     keys = {case.name: rows.Key(job.name, case.name, *rows.card(), rows.code_digest(case.code)) for case in cases}
     done, tried = rows.finished(found), {rows.key_of(row) for row in found if "stopped" in row}

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from linvit.files import write_text
-
 ROOT = Path(__file__).parents[2]
 CARRIED = ROOT / "build" / "gpu"
 COMMIT = CARRIED / "commit"
@@ -55,6 +53,8 @@ def share_triton_cache(folder: Path) -> None:
     from triton import __version__
     from triton.backends.nvidia.compiler import CUDABackend
     from triton.runtime import cache
+
+    from linvit.files import write_text
 
     folder = folder.resolve()
     os.environ["TRITON_CACHE_DIR"] = str(folder)
@@ -112,6 +112,7 @@ def prepare(generators: Sequence[Callable[[], object]]) -> str:
     Raises ValueError if that is more than TRAVELS.
     """
     from linvit.environment import commit
+    from linvit.files import write_text
 
     share_triton_cache(CARRIED / "triton")
     write_text(COMMIT, commit() or "unknown")
