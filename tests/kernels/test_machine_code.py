@@ -9,6 +9,9 @@ import torch
 from linvit.kernels.support import PADDED, SHARED
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
+
+from tools.machine_code import compiling  # noqa: E402
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="Triton interprets in this process"),
@@ -19,42 +22,20 @@ BIDIRECTIONAL = {"query_mean", "summarize", "merge", "read", "read_backward", "s
 CAUSAL = {"chunked", "chunked_query_backward", "chunked_key_backward"}
 
 
-class NoGPU:
-    """Stands for the driver: says what to compile for."""
-
-    def __init__(self, capability):
-        self.capability = capability
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
 @pytest.fixture
 def compiled(monkeypatch, tmp_path):
     """The kernels that launches compile, none of which runs, and the bytes of shared memory that they need."""
-    from linvit.kernels import launch
-
     names = {}
     run = triton.JITFunction.run
 
-    def compile_alone(kernel, *args, warmup, **options):
-        binary = run(kernel, *args, warmup=True, **options)
+    def note(kernel, *args, **options):
+        binary = run(kernel, *args, **options)
         assert binary.asm["cubin"]
         names[kernel.__name__] = max(names.get(kernel.__name__, 0), binary.metadata.shared)
         return binary
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(triton.JITFunction, "run", compile_alone)
-    monkeypatch.setattr(triton.runtime.driver, "_active", None)  # put back as it was, also where there is no GPU
-    monkeypatch.setattr(launch, "_processors", lambda device: 132)
+    monkeypatch.setattr(triton.JITFunction, "run", note)
     return names
 
 
@@ -72,22 +53,22 @@ def compile_all(
 ):
     from linvit.kernels import launch
 
-    triton.runtime.driver.set_active(NoGPU(capability))
     query, key = (torch.empty(1, tokens, 8, width, dtype=dtype).transpose(1, 2) for _ in range(2))
     value = torch.empty(1, tokens, 8, value_width, dtype=dtype).transpose(1, 2)
     rotary = (torch.empty(tokens, width // 2),) * 2 if rotated else (None, None)
     visible = torch.ones(1, 1, tokens, dtype=torch.bool).expand(1, 8, tokens) if masked else None
     cu_seqlens = torch.tensor([0, tokens // 3, tokens], dtype=torch.int32) if packed else None
-    for query_mean, normalizer in ((True, "divide"), (False, "magnitude")):
-        options = launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
-        rest = (query, key, value, rotary, visible, cu_seqlens)
-        if causal:
-            out = launch.causal_forward(launch.Inputs(*rest), options)
-            launch.causal_backward(torch.empty_like(out), launch.Inputs(*rest), options)
-            continue
-        out, states, sums = launch.forward(launch.Inputs(*rest), options)
-        if backward:
-            launch.backward(torch.empty_like(out), launch.Inputs(*rest), states, sums, options)
+    inputs = launch.Inputs(query, key, value, rotary, visible, cu_seqlens)
+    with compiling(capability):
+        for query_mean, normalizer in ((True, "divide"), (False, "magnitude")):
+            options = launch.Options("elu1", "elu1", query_mean, normalizer, 1e-6)
+            if causal:
+                out = launch.causal_forward(inputs, options)
+                launch.causal_backward(torch.empty_like(out), inputs, options)
+                continue
+            out, states, sums = launch.forward(inputs, options)
+            if backward:
+                launch.backward(torch.empty_like(out), inputs, states, sums, options)
 
 
 def test_forward_in_bfloat16_at_width_64(compiled):
@@ -122,7 +103,6 @@ def compile_one_stage(compiled, monkeypatch, capability, dtype, width, **options
     from linvit.kernels import launch
 
     monkeypatch.setattr(launch, "MOST_STAGES", 1)
-    monkeypatch.setattr(launch, "_stages", {})
     compile_all(capability, dtype, width, width, **options)
     row = SHARED[torch.float32 if capability < AMPERE else dtype][options.get("causal", False)]
     assert max(compiled.values()) <= row[PADDED.index(width)], compiled

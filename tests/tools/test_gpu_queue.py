@@ -146,7 +146,10 @@ def test_the_list_says_what_is_left(tmp_path):
         rows.append(tmp_path, {**ROW, "case": case.name, "code": code})
         if case is cases[0]:
             assert queue.state(job, tmp_path)[0] == f"1 of {len(cases)} rows on Some GPU, torch 2.11.0, Triton 3.6.0"
-    assert queue.state(job, tmp_path) == (f"finished: {len(cases)} rows on Some GPU, torch 2.11.0, Triton 3.6.0", True)
+    assert queue.state(job, tmp_path) == (
+        f"finished: {len(cases)} of {len(cases)} rows on Some GPU, torch 2.11.0, Triton 3.6.0",
+        True,
+    )
     older = tmp_path / "older"
     rows.append(older, ROW)
     assert queue.state(job, older) == (f"0 of {len(cases)} rows, and rows of older code", False)

@@ -1,7 +1,6 @@
 """What only a GPU can tell: a queue of jobs of at most nine minutes that resume; see docs/contribute/gpu.md."""
 
 import argparse
-import gc
 import json
 import os
 import shutil
@@ -13,12 +12,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
-from tools.gpu.jobs import JOBS, QUEUE, Case, Job, Results
+from tools.gpu.jobs import JOBS, QUEUE, Job
 
 LIMIT = 520.0  # seconds of a job: a machine may be lent in commands of ten minutes, and files have to come back
 FAILED, MISSING, STOPPED = 1, 2, 3
@@ -43,7 +42,10 @@ def main() -> int:
         write_tables(options.rows)
     elif options.dry:
         os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-        without_inductor()
+        import torch
+
+        torch.compile = partial(torch.compile, backend="eager")  # with inductor toys would take minutes
+        torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
             options.rows = Path(folder) if options.rows == ROWS else options.rows
             return max(work(JOBS[name], options) for name in options.jobs or JOBS)
@@ -104,10 +106,9 @@ def state(job: Job, folder: Path) -> tuple[str, bool]:
     cases = {case.name: rows.code_digest(case.code, exact=False) for case in job.cases(False)}
     found = rows.read(folder, job.name)
     card, count = rows.most_complete(cases, found)
-    if count == len(cases):
-        return f"finished: {count} rows on {card}", True
-    older = ", and rows of older code" if found and not count else ""
-    return f"{count} of {len(cases)} rows{' on ' * bool(card)}{card}{older}", False
+    where = f" on {card}" if count else ", and rows of older code" if found else ""
+    finished = count == len(cases)
+    return f"{'finished: ' * finished}{count} of {len(cases)} rows{where}", finished
 
 
 def supervise(job: Job, options: argparse.Namespace) -> int:
@@ -155,34 +156,29 @@ def work(job: Job, options: argparse.Namespace) -> int:
         for number, case in enumerate(some, begin + 1):
             key = keys[case.name]._asdict()
             running.write_text(json.dumps(key))
-            result = measured(case)
-            rows.append(options.rows, {**key, **result, "about": {**about, **rows.clocks()}})
+            began = time.monotonic()
+            try:
+                result = case.measure()
+            except Exception as error:  # compilers and drivers raise errors of many classes; the other cases go on
+                last = "".join(traceback.format_exception(error)[-3:])
+                result = {"failed": f"{type(error).__name__}: {error}"[:500], "trace": last[-1500:]}
+            facts = {"seconds": round(time.monotonic() - began, 2), "at": time.strftime("%Y-%m-%d %H:%M:%S")}
+            rows.append(options.rows, {**key, **result, **facts, "about": {**about, **rows.clocks()}})
             failed += "failed" in result
             shown = json.dumps(result.get("failed") or result["cells"], ensure_ascii=False)[:200]
-            print(f"{job.name} {number}/{len(left)} {case.name}, {result['seconds']} s: {shown}")
+            print(f"{job.name} {number}/{len(left)} {case.name}, {facts['seconds']} s: {shown}")
     return FAILED if failed else 0
 
 
-def measured(case: Case) -> Results:
-    """The results of a case, or why it failed, and how long it took."""
-    began = time.monotonic()
-    try:
-        result = case.measure()
-    except Exception as error:  # compilers and drivers raise errors of many classes; the other cases go on
-        last = "".join(traceback.format_exception(error)[-3:])
-        result = {"failed": f"{type(error).__name__}: {error}"[:500], "trace": last[-1500:]}
-    return {**result, "seconds": round(time.monotonic() - began, 2), "at": time.strftime("%Y-%m-%d %H:%M:%S")}
-
-
 def generate(functions: Sequence[Callable[[], object]], processes: int) -> None:
-    """Calls functions in several processes for the code that they leave in the caches; the rest is thrown away."""
-    if not functions:
-        return
+    """Calls functions, each in a new process, for the code that they leave in the caches; the rest is thrown away."""
     processes = min(processes, len(functions), os.cpu_count() or 1)
+    if not processes:
+        return
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
     began = time.monotonic()
-    with ProcessPoolExecutor(processes, get_context("spawn"), set_up) as pool:
-        calls = [pool.submit(generate_one, function) for function in functions]
+    with ProcessPoolExecutor(processes, get_context("spawn"), set_up, max_tasks_per_child=1) as pool:
+        calls = [pool.submit(function) for function in functions]
         for number, call in enumerate(as_completed(calls), 1):
             call.exception()  # what fails here fails again where it is measured, and says so
             print(
@@ -191,34 +187,12 @@ def generate(functions: Sequence[Callable[[], object]], processes: int) -> None:
     del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
 
 
-def generate_one(function: Callable[[], object]) -> None:
-    import torch
-
-    function()
-    torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
 def set_up() -> None:
     """What every process of a job begins with: caches that are shared, and timings of inductor that wait in line."""
     from tools.gpu import carry
 
     carry.share_triton_cache(carry.CARRIED / "triton")
     carry.lock_autotuning(carry.CARRIED / "autotuning.lock")
-
-
-def without_inductor() -> None:
-    """Makes torch.compile skip inductor where no backend is named: toys would take minutes."""
-    import torch
-
-    compile_ = torch.compile
-
-    def compile_eagerly(model: Any, *, backend: str = "eager", mode: str | None = None, **options: Any) -> Any:
-        return compile_(model, backend=backend, mode=mode if backend == "inductor" else None, **options)
-
-    torch.compile = compile_eagerly  # type: ignore[assignment]
-    torch.set_num_threads(1)
 
 
 if __name__ == "__main__":

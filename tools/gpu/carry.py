@@ -7,48 +7,23 @@ import os
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CARRIED = ROOT / "build" / "gpu"
 COMMIT = CARRIED / "commit"
 TRAVELS = 64  # MiB of code and build/gpu
 PIECES, PIECE = 6, 15  # files that come back beside rows, and MiB of each
-# KiB of shared memory that a program may have, by compute capability: with more, a launch needs fewer stages.
-SHARED = {80: 163, 86: 99, 89: 99, 90: 227}
-PROCESSORS = 132  # of an H100 and of an H200
 _thread, _depth = threading.RLock(), 0
 
 
-class _NoGPU:
-    """Stands for Triton's driver: says what to compile for."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> Any:
-        return self  # a kernel keeps what it compiled by device, and this one should not be taken for a real one
-
-    def get_current_stream(self, device: Any) -> int:
-        return 0
-
-
 def share_triton_cache(folder: Path) -> None:
-    """Let Triton keep machine code in `folder`, and read what another machine with the same version has put there.
+    """Lets Triton keep machine code in a folder, and read what another machine with the same version has put there.
 
-    Every process calls it first, before it imports inductor. The key of an entry is left with the kernel's text and
-    line number, its arguments and options, Triton's version, the compute capability and Triton's environment variables.
-    Triton's own has its build, which differs by Python's version, and the version of the assembler, which inductor
-    exchanges while it runs.
+    Every process calls it first, before it imports inductor. Triton's own key of an entry also has its build, which
+    differs by Python's version, and the version of the assembler, which inductor exchanges while it runs.
     """
     from triton import __version__
     from triton.backends.nvidia.compiler import CUDABackend
@@ -70,42 +45,6 @@ def share_triton_cache(folder: Path) -> None:
             write_text(group, json.dumps({"child_paths": here}))
 
 
-@contextmanager
-def compiling(capability: int) -> Iterator[Counter[str]]:
-    """Launches of linvit's kernels only compile, without a GPU, what they would run on one of this capability.
-
-    Counts the kernels "compiled" and those "read" from the cache. The tensors may be on the CPU or on the device
-    "meta", where the largest cost nothing: only their types, strides and alignment matter.
-    """
-    import triton
-    from triton.runtime.errors import OutOfResources
-
-    from linvit.kernels import launch
-
-    counts = Counter(compiled=0, read=0)
-    run, active = triton.JITFunction.run, triton.runtime.driver._active
-    stages, processors = launch._stages, launch._processors
-
-    def compile_alone(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
-        binary = run(kernel, *args, warmup=True, **options)
-        if binary.metadata.shared > 1024 * SHARED[capability]:
-            raise OutOfResources(binary.metadata.shared, 1024 * SHARED[capability], "shared memory")
-        return binary
-
-    def count(*, cache_hit: bool, **_: Any) -> None:
-        counts["read" if cache_hit else "compiled"] += 1
-
-    with triton.knobs.compilation.scope():
-        triton.knobs.compilation.store_binary_only, triton.knobs.compilation.listener = True, count
-        try:
-            triton.JITFunction.run, triton.runtime.driver._active = compile_alone, _NoGPU(capability)
-            launch._stages, launch._processors = {}, lambda device: PROCESSORS
-            yield counts
-        finally:
-            triton.JITFunction.run, triton.runtime.driver._active = run, active
-            launch._stages, launch._processors = stages, processors
-
-
 def prepare(generators: Sequence[Callable[[], object]]) -> str:
     """Compiles what these start for compute capability 9.0 into build/gpu, beside the commit; what travels, in words.
 
@@ -113,6 +52,7 @@ def prepare(generators: Sequence[Callable[[], object]]) -> str:
     """
     from linvit.environment import commit
     from linvit.files import write_text
+    from tools.machine_code import compiling
 
     share_triton_cache(CARRIED / "triton")
     write_text(COMMIT, commit() or "unknown")
@@ -122,13 +62,10 @@ def prepare(generators: Sequence[Callable[[], object]]) -> str:
             print(f"{number} of {len(generators)}: {counts['compiled']} kernels compiled, {counts['read']} read")
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    sizes: Counter[str] = Counter()
-    for path in {ROOT / name for name in names if name} | set(CARRIED.rglob("*")):
-        if path.is_file():
-            sizes["/".join(path.relative_to(ROOT).parts[:-1][:3])] += path.stat().st_size
-    total, largest = sizes.total() / 2**20, ", ".join(f"{name} {n / 2**20:.1f}" for name, n in sizes.most_common(4))
-    words = f"{total:.1f} MiB would travel, of at most {TRAVELS}; the largest parts are {largest}"
-    if total > TRAVELS:
+    code, carried = {ROOT / name for name in names if name}, set(CARRIED.rglob("*"))
+    sizes = [sum(path.stat().st_size for path in paths if path.is_file()) / 2**20 for paths in (code, carried)]
+    words = f"{sizes[0]:.1f} MiB of code and {sizes[1]:.1f} MiB of build/gpu travel, of at most {TRAVELS} together"
+    if sum(sizes) > TRAVELS:
         raise ValueError(f"{words}: remove from build/gpu what the next jobs do not need")
     return words
 

@@ -1,7 +1,7 @@
 """What the card gives (copies, launches, issue rate), and where the time of networks goes: profiles and counters."""
 
 import csv
-import math
+import itertools
 import shutil
 import subprocess
 import sys
@@ -15,34 +15,29 @@ from torch import Tensor
 from linvit.ops import mala, rotary_2d
 from tools.gpu.carry import ROOT
 from tools.gpu.jobs import Case, Results
-from tools.gpu.networks import BASE, CODE, OURS, call_of, medians
+from tools.gpu.networks import BASE, CODE, OURS, call_of, device, medians
 
 HERE = ("tools/gpu/ceilings.py",)
-CHAINS = tl.constexpr(8)
-UNROLLED = tl.constexpr(32)
-ROW_WIDTHS = ((64, 64), (64, 256), (64, 512), (64, 2048), (128, 512), (128, 2048), (256, 2048))  # and from row to row
+CHAINS, UNROLLED = tl.constexpr(8), tl.constexpr(32)
+TILE = 64
+COPIES = ((64, 64), (64, 256), (64, 512), (64, 2048), (128, 512), (128, 2048), (256, 2048))  # numbers, from row to row
 PROFILED = {**dict.fromkeys(OURS, "fused+bf16+triton"), BASE: "bf16", "convnext_tiny": "fused+channels_last+bf16"}
 LISTED, SHOWN = 40, 8  # kernels of a profile in its row, and in the table
-TILE = 64
-SM = (
-    "inst_executed.sum",
-    "inst_issued.avg.per_cycle_active",
-    "cycles_elapsed.max",
-    "warps_active.avg.per_cycle_active",
-)
-STALLS = ("barrier", "long_scoreboard", "short_scoreboard", "math_pipe_throttle", "mio_throttle", "wait")
 COUNTERS = (
     *("gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_bytes.sum"),
-    *("launch__registers_per_thread", "launch__occupancy_limit_registers", *(f"sm__{name}" for name in SM)),
-    *(f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio" for reason in STALLS),
+    *("sm__inst_executed.sum", "sm__inst_issued.avg.per_cycle_active", "sm__warps_active.avg.per_cycle_active"),
+    *("sm__cycles_elapsed.max", "launch__registers_per_thread", "launch__occupancy_limit_registers"),
+    *(
+        f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio"
+        for reason in ("barrier", "long_scoreboard", "short_scoreboard", "math_pipe_throttle", "mio_throttle", "wait")
+    ),
 )
 
 
 @triton.jit
 def copy_rows(x, y, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    offset = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * stride + tl.arange(0, WIDTH)[
-        None, :
-    ]
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    offset = row[:, None] * stride + tl.arange(0, WIDTH)[None, :]
     tl.store(y + offset, tl.load(x + offset))
 
 
@@ -52,20 +47,7 @@ def nothing(x):
 
 
 @triton.jit
-def multiply_add(x, cycles, steps, THREADS: tl.constexpr, CLOCK: tl.constexpr):
-    """CHAINS independent multiply-adds per thread, UNROLLED × steps times, and the cycles that they took."""
-    values = tl.load(x + tl.arange(0, THREADS * CHAINS))
-    begin = _cycle(CLOCK)
-    for _ in range(steps):
-        for _ in tl.static_range(UNROLLED):
-            values = tl.fma(values, 0.999, 0.5)
-    total = tl.sum(values, 0)  # before the clock is read again
-    end = _cycle(CLOCK)
-    tl.store(cycles + tl.program_id(0), tl.where(total == 1.5, 0, end - begin))
-
-
-@triton.jit
-def _cycle(CLOCK: tl.constexpr):
+def cycle(CLOCK: tl.constexpr):
     if CLOCK:
         now = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     else:
@@ -73,14 +55,24 @@ def _cycle(CLOCK: tl.constexpr):
     return now
 
 
+@triton.jit
+def multiply_add(x, cycles, steps, THREADS: tl.constexpr, CLOCK: tl.constexpr):
+    """CHAINS independent multiply-adds per thread, UNROLLED × steps times, and the cycles that they took."""
+    values = tl.load(x + tl.arange(0, THREADS * CHAINS))
+    begin = cycle(CLOCK)
+    for _ in range(steps):
+        for _ in tl.static_range(UNROLLED):
+            values = tl.fma(values, 0.999, 0.5)
+    total = tl.sum(values, 0)  # before the clock is read again
+    took = cycle(CLOCK) - begin
+    tl.store(cycles + tl.program_id(0), tl.where(total == 1.5, 0, took))
+
+
 def cases(toy: bool) -> list[Case]:
-    found = [Case("copy of torch", partial(copy_of_torch, toy), HERE)]
-    for width, stride in ROW_WIDTHS[: 1 if toy else None]:
-        name = f"copy of rows of {2 * width} bytes, {2 * stride} bytes apart"
-        found += [
-            Case(f"{name}, {mebibytes} MiB", partial(copy_of_rows, width, stride, mebibytes, toy), HERE)
-            for mebibytes in (8, 1024)
-        ]
+    found = []
+    for (width, stride), mebibytes in itertools.product(COPIES[: 1 if toy else None], (8, 1024)):
+        name = f"copy of rows of {2 * width} bytes, {2 * stride} bytes apart, {mebibytes} MiB"
+        found.append(Case(name, partial(copy_of_rows, width, stride, mebibytes, toy), HERE))
     found += [Case("launches in a graph", partial(launches, toy), HERE), Case("issue rate", partial(issue, toy), HERE)]
     for name, variant in list(PROFILED.items())[: 1 if toy else None]:
         code = CODE if name in OURS else ("timm",)
@@ -88,37 +80,28 @@ def cases(toy: bool) -> list[Case]:
     return [*found, Case("counters of summarize and read", partial(counters, toy), ("linvit/kernels",))]
 
 
-def copy_of_torch(toy: bool) -> Results:
-    """Terabytes per second, read and written, of a large contiguous copy."""
-    x = torch.ones((1 if toy else 2048) * 2**19, device=_device(toy))
-    y = torch.empty_like(x)
-    return _copied("contiguous, torch", 2 * x.nbytes, medians({"copy": lambda: y.copy_(x)}, toy)["copy"])
-
-
 def copy_of_rows(width: int, stride: int, mebibytes: int, toy: bool) -> Results:
-    """The same for rows of `width` bfloat16 numbers, `stride` numbers apart, as heads lie inside tokens."""
+    """Rows of bfloat16 numbers, so many apart, as heads lie inside tokens; with nothing between them, torch's copy."""
     tiles = 1 if toy else mebibytes * 2**20 // (2 * width * TILE)
-    x = torch.ones(tiles * TILE, stride, device=_device(toy), dtype=torch.bfloat16)
+    x = torch.ones(tiles * TILE, stride, device=device(toy), dtype=torch.bfloat16)
     y = torch.zeros_like(x)
-
-    def copy() -> Tensor:
-        copy_rows[(tiles,)](x, y, stride, ROWS=TILE, WIDTH=width)
-        return y
-
-    copied = copy()[:, :width]
-    if not bool((copied == 1).all()):
-        raise ArithmeticError("the copy is wrong")
-    words = f"rows of {2 * width} bytes, {2 * stride} apart"
-    return _copied(words, 4 * copied.numel(), medians({"copy": copy}, toy)["copy"])
-
-
-def _copied(words: str, moved: int, ms: float) -> Results:
-    return {"cells": [{"copy": words, "MiB": moved / 2**21, "ms": ms, "TB/s read and written": moved / ms / 1e9}]}
+    copy = partial(copy_rows[(tiles,)], x, y, stride, ROWS=TILE, WIDTH=width)
+    size, calls, table = 2 * tiles * TILE * width, {f"{2 * width} bytes of every {2 * stride}": copy}, []
+    if stride == width:
+        calls["contiguous, torch"] = partial(y.copy_, x)
+    for words, call in calls.items():
+        y.zero_()
+        call()
+        if not bool((y[:, :width] == 1).all()):
+            raise ArithmeticError("the copy is wrong")
+        ms = medians({"copy": call}, toy)["copy"]
+        table.append({"copy": words, "MiB": size / 2**20, "ms": ms, "TB/s read and written": 2 * size / ms / 1e9})
+    return {"cells": table}
 
 
 def launches(toy: bool) -> Results:
     """Microseconds of 1, 10 and 100 kernels that do nothing, one after another in a graph, with and without overlap."""
-    x = torch.zeros(1, device=_device(toy))
+    x = torch.zeros(1, device=device(toy))
 
     def start(number: int, **options: bool) -> Tensor:
         for _ in range(number):
@@ -128,8 +111,7 @@ def launches(toy: bool) -> Results:
     calls = {f"{number}": partial(start, number) for number in ((1, 2) if toy else (1, 10, 100))}
     if not toy:
         calls |= {f"{number}, dependent launch": partial(start, number, launch_pdl=True) for number in (10, 100)}
-    times = medians(calls, toy)
-    return {"cells": [{"kernels that do nothing": name, "µs": 1000 * ms} for name, ms in times.items()]}
+    return {"cells": [{"kernels that do nothing": name, "µs": 1000 * ms} for name, ms in medians(calls, toy).items()]}
 
 
 def issue(toy: bool) -> Results:
@@ -137,8 +119,8 @@ def issue(toy: bool) -> Results:
     programs = 1 if toy else torch.cuda.get_device_properties(0).multi_processor_count
     steps, table = 1 if toy else 200, []
     for warps in (4,) if toy else (4, 8, 16, 32):
-        x = torch.rand(32 * warps * CHAINS.value, device=_device(toy))
-        cycles = torch.zeros(programs, dtype=torch.int64, device=_device(toy))
+        x = torch.rand(32 * warps * CHAINS.value, device=device(toy))
+        cycles = torch.zeros(programs, dtype=torch.int64, device=device(toy))
         for _ in range(2):
             multiply_add[(programs,)](x, cycles, steps, THREADS=32 * warps, CLOCK=not toy, num_warps=warps)
         issued = steps * UNROLLED.value * CHAINS.value * warps
@@ -150,55 +132,41 @@ def issue(toy: bool) -> Results:
 def profile(name: str, variant: str, toy: bool) -> Results:
     """The kernels of one call of a network by time: name, starts, microseconds; and the time of the call itself."""
     call = call_of(name, variant.removesuffix("+triton") if toy else variant, 64, toy)
-    activity = torch.profiler.ProfilerActivity
+    activity = torch.profiler.ProfilerActivity.CPU if toy else torch.profiler.ProfilerActivity.CUDA
     with torch.inference_mode():
         ms = medians({"call": call}, toy)["call"]
-        with torch.profiler.profile(activities=[activity.CPU if toy else activity.CUDA]) as recorded:
+        with torch.profiler.profile(activities=[activity]) as recorded:
             call()
             if not toy:
                 torch.cuda.synchronize()
     time_of = "self_cpu_time_total" if toy else "self_device_time_total"
     found = [(event.key[:120], event.count, getattr(event, time_of)) for event in recorded.key_averages()]
     kernels = sorted((kernel for kernel in found if kernel[2]), key=lambda kernel: -kernel[2])
-    whole = {"network": name, "variant": variant, "ms in a graph": ms, "kernels": sum(count for _, count, _ in kernels)}
-    slowest = [
-        {"network": name, "kernel": f"`{kernel[:70]}`", "starts": starts, "µs": us} for kernel, starts, us in kernels
-    ]
-    return {
-        "cells": [whole | {"ms in kernels": sum(us for *_, us in kernels) / 1000}, *slowest[:SHOWN]],
-        "kernels": kernels[:LISTED],
-    }
+    starts, us = (sum(column) for column in list(zip(*kernels, strict=True))[1:])
+    whole = {"network": name, "variant": variant, "ms in a graph": ms, "kernels": starts, "ms in kernels": us / 1000}
+    table = [dict(zip(("kernel", "starts", "µs"), kernel, strict=True)) for kernel in kernels]
+    return {"cells": [whole, *({"network": name, **one} for one in table[:SHOWN])], "kernels": table[:LISTED]}
 
 
 def counters(toy: bool) -> Results:
     """Hardware counters of MALA's kernels in bfloat16, 64 × 8 heads of 12,544 tokens; why, if there are none."""
-    command = [sys.executable, "-c", "from tools.gpu.ceilings import call_once; call_once()"]
     if toy or shutil.which("ncu") is None:
         return {"cells": [{"counters": "none: ncu is not installed"}]}
-    options = ["--clock-control", "none", "--csv", "--page", "raw", "--kernel-name", "regex:summarize|read"]
-    options += ["--metrics", ",".join(COUNTERS)]
-    done = subprocess.run(["ncu", *options, *command], cwd=ROOT, capture_output=True, text=True, timeout=150)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
-    kernels = [row for row in csv.DictReader(lines) if (row.get("Kernel Name") or "")[:9] in ("summarize", "read")]
-    if not kernels:
+    command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--kernel-name", "regex:summarize|read"]
+    command += ["--metrics", ",".join(COUNTERS), sys.executable, "-c"]
+    command += ["from tools.gpu.ceilings import call_once; call_once()"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    rows = list(csv.DictReader(line for line in done.stdout.splitlines() if line.startswith('"')))
+    if len(rows) < 2:
         return {"cells": [{"counters": f"none: {(done.stderr + done.stdout).strip()[-300:]}"}]}
-    units = next(csv.DictReader(lines))
-    return {
-        "cells": [
-            {"counter": f"{name}, {units[name]}"} | {row["Kernel Name"].split("(")[0]: row[name] for row in kernels}
-            for name in COUNTERS
-            if units.get(name) is not None
-        ]
-    }
+    units, *kernels = rows
+    known = [name for name in COUNTERS if units.get(name) is not None]
+    values = [{row["Kernel Name"].split("(")[0]: row[name] for row in kernels} for name in known]
+    return {"cells": [{"counter": f"{name} {units[name]}"} | one for name, one in zip(known, values, strict=True)]}
 
 
 def call_once() -> None:
     """What `counters` runs under ncu."""
     q, k, v = (torch.randn(64, 8, 12544, 64, device="cuda").bfloat16() for _ in range(3))
-    side = math.isqrt(12544)
-    mala(q, k, v, rotary=rotary_2d((side, side), 64, device=torch.device("cuda")), backend="triton")
+    mala(q, k, v, rotary=rotary_2d((112, 112), 64, device=torch.device("cuda")), backend="triton")
     torch.cuda.synchronize()
-
-
-def _device(toy: bool) -> str:
-    return "cpu" if toy else "cuda"

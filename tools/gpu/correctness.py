@@ -34,9 +34,7 @@ def cases(toy: bool) -> list[Case]:
 
 def exactness(name: str, errors: Callable[[], list[Deviation]]) -> Results:
     check = gpu.checked(name, errors)
-    worst = {"worst of": None, "error": None, "allowed": None}
-    if check.worst is not None:
-        worst = dict(zip(worst, check.worst, strict=True))
+    worst = dict(zip(("worst of", "error", "allowed"), check.worst or (None,) * 3, strict=True))
     return {"cells": [{"case": name, **worst, "result": check.failure or "passed"}]}
 
 
@@ -49,10 +47,7 @@ def together() -> Results:
     """NCCL with one process, and two processes on one card with gloo, each against one process alone."""
     found = json.loads(_run([sys.executable, "tests/together.py", "gpu"]))
     names = ("NCCL, one process", "gloo, two processes on one card, SyncBatchNorm")
-    table = [
-        {"processes": name, "largest difference of losses": one["difference"], "version": one["nccl"]}
-        for name, one in zip(names, found, strict=True)
-    ]
+    table = [{"processes": name, "difference": one["difference"]} for name, one in zip(names, found, strict=True)]
     return {"cells": table, "losses": found}
 
 

@@ -1,10 +1,10 @@
 """Jobs on whole networks: peers at their best, and training. All that the queue uses of `linvit bench` is used here."""
 
 import os
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,148 +20,144 @@ CODE = tuple(f"linvit/{room}" for room in ("models", "layers", "ops", "kernels",
 OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 BASE = "deit_small_patch16_224"
 PEERS = (BASE, "convnext_tiny", "swin_tiny_patch4_window7_224", "efficientvit_b1", "mobilenetv4_conv_medium")
-LARGE = ("ravlt_tiny_linear", "mavit_tiny_linear", "care_s0", BASE, "convnext_tiny", "swin_tiny_patch4_window7_224")
-EAGER = ("fused+bf16", "fused+channels_last+bf16")
-COMPILED = ("fused+channels_last+bf16+autotuned",)
+LARGE = ("ravlt_tiny_linear", "mavit_tiny_linear", "care_s0", *PEERS[:3])
+EAGER, COMPILED = ("fused+bf16", "fused+channels_last+bf16"), ("fused+channels_last+bf16+autotuned",)
 TRAINED = ("ravlt_tiny", "ravlt_small_linear", "care_s0", BASE, "convnext_tiny", "convnext_small")
 STEPS = ("bf16", "channels_last+bf16+fused_adamw")
-COMPILED_STEPS = ("channels_last+bf16+fused_adamw+compiled", "channels_last+bf16+fused_adamw+graphed")
-RECIPES = {"ravlt_tiny": "ravlt/tiny", "care_s0": "care/s0"}
+COMPILED_STEPS = tuple(f"{STEPS[-1]}+{part}" for part in ("compiled", "graphed"))
+RECIPES = {"ravlt_tiny": "ravlt/tiny_imagenet_300e", "care_s0": "care/s0_imagenet_300e"}
 TRAINED_AS: dict[str, dict[str, Any]] = {
-    "recipe": {},
+    "as the recipe": {},
     "bfloat16": {"trainer.precision": "bf16-mixed"},
-    "bfloat16 compiled": {"trainer.precision": "bf16-mixed", "task.compile": True, "optimizer.options.fused": True},
+    "bfloat16, compiled": {"trainer.precision": "bf16-mixed", "task.compile": True, "optimizer.options.fused": True},
 }
 TOYS = {BASE: "test_vit", "ravlt_tiny": "ravlt_nano", "convnext_tiny": "test_convnext"}
-TOY_PIXELS, TOY_BATCH = 32, 2
-WARM_UP, TIMED = 10, 40  # steps of `linvit train`
 
 
 def medians(calls: dict[str, Call], toy: bool, rounds: int = 7) -> dict[str, float]:
     """Milliseconds of each call, in turn; on a GPU they are captured in graphs."""
     timings: dict[str, Timing] = {}
-    interleave(calls, HostClock("wall", time.perf_counter) if toy else CudaClock(), 1 if toy else rounds, timings)
+    clock = HostClock("wall", time.perf_counter) if toy else CudaClock()
+    interleave(calls, clock, 1 if toy else rounds, timings)
     return {name: timing.median_ms for name, timing in timings.items()}
 
 
 def call_of(name: str, variant: str, batch: int, toy: bool) -> Call:
     """A call of a network with random weights on random images."""
-    size = (TOY_PIXELS, TOY_PIXELS) if toy else (224, 224)
-    return build_call(Network(_toy(name, toy), variant, size, TOY_BATCH if toy else batch, "cpu" if toy else "cuda"))
+    size, batch = ((32, 32), 2) if toy else ((224, 224), batch)
+    return build_call(Network(_toy(name, toy), variant, size, batch, device(toy)))
+
+
+def device(toy: bool) -> str:
+    return "cpu" if toy else "cuda"
 
 
 def peers(toy: bool) -> list[Case]:
     wanted = [(name, 224, batch) for batch in (64, 1) for name in (*OURS, *PEERS)]
-    found = [
-        case for name, pixels, batch in wanted[: 1 if toy else None] for case in _network(name, pixels, batch, toy)
-    ]
-    return [*found, Case("one layer by inductor", _one_layer, ("timm",))] if toy else found
+    found = [case for each in wanted[: 1 if toy else None] for case in _beside_base(*each, toy)]
+    return [*found, Case("one layer by inductor", one_layer, ("timm",))] if toy else found
 
 
 def large_peers(toy: bool) -> list[Case]:
     wanted = [(name, 1024, 16) for name in LARGE] + [(name, 224, 256) for name in (*OURS, *PEERS)]
-    return [
-        case for name, pixels, batch in (wanted[3:4] if toy else wanted) for case in _network(name, pixels, batch, toy)
-    ]
+    return [case for each in (wanted[3:4] if toy else wanted) for case in _beside_base(*each, toy)]
 
 
 def training(toy: bool) -> list[Case]:
-    cases = []
+    found = []
     for name in TRAINED[: 1 if toy else None]:
-        for variants in (STEPS, COMPILED_STEPS):
-            kind = "compiled" if variants is COMPILED_STEPS else "eager"
+        for kind, variants in (("eager", STEPS), ("compiled", COMPILED_STEPS)):
             function = partial(steps, name, 64, _own(name, variants, toy), toy)
-            generate = function if variants is COMPILED_STEPS else None
-            cases.append(Case(f"{name}, {kind}, 64 images", function, _code(name), generate))
+            found.append(_case(f"{name}, {kind}, 64 images", function, name, kind))
     for name in list(RECIPES)[: 1 if toy else None]:
-        for words, changes in list(TRAINED_AS.items())[: 1 if toy else None]:
-            function = partial(end_to_end, name, changes, toy)
-            cases.append(Case(f"linvit train {name}, {words}", function, (*CODE, "linvit/runs", "linvit/data")))
-    return cases
+        for words in list(TRAINED_AS)[: 1 if toy else None]:
+            function = partial(end_to_end, name, words, toy)
+            found.append(Case(f"linvit train {name}, {words}", function, (*CODE, "linvit/runs", "linvit/data")))
+    return found
 
 
 def networks(name: str, pixels: int, batch: int, variants: tuple[str, ...], toy: bool) -> Results:
     """Variants of a network beside DeiT-S in bfloat16, in the same rounds, each after its check."""
     torch.compiler.reset()
-    if toy:
-        pixels, batch = TOY_PIXELS, TOY_BATCH
+    pixels, batch = (32, 2) if toy else (pixels, batch)
     options: dict[str, Any] = {"sizes": ((pixels, pixels),), "batches": (batch,), "rounds": 1 if toy else 7}
-    options |= {"device": "cpu" if toy else "cuda", "memory": not toy, "seconds": 6.0}
-    peer = {"peers": (_toy(BASE, toy),), "peer_variants": ("bf16",)}
-    return cells(measure("model", names=(_toy(name, toy),), variants=variants, **peer, **options).rows, pixels)
+    options |= {"device": device(toy), "memory": not toy, "seconds": 6.0}
+    options |= {"peers": (_toy(BASE, toy),), "peer_variants": ("bf16",)}
+    return cells(measure("model", names=(_toy(name, toy),), variants=variants, **options).rows)
 
 
 def steps(name: str, batch: int, variants: tuple[str, ...], toy: bool) -> Results:
     """Steps of training of a network, and right after it of DeiT-S."""
     torch.compiler.reset()
     options: dict[str, Any] = {"batch": 8 if toy else batch, "size": (64, 64) if toy else (224, 224)}
-    options |= {"device": "cpu" if toy else "cuda", "memory": not toy, "rounds": 1 if toy else 5, "seconds": 8.0}
+    options |= {"device": device(toy), "memory": not toy, "rounds": 1 if toy else 5, "seconds": 8.0}
     rows = measure("train", names=(_toy(name, toy),), variants=variants, **options).rows
-    return cells(rows + measure("train", names=(_toy(BASE, toy),), variants=STEPS[:1], **options).rows, 224)
+    return cells(rows + measure("train", names=(_toy(BASE, toy),), variants=STEPS[:1], **options).rows)
 
 
-def cells(rows: list[Any], pixels: int) -> Results:
+def cells(rows: list[Any]) -> Results:
     """A row of the table for each row of a report; the last of them is DeiT-S, to which × is the ratio."""
-    base = rows[-1].median_ms
-    table = []
+    base, table = rows[-1].median_ms, []
     for row in rows:
-        ms = row.median_ms
-        found = {"network": row.name, "pattern": row.pattern, "variant": row.variant, "px": pixels, "images": row.batch}
-        found |= {"ms": ms, "± IQR": row.spread_ms, "images/s": ms and 1000 * row.batch / ms}
+        ms, variant = row.median_ms, row.variant if row.skipped is None else f"{row.variant}: {row.skipped}"
+        found = {"network": row.name, "pattern": row.pattern, "variant": variant, "px": row.size[0]}
+        found |= {"images": row.batch, "ms": ms, "± IQR": row.spread_ms, "images/s": ms and 1000 * row.batch / ms}
         found |= {"× DeiT-S": base / ms if base and ms else None, "peak MiB": row.peak_mib, "error": row.error}
-        table.append(found if row.skipped is None else found | {"variant": f"{row.variant}: {row.skipped}"})
+        table.append(found)
     return {"cells": table}
 
 
-def end_to_end(name: str, changes: dict[str, Any], toy: bool) -> Results:
-    """Images per second of `linvit train` with its recipe and these changes, from JPEG files, after a warm-up."""
+def end_to_end(name: str, words: str, toy: bool) -> Results:
+    """Images per second of `linvit train` with its recipe and changes, from JPEG files, after a warm-up."""
     from lightning.pytorch import Callback
 
     from linvit.runs.training import train_folder
 
     times: list[float] = []
+    warm_up, timed, batch = (1, 2, 8) if toy else (10, 40, 128)
 
     class Clock(Callback):
-        def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, images: Any, batch_idx: int) -> None:
             if batch_idx + 1 in (warm_up, warm_up + timed):
                 if not toy:
                     torch.cuda.synchronize()
                 times.append(time.perf_counter())
 
-    warm_up, timed, batch = (1, 2, 8) if toy else (WARM_UP, TIMED, 128)
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         _write_images(Path(folder), 80 if toy else 12800)
-        given: dict[str, Any] = {
-            "folder": f"{folder}/run",
-            "data.root": folder,
-            "data.batch_size": batch,
-            "data.num_workers": 0 if toy else os.cpu_count(),
-            "distillation.teacher": None,
-            "trainer.max_epochs": 1,
-            "trainer.limit_train_batches": warm_up + timed,
-            "trainer.limit_val_batches": 1,
-            "trainer.accelerator": "cpu" if toy else "gpu",
-            "trainer.sync_batchnorm": False,
-            **changes,
-        }
+        given: dict[str, Any] = {"folder": f"{folder}/run", "data.root": folder, "data.batch_size": batch}
+        given |= {"data.num_workers": 0 if toy else os.cpu_count(), "distillation.teacher": None}
+        limits = {"max_epochs": 1, "limit_train_batches": warm_up + timed, "limit_val_batches": 1}
+        limits |= {"accelerator": "cpu" if toy else "gpu", "sync_batchnorm": False}
+        given |= {f"trainer.{key}": value for key, value in limits.items()} | TRAINED_AS[words]
         if toy:
-            given |= {"model.name": TOYS["ravlt_tiny"], "model.drop_path_rate": 0.0, "data.size": 32}
-        train_folder(f"recipes/{RECIPES[name]}_imagenet_300e.yaml", given, callbacks=[Clock()])
+            given |= {"model.name": _toy(name, toy), "model.drop_path_rate": 0.0, "data.size": 32}
+        train_folder(f"recipes/{RECIPES[name]}.yaml", given, callbacks=[Clock()])
     reached = timed * batch / (times[1] - times[0])
-    variant = _own(name, COMPILED_STEPS if changes.get("task.compile") else STEPS[-1:], toy)[:1]
-    alone = steps(name, batch, variant, toy)["cells"][0]
-    words = ", ".join(f"{key}={value}" for key, value in changes.items()) or "as the recipe"
+    variants = COMPILED_STEPS[:1] if "compiled" in words else STEPS[-1:]
+    alone = steps(name, batch, _own(name, variants, toy), toy)["cells"][0]
     found = {"linvit train": name, "changes": words, "images": batch, "images/s": reached}
-    return {"cells": [found | {f"step alone, {alone['variant']}": alone["images/s"]}]}
+    return {"cells": [found | {"of a step alone": f"{100 * reached / alone['images/s']:.0f} %"}], "alone": alone}
 
 
-def _network(name: str, pixels: int, batch: int, toy: bool) -> list[Case]:
-    cases = []
+def one_layer() -> Results:
+    """That inductor works, on one layer; the other toys are compiled without it, which would take minutes."""
+    layer, x = torch.nn.Linear(16, 16), torch.randn(4, 16)
+    got = torch.compile(layer, backend="inductor", mode="max-autotune-no-cudagraphs")(x)
+    return {"cells": [{"layer": "Linear", "error": float((got - layer(x)).detach().abs().max())}]}
+
+
+def _beside_base(name: str, pixels: int, batch: int, toy: bool) -> list[Case]:
+    found = []
     for kind, variants in (("eager", EAGER), ("compiled", COMPILED)):
         function = partial(networks, name, pixels, batch, _own(name, variants, toy), toy)
-        generate = function if variants is COMPILED else None
-        cases.append(Case(f"{name}, {kind}, {pixels} px, {batch} images", function, _code(name), generate))
-    return cases
+        found.append(_case(f"{name}, {kind}, {pixels} px, {batch} images", function, name, kind))
+    return found
+
+
+def _case(words: str, function: Any, name: str, kind: str) -> Case:
+    code = CODE if is_ours(name) else ("timm",)
+    return Case(words, function, code, function if kind == "compiled" else None)
 
 
 def _own(name: str, variants: tuple[str, ...], toy: bool) -> tuple[str, ...]:
@@ -169,19 +165,8 @@ def _own(name: str, variants: tuple[str, ...], toy: bool) -> tuple[str, ...]:
     return tuple(f"{variant}+triton" for variant in variants) if is_ours(name) and not toy else variants
 
 
-def _code(name: str) -> tuple[str, ...]:
-    return CODE if is_ours(name) else ("timm",)
-
-
 def _toy(name: str, toy: bool) -> str:
-    return TOYS.get(name, TOYS["ravlt_tiny"] if is_ours(name) else TOYS["convnext_tiny"]) if toy else name
-
-
-def _one_layer() -> Results:
-    """That inductor works, on one layer; the other toys are compiled without it, which would take minutes."""
-    layer, x = torch.nn.Linear(16, 16), torch.randn(4, 16)
-    got = torch.compile(layer, backend="inductor", mode="max-autotune-no-cudagraphs")(x)
-    return {"cells": [{"layer": "Linear", "error": float((got - layer(x)).detach().abs().max())}]}
+    return TOYS.get(name, TOYS["ravlt_tiny" if is_ours(name) else "convnext_tiny"]) if toy else name
 
 
 def _write_images(folder: Path, number: int) -> None:
