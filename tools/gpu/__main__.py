@@ -1,6 +1,7 @@
 """What only a GPU can tell: a queue of jobs of at most nine minutes that resume; see docs/contribute/gpu.md."""
 
 import argparse
+import ctypes
 import json
 import os
 import shutil
@@ -60,9 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="what each job decides, minutes, state")
     parser.add_argument("--dry", action="store_true", help="run every job on the CPU at toy sizes; keep no rows")
     parser.add_argument("--first", type=int, metavar="N", help="only the first N cases of every job")
-    parser.add_argument(
-        "--prepare", action="store_true", help="compile into build/gpu what a GPU machine can take along"
-    )
+    parser.add_argument("--prepare", action="store_true", help="compile into build/gpu what a GPU machine takes along")
     parser.add_argument("--tables", action="store_true", help="write the tables of the page from the rows")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="copy rows and caches there after every job")
     parser.add_argument("--rows", type=Path, metavar="FOLDER", default=ROWS, help="where the rows are")
@@ -120,7 +119,11 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "tools.gpu", "--work", job.name, "--rows", str(options.rows.resolve())]
     command += ["--first", str(options.first)] if options.first else []
     settings = {"TORCHINDUCTOR_CACHE_DIR": str(carry.CARRIED / "inductor"), "PYTHONUNBUFFERED": "1"}
-    child = subprocess.Popen(command, cwd=carry.ROOT, env={**os.environ, **settings}, start_new_session=True)
+    ended_with_this = partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)  # Linux: if this process is killed
+    environment = {**os.environ, **settings}
+    child = subprocess.Popen(
+        command, cwd=carry.ROOT, env=environment, start_new_session=True, preexec_fn=ended_with_this
+    )
     try:
         status = child.wait(LIMIT)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -140,7 +143,7 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
 
 def work(job: Job, options: argparse.Namespace) -> int:
     """Measures what is left of a job, in this process; the code of some cases is generated in several before."""
-    from tools.gpu import rows
+    from tools.gpu import rows, tables
 
     cases, found = job.cases(options.dry)[: options.first], rows.read(options.rows, job.name)
     keys = {case.name: rows.Key(job.name, case.name, *rows.card(), rows.code_digest(case.code)) for case in cases}
@@ -167,6 +170,7 @@ def work(job: Job, options: argparse.Namespace) -> int:
             failed += "failed" in result
             shown = json.dumps(result.get("failed") or result["cells"], ensure_ascii=False)[:200]
             print(f"{job.name} {number}/{len(left)} {case.name}, {facts['seconds']} s: {shown}")
+    print(tables.section(rows.read(options.rows, job.name)))
     return FAILED if failed else 0
 
 
@@ -181,9 +185,8 @@ def generate(functions: Sequence[Callable[[], object]], processes: int) -> None:
         calls = [pool.submit(function) for function in functions]
         for number, call in enumerate(as_completed(calls), 1):
             call.exception()  # what fails here fails again where it is measured, and says so
-            print(
-                f"    code of {number} of {len(calls)} cases, {time.monotonic() - began:.0f} s, {processes} processes"
-            )
+            took = time.monotonic() - began
+            print(f"    code of {number} of {len(calls)} cases, {took:.0f} s, {processes} processes")
     del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
 
 

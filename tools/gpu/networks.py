@@ -1,5 +1,6 @@
 """Jobs on whole networks: peers at their best, and training. All that the queue uses of `linvit bench` is used here."""
 
+import itertools
 import os
 import time
 from functools import partial
@@ -21,10 +22,13 @@ OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 BASE = "deit_small_patch16_224"
 PEERS = (BASE, "convnext_tiny", "swin_tiny_patch4_window7_224", "efficientvit_b1", "mobilenetv4_conv_medium")
 LARGE = ("ravlt_tiny_linear", "mavit_tiny_linear", "care_s0", *PEERS[:3])
-EAGER, COMPILED = ("fused+bf16", "fused+channels_last+bf16"), ("fused+channels_last+bf16+autotuned",)
+INFERENCE = {
+    "eager": ("fused+bf16", "fused+channels_last+bf16"),
+    "compiled": ("fused+channels_last+bf16+autotuned",),
+}
 TRAINED = ("ravlt_tiny", "ravlt_small_linear", "care_s0", BASE, "convnext_tiny", "convnext_small")
-STEPS = ("bf16", "channels_last+bf16+fused_adamw")
-COMPILED_STEPS = tuple(f"{STEPS[-1]}+{part}" for part in ("compiled", "graphed"))
+BEST = "channels_last+bf16+fused_adamw"
+STEPS = {"eager": ("bf16", BEST), "compiled": (f"{BEST}+compiled", f"{BEST}+graphed")}
 RECIPES = {"ravlt_tiny": "ravlt/tiny_imagenet_300e", "care_s0": "care/s0_imagenet_300e"}
 TRAINED_AS: dict[str, dict[str, Any]] = {
     "as the recipe": {},
@@ -54,25 +58,37 @@ def device(toy: bool) -> str:
 
 def peers(toy: bool) -> list[Case]:
     wanted = [(name, 224, batch) for batch in (64, 1) for name in (*OURS, *PEERS)]
-    found = [case for each in wanted[: 1 if toy else None] for case in _beside_base(*each, toy)]
+    found = [case for each in wanted[: 1 if toy else None] for case in cases(networks, INFERENCE, *each, toy)]
     return [*found, Case("one layer by inductor", one_layer, ("timm",))] if toy else found
 
 
 def large_peers(toy: bool) -> list[Case]:
     wanted = [(name, 1024, 16) for name in LARGE] + [(name, 224, 256) for name in (*OURS, *PEERS)]
-    return [case for each in (wanted[3:4] if toy else wanted) for case in _beside_base(*each, toy)]
+    return [case for each in (wanted[3:4] if toy else wanted) for case in cases(networks, INFERENCE, *each, toy)]
 
 
 def training(toy: bool) -> list[Case]:
+    names, recipes, ways = TRAINED, tuple(RECIPES), tuple(TRAINED_AS)
+    if toy:
+        names, recipes, ways = names[:1], recipes[:1], ways[:1]
+    found = [case for name in names for case in cases(steps, STEPS, name, 224, 64, toy)]
+    for name, words in itertools.product(recipes, ways):
+        function = partial(end_to_end, name, words, toy)
+        found.append(Case(f"linvit train {name}, {words}", function, (*CODE, "linvit/runs", "linvit/data")))
+    return found
+
+
+def cases(
+    function: Any, kinds: dict[str, tuple[str, ...]], name: str, pixels: int, batch: int, toy: bool
+) -> list[Case]:
+    """A case for each kind of variants of a network, ours with the kernels; the compiled ones take long to generate."""
+    code, kernels = (CODE, "+triton") if is_ours(name) else (("timm",), "")
     found = []
-    for name in TRAINED[: 1 if toy else None]:
-        for kind, variants in (("eager", STEPS), ("compiled", COMPILED_STEPS)):
-            function = partial(steps, name, 64, _own(name, variants, toy), toy)
-            found.append(_case(f"{name}, {kind}, 64 images", function, name, kind))
-    for name in list(RECIPES)[: 1 if toy else None]:
-        for words in list(TRAINED_AS)[: 1 if toy else None]:
-            function = partial(end_to_end, name, words, toy)
-            found.append(Case(f"linvit train {name}, {words}", function, (*CODE, "linvit/runs", "linvit/data")))
+    for kind, variants in kinds.items():
+        own = tuple(f"{variant}{'' if toy else kernels}" for variant in variants)
+        call = partial(function, name, pixels, batch, own, toy)
+        words = f"{name}, {kind}, {pixels} px, {batch} images"
+        found.append(Case(words, call, code, call if kind == "compiled" else None))
     return found
 
 
@@ -86,13 +102,14 @@ def networks(name: str, pixels: int, batch: int, variants: tuple[str, ...], toy:
     return cells(measure("model", names=(_toy(name, toy),), variants=variants, **options).rows)
 
 
-def steps(name: str, batch: int, variants: tuple[str, ...], toy: bool) -> Results:
+def steps(name: str, pixels: int, batch: int, variants: tuple[str, ...], toy: bool) -> Results:
     """Steps of training of a network, and right after it of DeiT-S."""
     torch.compiler.reset()
-    options: dict[str, Any] = {"batch": 8 if toy else batch, "size": (64, 64) if toy else (224, 224)}
-    options |= {"device": device(toy), "memory": not toy, "rounds": 1 if toy else 5, "seconds": 8.0}
+    pixels, batch = (64, 8) if toy else (pixels, batch)
+    options: dict[str, Any] = {"size": (pixels, pixels), "batch": batch, "rounds": 1 if toy else 5}
+    options |= {"device": device(toy), "memory": not toy, "seconds": 8.0}
     rows = measure("train", names=(_toy(name, toy),), variants=variants, **options).rows
-    return cells(rows + measure("train", names=(_toy(BASE, toy),), variants=STEPS[:1], **options).rows)
+    return cells(rows + measure("train", names=(_toy(BASE, toy),), variants=("bf16",), **options).rows)
 
 
 def cells(rows: list[Any]) -> Results:
@@ -134,8 +151,8 @@ def end_to_end(name: str, words: str, toy: bool) -> Results:
             given |= {"model.name": _toy(name, toy), "model.drop_path_rate": 0.0, "data.size": 32}
         train_folder(f"recipes/{RECIPES[name]}.yaml", given, callbacks=[Clock()])
     reached = timed * batch / (times[1] - times[0])
-    variants = COMPILED_STEPS[:1] if "compiled" in words else STEPS[-1:]
-    alone = steps(name, batch, _own(name, variants, toy), toy)["cells"][0]
+    variant = f"{BEST}{'+compiled' * ('compiled' in words)}{'' if toy else '+triton'}"
+    alone = steps(name, 224, batch, (variant,), toy)["cells"][0]
     found = {"linvit train": name, "changes": words, "images": batch, "images/s": reached}
     return {"cells": [found | {"of a step alone": f"{100 * reached / alone['images/s']:.0f} %"}], "alone": alone}
 
@@ -145,24 +162,6 @@ def one_layer() -> Results:
     layer, x = torch.nn.Linear(16, 16), torch.randn(4, 16)
     got = torch.compile(layer, backend="inductor", mode="max-autotune-no-cudagraphs")(x)
     return {"cells": [{"layer": "Linear", "error": float((got - layer(x)).detach().abs().max())}]}
-
-
-def _beside_base(name: str, pixels: int, batch: int, toy: bool) -> list[Case]:
-    found = []
-    for kind, variants in (("eager", EAGER), ("compiled", COMPILED)):
-        function = partial(networks, name, pixels, batch, _own(name, variants, toy), toy)
-        found.append(_case(f"{name}, {kind}, {pixels} px, {batch} images", function, name, kind))
-    return found
-
-
-def _case(words: str, function: Any, name: str, kind: str) -> Case:
-    code = CODE if is_ours(name) else ("timm",)
-    return Case(words, function, code, function if kind == "compiled" else None)
-
-
-def _own(name: str, variants: tuple[str, ...], toy: bool) -> tuple[str, ...]:
-    """The variants, with the kernels if the network is ours."""
-    return tuple(f"{variant}+triton" for variant in variants) if is_ours(name) and not toy else variants
 
 
 def _toy(name: str, toy: bool) -> str:
