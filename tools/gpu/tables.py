@@ -26,12 +26,12 @@ def section(rows: Sequence[Row]) -> str:
     parts = []
     for card, by_case in cards.items():
         parts.append(sentence(card, list(by_case.values())))
-        tables: dict[tuple[str, ...], list[dict[str, str]]] = {}
-        for row in by_case.values():
-            for cells in row.get("cells", ()):
-                written = {heading: shown(value) for heading, value in cells.items()}
-                tables.setdefault(tuple(written), []).append(written)
-        parts += [markdown_rows(cells, left=1) for cells in tables.values()]
+        tables: dict[tuple[str, ...], list[dict[str, object]]] = {}
+        for cells in (cells for row in by_case.values() for cells in row.get("cells", ())):
+            tables.setdefault(tuple(cells), []).append(cells)
+        for table in tables.values():
+            words = sum(isinstance(value, str | None) for value in table[0].values())
+            parts.append(markdown_rows([{name: shown(x) for name, x in cells.items()} for cells in table], left=words))
         failures = [(case, row.get("failed")) for case, row in by_case.items() if "cells" not in row]
         parts += ["\n".join(f"- {case}: {reason or 'took longer than a job may'}" for case, reason in failures)]
     return "\n\n".join(filter(None, parts)) or NOT_MEASURED
