@@ -32,7 +32,7 @@ def main() -> int:
         return work(JOBS[options.work], options)
     if options.list:
         for job in QUEUE:
-            print(f"{job.name:11} {job.minutes} min  {state(job, options.rows)[0]}\n{'':18} {job.decides}")
+            print(f"{job.name:11} {job.minutes} min  {state(job, options.rows)[0]:15}  {job.decides}")
     elif options.prepare:
         from tools.gpu import carry
 
