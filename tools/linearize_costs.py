@@ -25,11 +25,12 @@ RECIPES = [Path("recipes/linearize") / f"dinov2_base_{step}.yaml" for step in ("
 class Clock(Callback):
     """The times after the warm-up and after the last step."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm_up: int) -> None:
+        self.warm_up = warm_up
         self.times: list[float] = []
 
     def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx in (WARM_UP - 1, trainer.num_training_batches - 1):
+        if batch_idx in (self.warm_up - 1, trainer.num_training_batches - 1):
             _synchronize()
             self.times.append(time.perf_counter())
 
@@ -44,7 +45,7 @@ def measure(recipe: Path, options: argparse.Namespace, images: str) -> list[str]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = tuple(x.to(device) for x in batch)
     source.train_dataloader = lambda: DataLoader([batch] * (WARM_UP + options.steps), batch_size=None)
-    clock, quiet = Clock(), {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    clock, quiet = Clock(WARM_UP), {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(**{**values["trainer"], "max_epochs": 1}, callbacks=[clock], limit_val_batches=0, **quiet)
     trainer.fit(task, datamodule=source)
     trained = options.batch * options.steps / (clock.times[1] - clock.times[0]), _peak()

@@ -92,8 +92,7 @@ def carried(tmp_path, monkeypatch):
     for name in ("inductor", "triton"):
         (tmp_path / "gpu" / name / "deep").mkdir(parents=True)
         (tmp_path / "gpu" / name / "deep" / "code").write_bytes(os.urandom(150 * 1024))
-    (tmp_path / "rows.jsonl").write_text("{}")
-    (tmp_path / "out dir").mkdir()
+    (tmp_path / "sweep.jsonl").write_text("{}")
     return tmp_path
 
 
@@ -101,8 +100,8 @@ def test_caches_come_back_in_pieces_and_are_there_the_next_time(carried, monkeyp
     out, gpu = carried / "out dir", carried / "gpu"
     before = {path: path.read_bytes() for path in gpu.rglob("code")}
     for _ in range(2):
-        carry.bring_back(carried / "rows.jsonl", out)
-    assert [path.name for path in sorted(out.iterdir())] == ["caches.tar.xz.00", "rows.jsonl"]
+        carry.bring_back(carried / "sweep.jsonl", out)
+    assert [path.name for path in sorted(out.iterdir())] == ["caches.tar.xz.00", "sweep.jsonl"]
     for path in before:
         path.unlink()
     shutil.move(out / "caches.tar.xz.00", gpu)
@@ -114,8 +113,8 @@ def test_caches_come_back_in_pieces_and_are_there_the_next_time(carried, monkeyp
 
 def test_caches_that_are_too_large_do_not_come_back(carried, monkeypatch, capsys):
     monkeypatch.setattr(carry, "PIECES", 0)
-    carry.bring_back(carried / "rows.jsonl", carried / "out dir")
-    assert [path.name for path in (carried / "out dir").iterdir()] == ["rows.jsonl"]
+    carry.bring_back(carried / "sweep.jsonl", carried / "out dir")
+    assert [path.name for path in (carried / "out dir").iterdir()] == ["sweep.jsonl"]
     assert "The caches need 1 pieces, of at most 0" in capsys.readouterr().out
 
 
@@ -161,21 +160,14 @@ def seen_by_another(lock):
 def timer(request, monkeypatch, tmp_path):
     """Inductor's timer with the lock, which runs what it should time once, as there is no GPU."""
     benchmarking = pytest.importorskip("torch._inductor.runtime.benchmarking", reason="this PyTorch has no inductor")
-    if hasattr(benchmarking, "set_gpu_benchmark_lock_context"):
-        monkeypatch.setattr(benchmarking, "_gpu_benchmark_lock_context", None)
-        time = benchmarking.gpu_benchmark_lock(lambda self, call: call())
-    else:
-        time = lambda self, call: call()  # noqa: E731
     for name in ("Benchmarker", "TritonBenchmarker", "InductorBenchmarker"):
-        monkeypatch.setattr(getattr(benchmarking, name), "benchmark_gpu", time)
+        monkeypatch.setattr(getattr(benchmarking, name), "benchmark_gpu", lambda self, call: call())
     carry.lock_autotuning(tmp_path / "lock")
     return getattr(benchmarking, request.param)().benchmark_gpu
 
 
 def test_a_timing_holds_the_lock_and_releases_it(timer, tmp_path):
-    with carry.alone(tmp_path / "lock"):
-        assert timer(lambda: seen_by_another(tmp_path / "lock")) == "held"
-        assert seen_by_another(tmp_path / "lock") == "held"
+    assert timer(lambda: timer(lambda: seen_by_another(tmp_path / "lock"))) == "held"
     assert seen_by_another(tmp_path / "lock") == "free"
     with pytest.raises(ZeroDivisionError):
         timer(lambda: 1 / 0)

@@ -17,19 +17,22 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from tools.gpu.jobs import JOBS, QUEUE, Job
 
 LIMIT = 520.0  # seconds of a job: a machine may be lent in commands of ten minutes, and files have to come back
 FAILED, MISSING, STOPPED = 1, 2, 3
+NEEDED = ("torch", "triton", "timm", "lightning", "torchvision", "torchmetrics", "PIL", "yaml", "pytest")
 ROWS = Path(__file__).parent / "rows"
 
 
 def main() -> int:
     options = arguments()
+    jobs = [JOBS[name] for name in options.jobs]
     if options.work:
         set_up()
-        return work(JOBS[options.work], options)
+        return max(work(job, options) for job in jobs)
     if options.list:
         for job in QUEUE:
             print(f"{job.name:11} {job.minutes} min  {state(job, options.rows)[0]:15}  {job.decides}")
@@ -38,9 +41,9 @@ def main() -> int:
 
         print(carry.prepare([case.generate for case in JOBS["sweep"].cases(False) if case.generate]))
     elif options.tables:
-        from tools.gpu.tables import write_tables
+        from tools.gpu import rows
 
-        write_tables(options.rows)
+        rows.write_tables(JOBS, options.rows)
     elif options.dry:
         os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
         import torch
@@ -49,46 +52,40 @@ def main() -> int:
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
             options.rows = Path(folder) if options.rows == ROWS else options.rows
-            return max(work(JOBS[name], options) for name in options.jobs or JOBS)
+            return max(work(job, options) for job in jobs or QUEUE)
+    elif lacking := missing():
+        print(f"tools.gpu: this machine lacks {', '.join(lacking)}: install that first.", file=sys.stderr)
+        return MISSING
+    elif jobs := jobs or [job for job in QUEUE if not state(job, options.rows)[1]][:1]:
+        return max(supervise(job, options) for job in jobs)
     else:
-        return run(options)
+        print("Every job has all its rows on one card; name jobs to run them on another.")
     return 0
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.gpu", description=__doc__)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"{', '.join(JOBS)} (default: the first unfinished)")
-    parser.add_argument("--list", action="store_true", help="what each job decides, minutes, state")
-    parser.add_argument("--dry", action="store_true", help="run every job on the CPU at toy sizes; keep no rows")
+    for flag, text in (
+        ("--list", "what each job decides, minutes, state"),
+        ("--dry", "run jobs, or all, on the CPU at toy sizes; keep no rows"),
+        ("--prepare", "compile into build/gpu what a GPU machine takes along"),
+        ("--tables", "write the tables of the page from the rows"),
+        ("--work", argparse.SUPPRESS),  # in the process that a job runs in
+    ):
+        parser.add_argument(flag, action="store_true", help=text)
     parser.add_argument("--first", type=int, metavar="N", help="only the first N cases of every job")
-    parser.add_argument("--prepare", action="store_true", help="compile into build/gpu what a GPU machine takes along")
-    parser.add_argument("--tables", action="store_true", help="write the tables of the page from the rows")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="copy rows and caches there after every job")
     parser.add_argument("--rows", type=Path, metavar="FOLDER", default=ROWS, help="where the rows are")
-    parser.add_argument("--work", choices=JOBS, help=argparse.SUPPRESS)  # the process that a job runs in
     options = parser.parse_args()
     if unknown := [name for name in options.jobs if name not in JOBS]:
         parser.error(f"there is no job {', '.join(unknown)}, expected {', '.join(JOBS)}")
     return options
 
 
-def run(options: argparse.Namespace) -> int:
-    """Runs the named jobs, or the first one that is not finished, if this machine has what they need."""
-    chosen = [JOBS[name] for name in options.jobs]
-    chosen = chosen or [job for job in QUEUE if not state(job, options.rows)[1]][:1]
-    if not chosen:
-        print("Every job has all its rows on one card; name jobs to run them on another.")
-        return 0
-    if lacking := missing(chosen):
-        print(f"tools.gpu: this machine lacks {', '.join(lacking)}: install that, or name other jobs.", file=sys.stderr)
-        return MISSING
-    return max(supervise(job, options) for job in chosen)
-
-
-def missing(jobs: Sequence[Job]) -> list[str]:
+def missing() -> list[str]:
     """What this machine lacks for the jobs."""
-    needed = dict.fromkeys(["torch", "triton", *(name for job in jobs for name in job.needs)])
-    lacking = [name for name in needed if find_spec(name) is None]
+    lacking = [name for name in NEEDED if find_spec(name) is None]
     if not any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
         lacking.append("a C compiler, with which Triton starts kernels")
     if not lacking:
@@ -115,27 +112,19 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
     from tools.gpu import carry
 
     carry.unpack()
-    began, running = time.monotonic(), options.rows / f".{job.name}.running"
     command = [sys.executable, "-m", "tools.gpu", "--work", job.name, "--rows", str(options.rows.resolve())]
     command += ["--first", str(options.first)] if options.first else []
     settings = {"TORCHINDUCTOR_CACHE_DIR": str(carry.CARRIED / "inductor"), "PYTHONUNBUFFERED": "1"}
     ended_with_this = partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)  # Linux: if this process is killed
-    environment = {**os.environ, **settings}
-    child = subprocess.Popen(
-        command, cwd=carry.ROOT, env=environment, start_new_session=True, preexec_fn=ended_with_this
-    )
+    apart: dict[str, Any] = {"start_new_session": True, "preexec_fn": ended_with_this}
+    child = subprocess.Popen(command, cwd=carry.ROOT, env={**os.environ, **settings}, **apart)
     try:
         status = child.wait(LIMIT)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        status, took = STOPPED, round(time.monotonic() - began)
-        if running.exists():
-            from tools.gpu import rows
-
-            rows.append(options.rows, json.loads(running.read_text()) | {"stopped": took})
-        print(f"{job.name}: stopped after {took} s; the same command goes on.", flush=True)
-    running.unlink(missing_ok=True)
+        status = STOPPED
+        print(f"{job.name}: stopped; the same command goes on.", flush=True)
     if options.out is not None:
         carry.bring_back(options.rows / f"{job.name}.jsonl", options.out.resolve())
     return status
@@ -143,50 +132,50 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
 
 def work(job: Job, options: argparse.Namespace) -> int:
     """Measures what is left of a job, in this process; the code of some cases is generated in several before."""
-    from tools.gpu import rows, tables
+    from tools.gpu import rows
 
-    cases, found = job.cases(options.dry)[: options.first], rows.read(options.rows, job.name)
-    keys = {case.name: rows.Key(job.name, case.name, *rows.card(), rows.code_digest(case.code)) for case in cases}
-    done, tried = rows.finished(found), {rows.key_of(row) for row in found if "stopped" in row}
-    left = sorted((case for case in cases if keys[case.name] not in done), key=lambda case: keys[case.name] in tried)
-    print(f"{job.name}: {len(cases) - len(left)} of {len(cases)} rows are there")
-    about, running, failed = rows.about(), options.rows / f".{job.name}.running", 0
+    cases, done = job.cases(options.dry)[: options.first], rows.newest(rows.read(options.rows, job.name))
+    keys = {case.name: (job.name, case.name, *rows.card(), rows.code_digest(case.code)) for case in cases}
     options.rows.mkdir(parents=True, exist_ok=True)
-    for begin in range(0, len(left), job.together):
-        some = left[begin : begin + job.together]
-        if not options.dry:
-            generate([case.generate for case in some if case.generate], job.processes)
-        for number, case in enumerate(some, begin + 1):
-            key = keys[case.name]._asdict()
-            running.write_text(json.dumps(key))
-            began = time.monotonic()
-            try:
-                result = case.measure()
-            except Exception as error:  # compilers and drivers raise errors of many classes; the other cases go on
-                last = "".join(traceback.format_exception(error)[-3:])
-                result = {"failed": f"{type(error).__name__}: {error}"[:500], "trace": last[-1500:]}
-            facts = {"seconds": round(time.monotonic() - began, 2), "at": time.strftime("%Y-%m-%d %H:%M:%S")}
-            rows.append(options.rows, {**key, **result, **facts, "about": {**about, **rows.clocks()}})
-            failed += "failed" in result
-            shown = json.dumps(result.get("failed") or result["cells"], ensure_ascii=False)[:200]
-            print(f"{job.name} {number}/{len(left)} {case.name}, {facts['seconds']} s: {shown}")
-    print(tables.section(rows.read(options.rows, job.name)))
+    running = options.rows / f".{job.name}.running"  # its case was killed and is tried last
+    killed = running.read_text() if running.exists() else ""
+    left = [case for case in cases if keys[case.name] not in done]
+    left.sort(key=lambda case: (case.name == killed, case.generate is not None))
+    print(f"{job.name}: {len(cases) - len(left)} of {len(cases)} rows are there")
+    about, failed = rows.about(), 0
+    generators = [] if options.dry else [case.generate for case in left if case.generate]
+    for number, case in enumerate(left, 1):
+        if case.generate and generators:
+            generate(generators, job.processes)
+            generators = []
+        running.write_text(case.name)
+        began = time.monotonic()
+        try:
+            result = case.measure()
+        except Exception as error:  # compilers and drivers raise errors of many classes; the other cases go on
+            last = "".join(traceback.format_exception(error)[-3:])
+            result = {"failed": f"{type(error).__name__}: {error}"[:500], "trace": last[-1500:]}
+        result |= {"seconds": round(time.monotonic() - began, 2), "at": time.strftime("%Y-%m-%d %H:%M:%S")}
+        key = dict(zip(rows.KEY, keys[case.name], strict=True))
+        rows.append(options.rows, {**key, **result, "about": {**about, **rows.clocks()}})
+        running.unlink()
+        failed += "failed" in result
+        shown = json.dumps(result.get("failed") or result["cells"], ensure_ascii=False)[:200]
+        print(f"{job.name} {number}/{len(left)} {case.name}, {result['seconds']} s: {shown}")
+    print(rows.section(rows.read(options.rows, job.name)))
     return FAILED if failed else 0
 
 
 def generate(functions: Sequence[Callable[[], object]], processes: int) -> None:
     """Calls functions, each in a new process, for the code that they leave in the caches; the rest is thrown away."""
     processes = min(processes, len(functions), os.cpu_count() or 1)
-    if not processes:
-        return
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
     began = time.monotonic()
     with ProcessPoolExecutor(processes, get_context("spawn"), set_up, max_tasks_per_child=1) as pool:
         calls = [pool.submit(function) for function in functions]
         for number, call in enumerate(as_completed(calls), 1):
             call.exception()  # what fails here fails again where it is measured, and says so
-            took = time.monotonic() - began
-            print(f"    code of {number} of {len(calls)} cases, {took:.0f} s, {processes} processes")
+            print(f"    code of {number} of {len(calls)} cases after {time.monotonic() - began:.0f} s")
     del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
 
 

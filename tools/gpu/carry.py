@@ -1,22 +1,22 @@
 """Carries machine code and caches to a GPU machine without network and back."""
 
-import fcntl
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[2]
 CARRIED = ROOT / "build" / "gpu"
 COMMIT = CARRIED / "commit"
 TRAVELS = 64  # MiB of code and build/gpu
-PIECES, PIECE = 6, 15  # files that come back beside rows, and MiB of each
-_thread, _depth = threading.RLock(), 0
+CACHES, PIECES, PIECE = "caches.tar.xz", 5, 15  # what comes back beside rows: so many files of so many MiB
 
 
 def share_triton_cache(folder: Path) -> None:
@@ -71,12 +71,14 @@ def prepare(generators: Sequence[Callable[[], object]]) -> str:
 
 
 def bring_back(rows: Path, out: Path) -> None:
-    """Copies rows and, in pieces, inductor's cache into a folder."""
-    subprocess.run(["cp", str(rows), str(out)], check=True)
+    """Copies rows and, in pieces, caches into a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    if rows.exists():
+        shutil.copy(rows, out)
     if (CARRIED / "inductor").exists():
-        packed = f"tar cJ -C '{CARRIED}' inductor triton | split -d -b {PIECE}M - '{out}/caches.tar.xz.'"
-        subprocess.run(["sh", "-c", f"rm -f '{out}'/caches.tar.xz.*; {packed}"], check=True)
-        pieces = sorted(out.glob("caches.tar.xz.*"))
+        packed = f'rm -f "$0"/{CACHES}.*; tar cJ inductor triton | split -d -b {PIECE}M - "$0/{CACHES}."'
+        subprocess.run(["sh", "-c", packed, str(out)], cwd=CARRIED, env={**os.environ, "XZ_OPT": "-1 -T0"}, check=True)
+        pieces = list(out.glob(f"{CACHES}.*"))
         if len(pieces) > PIECES:
             print(f"The caches need {len(pieces)} pieces, of at most {PIECES}: they do not come back.")
             for piece in pieces:
@@ -85,33 +87,24 @@ def bring_back(rows: Path, out: Path) -> None:
 
 def unpack() -> None:
     """Unpacks the pieces of caches that an earlier machine has left in build/gpu."""
-    if list(CARRIED.glob("caches.tar.xz.*")):
-        subprocess.run(["sh", "-c", "cat caches.tar.xz.* | tar xJ && rm caches.tar.xz.*"], cwd=CARRIED, check=True)
+    if list(CARRIED.glob(f"{CACHES}.*")):
+        subprocess.run(["sh", "-c", f"cat {CACHES}.* | tar xJ && rm {CACHES}.*"], cwd=CARRIED, check=True)
 
 
-@contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Waits until no other process is in such a block with the same file; blocks of a process may be nested."""
-    global _depth
-    with _thread, lock.open("a") as file:
-        _depth += 1
-        if _depth == 1:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            _depth -= 1
-            if _depth == 0:
-                fcntl.flock(file, fcntl.LOCK_UN)  # closing it is not enough if a process was forked meanwhile
-
-
-def lock_autotuning(lock: Path) -> None:
-    """While torch's inductor times a candidate on the GPU, this process is `alone`."""
+def lock_autotuning(path: Path) -> None:
+    """Lets this process time candidates of torch's inductor only while no other one does, by a lock on a file."""
     from torch._inductor.runtime import benchmarking
 
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    if hasattr(benchmarking, "set_gpu_benchmark_lock_context"):  # newer than PyTorch 2.11
-        benchmarking.set_gpu_benchmark_lock_context(functools.partial(alone, lock))
-        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)  # which a thread may take again within
+
+    def alone(time: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(time)
+        def timed(*args: Any, **options: Any) -> Any:
+            with lock:
+                return time(*args, **options)
+
+        return timed
+
     for timer in [x for x in vars(benchmarking).values() if isinstance(x, type) and "benchmark_gpu" in vars(x)]:
-        timer.benchmark_gpu = alone(lock)(timer.benchmark_gpu)
+        timer.benchmark_gpu = alone(timer.benchmark_gpu)

@@ -15,7 +15,7 @@ from torch import Tensor
 from linvit.ops import mala, rotary_2d
 from tools.gpu.carry import ROOT
 from tools.gpu.jobs import Case, Results
-from tools.gpu.networks import BASE, CODE, OURS, call_of, device, medians
+from tools.gpu.networks import BASE, CODE, DEVICE, OURS, TOYS, Network, build_call, medians
 
 HERE = ("tools/gpu/ceilings.py",)
 CHAINS, UNROLLED = tl.constexpr(8), tl.constexpr(32)
@@ -23,15 +23,8 @@ TILE = 64
 COPIES = ((64, 64), (64, 256), (64, 512), (64, 2048), (128, 512), (128, 2048), (256, 2048))  # numbers, from row to row
 PROFILED = {**dict.fromkeys(OURS, "fused+bf16+triton"), BASE: "bf16", "convnext_tiny": "fused+channels_last+bf16"}
 LISTED, SHOWN = 40, 8  # kernels of a profile in its row, and in the table
-COUNTERS = (
-    *("gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_bytes.sum"),
-    *("sm__inst_executed.sum", "sm__inst_issued.avg.per_cycle_active", "sm__warps_active.avg.per_cycle_active"),
-    *("sm__cycles_elapsed.max", "launch__registers_per_thread", "launch__occupancy_limit_registers"),
-    *(
-        f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio"
-        for reason in ("barrier", "long_scoreboard", "short_scoreboard", "math_pipe_throttle", "mio_throttle", "wait")
-    ),
-)
+SECTIONS = ("LaunchStats", "Occupancy", "SpeedOfLight", "MemoryWorkloadAnalysis", "WarpStateStats")  # of ncu
+COUNTERS = ("gpu__time", "dram__bytes", "lts__t_b", "sm__", "launch__reg", "smsp__average_warps_issue_stalled")
 
 
 @triton.jit
@@ -83,7 +76,7 @@ def cases(toy: bool) -> list[Case]:
 def copy_of_rows(width: int, stride: int, mebibytes: int, toy: bool) -> Results:
     """Rows of bfloat16 numbers, so many apart, as heads lie inside tokens; with nothing between them, torch's copy."""
     tiles = 1 if toy else mebibytes * 2**20 // (2 * width * TILE)
-    x = torch.ones(tiles * TILE, stride, device=device(toy), dtype=torch.bfloat16)
+    x = torch.ones(tiles * TILE, stride, device=DEVICE[toy], dtype=torch.bfloat16)
     y = torch.zeros_like(x)
     copy = partial(copy_rows[(tiles,)], x, y, stride, ROWS=TILE, WIDTH=width)
     size, calls, table = 2 * tiles * TILE * width, {f"{2 * width} bytes of every {2 * stride}": copy}, []
@@ -101,7 +94,7 @@ def copy_of_rows(width: int, stride: int, mebibytes: int, toy: bool) -> Results:
 
 def launches(toy: bool) -> Results:
     """Microseconds of 1, 10 and 100 kernels that do nothing, one after another in a graph, with and without overlap."""
-    x = torch.zeros(1, device=device(toy))
+    x = torch.zeros(1, device=DEVICE[toy])
 
     def start(number: int, **options: bool) -> Tensor:
         for _ in range(number):
@@ -119,8 +112,8 @@ def issue(toy: bool) -> Results:
     programs = 1 if toy else torch.cuda.get_device_properties(0).multi_processor_count
     steps, table = 1 if toy else 200, []
     for warps in (4,) if toy else (4, 8, 16, 32):
-        x = torch.rand(32 * warps * CHAINS.value, device=device(toy))
-        cycles = torch.zeros(programs, dtype=torch.int64, device=device(toy))
+        x = torch.rand(32 * warps * CHAINS.value, device=DEVICE[toy])
+        cycles = torch.zeros(programs, dtype=torch.int64, device=DEVICE[toy])
         for _ in range(2):
             multiply_add[(programs,)](x, cycles, steps, THREADS=32 * warps, CLOCK=not toy, num_warps=warps)
         issued = steps * UNROLLED.value * CHAINS.value * warps
@@ -131,7 +124,8 @@ def issue(toy: bool) -> Results:
 
 def profile(name: str, variant: str, toy: bool) -> Results:
     """The kernels of one call of a network by time: name, starts, microseconds; and the time of the call itself."""
-    call = call_of(name, variant.removesuffix("+triton") if toy else variant, 64, toy)
+    toys, real = Network(TOYS["ravlt_tiny"], "fused+bf16", (32, 32), 2), Network(name, variant, (224, 224), 64, "cuda")
+    call = build_call(toys if toy else real)
     activity = torch.profiler.ProfilerActivity.CPU if toy else torch.profiler.ProfilerActivity.CUDA
     with torch.inference_mode():
         ms = medians({"call": call}, toy)["call"]
@@ -153,16 +147,16 @@ def counters(toy: bool) -> Results:
     if toy or shutil.which("ncu") is None:
         return {"cells": [{"counters": "none: ncu is not installed"}]}
     command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--kernel-name", "regex:summarize|read"]
-    command += ["--metrics", ",".join(COUNTERS), sys.executable, "-c"]
-    command += ["from tools.gpu.ceilings import call_once; call_once()"]
+    command += [f"--section={name}" for name in SECTIONS]
+    command += [sys.executable, "-c", "from tools.gpu.ceilings import call_once; call_once()"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
     rows = list(csv.DictReader(line for line in done.stdout.splitlines() if line.startswith('"')))
     if len(rows) < 2:
         return {"cells": [{"counters": f"none: {(done.stderr + done.stdout).strip()[-300:]}"}]}
     units, *kernels = rows
-    known = [name for name in COUNTERS if units.get(name) is not None]
-    values = [{row["Kernel Name"].split("(")[0]: row[name] for row in kernels} for name in known]
-    return {"cells": [{"counter": f"{name} {units[name]}"} | one for name, one in zip(known, values, strict=True)]}
+    values = {name: {row["Kernel Name"].split("(")[0]: row[name] for row in kernels} for name in units}
+    table = [{"counter": f"{name} {units[name]}"} | values[name] for name in units if name.startswith(COUNTERS)]
+    return {"cells": table}
 
 
 def call_once() -> None:

@@ -11,10 +11,7 @@ Results = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A row. code: what it measures, as folders and files of the repository, or as one package of others.
-
-    generate: what generates its code, in a process of its own before anything is measured, where that takes long.
-    """
+    """A row. code: folders and files that it measures, or a package of others. generate: makes slow code beforehand."""
 
     name: str
     measure: Callable[[], Results]
@@ -24,19 +21,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Job:
-    """measured: the module beside this one, and its function, that gives the cases. decides: in words.
-
-    processes: that generate code at once, each with a network in the card's memory. together: cases whose code is
-    generated before the first of them is measured.
-    """
+    """measured: module and function that give the cases. processes: that generate code at once, on the same card."""
 
     name: str
     minutes: int
     measured: str
     decides: str
-    needs: tuple[str, ...] = ("timm",)
     processes: int = 12
-    together: int = 12
 
     def cases(self, toy: bool) -> list[Case]:
         """Those of the real sizes, or toy ones for a CPU."""
@@ -45,16 +36,15 @@ class Job:
         return found
 
 
-TRAIN = ("timm", "lightning", "torchvision", "torchmetrics", "PIL", "yaml")
 QUEUE = (
     Job(
         "ceilings", 7, "ceilings:cases", "what the card gives: copies, launches, issue rate; where networks' time goes"
     ),
     Job("peers", 9, "networks:peers", "networks at their best, 224 px, 64 images and one"),
     Job("peers_large", 9, "networks:large_peers", "the same at 1,024 px, and for 256 images", processes=6),
-    Job("training", 9, "networks:training", "steps of training; what of them `linvit train` reaches", TRAIN, 4),
-    Job("correctness", 5, "correctness:cases", "may the kernels be used; do processes train together", TRAIN, 16, 200),
-    Job("sweep", 8, "sweep:cases", "tile, warps, stages and splits of every kernel", processes=16, together=16),
+    Job("training", 9, "networks:training", "steps of training; what of them `linvit train` reaches", processes=4),
+    Job("correctness", 5, "kernels:correctness", "may the kernels be used; do processes train together", processes=16),
+    Job("sweep", 8, "kernels:settings", "tile, warps, stages and splits of every kernel", processes=16),
 )
 """Jobs of later work are added where they decide most."""
 JOBS = {job.name: job for job in QUEUE}

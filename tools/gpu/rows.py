@@ -1,41 +1,30 @@
-"""Rows: a JSON line per measured case in rows/JOB.jsonl, with what it holds for and where it was measured."""
+"""Rows: a JSON line per measured case in rows/JOB.jsonl, with what it holds for and where; the tables made of them."""
 
 import json
 import os
-import platform
 import subprocess
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from linvit.bench.machine import describe
+from linvit.analysis.markdown import markdown_rows, marks, replace_between_marks
 from linvit.environment import commit
 from linvit.kernels.record import digest_of_files
 from tools.gpu.carry import COMMIT, ROOT
+from tools.gpu.networks import describe
 
+PAGE = ROOT / "docs" / "evidence" / "gpu.md"
+NOT_MEASURED = "Not measured yet."
 SMI = "driver_version,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
 
 Row = dict[str, Any]
-
-
-class Key(NamedTuple):
-    """What a row holds for. code: a digest of the code that was measured, without comments."""
-
-    job: str
-    case: str
-    card: str
-    torch: str
-    triton: str
-    code: str
-
-
-def key_of(row: Row) -> Key:
-    return Key(*(row[name] for name in Key._fields))
+KEY = ("job", "case", "card", "torch", "triton", "code")
+"""What a row holds for. code: a digest of the code that was measured, without comments."""
 
 
 def card() -> tuple[str, str, str]:
@@ -56,10 +45,9 @@ def code_digest(code: tuple[str, ...], exact: bool = True) -> str:
 
 
 def about() -> Row:
-    """The machine, and the commit of the code."""
+    """The machine beside the card, and the commit of the code."""
     written = COMMIT.read_text().strip() if COMMIT.exists() else "unknown"
-    facts = {"commit": commit() or written, "processor": describe("cpu", 1)["processor"], "cores": os.cpu_count()}
-    return facts | {"python": platform.python_version(), "cuda": torch.version.cuda}
+    return {**describe("cpu", torch.get_num_threads()), "cuda": torch.version.cuda, "commit": commit() or written}
 
 
 def clocks() -> Row:
@@ -94,21 +82,59 @@ def read(folder: Path, job: str) -> list[Row]:
     return rows
 
 
-def finished(rows: Iterable[Row]) -> dict[Key, Row]:
-    """The rows with a result, or with the reason why there is none; a case that was stopped twice counts as one."""
-    found, stopped = {}, Counter[Key]()
-    for row in rows:
-        stopped[key_of(row)] += "stopped" in row
-        if "stopped" not in row or stopped[key_of(row)] > 1:
-            found[key_of(row)] = row
-    return found
+def newest(rows: Iterable[Row]) -> dict[tuple[str, ...], Row]:
+    """The last row of every key."""
+    return {tuple(row[name] for name in KEY): row for row in rows}
 
 
 def most_complete(cases: dict[str, str], rows: Iterable[Row]) -> tuple[str, int]:
     """The card with the most rows of the cases (name → code, not exact), in words, and how many these are."""
     counts = Counter(
-        f"{done.card}, torch {done.torch}, Triton {done.triton}"
-        for done in finished(rows)
-        if done.case in cases and done.code.startswith(cases[done.case])
+        f"{card}, torch {torch_version}, Triton {triton}"
+        for _, case, card, torch_version, triton, code in newest(rows)
+        if case in cases and code.startswith(cases[case])
     )
     return next(iter(counts.most_common(1)), ("", 0))
+
+
+def write_tables(jobs: Iterable[str], folder: Path, page: Path = PAGE) -> None:
+    """Puts the tables of jobs between their marks in the page."""
+    for name in jobs:
+        replace_between_marks(page, f"\n{section(read(folder, name))}\n\n", *marks(f"gpu {name}"))
+
+
+def section(rows: Sequence[Row]) -> str:
+    """The tables of a job, card by card, of the newest row of every case; what has failed stands below them."""
+    cards: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in newest(rows).values():
+        cards.setdefault((row["card"], row["torch"], row["triton"]), {})[row["case"]] = row
+    parts = []
+    for card, by_case in cards.items():
+        parts.append(sentence(card, list(by_case.values())))
+        tables: dict[tuple[str, ...], list[dict[str, object]]] = {}
+        for cells in (cells for row in by_case.values() for cells in row.get("cells", ())):
+            tables.setdefault(tuple(cells), []).append(cells)
+        for table in tables.values():
+            words = next((n for n, value in enumerate(table[0].values()) if not isinstance(value, str)), len(table[0]))
+            parts.append(markdown_rows([{name: shown(x) for name, x in cells.items()} for cells in table], left=words))
+        parts.append("\n".join(f"- {case}: {row['failed']}" for case, row in by_case.items() if "failed" in row))
+    return "\n\n".join(filter(None, parts)) or NOT_MEASURED
+
+
+def sentence(card: tuple[str, ...], rows: Sequence[Row]) -> str:
+    """Where, and of what code, rows are."""
+    about = [row["about"] for row in rows]
+    commits = sorted({f"{one['commit'][:12]}{'-dirty' * one['commit'].endswith('-dirty')}" for one in about})
+    clocks = sorted(one["clocks.sm"] for one in about if "clocks.sm" in one)
+    facts = [f"{card[0]}, torch {card[1]}, Triton {card[2]}", f"{about[0]['cores']} cores of {about[0]['processor']}"]
+    if clocks:
+        facts.append(f"driver {about[0]['driver_version']}, limit {about[0]['power.limit']}")
+        facts.append(f"multiprocessors at {clocks[0]} to {clocks[-1]} after a row")
+    return f"{'; '.join(facts)}; commit {', '.join(commits)}."
+
+
+def shown(value: object) -> str:
+    """A cell: three digits of a number, a dash where there is none."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "–" if value is None else str(value)

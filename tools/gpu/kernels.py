@@ -1,8 +1,11 @@
-"""Tile, warps, stages and splits of every kernel as it is; each result is compared with that of today's setting."""
+"""Jobs on the kernels as they are: may they be used, and tile, warps, stages and splits of each."""
 
 import itertools
+import json
 import random
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -12,13 +15,15 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from linvit.bench.checks import relative_error
 from linvit.files import reason_of
 from linvit.kernels import launch
 from linvit.ops import rotary_2d
+from tools.gpu.carry import ROOT
 from tools.gpu.jobs import Case, Results
-from tools.gpu.networks import medians
+from tools.gpu.networks import Deviation, gpu, medians, relative_error
 
+CODE = ("linvit/kernels", "linvit/ops")
+TESTS = ("tests/kernels/test_gpu.py", "tests/ops/test_backend.py")
 OPTIONS = {
     "rala": launch.Options("elu1", "elu1", True, "divide", 1e-6),
     "mala": launch.Options("elu1", "elu1", False, "magnitude", 1e-6),
@@ -41,9 +46,6 @@ class Setting(NamedTuple):
     programs: int
     tiles: int
 
-    def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self._asdict().items())
-
 
 NOW = {
     work: Setting(*blocks[WIDTH], launch.MOST_STAGES, launch.PROGRAMS_PER_PROCESSOR, launch.READ_TILES)
@@ -56,30 +58,64 @@ SETTINGS = [
 ]
 
 
-def cases(toy: bool) -> list[Case]:
+def correctness(toy: bool) -> list[Case]:
+    shapes = ((20, 16),) if toy else gpu.SHAPES
+    with patch.multiple(gpu, SHAPES=shapes, machine_obstacle=lambda *_: None):  # what cannot run says so in its row
+        named = gpu.cases(torch.device("cpu" if toy else "cuda"))
+    found = [Case(name, partial(exactness, name, errors), CODE, errors) for name, errors in named.items()]
+    if toy:
+        return [case for case in found if case.name.startswith("mala, float32")]
+    together = Case("processes that train together", train_together, ("linvit/runs", "linvit/tasks"))
+    return [*found, Case("tests for GPUs", tests, CODE), together]
+
+
+def exactness(name: str, errors: Callable[[], list[Deviation]]) -> Results:
+    check = gpu.checked(name, errors)
+    worst = dict(zip(("worst of", "error", "allowed"), check.worst or (None,) * 3, strict=True))
+    return {"cells": [{"case": name, **worst, "result": check.failure or "passed"}]}
+
+
+def tests() -> Results:
+    output = _run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *TESTS])
+    return {"cells": [{"tests for GPUs": output.strip().splitlines()[-1].strip("= ")}]}
+
+
+def train_together() -> Results:
+    """NCCL with one process, and two processes on one card with gloo, each against one process alone."""
+    found = json.loads(_run(["tests/together.py", "gpu"]))
+    names = ("NCCL, one process", "gloo, two processes on one card, SyncBatchNorm")
+    table = [{"processes": name, "difference": one["difference"]} for name, one in zip(names, found, strict=True)]
+    return {"cells": table, "losses": found}
+
+
+def _run(arguments: list[str]) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError((done.stdout + done.stderr)[-450:])
+    return done.stdout
+
+
+def settings(toy: bool) -> list[Case]:
     shapes = ((1, 2, (5, 5)),) if toy else SHAPES
-    return [
-        Case(
-            f"{name} {work}, {shape[0]} × {shape[1]} heads, {shape[2][0] * shape[2][1]} tokens",
-            partial(sweep, name, work, shape, toy),
-            ("linvit/kernels",),
-            partial(generate, name, work, shape),
-        )
-        for name, shape, work in itertools.product(OPTIONS, shapes, NOW)
-    ]
+    found = []
+    for name, shape, work in itertools.product(OPTIONS, shapes, NOW):
+        words = f"{name} {work}, {shape[0]} × {shape[1]} heads, {shape[2][0] * shape[2][1]} tokens"
+        calls = partial(sweep, name, work, shape, toy), partial(generate, name, work, shape)
+        found.append(Case(words, calls[0], CODE[:1], calls[1]))
+    return found
 
 
 def sweep(name: str, work: str, shape: Shape, toy: bool) -> Results:
     """Milliseconds of each kernel of a pass with each setting; a setting with a wrong result, or no room, says so."""
     call, now = passes(name, work, shape, torch.float32 if toy else torch.bfloat16), NOW[work]
     expected, first = started(call, now)
-    settings = [setting for setting in SETTINGS if setting != now][: 1 if toy else None]
-    random.Random(0).shuffle(settings)
+    others = [setting for setting in SETTINGS if setting != now][: 1 if toy else None]
+    random.Random(0).shuffle(others)
     times: dict[str, list[float]] = {}
-    failures = {}
-    for begin in range(0, len(settings), TOGETHER):
+    failures, repeats = {}, 1 if toy else REPEATS
+    for begin in range(0, len(others), TOGETHER):
         calls = dict(first)  # every time, so that a drift of the clocks shows
-        for setting in settings[begin : begin + TOGETHER]:
+        for setting in others[begin : begin + TOGETHER]:
             try:
                 result, again = started(call, setting)
                 error = max(relative_error(got, other) for got, other in zip(result, expected, strict=True))
@@ -90,8 +126,7 @@ def sweep(name: str, work: str, shape: Shape, toy: bool) -> Results:
                 calls |= again
             else:
                 failures[str(setting)] = f"wrong: error {error:.1e}"
-        repeats = 1 if toy else REPEATS
-        repeated = {label: partial(_repeat, call, repeats) for label, call in calls.items()}
+        repeated = {label: lambda call=call: [call() for _ in range(repeats)] for label, call in calls.items()}
         for label, milliseconds in medians(repeated, toy, rounds=5).items():
             times.setdefault(label, []).append(milliseconds / repeats)
     middle = {label: statistics.median(measured) for label, measured in times.items()}
@@ -140,8 +175,3 @@ def started(call: Pass, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str,
     changed: dict[str, Any] = {"BLOCKS": blocks, "BACKWARD_BLOCKS": blocks, "READ_TILES": setting.tiles}
     with patch.multiple(launch, _start=start, PROGRAMS_PER_PROCESSOR=setting.programs, **changed):
         return call(), again
-
-
-def _repeat(call: Callable[[], object], repeats: int) -> None:
-    for _ in range(repeats):
-        call()
