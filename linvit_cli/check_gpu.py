@@ -19,9 +19,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.usage = "linvit check-gpu [options]"
     text = "where the page and the benchmarks go"
     command.add_argument("--folder", type=Path, metavar="FOLDER", default=Path("runs/check_gpu"), help=text)
-    command.add_argument(
-        "--no-bench", action="store_true", help="check only (7 minutes on one core; on more not timed)"
-    )
+    command.add_argument("--no-bench", action="store_true", help="check only; one core compiles for 7 minutes")
 
 
 def run(options: argparse.Namespace) -> int:

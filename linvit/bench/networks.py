@@ -23,8 +23,13 @@ from linvit.ranges import check_names
 
 OURS = ("ravlt_tiny", "mavit_tiny", "care_s0")
 PLAIN = "plain"
-MODES = {"compiled": None, "autotuned": "max-autotune-no-cudagraphs", "graphed": "reduce-overhead"}
-"""Parts that are `torch.compile`, and its mode; graphed captures CUDA graphs, for steps that are not timed in one."""
+COMPILED: dict[str, dict[str, Any]] = {
+    "compiled": {},
+    "autotuned": {"mode": "max-autotune-no-cudagraphs"},
+    "graphed": {"mode": "reduce-overhead"},  # for steps of training, which are not timed in a CUDA graph
+    "frozen": {"options": {"freezing": True}},
+}
+"""Parts that are `torch.compile`, with its arguments."""
 PARTS = (
     *("reference", "fused", "channels_last", "bf16", "compiled", "autotuned", "frozen", "cpp", "triton"),
     *(*RUNTIMES, "int8"),
@@ -156,9 +161,7 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
     if "int8" in parts:
         raise ValueError(f"int8 is for exported networks: write it with a runtime, such as {next(iter(RUNTIMES))}+int8")
     function: Callable[[Tensor], Tensor] = network
-    if "frozen" in parts:
-        function = torch.compile(network, options={"freezing": True})
-    elif MODES.keys() & parts:
+    if COMPILED.keys() & parts:
         function = compiled(network, parts)
     if "cpp" in parts:
         cpu.build()
@@ -169,9 +172,15 @@ def variant_call(network: nn.Module, x: Tensor, case: Case) -> TensorsCall:
 
 
 def compiled(network: nn.Module, parts: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    """The network by `torch.compile`, in the mode that one of the parts names."""
-    (named,) = MODES.keys() & parts
-    function: Callable[[Tensor], Tensor] = torch.compile(network, mode=MODES[named])
+    """The network by `torch.compile`, as one of the parts says.
+
+    Raises:
+        ValueError: if two of them say how.
+    """
+    how, *others = (part for part in parts if part in COMPILED)
+    if others:
+        raise ValueError(f"a variant has {how} and {others[0]}, expected one of {', '.join(COMPILED)}: leave one out")
+    function: Callable[[Tensor], Tensor] = torch.compile(network, **COMPILED[how])
     return function
 
 

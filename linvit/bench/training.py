@@ -19,7 +19,7 @@ from linvit.bench.clock import Call
 from linvit.bench.networks import (
     BYTES_PER_PIXEL,
     CLASSES,
-    MODES,
+    COMPILED,
     OURS,
     Case,
     check_triton,
@@ -36,7 +36,18 @@ from linvit.kernels import cpu, record
 from linvit.models.by_name import check_model, is_ours
 from linvit.ranges import Amount, Count, Range
 
-PARTS = ("reference", "channels_last", "bf16", *MODES, "checkpointing", "fused_adamw", "cpp", "triton")
+PARTS = (
+    "reference",
+    "channels_last",
+    "bf16",
+    "compiled",
+    "autotuned",
+    "graphed",
+    "checkpointing",
+    "fused_adamw",
+    "cpp",
+    "triton",
+)
 """Changes to the plain eager float32 step, see linvit.bench.networks; bf16 is autocast here.
 
 fused_adamw: the optimizer's step in one pass, `optimizer.options.fused=true` in a recipe.
@@ -94,7 +105,7 @@ class Step:
             self.network = self.network.to(memory_format=torch.channels_last)
         if "checkpointing" in parts:
             cast(Any, self.network).set_grad_checkpointing(True)
-        self.forward = compiled(self.network, parts) if MODES.keys() & parts else self.network
+        self.forward = compiled(self.network, parts) if COMPILED.keys() & parts else self.network
         if "cpp" in parts:
             cpu.build()
         if "triton" in parts:

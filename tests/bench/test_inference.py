@@ -187,3 +187,12 @@ def test_crossover_is_of_networks_without_softmax_against_those_with_it():
 def test_every_peer_is_known_and_has_an_accuracy():
     assert all(timm.is_model(name) for name in PEERS)
     assert set(PEERS) <= PUBLISHED.keys()
+
+
+def test_two_ways_of_compiling_are_refused():
+    variant = "compiled+autotuned"
+    (row,) = measured(variants=(variant,), peers=()).rows
+    assert row.skipped == (
+        "a variant has compiled and autotuned, expected one of compiled, autotuned, graphed, frozen: leave one out"
+    )
+    assert row.median_ms is None
