@@ -161,6 +161,7 @@ def test_the_list_says_what_is_left(tmp_path):
         True,
     )
     older = tmp_path / "older"
+    older.mkdir()
     rows.append(older, ROW)
     assert queue.state(job, older) == (f"0 of {len(cases)} rows, and rows of older code", False)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import gc
 import json
 import os
 import shutil
@@ -17,7 +18,6 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from tools.gpu.jobs import JOBS, QUEUE, Job
 
@@ -74,7 +74,7 @@ def arguments() -> argparse.Namespace:
         ("--work", argparse.SUPPRESS),  # in the process that a job runs in
     ):
         parser.add_argument(flag, action="store_true", help=text)
-    parser.add_argument("--first", type=int, metavar="N", help="only the first N cases of every job")
+    parser.add_argument("--first", type=int, metavar="N", help="with --dry, only the first N cases of every job")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="copy rows and caches there after every job")
     parser.add_argument("--rows", type=Path, metavar="FOLDER", default=ROWS, help="where the rows are")
     options = parser.parse_args()
@@ -113,11 +113,9 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
 
     carry.unpack()
     command = [sys.executable, "-m", "tools.gpu", "--work", job.name, "--rows", str(options.rows.resolve())]
-    command += ["--first", str(options.first)] if options.first else []
-    settings = {"TORCHINDUCTOR_CACHE_DIR": str(carry.CARRIED / "inductor"), "PYTHONUNBUFFERED": "1"}
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(carry.CARRIED / "inductor"), "PYTHONUNBUFFERED": "1"}
     ended_with_this = partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)  # Linux: if this process is killed
-    apart: dict[str, Any] = {"start_new_session": True, "preexec_fn": ended_with_this}
-    child = subprocess.Popen(command, cwd=carry.ROOT, env={**os.environ, **settings}, **apart)
+    child = subprocess.Popen(command, cwd=carry.ROOT, start_new_session=True, preexec_fn=ended_with_this)
     try:
         status = child.wait(LIMIT)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -168,9 +166,13 @@ def work(job: Job, options: argparse.Namespace) -> int:
 
 def generate(functions: Sequence[Callable[[], object]], processes: int) -> None:
     """Calls functions, each in a new process, for the code that they leave in the caches; the rest is thrown away."""
+    import torch
+
     processes = min(processes, len(functions), os.cpu_count() or 1)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
     began = time.monotonic()
+    gc.collect()
+    torch.cuda.empty_cache()  # what this process has measured before leaves the card's memory to them
     with ProcessPoolExecutor(processes, get_context("spawn"), set_up, max_tasks_per_child=1) as pool:
         calls = [pool.submit(function) for function in functions]
         for number, call in enumerate(as_completed(calls), 1):

@@ -19,10 +19,9 @@ from tools.gpu.networks import BASE, CODE, DEVICE, OURS, TOYS, Network, build_ca
 
 HERE = ("tools/gpu/ceilings.py",)
 CHAINS, UNROLLED = tl.constexpr(8), tl.constexpr(32)
-TILE = 64
 COPIES = ((64, 64), (64, 256), (64, 512), (64, 2048), (128, 512), (128, 2048), (256, 2048))  # numbers, from row to row
 PROFILED = {**dict.fromkeys(OURS, "fused+bf16+triton"), BASE: "bf16", "convnext_tiny": "fused+channels_last+bf16"}
-LISTED, SHOWN = 40, 8  # kernels of a profile in its row, and in the table
+TILE, LISTED, SHOWN = 64, 40, 8  # rows that a program copies; kernels of a profile in its row, and in the table
 SECTIONS = ("LaunchStats", "Occupancy", "SpeedOfLight", "MemoryWorkloadAnalysis", "WarpStateStats")  # of ncu
 COUNTERS = ("gpu__time", "dram__bytes", "lts__t_b", "sm__", "launch__reg", "smsp__average_warps_issue_stalled")
 

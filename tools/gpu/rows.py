@@ -62,7 +62,6 @@ def clocks() -> Row:
 
 def append(folder: Path, row: Row) -> None:
     """Writes a row at once, so that nothing measured is lost; on a line of its own, should the last one be torn."""
-    folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{row['job']}.jsonl").open("a+b") as file:
         file.seek(-1 if file.tell() else 0, os.SEEK_END)
         torn = file.read() not in (b"", b"\n")
