@@ -177,7 +177,7 @@ def compiled(network: nn.Module, parts: Sequence[str]) -> Callable[[Tensor], Ten
     Raises:
         ValueError: if two of them say how.
     """
-    how, *others = (part for part in parts if part in COMPILED)
+    how, *others = (name for name in parts if name in COMPILED)
     if others:
         raise ValueError(f"a variant has {how} and {others[0]}, expected one of {', '.join(COMPILED)}: leave one out")
     function: Callable[[Tensor], Tensor] = torch.compile(network, **COMPILED[how])

@@ -100,8 +100,8 @@ def test_caches_come_back_in_pieces_and_are_there_the_next_time(carried, monkeyp
     out, gpu = carried / "out dir", carried / "gpu"
     before = {path: path.read_bytes() for path in gpu.rglob("code")}
     for _ in range(2):
-        carry.bring_back(carried / "sweep.jsonl", out)
-    assert [path.name for path in sorted(out.iterdir())] == ["caches.tar.xz.00", "sweep.jsonl"]
+        carry.pack(out)
+    assert [path.name for path in out.iterdir()] == ["caches.tar.xz.00"]
     for path in before:
         path.unlink()
     shutil.move(out / "caches.tar.xz.00", gpu)
@@ -113,24 +113,23 @@ def test_caches_come_back_in_pieces_and_are_there_the_next_time(carried, monkeyp
 
 def test_caches_that_are_too_large_do_not_come_back(carried, monkeypatch, capsys):
     monkeypatch.setattr(carry, "PIECES", 0)
-    carry.bring_back(carried / "sweep.jsonl", carried / "out dir")
-    assert [path.name for path in (carried / "out dir").iterdir()] == ["sweep.jsonl"]
+    carry.pack(carried / "out dir")
+    assert list((carried / "out dir").iterdir()) == []
     assert "The caches need 1 pieces, of at most 0" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a plain copy, in which git lists no files")
-def test_what_travels_is_counted_and_the_commit_goes_along(carried, monkeypatch):
-    monkeypatch.setattr(carry, "COMMIT", carried / "gpu" / "commit")
+def test_what_is_prepared_is_packed_beside_the_commit_and_counted(carried, monkeypatch):
+    gpu = carried / "gpu"
+    monkeypatch.setattr(carry, "COMMIT", gpu / "commit")
     monkeypatch.setattr(carry, "share_triton_cache", lambda folder: None)
-    monkeypatch.setattr(carry, "ROOT", carried)
-    subprocess.run(["git", "init", "-q", str(carried)], check=True)
-    (carried / ".gitignore").write_text("/gpu/\n/out*")
-    (carried / "code").mkdir()
-    (carried / "code" / "file").write_bytes(bytes(2**20))
-    assert carry.prepare([]) == "1.0 MiB of code and 0.3 MiB of build/gpu travel, of at most 64 together"
-    assert len((carried / "gpu" / "commit").read_text()) >= 7
-    monkeypatch.setattr(carry, "TRAVELS", 1)
-    with pytest.raises(ValueError, match="remove from build/gpu what the next jobs do not need"):
+    before = {path: path.read_bytes() for path in gpu.rglob("code")}
+    for _ in range(2):
+        assert carry.prepare([]) == "build/gpu has 0.3 MiB, of at most 40"
+    assert sorted(path.name for path in gpu.iterdir()) == ["caches.tar.xz.00", "commit"]
+    carry.unpack()
+    assert {path: path.read_bytes() for path in gpu.rglob("code")} == before
+    monkeypatch.setattr(carry, "TRAVELS", 0)
+    with pytest.raises(ValueError, match="remove from it what the next jobs do not need"):
         carry.prepare([])
 
 

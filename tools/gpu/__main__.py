@@ -124,7 +124,8 @@ def supervise(job: Job, options: argparse.Namespace) -> int:
         status = STOPPED
         print(f"{job.name}: stopped; the same command goes on.", flush=True)
     if options.out is not None:
-        carry.bring_back(options.rows / f"{job.name}.jsonl", options.out.resolve())
+        carry.pack(options.out.resolve())
+        shutil.copytree(options.rows, options.out, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
     return status
 
 

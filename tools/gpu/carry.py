@@ -15,8 +15,9 @@ from filelock import FileLock
 ROOT = Path(__file__).parents[2]
 CARRIED = ROOT / "build" / "gpu"
 COMMIT = CARRIED / "commit"
-TRAVELS = 64  # MiB of code and build/gpu
-CACHES, PIECES, PIECE = "caches.tar.xz", 5, 15  # what comes back beside rows: so many files of so many MiB
+TRAVELS = 40  # MiB of build/gpu; code has 15
+PACKED = ("inductor", "triton")
+CACHES, PIECES, PIECE = "caches.tar.xz", 5, 15  # packed: so many files of so many MiB
 
 
 def share_triton_cache(folder: Path) -> None:
@@ -46,7 +47,7 @@ def share_triton_cache(folder: Path) -> None:
 
 
 def prepare(generators: Sequence[Callable[[], object]]) -> str:
-    """Compiles what these start for compute capability 9.0 into build/gpu, beside the commit; what travels, in words.
+    """Compiles what these start for compute capability 9.0, packed into build/gpu beside the commit; says what travels.
 
     Raises ValueError if that is more than TRAVELS.
     """
@@ -54,35 +55,34 @@ def prepare(generators: Sequence[Callable[[], object]]) -> str:
     from linvit.files import write_text
     from tools.machine_code import compiling
 
+    unpack()
     share_triton_cache(CARRIED / "triton")
     write_text(COMMIT, commit() or "unknown")
     with compiling(90) as counts:
         for number, generate in enumerate(generators, 1):
             generate()
             print(f"{number} of {len(generators)}: {counts['compiled']} kernels compiled, {counts['read']} read")
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    code, carried = {ROOT / name for name in names if name}, set(CARRIED.rglob("*"))
-    sizes = [sum(path.stat().st_size for path in paths if path.is_file()) / 2**20 for paths in (code, carried)]
-    words = f"{sizes[0]:.1f} MiB of code and {sizes[1]:.1f} MiB of build/gpu travel, of at most {TRAVELS} together"
-    if sum(sizes) > TRAVELS:
-        raise ValueError(f"{words}: remove from build/gpu what the next jobs do not need")
-    return words
+    pack(CARRIED)
+    for folder in PACKED:
+        shutil.rmtree(CARRIED / folder, ignore_errors=True)
+    if (size := sum(path.stat().st_size for path in CARRIED.rglob("*") if path.is_file()) / 2**20) > TRAVELS:
+        raise ValueError(
+            f"build/gpu has {size:.1f} MiB, of at most {TRAVELS}: remove from it what the next jobs do not need"
+        )
+    return f"build/gpu has {size:.1f} MiB, of at most {TRAVELS}"
 
 
-def bring_back(rows: Path, out: Path) -> None:
-    """Copies rows and, in pieces, caches into a folder."""
-    out.mkdir(parents=True, exist_ok=True)
-    if rows.exists():
-        shutil.copy(rows, out)
-    if (CARRIED / "inductor").exists():
-        packed = f'rm -f "$0"/{CACHES}.*; tar cJ inductor triton | split -d -b {PIECE}M - "$0/{CACHES}."'
-        subprocess.run(["sh", "-c", packed, str(out)], cwd=CARRIED, env={**os.environ, "XZ_OPT": "-1 -T0"}, check=True)
-        pieces = list(out.glob(f"{CACHES}.*"))
-        if len(pieces) > PIECES:
-            print(f"The caches need {len(pieces)} pieces, of at most {PIECES}: they do not come back.")
-            for piece in pieces:
-                piece.unlink()
+def pack(out: Path) -> None:
+    """Copies caches into a folder, in pieces, if they are small enough."""
+    packed = f'rm -f "$0"/{CACHES}.*; tar cJ {" ".join(PACKED)} | split -d -b {PIECE}M - "$0/{CACHES}."'
+    for folder in (out, *(CARRIED / name for name in PACKED)):
+        folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["sh", "-c", packed, str(out)], cwd=CARRIED, env={**os.environ, "XZ_OPT": "-1 -T0"}, check=True)
+    pieces = list(out.glob(f"{CACHES}.*"))
+    if len(pieces) > PIECES:
+        print(f"The caches need {len(pieces)} pieces, of at most {PIECES}: they do not come along.")
+        for piece in pieces:
+            piece.unlink()
 
 
 def unpack() -> None:
