@@ -129,7 +129,7 @@ def test_what_is_prepared_is_packed_beside_the_commit_and_counted(carried, monke
     carry.unpack()
     assert {path: path.read_bytes() for path in gpu.rglob("code")} == before
     monkeypatch.setattr(carry, "TRAVELS", 0)
-    with pytest.raises(ValueError, match="remove from it what the next jobs do not need"):
+    with pytest.raises(ValueError, match="remove what the next jobs do not need"):
         carry.prepare([])
 
 

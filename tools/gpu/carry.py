@@ -66,9 +66,7 @@ def prepare(generators: Sequence[Callable[[], object]]) -> str:
     for folder in PACKED:
         shutil.rmtree(CARRIED / folder, ignore_errors=True)
     if (size := sum(path.stat().st_size for path in CARRIED.rglob("*") if path.is_file()) / 2**20) > TRAVELS:
-        raise ValueError(
-            f"build/gpu has {size:.1f} MiB, of at most {TRAVELS}: remove from it what the next jobs do not need"
-        )
+        raise ValueError(f"build/gpu has {size:.1f} MiB, of at most {TRAVELS}: remove what the next jobs do not need")
     return f"build/gpu has {size:.1f} MiB, of at most {TRAVELS}"
 
 
