@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from linvit.deploy import pt2
 from linvit.deploy.compiled import check_compiler, open_compiled, write_compiled
 from linvit.deploy.coreml import PACKAGE, open_coreml, write_coreml
 from linvit.deploy.facts import KEY, Facts, FactsError, SequenceFacts, facts_in
-from linvit.deploy.pt2 import check_plain
 from linvit.deploy.runtime import Session, silent_stderr
 from linvit.deploy.xnnpack import for_xnnpack
 from linvit.files import reason_of
@@ -135,17 +135,15 @@ def _write_pt2(program: ExportedProgram, facts: str, path: Path, inputs: Sequenc
 
 
 def _open_pt2(path: Path, threads: int | None, precision: str) -> tuple[str | None, Session]:
-    check_plain(path)
-    extra = {KEY: ""}
-    module = torch.export.load(path, extra_files=extra).module(check_guards=False)  # 32 px would be refused
+    text, program = pt2.read(path)
     if threads:
         torch.set_num_threads(threads)
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return tuple(module(*inputs))
+            return program(*inputs)
 
-    return extra[KEY] or None, run
+    return text, run
 
 
 def _write_executorch(
