@@ -9,8 +9,10 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
+from linvit.data.images.augmented import INTERPOLATIONS
+from linvit.data.images.image import Deviation
 from linvit.files import reason_of
-from linvit.ranges import Count, Range, check
+from linvit.ranges import Count, OneOf, Range, check
 
 BACKBONE = "backbone"
 DETECTIONS = ("boxes", "scores", "labels", "masks")
@@ -125,9 +127,9 @@ RANGES: Mapping[str, Any] = {
     "size": tuple[Count, Count],
     "smallest": Annotated[int, Range(0)],
     "mean": list[float],
-    "std": list[float],
-    "interpolation": str,
-    "crop_pct": float,
+    "std": list[Deviation],
+    "interpolation": Annotated[str, OneOf(INTERPOLATIONS)],
+    "crop_pct": Annotated[float, Range(above=0, most=1)],
     "weights": str,
     "outputs": list[str],
     "strides": list[Count],

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from linvit.data.disk import check_regular
 from linvit.deploy import pt2
 from linvit.deploy.compiled import check_compiler, open_compiled, write_compiled
 from linvit.deploy.coreml import PACKAGE, open_coreml, write_coreml
@@ -114,7 +115,7 @@ def _write_openvino(
 
 
 def _open_openvino(path: Path, threads: int | None, precision: str) -> tuple[str | None, Session]:
-    if not (weights := path.with_suffix(".bin")).exists():
+    if not (weights := path.with_suffix(".bin")).is_file():
         raise ValueError(f"its weights, {weights.name}, are not beside it")
     core = openvino_core()
     model = core.read_model(path)
@@ -169,6 +170,8 @@ def _open_executorch(path: Path, threads: int | None, precision: str) -> tuple[s
     with silent_stderr():
         from executorch.runtime import Runtime
 
+        if path.read_bytes()[4:6] != b"ET":  # the runtime would end this process
+            raise ValueError("it does not begin as files of ExecuTorch do")
         program = Runtime.get().load_program(path)
         about = program.load_method(KEY).execute([])[0] if KEY in program.method_names else None
         method = program.load_method("forward")
@@ -279,6 +282,8 @@ def opened(path: Path, threads: int | None = None) -> tuple[Facts | SequenceFact
     if not path.exists():
         raise FileNotFoundError(f"The file {path} does not exist: check the path.")
     try:
+        if format.suffix != PACKAGE:
+            check_regular(path)
         text, session = format.open(path, threads, "float32")
         facts = facts_in(text, path)
     except FactsError:
@@ -290,4 +295,14 @@ def opened(path: Path, threads: int | None = None) -> tuple[Facts | SequenceFact
             f"{path} cannot be run here, because {format.name} does not run on {platform.system()}: use it on a system"
             " where it does, or export to another format, such as .onnx."
         )
-    return facts, session
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        try:
+            outputs = session(*inputs)
+        except Exception as error:  # runtimes raise errors of many classes
+            raise ValueError(f"{format.name} cannot run {path} ({reason_of(error)}): export it again.") from error
+        if len(outputs) != len(facts.outputs) or not all(output.dim() for output in outputs):
+            raise FactsError(f"{path} has {len(outputs)} outputs, but says {len(facts.outputs)}: export it again.")
+        return outputs
+
+    return facts, run

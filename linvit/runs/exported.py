@@ -38,8 +38,14 @@ class ExportedNetwork(nn.Module):
         self.register_buffer("std", torch.tensor(facts.std)[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (batch, classes) or (batch, classes, height, width). Raises ValueError as `outputs`."""
-        return self.outputs(images)[0]
+        """Logits (batch, classes) or (batch, classes, height, width). Raises ValueError for what is not that."""
+        logits = self.outputs(images)[0]
+        if logits.shape[1:2] != (self.num_classes,) or not logits.isfinite().all():
+            raise FactsError(
+                f"{self.path} returns outputs of the shape {tuple(logits.shape)}, expected finite numbers for"
+                f" {self.num_classes} classes: export it again."
+            )
+        return logits
 
     def outputs(self, images: Tensor) -> list[Tensor]:
         """All outputs of the file. Raises ValueError for images that it cannot read."""

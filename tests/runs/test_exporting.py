@@ -1,10 +1,12 @@
 """Exported files against the networks that they were made from, and as runs."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -260,6 +262,71 @@ def test_damaged_and_foreign_files_are_refused(files, tmp_path, suffix):
         load_run(damaged)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load_run(tmp_path / f"missing{suffix}")
+
+
+def test_random_bytes_with_the_suffix_of_executorch_do_not_end_the_process(tmp_path):
+    pytest.importorskip("executorch")
+    (tmp_path / "x.pte").write_bytes(np.random.default_rng(0).bytes(4000))
+    with pytest.raises(ValueError, match="does not begin as files of ExecuTorch do"):
+        load_run(tmp_path / "x.pte")
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".xml", ".pte"])
+@pytest.mark.parametrize("special", ["pipe", "device", "folder"])
+def test_only_regular_files_are_opened(tmp_path, suffix, special):
+    pytest.importorskip(FORMATS[suffix].packages[-1] if FORMATS[suffix].packages else "torch")
+    path = tmp_path / f"x{suffix}"
+    {"pipe": os.mkfifo, "device": lambda p: p.symlink_to("/dev/zero"), "folder": Path.mkdir}[special](path)
+    with pytest.raises(ValueError, match=r"cannot read .* \(it is a"):
+        load_run(path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "match"),
+    [
+        ({"class_names": ["a"] * 9}, "expected finite numbers for 9 classes"),
+        ({"class_names": ["a"] * 11}, "expected finite numbers for 11 classes"),
+        ({"outputs": ["logits", "boxes"]}, "has 1 outputs, but says 2"),
+        ({"std": [-1.0]}, "damaged"),
+        ({"std": [0.0]}, "damaged"),
+        ({"std": [None]}, "damaged"),
+        ({"mean": [float("nan")]}, "damaged|finite"),
+        ({"mean": [], "std": []}, "damaged|channels"),
+        ({"crop_pct": 0}, "damaged"),
+        ({"crop_pct": 2}, "damaged"),
+        ({"interpolation": "evil"}, "damaged"),
+        ({"size": [32, 32, 32]}, "damaged"),
+        ({"size": [0, 0]}, "damaged"),
+        ({"task": "speech"}, "damaged"),
+        ({"task": "detection"}, "damaged"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_facts_that_do_not_fit_the_file_end_in_one_sentence(files, tmp_path, digits, suffix, facts, match):
+    with pytest.raises(ValueError, match=match):
+        load_run(_with_facts(files[suffix].path, tmp_path / f"x{suffix}", facts)).predict(digits)
+
+
+@pytest.mark.parametrize("facts", [{"size": [48, 48]}, {"smallest": 1, "size": [48, 48]}])
+def test_a_file_for_one_size_with_facts_of_another_ends_in_one_sentence(run, tmp_path, digits, facts):
+    path = run.export(tmp_path / "fixed.onnx", dynamic=False).path
+    with pytest.raises(ValueError, match=r"cannot run .*x\.onnx"):
+        load_run(_with_facts(path, tmp_path / "x.onnx", facts)).predict(digits)
+
+
+def _with_facts(source, path, facts):
+    if path.suffix == ".onnx":
+        onnx = pytest.importorskip("onnx")
+        model = onnx.load(source)
+        entry = next(x for x in model.metadata_props if x.key == KEY)
+        entry.value = json.dumps(json.loads(entry.value) | facts)
+        onnx.save(model, path)
+        return path
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, json.dumps(json.loads(content) | facts) if name.endswith("extra/linvit") else content)
+    return path
 
 
 def test_a_file_of_openvino_without_its_weights_says_so(files, tmp_path):
