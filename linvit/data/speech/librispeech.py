@@ -1,5 +1,6 @@
 """Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt and the sound files that they name."""
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,9 +23,10 @@ from linvit.data.unusable import none_usable
 from linvit.files import user_path
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
-SUFFIXES = (".flac", ".wav", ".sph")
+SUFFIXES = (".flac", ".wav", ".sph", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64")
 SUBSETS = {"train": ("train",), "val": ("val", "dev")}  # beginnings of their names
 MEASURED = 200  # utterances that mean and deviation of the features are computed from
+composed = partial(unicodedata.normalize, "NFC")  # file systems and editors write é in one character or in two
 Sample = tuple[Tensor, dict[str, Any]]
 Masks = Annotated[int, Range(0, 1000)]
 
@@ -61,31 +63,34 @@ def find_utterances(folder: Path) -> list[Utterance]:
 
     Raises:
         ValueError: for a folder that is missing or has no transcripts, transcripts that are not UTF-8, and an utterance
-            without a sound file or with two.
+            with two lines, without a sound file or with two.
     """
     if not folder.is_dir():
         raise ValueError(
             f"The speech folder {folder} does not exist: pass one in LibriSpeech's layout, or create one with"
             " make_speech."
         )
-    utterances = []
+    texts: dict[Path, str] = {}
     for listed in filter(_has_transcripts, files_below(folder, (".txt",))):
         files: dict[str, Path] = {}
         sounds = [file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES]
         for file in sounds:
-            if not file.name.startswith(".") and files.setdefault(file.stem, file) != file:
-                raise ValueError(f"{file} has the name of {files[file.stem].name}: remove one of them.")
+            if not file.name.startswith(".") and files.setdefault(composed(file.stem), file) != file:
+                raise ValueError(f"{file} has the name of {files[composed(file.stem)].name}: remove one of them.")
         for line in filter(str.strip, read_text(listed).split("\n")):
             name, *words = line.split()
-            if name not in files:
+            path = files.get(composed(name))
+            if path is None:
                 raise ValueError(
-                    f"{listed} names the utterance {name!r}, but {listed.parent} has no {name}{' or '.join(SUFFIXES)}:"
-                    " add the file or remove the line."
+                    f"{listed} names the utterance {name!r}, but {listed.parent} has no"
+                    f" {name}{' or '.join(SUFFIXES[:3])} …: add the file or remove the line."
                 )
-            utterances.append(Utterance(files[name], " ".join(words)))
-    if not utterances:
+            if path in texts:
+                raise ValueError(f"{listed} has another line for the utterance {name!r}: remove one of them.")
+            texts[path] = " ".join(words)
+    if not texts:
         raise ValueError(f"{folder} has no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
-    return utterances
+    return [Utterance(path, text) for path, text in texts.items()]
 
 
 def _has_transcripts(path: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from linvit.data.text.source import TextSource
-from linvit.data.text.tokens import WIDTH, Stream, Tokenizer, about_lost, dtype_for
+from linvit.data.text.tokens import WIDTH, Stream, Tokenizer, about_lost, dtype_for, not_given_back
 from linvit.data.unusable import allow, none_usable
 from linvit.files import replacing, write_json
 
@@ -101,7 +101,7 @@ def pack(
             np.asarray(encoded, dtype).tofile(tokens)
             if measures:
                 np.asarray([0, *tokenizer.widths(text)], WIDTH).tofile(widths)
-                lost += tokenizer.lost(text, encoded)
+                lost += not_given_back(tokenizer, text, encoded)
                 size += len(text)
             count, total = count + 1, total + 1 + len(encoded)
             if time.monotonic() > shown + INTERVAL:

@@ -48,10 +48,6 @@ class Bytes:
         """The number of bytes that each token of the text stands for; their sum is its length."""
         return [1] * len(text)
 
-    def lost(self, text: bytes, tokens: Sequence[int]) -> Counter[str]:
-        """The characters of a text that its tokens do not give back, with their numbers."""
-        return Counter()
-
     def fingerprint(self) -> str:
         """A string that is equal for tokenizers that produce the same tokens, regardless of their names."""
         return BYTES
@@ -113,9 +109,6 @@ class HuggingFaceTokenizer:
             return []
         starts = [0, *(start for start, _ in offsets[1:]), len(exact)]
         return [len(exact[start:stop].encode("utf-8", "surrogateescape")) for start, stop in pairwise(starts)]
-
-    def lost(self, text: bytes, tokens: Sequence[int]) -> Counter[str]:
-        return Counter(_string(text)) - Counter(self.decode(tokens))
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.tokenizer.to_str()} {self.separator} special as text".encode()).hexdigest()
@@ -187,13 +180,18 @@ def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True
         count += 1
         if measures:
             widths += [np.zeros(1, WIDTH), np.asarray(tokenizer.widths(document), WIDTH)]
-            lost += tokenizer.lost(document, encoded)
+            lost += not_given_back(tokenizer, document, encoded)
             total += len(document)
     if sentence := about_lost(lost, total):
         logger.warning(sentence)
     tokens.append(mark)
     widths.append(np.zeros(1, WIDTH))
     return Stream(np.concatenate(tokens), np.concatenate(widths) if measures else None, count)
+
+
+def not_given_back(tokenizer: Tokenizer, text: bytes, tokens: Sequence[int]) -> Counter[str]:
+    """The characters of a text that are not in the text of its tokens, with their numbers."""
+    return Counter(_string(text)) - Counter(tokenizer.decode(tokens))
 
 
 def about_lost(lost: Counter[str], total: int) -> str:
@@ -204,7 +202,7 @@ def about_lost(lost: Counter[str], total: int) -> str:
     examples = ", ".join(repr(character) for character, _ in lost.most_common(3))
     return (
         f"The tokens do not give back {count:,} of the {total:,} bytes of the held-out text ({count / total:.2%}), most"
-        f" often {examples}: bits per byte count them all, so they can be compared only between runs with this tokenizer."
+        f" often {examples}: bits per byte count them all, so compare these only between runs with this tokenizer."
     )
 
 

@@ -103,7 +103,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path
     said = capsys.readouterr()
     assert str(good.name) in said.out.replace("\n", "")
     assert "bad.wav cannot be read as sound" in said.err
-    assert "0.006 s long, shorter than one frame" in said.err
+    assert "0.006 s (100 samples) long, shorter than one frame" in said.err
     assert main(["predict", str(learned), str(tmp_path / "nowhere.wav"), str(good)]) == 1
     said = capsys.readouterr()
     assert "good.wav" in said.out.replace("\n", "")
@@ -222,6 +222,11 @@ def test_samples_in_memory_are_transcribed_as_a_file(learned, tmp_path):
     assert transcripts.unreadable == ("The sound 4 has 100 samples, less than one frame: leave it out.",)
     with pytest.raises(ValueError, match="expected floats"):
         run.predict([samples[None]])
+    broken = run.predict([samples, samples / 0])
+    assert len(broken) == 1
+    assert broken.unreadable == (
+        "The sound 2 has the sample nan, expected finite numbers in −1 … 1: scale or repair it.",
+    )
 
 
 @pytest.mark.parametrize(
@@ -371,6 +376,9 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
         assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
         assert len(set(texts)) > 3
         assert "".join(load_run(learned).stream([sound], 0.2)) == text
+        for wrong in (pieces[0][None], (pieces[0] * 2**15).short(), pieces[0] / 0):
+            with pytest.raises(ValueError, match="The piece"):
+                transcriber.add(wrong)
 
 
 @pytest.mark.parametrize(
@@ -383,10 +391,13 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
         (["--stream", "1", "--topk", "2"], "--topk is not an option of stream"),
         (["--stream", "1", "--output", "a.csv"], "--output is not an option of stream"),
         (["another.wav", "--stream", "1"], "One file can be streamed at a time, but 2 are given"),
+        ([".", "--stream", "1"], "One file can be streamed at a time, but 3 are given"),
     ],
 )
-def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys):
+def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys, monkeypatch):
     sound = say(tmp_path / "a.wav", "LOW")
+    say(tmp_path / "b.wav", "LOW")
+    monkeypatch.chdir(tmp_path)
     assert main(["predict", str(learned), str(sound), *more]) == 2
     assert message in capsys.readouterr().err
 
