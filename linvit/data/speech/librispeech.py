@@ -1,6 +1,8 @@
 """Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt and the sound files that they name."""
 
+import logging
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +20,7 @@ from linvit.data.disk import files_below, read_text
 from linvit.data.order import GroupedOrder, ShuffledOrder
 from linvit.data.source import Source, Workers
 from linvit.data.speech.audio import FASTEST, SLOWEST, CorruptAudioError, log_mel, read_audio, spec_augmented
-from linvit.data.speech.transcripts import UNITS, Speller, tokens_of
+from linvit.data.speech.transcripts import START, UNITS, Speller, tokens_of
 from linvit.data.unusable import none_usable
 from linvit.files import user_path
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
@@ -29,6 +31,8 @@ MEASURED = 200  # utterances that mean and deviation of the features are compute
 composed = partial(unicodedata.normalize, "NFC")  # file systems and editors write é in one character or in two
 Sample = tuple[Tensor, dict[str, Any]]
 Masks = Annotated[int, Range(0, 1000)]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -270,8 +274,18 @@ class LibriSpeech(Source):
         return GroupedOrder(np.searchsorted(edges, sizes).tolist(), self.batch_size, self.seed)
 
     def _set(self, split: str, masks: dict[str, Any] | None = None) -> Utterances:
-        speller = Speller(self.class_names, self.preprocessing.tokenizer)
-        return Utterances(self.utterances(split), self.reader(), self.preprocessing, speller, masks)
+        speller, utterances = Speller(self.class_names, self.preprocessing.tokenizer), self.utterances(split)
+        if utterances and not any(utterance.text for utterance in utterances):
+            raise ValueError(f"The {len(utterances)} transcripts of {self.root} have no words: check their files.")
+        units = (unit for utterance in utterances for unit in speller.units(utterance.text))
+        if unknown := Counter(unit.removeprefix(START) for unit in units if unit not in speller.index):
+            logger.warning(
+                "%d words or characters of the transcripts of %s have no token and count as errors, most often %s.",
+                unknown.total(),
+                self.root,
+                ", ".join(repr(unit) for unit, _ in unknown.most_common(3)),
+            )
+        return Utterances(utterances, self.reader(), self.preprocessing, speller, masks)
 
     def _measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation per band over utterances that are evenly spread over the training subsets."""

@@ -323,5 +323,5 @@ def _by_speaker(utterances: Sequence[dict[str, Any]], run: "Run") -> list[dict[s
     for speaker, rows_of_speaker in sorted(speakers.items()):
         edits, words = (sum(row[key] for row in rows_of_speaker) for key in ("edits", "words"))
         counts = {"speaker": speaker, "utterances": len(rows_of_speaker), "words": words, "edits": edits}
-        rows.append(counts | {wer.heading: wer.cell(edits / max(words, 1))})
+        rows.append(counts | {wer.heading: wer.cell(edits / words if words else math.nan)})
     return rows

@@ -54,6 +54,42 @@ def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     check_resumes_bit_for_bit(recipe, run, step=6, fewest=20)
 
 
+@pytest.mark.parametrize(("few", "val"), [(True, False), (True, True), (False, False)])
+def test_utterances_that_cannot_be_aligned_are_counted(run, tmp_path, few, val, caplog):
+    shutil.copytree(run.parent / "speech", tmp_path / "speech")
+    for split in ("train", *["val"] * val):
+        listed = tmp_path / "speech" / split / "7" / "3" / "7-3.trans.txt"
+        names = [line.split()[0] for line in listed.read_text().splitlines()]
+        listed.write_text(
+            "".join(f"{name} {'LOW' if few and place > 2 else 'L' * 99}\n" for place, name in enumerate(names))
+        )
+    recipe = write_speech_recipe(tmp_path, data={"units": "characters"}, trainer={"max_epochs": 2})
+    if not few:
+        with pytest.raises(
+            ValueError, match=r"^16 of the 16 training utterances have too few frames for the tokens of"
+        ):
+            train(recipe)
+        return
+    folder = train_folder(recipe)
+    said = "utterances have too few frames for the tokens of their transcripts, so they are left out of the loss."
+    assert caplog.text.count(f"3 of the 16 training {said}") == 1
+    assert caplog.text.count(f"3 of the 6 held-out {said}") == val
+    assert all(float(row["train_loss"]) > 0 and float(row["val_loss"]) > 0 for row in curve(folder))
+
+
+def test_transcripts_without_words_or_tokens_are_told(learned, tmp_path, caplog):
+    speech = shutil.copytree(learned.parent / "speech" / "val", tmp_path / "speech")
+    (listed,) = speech.rglob("*.trans.txt")
+    names = [line.split()[0] for line in listed.read_text().splitlines()]
+    listed.write_text("".join(f"{name} LOW low, low,\n" for name in names))
+    load_run(learned).evaluate(speech)
+    assert "12 words or characters of the transcripts of" in caplog.text
+    assert "have no token and count as errors, most often 'low', 'low,'." in caplog.text
+    listed.write_text("\n".join(names))
+    with pytest.raises(ValueError, match=r"The 6 transcripts of .* have no words: check their files"):
+        load_run(learned).evaluate(speech)
+
+
 def test_the_error_rate_is_the_sum_of_edits_over_the_sum_of_words(learned):
     run = load_run(learned)
     measures = run.evaluate()
