@@ -1,6 +1,6 @@
 """Sampling images from noise with diffusers' samplers and classifier-free guidance."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
 import torch
@@ -52,6 +52,16 @@ def spaced(steps: int) -> tuple[Tensor, Tensor]:
     return times, 1 - kept / before
 
 
+def seeded(seeds: Iterable[int]) -> list[torch.Generator]:
+    """A generator on the CPU for each seed."""
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def noise_of_each(shape: tuple[int, ...], generators: Iterable[torch.Generator]) -> Tensor:
+    """Normal noise from each generator, float32 (generators, *shape)."""
+    return torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+
+
 @torch.no_grad()
 def sample(
     network: nn.Module,
@@ -59,7 +69,7 @@ def sample(
     steps: int = 50,
     guidance: float = 1.0,
     sampler: str = "ddim",
-    seed: int = 0,
+    seed: int | Iterable[int] = 0,
     clips: bool = True,
 ) -> Tensor:
     """One image for each label, (batch, channels, side, side), in the range that the network was trained on.
@@ -70,7 +80,8 @@ def sample(
         steps: number of sampling steps, from 2 to 1,000.
         guidance: scale g of classifier-free guidance, unconditional + g·(conditional − unconditional); 1 is off.
         sampler: "ddim" (arXiv 2010.02502, no noise on the way) or "ddpm", with learned variance if there is one.
-        seed: seed of all noise, which is sampled on the CPU.
+        seed: seed of all noise, which is sampled on the CPU; or a seed for each image, whose noise then does not depend
+            on the other images.
         clips: whether each step's estimate of the image is clipped to −1 … 1, as it should be for pixels, not latents.
 
     Raises:
@@ -78,10 +89,16 @@ def sample(
     """
     dit = cast(Sampled, network)
     times, scheduler = _scheduler(known_sampler(sampler), steps, clips, dit.learn_sigma)
-    generator = torch.Generator().manual_seed(seed)
     device, dtype = labels.device, next(network.parameters()).dtype
-    shape = (len(labels), dit.channels, dit.input_size, dit.input_size)
-    images: Tensor = torch.randn(shape, generator=generator).to(device, dtype)
+    shape = (dit.channels, dit.input_size, dit.input_size)
+    generator: Any
+    if isinstance(seed, int):
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randn((len(labels), *shape), generator=generator)
+    else:
+        generator = seeded(seed)
+        images = noise_of_each(shape, generator)
+    images = images.to(device, dtype)
     for step in scheduler.timesteps:
         time = times[step].to(device).expand(len(labels))
         noise = _noise(dit, images, time, labels, guidance)
