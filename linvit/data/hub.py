@@ -1,6 +1,6 @@
 """Data sets from the Hugging Face hub."""
 
-from typing import Any
+from typing import Any, cast
 
 from linvit.files import reason_of
 
@@ -16,6 +16,11 @@ def load_rows(arguments: dict[str, Any], split: str, streaming: bool = False, **
 
     try:
         rows = datasets.load_dataset(**arguments, split=split, streaming=streaming)
+    except datasets.exceptions.DatasetGenerationError as error:  # the reason is in its cause
+        reason = reason_of(cast(Exception, error.__cause__ or error))
+        raise ValueError(
+            f"The files of the data set {arguments['path']} cannot be read ({reason}): solve this, or use other files."
+        ) from error
     except Exception as error:  # its class depends on the cause
         raise ValueError(
             f"The data set {arguments['path']} cannot be read ({reason_of(error)}): check `path`, `configuration` and"

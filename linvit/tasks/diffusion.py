@@ -15,7 +15,7 @@ from linvit.ranges import OneOf, Range
 from linvit.tasks.diffusion_loss import DiffusionLoss
 from linvit.tasks.generated import Classifier, ReadyClassifier, check_classifier, distance_to, trained_classifier
 from linvit.tasks.measures import LOSS, Measure, counted
-from linvit.tasks.sampling import SAMPLERS, TRAIN_STEPS, Sampled, noise_of_each, sample, seeded
+from linvit.tasks.sampling import SAMPLERS, TRAIN_STEPS, Sampled, sample, seeded
 from linvit.tasks.task import Task
 
 GUIDED = 2.0
@@ -78,8 +78,7 @@ class Diffusion(Task):
             self.measures = {name: about for name, about in self.measures.items() if not name.startswith("guided_")}
         self.noise_loss = DiffusionLoss()
         self.keep(lambda: {"loss": MeanMetric()})
-        self.held_out: list[tuple[Tensor, Tensor, range]] = []  # images, labels, numbers
-        self._validated = 0
+        self.held_out: list[tuple[Tensor, Tensor, list[int]]] = []  # images, labels, numbers
 
     def forward(self, images: Tensor, times: Tensor, labels: Tensor) -> Tensor:
         predicted: Tensor = self.network(images, times, labels)
@@ -97,12 +96,11 @@ class Diffusion(Task):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, labels = batch
         rank, world = replica()
-        first = self._validated * world + rank
-        numbers = range(first, first + len(images) * world, world)
-        self._validated += len(images)
+        first = batch_idx * cast(Any, self.trainer).datamodule.val_batch_size
+        numbers = [rank + world * place for place in range(first, first + len(images))]  # of the images, in all data
         generators = seeded(numbers)
         times = torch.cat([torch.randint(TRAIN_STEPS, (1,), generator=each) for each in generators]).to(images.device)
-        noise = noise_of_each(images.shape[1:], generators).to(images)
+        noise = torch.stack([torch.randn(images.shape[1:], generator=each) for each in generators]).to(images)
         for kind, network in self.networks().items():
             predicted = network(self.noise_loss.noised(images, times, noise), times, labels)
             error = (predicted[:, : images.shape[1]].float() - noise).square().flatten(1).mean(1)
@@ -115,7 +113,6 @@ class Diffusion(Task):
         self.generated = self.measure_generated() if self.generates else {}
         super().on_validation_epoch_end()
         self.held_out.clear()
-        self._validated = 0
 
     def measured(self, kind: str) -> dict[str, Any]:
         return super().measured(kind) | self.generated.get(kind, {})
@@ -154,7 +151,8 @@ class Diffusion(Task):
             measures |= {f"{name}fid": fid, f"{name or 'generated_'}accuracy": accuracy}
         floor, accuracy = measured([images for images, _, _ in self.held_out])
         measures |= {"floor_fid": floor, "classifier_accuracy": accuracy}
-        noise = [noise_of_each(images.shape[1:], seeded(numbers)).to(images) for images, _, numbers in self.held_out]
+        generator = torch.Generator().manual_seed(0)
+        noise = [torch.randn(images.shape, generator=generator).to(images) for images, _, _ in self.held_out]
         measures["noise_fid"] = measured(noise)[0]
         return {kind: measures}
 

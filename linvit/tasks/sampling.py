@@ -1,10 +1,12 @@
 """Sampling images from noise with diffusers' samplers and classifier-free guidance."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, cast
+from typing import Annotated, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+
+from linvit.ranges import OneOf, check
 
 TRAIN_STEPS = 1000
 FIRST_BETA, LAST_BETA = 1e-4, 0.02  # of the linear schedule of DDPM (arXiv 2006.11239), which DiT trains on
@@ -20,13 +22,6 @@ class Sampled(Protocol):
     learn_sigma: bool
 
     def __call__(self, images: Tensor, times: Tensor, labels: Tensor, /) -> Tensor: ...
-
-
-def known_sampler(name: str) -> str:
-    """Returns the name, or raises a ValueError that lists the known ones."""
-    if name not in SAMPLERS:
-        raise ValueError(f"`sampler` is {name!r}, expected one of {', '.join(SAMPLERS)}: choose a known one.")
-    return name
 
 
 def betas() -> Tensor:
@@ -57,11 +52,6 @@ def seeded(seeds: Iterable[int]) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
-def noise_of_each(shape: tuple[int, ...], generators: Iterable[torch.Generator]) -> Tensor:
-    """Normal noise from each generator, float32 (generators, *shape)."""
-    return torch.stack([torch.randn(shape, generator=generator) for generator in generators])
-
-
 @torch.no_grad()
 def sample(
     network: nn.Module,
@@ -80,25 +70,21 @@ def sample(
         steps: number of sampling steps, from 2 to 1,000.
         guidance: scale g of classifier-free guidance, unconditional + g·(conditional − unconditional); 1 is off.
         sampler: "ddim" (arXiv 2010.02502, no noise on the way) or "ddpm", with learned variance if there is one.
-        seed: seed of all noise, which is sampled on the CPU; or a seed for each image, whose noise then does not depend
-            on the other images.
+        seed: seed of all noise, which is sampled on the CPU; or a seed for the noise of each image.
         clips: whether each step's estimate of the image is clipped to −1 … 1, as it should be for pixels, not latents.
 
     Raises:
         ValueError: if the sampler is unknown, or `steps` is out of range.
     """
     dit = cast(Sampled, network)
-    times, scheduler = _scheduler(known_sampler(sampler), steps, clips, dit.learn_sigma)
+    check({"sampler": Annotated[str, OneOf(SAMPLERS)]}, {"sampler": sampler})
+    times, scheduler = _scheduler(sampler, steps, clips, dit.learn_sigma)
+    from diffusers.utils.torch_utils import randn_tensor
+
     device, dtype = labels.device, next(network.parameters()).dtype
-    shape = (dit.channels, dit.input_size, dit.input_size)
-    generator: Any
-    if isinstance(seed, int):
-        generator = torch.Generator().manual_seed(seed)
-        images = torch.randn((len(labels), *shape), generator=generator)
-    else:
-        generator = seeded(seed)
-        images = noise_of_each(shape, generator)
-    images = images.to(device, dtype)
+    generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seeded(seed)
+    shape = (len(labels), dit.channels, dit.input_size, dit.input_size)
+    images: Tensor = randn_tensor(shape, generator).to(device, dtype)
     for step in scheduler.timesteps:
         time = times[step].to(device).expand(len(labels))
         noise = _noise(dit, images, time, labels, guidance)

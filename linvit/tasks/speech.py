@@ -87,27 +87,20 @@ class Speech(Task):
         return self.learn(losses.mean() if len(losses) else losses.sum(), len(losses))
 
     def on_train_epoch_end(self) -> None:
-        self._tell_unaligned("training", self.heard, self.aligned)
+        self.tell_unaligned("training", self.heard, self.aligned.compute())
         self.heard.reset()
         self.aligned.reset()
         super().on_train_epoch_end()
 
-    def on_validation_epoch_end(self) -> None:
-        self._tell_unaligned("held-out", self.count, self.kept("raw")["aligned"])
-        super().on_validation_epoch_end()
-
-    def _tell_unaligned(self, split: str, heard: Metric, aligned: Metric) -> None:
-        total = int(heard.compute())
-        count = total - int(aligned.compute())
-        if not count or split in self._told:
-            return
-        self._told.add(split)
-        sentence = (
-            f"{count:,} of the {total:,} {split} utterances have too few frames for the tokens of their transcripts"
-        )
-        if count == total and split == "training":
-            raise ValueError(f"{sentence}: check the transcripts, or use larger units.")
-        logger.warning("%s, so they are left out of the loss.", sentence)
+    def tell_unaligned(self, split: str, heard: Metric, aligned: Tensor) -> None:
+        """Warns once of utterances without an alignment; raises ValueError if no training utterance has one."""
+        total, count = int(heard.compute()), int(aligned)
+        about = f"{total - count:,} of the {total:,} {split} utterances have too few frames for their tokens"
+        if not count and split == "training":
+            raise ValueError(f"{about}: check the transcripts, or use larger units.")
+        if count < total and split not in self._told:
+            logger.warning("%s, so they are left out of the loss.", about)
+            self._told.add(split)
 
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
         features, targets = batch
@@ -147,6 +140,7 @@ class Speech(Task):
     def measured(self, kind: str) -> dict[str, Tensor]:
         sums = {name: total.compute() for name, total in cast(Mapping[str, Metric], self.metrics[kind]).items()}
         words, aligned, loss = (sums.pop(name) for name in ("words", "aligned", "loss"))
+        self.tell_unaligned("held-out", self.count, aligned)
         return {name: edits / words for name, edits in sums.items()} | {"loss": loss / aligned}
 
 

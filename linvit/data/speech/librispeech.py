@@ -279,12 +279,9 @@ class LibriSpeech(Source):
             raise ValueError(f"The {len(utterances)} transcripts of {self.root} have no words: check their files.")
         units = (unit for utterance in utterances for unit in speller.units(utterance.text))
         if unknown := Counter(unit.removeprefix(START) for unit in units if unit not in speller.index):
-            logger.warning(
-                "%d words or characters of the transcripts of %s have no token and count as errors, most often %s.",
-                unknown.total(),
-                self.root,
-                ", ".join(repr(unit) for unit, _ in unknown.most_common(3)),
-            )
+            often = ", ".join(repr(unit) for unit, _ in unknown.most_common(3))
+            about = f"{unknown.total():,} words or characters of the transcripts of {self.root} have no token"
+            logger.warning("%s and count as errors, most often %s.", about, often)
         return Utterances(utterances, self.reader(), self.preprocessing, speller, masks)
 
     def _measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
