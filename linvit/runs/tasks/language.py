@@ -1,6 +1,6 @@
 """Runs of language models."""
 
-import codecs
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
@@ -12,7 +12,7 @@ from linvit.data.source import Source
 from linvit.data.text.files import Stdlib, TextFolder
 from linvit.data.text.hub import HuggingFaceText
 from linvit.data.text.source import TextPreprocessing
-from linvit.data.text.tokens import Bytes, Tokenizer, decoded_after
+from linvit.data.text.tokens import Tokenizer, decoded_after
 from linvit.models.sequence import Decoder, generate
 from linvit.ranges import Count, Range
 from linvit.runs.decoders import DecoderSpec
@@ -88,17 +88,15 @@ class LanguageSpec(DecoderSpec):
         try:
             start = prompt.encode("utf-8", "surrogateescape")  # the bytes that the shell passed
         except UnicodeEncodeError as error:
-            raise ValueError(
-                f"`prompt` has {error.object[error.start]!r} at character {error.start + 1:,}, half of a pair that"
-                " stands for one character: remove it."
-            ) from error
+            half = ascii(prompt[error.start])
+            raise ValueError(f"`prompt` has {half}, half of a surrogate pair, not a character: remove it.") from error
         before = tokenizer.encode(start)
         context = torch.tensor([tokenizer.separator, *before], device=device)
         generator = torch.Generator().manual_seed(seed)
         continuation = generate(
             cast(Decoder, network), context, tokens, temperature, top_p, generator, stop=tokenizer.separator
         )
-        return pieces(tokenizer, start, before, continuation)
+        return itertools.chain([start.decode("utf-8", "replace")], pieces(tokenizer, continuation, before))
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         samples = []
@@ -115,20 +113,12 @@ class LanguageSpec(DecoderSpec):
 SPEC = LanguageSpec()
 
 
-def pieces(tokenizer: Tokenizer, start: bytes, before: Sequence[int], tokens: Iterator[int]) -> Iterator[str]:
-    """Yields the start of a text, whose tokens are `before`, and the text of further tokens as they arrive.
+def pieces(tokenizer: Tokenizer, tokens: Iterator[int], before: Sequence[int] = ()) -> Iterator[str]:
+    """Yields the text of tokens as they arrive; a character made of several tokens is yielded when it is complete.
 
-    A character made of several tokens is yielded when it is complete.
+    before: the tokens of the prompt, which is not yielded.
     """
-    if isinstance(tokenizer, Bytes):
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        yield decoder.decode(start)
-        for token in tokens:
-            yield decoder.decode(bytes([token]))
-        yield decoder.decode(b"", final=True)
-        return
-    yield start.decode("utf-8", "replace")
-    shown = list(before)  # the tokens of the last piece
+    shown = list(before)  # later the tokens of the last piece
     held: list[int] = []
     for token in tokens:
         held.append(token)
