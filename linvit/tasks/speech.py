@@ -67,8 +67,8 @@ class Speech(Task):
             self.measures = {**self.measures, **WITH_MODEL}
             sums += WITH_MODEL
         self.keep(lambda: {name: exact_sum() for name in sums})
-        self.heard, self.aligned = exact_sum(), exact_sum()  # training utterances
-        self._told: set[str] = set()
+        self.utterances, self.aligned = exact_sum(), exact_sum()  # training utterances
+        self._warned: set[str] = set()
 
     def setup(self, stage: str) -> None:
         source = cast(Any, self.trainer).datamodule
@@ -82,25 +82,25 @@ class Speech(Task):
         features, targets = batch
         logits, lengths = self.network(features, targets["lengths"], targets["tokens"])
         losses = loss_per_token(logits, lengths, targets)
-        self.heard.update(len(features))
+        self.utterances.update(len(features))
         self.aligned.update(len(losses))
         return self.learn(losses.mean() if len(losses) else losses.sum(), len(losses))
 
     def on_train_epoch_end(self) -> None:
-        self.tell_unaligned("training", self.heard, self.aligned.compute())
-        self.heard.reset()
+        self.warn_of_unaligned("training", self.utterances, self.aligned.compute())
+        self.utterances.reset()
         self.aligned.reset()
         super().on_train_epoch_end()
 
-    def tell_unaligned(self, split: str, heard: Metric, aligned: Tensor) -> None:
+    def warn_of_unaligned(self, split: str, utterances: Metric, aligned: Tensor) -> None:
         """Warns once of utterances without an alignment; raises ValueError if no training utterance has one."""
-        total, count = int(heard.compute()), int(aligned)
+        total, count = int(utterances.compute()), int(aligned)
         about = f"{total - count:,} of the {total:,} {split} utterances have too few frames for their tokens"
         if not count and split == "training":
             raise ValueError(f"{about}: check the transcripts, or use larger units.")
-        if count < total and split not in self._told:
+        if count < total and split not in self._warned:
             logger.warning("%s, so they are left out of the loss.", about)
-            self._told.add(split)
+            self._warned.add(split)
 
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
         features, targets = batch
@@ -140,7 +140,7 @@ class Speech(Task):
     def measured(self, kind: str) -> dict[str, Tensor]:
         sums = {name: total.compute() for name, total in cast(Mapping[str, Metric], self.metrics[kind]).items()}
         words, aligned, loss = (sums.pop(name) for name in ("words", "aligned", "loss"))
-        self.tell_unaligned("held-out", self.count, aligned)
+        self.warn_of_unaligned("held-out", self.count, aligned)
         return {name: edits / words for name, edits in sums.items()} | {"loss": loss / aligned}
 
 
