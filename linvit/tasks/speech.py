@@ -43,9 +43,8 @@ class Speech(Task):
     `decoding` contains the further arguments of prefix_beam, such as names and language_model; recipes do not set them.
 
     wer is the number of word edits over all utterances divided by their number of words; loss is the loss per token,
-    averaged over utterances. CTC has no alignment for an utterance with fewer frames than tokens and blanks between
-    equal ones: such utterances are left out of the loss, with a warning. If no training utterance has one, training
-    ends with a ValueError.
+    averaged over utterances. Utterances with fewer frames than tokens and blanks between equal ones, which CTC cannot
+    align, are left out of the loss, with a warning; if all training utterances are, training ends with a ValueError.
     """
 
     measures: Mapping[str, Measure] = {

@@ -26,9 +26,8 @@ SPHERE_HEADER = 1024  # bytes
 BLOCK = 2**22  # values read at a time, because a header may claim more samples than there are
 FLOOR = 1e-6  # added before the logarithm
 LOUDEST = 64.0  # a sample beyond it is an integer that became a float
-# a length in a header, and what is there
 CUT_OFF = re.compile(r"(?:data|riff|form|ssnd|size)\s*: (\d+) \(should be (\d+)\)", re.IGNORECASE)
-UNKNOWN_LENGTH = 2**31 - 2**16  # and above: of a header written to a pipe
+UNKNOWN_LENGTH = 2**31 - 2**16  # and above: in a header written to a pipe
 
 
 class CorruptAudioError(ValueError):
@@ -112,7 +111,7 @@ def _mono(file: "SoundFile", rate: int) -> np.ndarray:
     """The mean of a file's channels, read in blocks; raises ValueError for an odd rate or length."""
     if not SLOWEST <= file.samplerate <= FASTEST:
         raise ValueError(f"its header claims {file.samplerate:,} samples per second")
-    for claimed, held in CUT_OFF.findall(file.extra_info):
+    for claimed, held in CUT_OFF.findall(file.extra_info):  # bytes in the header, and in the file
         if 1.01 * int(held) < int(claimed) < UNKNOWN_LENGTH:
             raise ValueError(f"it is cut off: it should have {int(claimed):,} bytes and has {int(held):,}")
     most = MOST_SAMPLES * min(1, file.samplerate / rate)

@@ -209,13 +209,11 @@ def check_image_output(path: str | Path) -> Path:
 
 def _class_number(name: str | int, class_names: Sequence[str]) -> int:
     """The index of a class, from its name or index; text is an index only if no class has a number as its name."""
-    if isinstance(name, str):
-        is_index = name.isdecimal() and not any(each.isdecimal() for each in class_names)
-        number = class_names.index(name) if name in class_names else int(name) if is_index else -1
-    else:
-        number = name
-    if 0 <= number < len(class_names):
-        return number
+    if isinstance(name, str) and name in class_names:
+        return list(class_names).index(name)
+    is_index = not isinstance(name, str) or (name.isdecimal() and not any(map(str.isdecimal, class_names)))
+    if is_index and 0 <= int(name) < len(class_names):
+        return int(name)
     known = ", ".join(class_names[:10]) + " …" * (len(class_names) > 10)
     raise ValueError(f"The class {name!r} is unknown: name one of {known}, or its number.")
 

@@ -42,7 +42,7 @@ def test_documents_are_packed_once_and_read_from_the_file(asked, tmp_path):
 
 def test_a_damaged_file_is_told_with_its_reason(asked, tmp_path):
     (tmp_path / "texts.jsonl").write_text("{damaged")
-    with pytest.raises(ValueError, match=r"The files of the data set json cannot be read \(JSON parse error: Missing"):
+    with pytest.raises(ValueError, match=r"The data set json cannot be read \(JSON parse error: Missing"):
         HuggingFaceText(**asked).stream("train")
 
 
