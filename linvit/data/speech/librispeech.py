@@ -156,7 +156,7 @@ def assembled(samples: list[Sample]) -> tuple[Tensor, dict[str, Any]]:
 
 
 class LibriSpeech(Source):
-    """Utterances in LibriSpeech's layout, flac, wav or sph.
+    """Utterances in LibriSpeech's layout: flac, wav, sph, mp3, ogg and others.
 
     Args:
         root: Folder of the subsets.
