@@ -34,7 +34,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     images = command.add_argument_group("image generation")
     about = "required for images: a grid (.png), or all of them as arrays (.npz) (default: none)"
     images.add_argument("--output", metavar="FILE", type=Path, help=about)
-    about = "names or numbers of classes (default: all)"
+    about = "names of classes, or their numbers unless a class has a number as its name (default: all)"
     images.add_argument("--classes", metavar="CLASS", nargs="+", help=about)
     images.add_argument("--count", metavar="N", type=whole, help="images per class (default: 8)")
     about = "classifier-free guidance scale (default: 1, off)"

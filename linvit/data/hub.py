@@ -1,6 +1,6 @@
 """Data sets from the Hugging Face hub."""
 
-from typing import Any
+from typing import Any, cast
 
 from linvit.files import reason_of
 
@@ -17,10 +17,10 @@ def load_rows(arguments: dict[str, Any], split: str, streaming: bool = False, **
     try:
         rows = datasets.load_dataset(**arguments, split=split, streaming=streaming)
     except Exception as error:  # its class depends on the cause
-        raise ValueError(
-            f"The data set {arguments['path']} cannot be read ({reason_of(error)}): check `path`, `configuration` and"
-            " the splits."
-        ) from error
+        damaged = isinstance(error, datasets.exceptions.DatasetGenerationError)  # which says nothing itself
+        reason = reason_of(cast(Exception, (damaged and error.__cause__) or error))
+        advice = "repair the files, or use others" if damaged else "check `path`, `configuration` and the splits"
+        raise ValueError(f"The data set {arguments['path']} cannot be read ({reason}): {advice}.") from error
     for argument, column in columns.items():
         if rows.column_names and column not in rows.column_names:
             known = ", ".join(rows.column_names)

@@ -20,12 +20,14 @@ from lm_eval.utils import get_rolling_token_windows
 from torch import Tensor, nn
 
 from linvit.data.text.benchmarks import BENCHMARKS, read_benchmark
+from linvit.data.text.tokens import decoded_after
 from linvit.models.sequence import Decoder, generate
-from linvit.ranges import known
+from linvit.ranges import Count, known
 from linvit.runs.progress import tracked
 from linvit.runs.run import Run
 
 LONGEST_ANSWER = 256
+LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # names in tasks, the first counts
 
 
 class Harness(TemplateLM):
@@ -53,7 +55,7 @@ class Harness(TemplateLM):
         return int(self.text.separator)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        return list(self.text.encode(string.encode()))
+        return list(self.text.encode(string.encode("utf-8", "replace")))
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         begun, rest = super()._encode_pair(context, continuation)
@@ -91,8 +93,9 @@ class Harness(TemplateLM):
         until = settings.get("until") or []
         stops = [until] if isinstance(until, str) else list(until)
         temperature = settings.get("temperature", 1.0) if settings.get("do_sample") else 0.0
-        prompt = torch.tensor(self._from_start(self.tok_encode(context)), device=self.place)
-        most = settings.get("max_gen_toks", LONGEST_ANSWER)
+        before = self._from_start(self.tok_encode(context))
+        prompt = torch.tensor(before, device=self.place)
+        most = next((int(settings[name]) for name in LIMITS if settings.get(name) is not None), LONGEST_ANSWER)
         generator = torch.Generator().manual_seed(0)
         top_p = settings.get("top_p", 1.0)
         tokens: list[int] = []
@@ -100,7 +103,7 @@ class Harness(TemplateLM):
         network = cast(Decoder, self.network)
         for token in generate(network, prompt, most, temperature, top_p, generator, self.eot_token_id):
             tokens.append(token)
-            text = self.text.decode(tokens)
+            text = decoded_after(self.text, before, tokens)
             if any(stop in text for stop in stops):
                 break
         ends = [text.index(stop) for stop in stops if stop in text]
@@ -159,8 +162,8 @@ def evaluate_tasks(
     tasks: Sequence[str],
     task_data: str | Path | None = None,
     include: str | Path | None = None,
-    limit: int | None = None,
-    batch_size: int = 16,
+    limit: Count | None = None,
+    batch_size: Count = 16,
     weights: str | None = None,
     progress: bool = False,
 ) -> HarnessMeasures:
@@ -169,14 +172,12 @@ def evaluate_tasks(
     task_data: a folder with the data of the tasks, which must be in BENCHMARKS; nothing is downloaded. include: a
     folder with your own tasks, used instead of the harness's. limit: items per task.
 
-    Raises ValueError for an unknown task, a missing folder, data as read_benchmark, and a limit below 1.
+    Raises ValueError for an unknown task, a missing folder, and data as read_benchmark.
     """
     if include is not None and not Path(include).is_dir():
         raise ValueError(f"`include` is {include}, expected a folder with .yaml files of tasks: give one.")
     if include is not None and task_data is not None:
         raise ValueError("`task_data` has data for the harness's own tasks: leave `include` out, or `task_data`.")
-    if limit is not None and limit < 1:
-        raise ValueError(f"`limit` is {limit}, expected 1 item or more: set it higher.")
     with tempfile.TemporaryDirectory() as folder:
         if task_data is not None:
             include = folder

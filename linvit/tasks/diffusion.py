@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric, Metric
 
+from linvit.environment import replica
 from linvit.ranges import OneOf, Range
 from linvit.tasks.diffusion_loss import DiffusionLoss
 from linvit.tasks.generated import Classifier, ReadyClassifier, check_classifier, distance_to, trained_classifier
 from linvit.tasks.measures import LOSS, Measure, counted
-from linvit.tasks.sampling import SAMPLERS, TRAIN_STEPS, Sampled, sample
+from linvit.tasks.sampling import SAMPLERS, TRAIN_STEPS, Sampled, sample, seeded
 from linvit.tasks.task import Task
 
 GUIDED = 2.0
@@ -25,7 +26,7 @@ class Diffusion(Task):
 
     Args:
         network: A DiT, or another network that `sample` accepts.
-        class_dropout: Share of labels dropped in training, which classifier-free guidance needs.
+        class_dropout: Share of labels dropped in training; without, there is no guidance to generate or measure with.
         generates: Whether validation generates an image per held-out one and measures them.
         sampler: ddim or ddpm.
         steps: Sampling steps while validating.
@@ -73,9 +74,11 @@ class Diffusion(Task):
         self.classifier = classifier
         if not generates:
             self.score, self.headline, self.measures = "loss", (), {**LOSS, **counted("images")}
+        elif not class_dropout:
+            self.measures = {name: about for name, about in self.measures.items() if not name.startswith("guided_")}
         self.noise_loss = DiffusionLoss()
         self.keep(lambda: {"loss": MeanMetric()})
-        self.held_out: list[tuple[Tensor, Tensor]] = []
+        self.held_out: list[tuple[Tensor, Tensor, list[int]]] = []  # images, labels, numbers
 
     def forward(self, images: Tensor, times: Tensor, labels: Tensor) -> Tensor:
         predicted: Tensor = self.network(images, times, labels)
@@ -92,16 +95,19 @@ class Diffusion(Task):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, labels = batch
-        generator = torch.Generator().manual_seed(batch_idx)
-        times = torch.randint(TRAIN_STEPS, (len(images),), generator=generator).to(images.device)
-        noise = torch.randn(images.shape, generator=generator).to(images)
+        rank, world = replica()
+        first = batch_idx * cast(Any, self.trainer).datamodule.val_batch_size
+        numbers = [rank + world * place for place in range(first, first + len(images))]  # of the images, in all data
+        generators = seeded(numbers)
+        times = torch.cat([torch.randint(TRAIN_STEPS, (1,), generator=each) for each in generators]).to(images.device)
+        noise = torch.stack([torch.randn(images.shape[1:], generator=each) for each in generators]).to(images)
         for kind, network in self.networks().items():
             predicted = network(self.noise_loss.noised(images, times, noise), times, labels)
             error = (predicted[:, : images.shape[1]].float() - noise).square().flatten(1).mean(1)
             cast(Mapping[str, Metric], self.metrics[kind])["loss"].update(error)
         self.count.update(len(images))
         if self.generates:
-            self.held_out.append((images, labels))
+            self.held_out.append((images, labels, numbers))
 
     def on_validation_epoch_end(self) -> None:
         self.generated = self.measure_generated() if self.generates else {}
@@ -125,7 +131,7 @@ class Diffusion(Task):
             right = total = 0
             finite = True
             distance.reset()
-            for images, (_, labels) in zip(batches, self.held_out, strict=True):
+            for images, (_, labels, _) in zip(batches, self.held_out, strict=True):
                 finite = finite and bool(classifier(images).isfinite().all())
                 distance.update(images, real=False)
                 right += int((classifier.predict(images) == labels).sum())
@@ -136,17 +142,17 @@ class Diffusion(Task):
         measures: dict[str, float] = {}
         kind = "ema" if self.ema else "raw"
         network = self.networks()[kind].eval()
-        for name, guidance in (("", 1.0), ("guided_", GUIDED)):
+        for name, guidance in (("", 1.0), ("guided_", GUIDED))[: 2 if self.class_dropout else 1]:
             batches = [
-                sample(network, labels, self.steps, guidance, self.sampler, number, self.clips)
-                for number, (_, labels) in enumerate(self.held_out)
+                sample(network, labels, self.steps, guidance, self.sampler, numbers, self.clips)
+                for _, labels, numbers in self.held_out
             ]
             fid, accuracy = measured(batches)
             measures |= {f"{name}fid": fid, f"{name or 'generated_'}accuracy": accuracy}
-        floor, accuracy = measured([images for images, _ in self.held_out])
+        floor, accuracy = measured([images for images, _, _ in self.held_out])
         measures |= {"floor_fid": floor, "classifier_accuracy": accuracy}
         generator = torch.Generator().manual_seed(0)
-        noise = [torch.randn(images.shape, generator=generator).to(images) for images, _ in self.held_out]
+        noise = [torch.randn(images.shape, generator=generator).to(images) for images, _, _ in self.held_out]
         measures["noise_fid"] = measured(noise)[0]
         return {kind: measures}
 

@@ -1,10 +1,12 @@
 """Sampling images from noise with diffusers' samplers and classifier-free guidance."""
 
-from collections.abc import Callable
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+
+from linvit.ranges import OneOf, check
 
 TRAIN_STEPS = 1000
 FIRST_BETA, LAST_BETA = 1e-4, 0.02  # of the linear schedule of DDPM (arXiv 2006.11239), which DiT trains on
@@ -20,13 +22,6 @@ class Sampled(Protocol):
     learn_sigma: bool
 
     def __call__(self, images: Tensor, times: Tensor, labels: Tensor, /) -> Tensor: ...
-
-
-def known_sampler(name: str) -> str:
-    """Returns the name, or raises a ValueError that lists the known ones."""
-    if name not in SAMPLERS:
-        raise ValueError(f"`sampler` is {name!r}, expected one of {', '.join(SAMPLERS)}: choose a known one.")
-    return name
 
 
 def betas() -> Tensor:
@@ -52,6 +47,11 @@ def spaced(steps: int) -> tuple[Tensor, Tensor]:
     return times, 1 - kept / before
 
 
+def seeded(seeds: Iterable[int]) -> list[torch.Generator]:
+    """A generator on the CPU for each seed."""
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
 @torch.no_grad()
 def sample(
     network: nn.Module,
@@ -59,7 +59,7 @@ def sample(
     steps: int = 50,
     guidance: float = 1.0,
     sampler: str = "ddim",
-    seed: int = 0,
+    seed: int | Iterable[int] = 0,
     clips: bool = True,
 ) -> Tensor:
     """One image for each label, (batch, channels, side, side), in the range that the network was trained on.
@@ -70,18 +70,21 @@ def sample(
         steps: number of sampling steps, from 2 to 1,000.
         guidance: scale g of classifier-free guidance, unconditional + g·(conditional − unconditional); 1 is off.
         sampler: "ddim" (arXiv 2010.02502, no noise on the way) or "ddpm", with learned variance if there is one.
-        seed: seed of all noise, which is sampled on the CPU.
+        seed: seed of all noise, which is sampled on the CPU; or a seed for the noise of each image.
         clips: whether each step's estimate of the image is clipped to −1 … 1, as it should be for pixels, not latents.
 
     Raises:
         ValueError: if the sampler is unknown, or `steps` is out of range.
     """
     dit = cast(Sampled, network)
-    times, scheduler = _scheduler(known_sampler(sampler), steps, clips, dit.learn_sigma)
-    generator = torch.Generator().manual_seed(seed)
+    check({"sampler": Annotated[str, OneOf(SAMPLERS)]}, {"sampler": sampler})
+    times, scheduler = _scheduler(sampler, steps, clips, dit.learn_sigma)
+    from diffusers.utils.torch_utils import randn_tensor
+
     device, dtype = labels.device, next(network.parameters()).dtype
+    generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seeded(seed)
     shape = (len(labels), dit.channels, dit.input_size, dit.input_size)
-    images: Tensor = torch.randn(shape, generator=generator).to(device, dtype)
+    images: Tensor = randn_tensor(shape, generator).to(device, dtype)
     for step in scheduler.timesteps:
         time = times[step].to(device).expand(len(labels))
         noise = _noise(dit, images, time, labels, guidance)

@@ -1,5 +1,6 @@
 """Speech recognition: connectionist temporal classification (CTC) or a transducer (RNN-T), word error rate."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
@@ -14,6 +15,7 @@ from linvit.tasks.n_gram import CountedNGram
 from linvit.tasks.task import Task, exact_sum
 from linvit.tasks.transcription import BLANK, greedy, prefix_beam, spelled, word_edits
 
+logger = logging.getLogger(__name__)
 Targets = dict[str, Any]
 WITH_MODEL = {"wer_lm": Measure("word error rate with language model", lower_is_better=True, panel="word error rate")}
 
@@ -41,7 +43,8 @@ class Speech(Task):
     `decoding` contains the further arguments of prefix_beam, such as names and language_model; recipes do not set them.
 
     wer is the number of word edits over all utterances divided by their number of words; loss is the loss per token,
-    averaged over utterances. An utterance with more tokens than frames has no alignment and counts as loss 0.
+    averaged over utterances. Utterances with fewer frames than tokens and blanks between equal ones, which CTC cannot
+    align, are left out of the loss, with a warning; if all training utterances are, training ends with a ValueError.
     """
 
     measures: Mapping[str, Measure] = {
@@ -58,11 +61,13 @@ class Speech(Task):
         self.beam, self.lm_beam = known_beam(beam, network), known_beam(lm_beam, network, "lm_beam")
         self.decoding: dict[str, Any] = {}
         self._n_gram: CountedNGram | None = None
-        sums = ["words", "loss", "wer"]
+        sums = ["words", "aligned", "loss", "wer"]
         if self.lm_beam > 1:
             self.measures = {**self.measures, **WITH_MODEL}
             sums += WITH_MODEL
         self.keep(lambda: {name: exact_sum() for name in sums})
+        self.utterances, self.aligned = exact_sum(), exact_sum()  # training utterances
+        self._warned: set[str] = set()
 
     def setup(self, stage: str) -> None:
         source = cast(Any, self.trainer).datamodule
@@ -75,7 +80,26 @@ class Speech(Task):
     def training_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> Tensor:
         features, targets = batch
         logits, lengths = self.network(features, targets["lengths"], targets["tokens"])
-        return self.learn(loss_per_token(logits, lengths, targets).mean(), len(features))
+        losses = loss_per_token(logits, lengths, targets)
+        self.utterances.update(len(features))
+        self.aligned.update(len(losses))
+        return self.learn(losses.mean() if len(losses) else losses.sum(), len(losses))
+
+    def on_train_epoch_end(self) -> None:
+        self.warn_of_unaligned("training", self.utterances, self.aligned.compute())
+        self.utterances.reset()
+        self.aligned.reset()
+        super().on_train_epoch_end()
+
+    def warn_of_unaligned(self, split: str, utterances: Metric, aligned: Tensor) -> None:
+        """Warns once of utterances without an alignment; raises ValueError if no training utterance has one."""
+        total, count = int(utterances.compute()), int(aligned)
+        about = f"{total - count:,} of the {total:,} {split} utterances have too few frames for their tokens"
+        if not count and split == "training":
+            raise ValueError(f"{about}: check the transcripts, or use larger units.")
+        if count < total and split not in self._warned:
+            logger.warning("%s, so they are left out of the loss.", about)
+            self._warned.add(split)
 
     def validation_step(self, batch: tuple[Tensor, Targets], batch_idx: int) -> None:
         features, targets = batch
@@ -85,7 +109,9 @@ class Speech(Task):
         for kind, network in self.networks().items():
             logits, lengths = network(features, targets["lengths"], targets["tokens"])
             sums = cast(Mapping[str, Metric], self.metrics[kind])
-            sums["loss"].update(loss_per_token(logits, lengths, targets).double().sum())
+            losses = loss_per_token(logits, lengths, targets)
+            sums["loss"].update(losses.double().sum())
+            sums["aligned"].update(len(losses))
             speech = cast(Recognizer, network)
             transduced = speech.transduce(features, targets["lengths"]) if speech.transduces else None
             decoded = {"wer": transduced or self.decoded(logits, lengths)}
@@ -112,8 +138,9 @@ class Speech(Task):
 
     def measured(self, kind: str) -> dict[str, Tensor]:
         sums = {name: total.compute() for name, total in cast(Mapping[str, Metric], self.metrics[kind]).items()}
-        words, loss = sums.pop("words").clamp_min(1), sums.pop("loss")
-        return {name: edits / words for name, edits in sums.items()} | {"loss": loss / self.count.compute()}
+        words, aligned, loss = (sums.pop(name) for name in ("words", "aligned", "loss"))
+        self.warn_of_unaligned("held-out", self.count, aligned)
+        return {name: edits / words for name, edits in sums.items()} | {"loss": loss / aligned}
 
 
 def known_beam(beam: int, network: nn.Module, name: str = "beam") -> int:
@@ -131,14 +158,20 @@ def beamed(logits: Tensor, lengths: Tensor, beam: int, **decoding: Any) -> list[
 
 
 def loss_per_token(logits: Tensor, lengths: Tensor, targets: Targets) -> Tensor:
-    """The loss per token of each utterance, (batch,): CTC's, or for logits in four dimensions a transducer's."""
+    """The loss per token of each utterance that has an alignment, (utterances,).
+
+    CTC's loss, or for logits in four dimensions a transducer's, which can align all utterances.
+    """
     counts: Tensor = targets["counts"]
     if logits.dim() == 4:
         loss = transducer_loss(logits, lengths, targets["tokens"], counts)
         return loss / counts.clamp_min(1)
     scores = logits.float().log_softmax(-1).transpose(0, 1)
     losses = ctc_loss(scores, targets["tokens"], lengths, counts, blank=BLANK, reduction="none", zero_infinity=True)
-    return losses / counts.clamp_min(1)
+    tokens = targets["tokens"]
+    inside = torch.arange(tokens.shape[1], device=tokens.device)[1:] < counts[:, None]
+    blanks = ((tokens[:, 1:] == tokens[:, :-1]) & inside).sum(1)
+    return (losses / counts.clamp_min(1))[counts + blanks <= lengths]
 
 
 def transducer_loss(logits: Tensor, lengths: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:

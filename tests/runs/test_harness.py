@@ -154,7 +154,9 @@ def _share(chosen, labels):
     ("options", "sentence"),
     [
         ({"tasks": ["nowhere"], "include": "EMPTY"}, "has no task 'nowhere'"),
-        ({"tasks": ["nowhere"], "include": "EMPTY", "limit": 0}, "`limit` is 0, expected 1 item or more"),
+        ({"tasks": ["nowhere"], "include": "EMPTY", "limit": 0}, "`limit` is 0, expected a whole number of 1 or more"),
+        ({"tasks": ["nowhere"], "batch_size": 0}, "`batch_size` is 0, expected a whole number of 1 or more"),
+        ({"tasks": ["nowhere"], "batch_size": -1}, "`batch_size` is -1, expected a whole number of 1 or more"),
         ({"tasks": ["nowhere"], "include": "file"}, "`include` is file, expected a folder with .yaml files"),
         ({"tasks": ["nowhere"], "root": "texts"}, "`root` is not an option of evaluate_tasks"),
         ({"tasks": ["nowhere"], "data": "stdlib"}, "leave `data` out"),
@@ -178,3 +180,11 @@ def test_generation_ends_before_a_stop(harness):
     stop = whole[3:5]
     cut = harness.generate_until([Request("The number", {"until": [stop], "max_gen_toks": 12})])[0]
     assert cut == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"])
+def test_a_task_s_number_of_tokens_counts_under_each_of_its_names(harness, name):
+    five, twelve, found = harness.generate_until(
+        [Request("The number", settings) for settings in ({"max_gen_toks": 5}, {"max_gen_toks": 12}, {name: 5})]
+    )
+    assert found == five != twelve

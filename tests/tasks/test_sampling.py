@@ -76,6 +76,14 @@ def test_the_seed_decides_and_the_times_reach_both_ends():
     torch.testing.assert_close((1 - between).cumprod(0), kept_signal()[times])
 
 
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
+def test_an_image_with_its_own_seed_does_not_depend_on_the_others(sampler):
+    network = create("dit_nano_patch2", 10)
+    whole = sample(network, torch.tensor([0, 1, 2]), 5, sampler=sampler, seed=[7, 8, 9])
+    alone = sample(network, torch.tensor([1]), 5, sampler=sampler, seed=[8])
+    torch.testing.assert_close(whole[1:2], alone, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("steps", [1, 1001])
 def test_too_few_or_many_steps_are_refused(steps):
     with pytest.raises(ValueError, match="expected from 2 to 1000"):

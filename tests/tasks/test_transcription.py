@@ -90,6 +90,28 @@ def test_the_loss_is_that_of_every_path():
     assert losses.tolist() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "frames", "aligned"),
+    [
+        ([1, 2, 1], 3, True),
+        ([1, 2, 1], 2, False),
+        ([1, 1], 2, False),
+        ([1, 1], 3, True),
+        ([], 1, True),
+        ([0, 0], 2, True),
+    ],
+)
+def test_an_utterance_without_an_alignment_is_left_out_of_the_loss(tokens, frames, aligned):
+    count = len(tokens) if any(tokens) else 0  # zeros are padding
+    logits = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
+    texts = torch.tensor([tokens + [0] * (4 - len(tokens)), [2, 0, 0, 0]])
+    losses = loss_per_token(logits, torch.tensor([frames, 6]), {"tokens": texts, "counts": torch.tensor([count, 1])})
+    assert len(losses) == 1 + aligned
+    assert (losses > 0).all()
+    empty = {"tokens": torch.zeros(2, 0, dtype=torch.long), "counts": torch.tensor([0, 0])}
+    assert len(loss_per_token(logits, torch.tensor([frames, 6]), empty)) == 2
+
+
 def by_every_way(scores, text):
     """The probability of a text, summed over every order of its pieces and one blank a frame, the last step a blank."""
     frames = len(scores)

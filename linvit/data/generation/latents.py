@@ -36,6 +36,7 @@ STORED: dict[str, Any] = {
     "channels": Annotated[int, Range(1, 4096)],
     "size": tuple[Count, Count],
     "scale": Annotated[float, Range(above=0)],
+    "shift": float,
     "class_names": list[str],
     "vae": str,
 }
@@ -63,14 +64,14 @@ class Latents(Source):
         if not path.exists():
             raise ValueError(f"There is no {ABOUT} in {root}: set `root` to a folder that make_latents wrote.")
         try:
-            about = read_json(path)
+            about = {"shift": 0.0} | read_json(path)  # earlier files have none
             check(STORED, {name: about[name] for name in STORED})
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged: make the latents again, complete files are kept.") from error
-        self.class_names, self.scale = about["class_names"], about["scale"]
+        self.class_names, self.scale, self.shift = about["class_names"], about["scale"], about["shift"]
         self.shape = (2, 2 * about["channels"], *about["size"])
         height, width = about["size"]
-        mean, std = (0.0,) * about["channels"], (1 / self.scale,) * about["channels"]
+        mean, std = (self.shift,) * about["channels"], (1 / self.scale,) * about["channels"]
         self.preprocessing = GenerationPreprocessing((height, width), mean, std, about["vae"])
 
     @classmethod
@@ -91,7 +92,9 @@ class Latents(Source):
         files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
         if not files:
             raise ValueError(f"The folder {folder} has no .safetensors files: make the latents again.")
-        return ConcatDataset([LatentFile(file, self.scale, samples, self.shape, self.num_classes) for file in files])
+        return ConcatDataset(
+            [LatentFile(file, self.scale, self.shift, samples, self.shape, self.num_classes) for file in files]
+        )
 
 
 def _latent_content(sample: tuple[Tensor, Tensor]) -> Content:
@@ -106,8 +109,10 @@ class LatentFile(Dataset[Any]):
     Raises ValueError for a file with latents of another shape, or with other labels than 0 … num_classes − 1.
     """
 
-    def __init__(self, file: Path, scale: float, samples: bool, shape: tuple[int, ...], num_classes: int) -> None:
-        self.file, self.scale, self.samples = file, scale, samples
+    def __init__(
+        self, file: Path, scale: float, shift: float, samples: bool, shape: tuple[int, ...], num_classes: int
+    ) -> None:
+        self.file, self.scale, self.shift, self.samples = file, scale, shift, samples
         self.opened: Any = None
         opened = _open(file)
         try:
@@ -128,7 +133,7 @@ class LatentFile(Dataset[Any]):
         mirrored = int(torch.randint(2, ())) if self.samples else 0
         mean, log_std = self.opened.get_slice("moments")[index, mirrored].float().chunk(2)
         latent = mean + log_std.exp() * torch.randn_like(mean) if self.samples else mean
-        return latent * self.scale, self.labels[index]
+        return (latent - self.shift) * self.scale, self.labels[index]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -184,8 +189,9 @@ def make_latents(
             yield split, stop, len(files)
     about = {
         "class_names": list(source.class_names),
-        "vae": vae,
+        "vae": str(Path(vae).resolve()) if Path(vae).is_dir() else vae,
         "scale": autoencoder.config.scaling_factor,
+        "shift": autoencoder.config.shift_factor or 0.0,
         "channels": shape[2] // 2,
         "size": shape[3:],
         "image_size": size,

@@ -6,7 +6,7 @@ from typing import Any
 
 from linvit.data.disk import files_below, read_text
 from linvit.data.source import held_out_of
-from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, Utterance
+from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, Utterance, composed
 from linvit.ranges import Share
 
 ENDING = "_{}.transcription"
@@ -69,8 +69,8 @@ class AN4(LibriSpeech):
                 raise ValueError(f"{listed[0]} has two lines for the utterance {stem!r}: remove one of them.")
             if not sounds.get(stem):
                 raise ValueError(
-                    f"{listed[0]} names the utterance {stem!r}, but {self.root} has no {stem}{' or '.join(SUFFIXES)}:"
-                    " add the file or remove the line."
+                    f"{listed[0]} names the utterance {stem!r}, but {self.root} has no"
+                    f" {stem}{' or '.join(SUFFIXES[:3])} …: add the file or remove the line."
                 )
             if len(sounds[stem]) > 1:
                 raise ValueError(f"{sounds[stem][1]} has the name of {sounds[stem][0]}: remove one of them.")
@@ -90,7 +90,7 @@ class AN4(LibriSpeech):
             best.setdefault(path.with_suffix(""), path)
         sounds: dict[str, list[Path]] = {}
         for path in best.values():
-            sounds.setdefault(path.stem, []).append(path)
+            sounds.setdefault(composed(path.stem), []).append(path)
         return sounds
 
 
@@ -103,4 +103,4 @@ def _read_line(listed: Path, line: str) -> tuple[str, str]:
             " `GO (an253-fash-b)`: correct it."
         )
     words = [VARIANT.sub("", word) for word in parts["text"].split() if not FILLER.fullmatch(word)]
-    return parts["name"], " ".join(words)
+    return composed(parts["name"]), " ".join(words)

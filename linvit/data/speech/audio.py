@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from math import gcd
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ MOST_SAMPLES = 2**28  # as read and as resampled: 1 GiB, 4.6 hours at 16 kHz
 SPHERE_HEADER = 1024  # bytes
 BLOCK = 2**22  # values read at a time, because a header may claim more samples than there are
 FLOOR = 1e-6  # added before the logarithm
+LOUDEST = 64.0  # a sample beyond it is an integer that became a float
+CUT_OFF = re.compile(r"(?:data|riff|form|ssnd|size)\s*: (\d+) \(should be (\d+)\)", re.IGNORECASE)
+UNKNOWN_LENGTH = 2**31 - 2**16  # and above: in a header written to a pipe
 
 
 class CorruptAudioError(ValueError):
@@ -56,11 +59,11 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
             file_rate = file.samplerate
             samples = _mono(file, rate)
     except Exception as error:  # the library raises many classes, TypeError for samples without a header
-        reason = (
-            _compression(path, content) if isinstance(error, soundfile.LibsndfileError) else f" ({reason_of(error)})"
-        )
+        reason = reason_of(error)
+        if isinstance(error, soundfile.LibsndfileError):  # a file that could be opened
+            reason = _compression(path, content) or error.error_string.removeprefix("Error : ").rstrip(".")
         raise CorruptAudioError(
-            f"{path} cannot be read as sound{reason}: use a .wav or .flac file, or leave this one out."
+            f"{path} cannot be read as sound ({reason}): use another copy, or a .wav or .flac file, or leave it out."
         ) from error
     if not np.isfinite(samples).all():
         raise CorruptAudioError(f"{path} has samples that are not finite numbers: repair it, or leave it out.")
@@ -68,9 +71,30 @@ def read_audio(path: str | Path, rate: int, content: bytes | None = None) -> Ten
     mono = resampled(samples, file_rate, rate) if len(samples) else samples
     if len(mono) < window_samples(rate):
         raise CorruptAudioError(
-            f"{path} is {seconds:.3f} s long, shorter than one frame of {shortest:.3f} s: leave it out."
+            f"{path} is {seconds:.3f} s ({len(mono)} samples) long, shorter than one frame of {shortest:.3f} s"
+            f" ({window_samples(rate)}): leave it out."
         )
     return torch.from_numpy(mono)
+
+
+def samples_in_memory(item: Any, name: str) -> Tensor:
+    """Samples in memory, float (samples,) in −1 … 1, as float32; `name` names them in messages.
+
+    Raises ValueError for another type or shape, CorruptAudioError for samples that are not finite or beyond LOUDEST.
+    """
+    array = item if isinstance(item, Tensor) else np.asarray(item)
+    is_float = array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
+    if array.ndim != 1 or not is_float:
+        raise ValueError(
+            f"The {name} is an array of {array.dtype} {tuple(array.shape)}, expected floats (samples,) in −1 … 1:"
+            " convert it; divide integers by their largest value."
+        )
+    samples = array.float().cpu() if isinstance(array, Tensor) else torch.from_numpy(array.astype(np.float32))
+    if len(samples) and not (largest := samples.abs().max()) <= LOUDEST:
+        raise CorruptAudioError(
+            f"The {name} has the sample {largest:g}, expected finite numbers in −1 … 1: scale or repair it."
+        )
+    return samples
 
 
 def _compression(path: str | Path, content: bytes | None) -> str:
@@ -80,13 +104,16 @@ def _compression(path: str | Path, content: bytes | None) -> str:
             content = file.read(SPHERE_HEADER)
     header = (content or b"")[:SPHERE_HEADER]
     coding = re.search(rb"^sample_coding -s\d+ (.*(?:shorten|wavpack).*)$", header, re.MULTILINE)
-    return f" (it is compressed as {coding[1].decode(errors='replace')})" if coding else ""
+    return f"it is compressed as {coding[1].decode(errors='replace')}" if coding else ""
 
 
 def _mono(file: "SoundFile", rate: int) -> np.ndarray:
-    """The mean of a file's channels, read in blocks; raises ValueError for an odd rate and for too many samples."""
+    """The mean of a file's channels, read in blocks; raises ValueError for an odd rate or length."""
     if not SLOWEST <= file.samplerate <= FASTEST:
         raise ValueError(f"its header claims {file.samplerate:,} samples per second")
+    for claimed, held in CUT_OFF.findall(file.extra_info):  # bytes in the header, and in the file
+        if 1.01 * int(held) < int(claimed) < UNKNOWN_LENGTH:
+            raise ValueError(f"it is cut off: it should have {int(claimed):,} bytes and has {int(held):,}")
     most = MOST_SAMPLES * min(1, file.samplerate / rate)
     blocks = [np.zeros(0, np.float32)]
     while sum(map(len, blocks)) <= most:

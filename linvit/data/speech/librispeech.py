@@ -1,5 +1,8 @@
 """Speech in LibriSpeech's layout: FOLDER/SPEAKER/CHAPTER/*.trans.txt and the sound files that they name."""
 
+import logging
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,16 +20,19 @@ from linvit.data.disk import files_below, read_text
 from linvit.data.order import GroupedOrder, ShuffledOrder
 from linvit.data.source import Source, Workers
 from linvit.data.speech.audio import FASTEST, SLOWEST, CorruptAudioError, log_mel, read_audio, spec_augmented
-from linvit.data.speech.transcripts import UNITS, Speller, tokens_of
+from linvit.data.speech.transcripts import START, UNITS, Speller, tokens_of
 from linvit.data.unusable import none_usable
 from linvit.files import user_path
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
-SUFFIXES = (".flac", ".wav", ".sph")
+SUFFIXES = (".flac", ".wav", ".sph", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64")
 SUBSETS = {"train": ("train",), "val": ("val", "dev")}  # beginnings of their names
 MEASURED = 200  # utterances that mean and deviation of the features are computed from
+composed = partial(unicodedata.normalize, "NFC")  # file systems and editors write é in one character or in two
 Sample = tuple[Tensor, dict[str, Any]]
 Masks = Annotated[int, Range(0, 1000)]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,31 +67,34 @@ def find_utterances(folder: Path) -> list[Utterance]:
 
     Raises:
         ValueError: for a folder that is missing or has no transcripts, transcripts that are not UTF-8, and an utterance
-            without a sound file or with two.
+            with two lines, without a sound file or with two.
     """
     if not folder.is_dir():
         raise ValueError(
             f"The speech folder {folder} does not exist: pass one in LibriSpeech's layout, or create one with"
             " make_speech."
         )
-    utterances = []
+    texts: dict[Path, str] = {}
     for listed in filter(_has_transcripts, files_below(folder, (".txt",))):
         files: dict[str, Path] = {}
         sounds = [file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES]
         for file in sounds:
-            if not file.name.startswith(".") and files.setdefault(file.stem, file) != file:
-                raise ValueError(f"{file} has the name of {files[file.stem].name}: remove one of them.")
+            if not file.name.startswith(".") and files.setdefault(composed(file.stem), file) != file:
+                raise ValueError(f"{file} has the name of {files[composed(file.stem)].name}: remove one of them.")
         for line in filter(str.strip, read_text(listed).split("\n")):
             name, *words = line.split()
-            if name not in files:
+            path = files.get(composed(name))
+            if path is None:
                 raise ValueError(
-                    f"{listed} names the utterance {name!r}, but {listed.parent} has no {name}{' or '.join(SUFFIXES)}:"
-                    " add the file or remove the line."
+                    f"{listed} names the utterance {name!r}, but {listed.parent} has no"
+                    f" {name}{' or '.join(SUFFIXES[:3])} …: add the file or remove the line."
                 )
-            utterances.append(Utterance(files[name], " ".join(words)))
-    if not utterances:
+            if path in texts:
+                raise ValueError(f"{listed} has another line for the utterance {name!r}: remove one of them.")
+            texts[path] = " ".join(words)
+    if not texts:
         raise ValueError(f"{folder} has no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
-    return utterances
+    return [Utterance(path, text) for path, text in texts.items()]
 
 
 def _has_transcripts(path: Path) -> bool:
@@ -147,7 +156,7 @@ def assembled(samples: list[Sample]) -> tuple[Tensor, dict[str, Any]]:
 
 
 class LibriSpeech(Source):
-    """Utterances in LibriSpeech's layout, flac, wav or sph.
+    """Utterances in LibriSpeech's layout: flac, wav, sph, mp3, ogg and others.
 
     Args:
         root: Folder of the subsets.
@@ -265,8 +274,15 @@ class LibriSpeech(Source):
         return GroupedOrder(np.searchsorted(edges, sizes).tolist(), self.batch_size, self.seed)
 
     def _set(self, split: str, masks: dict[str, Any] | None = None) -> Utterances:
-        speller = Speller(self.class_names, self.preprocessing.tokenizer)
-        return Utterances(self.utterances(split), self.reader(), self.preprocessing, speller, masks)
+        speller, utterances = Speller(self.class_names, self.preprocessing.tokenizer), self.utterances(split)
+        if utterances and not any(utterance.text for utterance in utterances):
+            raise ValueError(f"The {len(utterances)} transcripts of {self.root} have no words: check their files.")
+        units = (unit for utterance in utterances for unit in speller.units(utterance.text))
+        if unknown := Counter(unit.removeprefix(START) for unit in units if unit not in speller.index):
+            often = ", ".join(repr(unit) for unit, _ in unknown.most_common(3))
+            about = f"{unknown.total():,} words or characters of the transcripts of {self.root} have no token"
+            logger.warning("%s and count as errors, most often %s.", about, often)
+        return Utterances(utterances, self.reader(), self.preprocessing, speller, masks)
 
     def _measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation per band over utterances that are evenly spread over the training subsets."""

@@ -65,9 +65,11 @@ class Speller:
 
     def __call__(self, text: str) -> list[int]:
         """The tokens of a text; unknown words or characters are left out."""
-        words = text.split()
         if self.tokenizer is not None:
-            return list(self.tokenizer.encode(" ".join(words)).ids)
-        by_character = START in self.index
-        spelled = [c for word in words for c in START + word] if by_character else [START + word for word in words]
-        return [self.index[token] for token in spelled if token in self.index]
+            return list(self.tokenizer.encode(" ".join(text.split())).ids)
+        return [self.index[unit] for unit in self.units(text) if unit in self.index]
+
+    def units(self, text: str) -> list[str]:
+        """The words of a text with "▁" before each, or the characters of that; those without a token too."""
+        words = [START + word for word in text.split()]
+        return [character for word in words for character in word] if START in self.index else words

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from linvit.data.text.source import TextSource
-from linvit.data.text.tokens import WIDTH, Stream, Tokenizer, dtype_for
+from linvit.data.text.tokens import WIDTH, Stream, Tokenizer, about_lost, dtype_for, not_given_back
 from linvit.data.unusable import allow, none_usable
 from linvit.files import replacing, write_json
 
@@ -51,6 +52,8 @@ class PackedText(TextSource):
         path = self.packed(split)
         about = json.loads(path.with_suffix(".json").read_text())
         self.leave_out(about["unusable"], about["documents"])
+        if "lost" in about:
+            logger.warning(about["lost"])
         tokens = np.memmap(path, dtype_for(self.tokenizer.vocabulary), mode="r")
         widths = np.memmap(path.with_suffix(".widths"), WIDTH, mode="r") if split == "val" else None
         return Stream(tokens, widths, about["documents"])
@@ -78,12 +81,14 @@ def pack(
     """Writes documents as a file of tokens, a file of their widths in bytes (if it measures), and finally a .json.
 
     Each file is written completely or not at all, so if there is a .json the others are complete. It has the numbers of
-    documents and tokens, and the sentences among the texts, which stand for documents that cannot be used.
+    documents and tokens, the sentences among the texts, which stand for documents that cannot be used, and the sentence
+    of about_lost, if it measures and there is one.
     """
     dtype = dtype_for(tokenizer.vocabulary)
     mark = np.array([tokenizer.separator], dtype)
     unusable: list[str] = []
-    count = total = 0
+    lost: Counter[str] = Counter()
+    count = total = size = 0
     shown = time.monotonic()
     with (
         replacing(path) as temporary,
@@ -96,6 +101,8 @@ def pack(
             np.asarray(encoded, dtype).tofile(tokens)
             if measures:
                 np.asarray([0, *tokenizer.widths(text)], WIDTH).tofile(widths)
+                lost += not_given_back(tokenizer, text, encoded)
+                size += len(text)
             count, total = count + 1, total + 1 + len(encoded)
             if time.monotonic() > shown + INTERVAL:
                 logger.info("Packing text into %s: %s documents, %s tokens so far.", path, f"{count:,}", f"{total:,}")
@@ -104,7 +111,9 @@ def pack(
                 break
         mark.tofile(tokens)
         np.zeros(1, WIDTH).tofile(widths)
-    write_json(path.with_suffix(".json"), {"documents": count, "tokens": total + 1, "unusable": unusable})
+    sentence = about_lost(lost, size)
+    about = {"documents": count, "tokens": total + 1, "unusable": unusable}
+    write_json(path.with_suffix(".json"), about | ({"lost": sentence} if sentence else {}))
 
 
 def usable(texts: Iterable[bytes | str], unusable: list[str]) -> Iterator[bytes]:

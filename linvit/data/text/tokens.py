@@ -1,7 +1,9 @@
 """Text as tokens, by bytes or a Hugging Face tokenizer; and streams of documents, cut into rows."""
 
 import hashlib
+import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +21,9 @@ IGNORED = -100
 WIDTH = np.uint32
 BYTES = "bytes"
 SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+LEAST_LOST = 1e-4  # share of a text's bytes; fewer do not show in bits per byte
+
+logger = logging.getLogger(__name__)
 
 
 class Bytes:
@@ -51,6 +56,8 @@ class Bytes:
 class HuggingFaceTokenizer:
     """A tokenizer of the tokenizers library, with the methods of Bytes.
 
+    Truncation, padding and dropout that are stored in it are switched off. Special tokens that a text spells are text.
+
     Args:
         name: a tokenizer.json, a folder with one, or a name on the Hugging Face hub, which is downloaded.
         separator: the token between documents; by default the first of SEPARATORS that the tokenizer knows.
@@ -70,6 +77,11 @@ class HuggingFaceTokenizer:
                 f"The tokenizer {name} cannot be read ({reason_of(error)}): use a"
                 " tokenizer.json, a folder with one, or a name on the Hugging Face hub."
             ) from error
+        known.no_truncation()
+        known.no_padding()
+        known.encode_special_tokens = True
+        if getattr(known.model, "dropout", None):
+            known.model.dropout = None
         self.tokenizer = known
         self.vocabulary = 1 + max(known.get_vocab().values(), default=-1)  # the numbers may have gaps
         names = SEPARATORS if separator is None else (separator,)
@@ -99,7 +111,7 @@ class HuggingFaceTokenizer:
         return [len(exact[start:stop].encode("utf-8", "surrogateescape")) for start, stop in pairwise(starts)]
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.tokenizer.to_str()} {self.separator}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.tokenizer.to_str()} {self.separator} special as text".encode()).hexdigest()
 
 
 def _string(text: bytes) -> str:
@@ -116,6 +128,11 @@ def _from_hub(name: str) -> Any:
 
 
 Tokenizer = Bytes | HuggingFaceTokenizer
+
+
+def decoded_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text that tokens add to that of the tokens before them: spaces can depend on these."""
+    return tokenizer.decode([*before, *tokens])[len(tokenizer.decode(before)) :]
 
 
 def open_tokenizer(name: str, separator: str | None = None) -> Tokenizer:
@@ -155,14 +172,38 @@ def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True
     dtype = dtype_for(tokenizer.vocabulary)
     mark = np.array([tokenizer.separator], dtype)
     tokens, widths, count = [], [], 0
+    lost: Counter[str] = Counter()
+    total = 0
     for document in documents:
-        tokens += [mark, np.asarray(tokenizer.encode(document), dtype)]
+        encoded = tokenizer.encode(document)
+        tokens += [mark, np.asarray(encoded, dtype)]
         count += 1
         if measures:
             widths += [np.zeros(1, WIDTH), np.asarray(tokenizer.widths(document), WIDTH)]
+            lost += not_given_back(tokenizer, document, encoded)
+            total += len(document)
+    if sentence := about_lost(lost, total):
+        logger.warning(sentence)
     tokens.append(mark)
     widths.append(np.zeros(1, WIDTH))
     return Stream(np.concatenate(tokens), np.concatenate(widths) if measures else None, count)
+
+
+def not_given_back(tokenizer: Tokenizer, text: bytes, tokens: Sequence[int]) -> Counter[str]:
+    """The characters of a text that are not in the text of its tokens, with their numbers."""
+    return Counter(_string(text)) - Counter(tokenizer.decode(tokens))
+
+
+def about_lost(lost: Counter[str], total: int) -> str:
+    """A sentence on the characters that the tokens of a text of `total` bytes do not give back; "" if there are few."""
+    count = sum(number * len(character.encode()) for character, number in lost.items())
+    if count <= LEAST_LOST * total:
+        return ""
+    examples = ", ".join(repr(character) for character, _ in lost.most_common(3))
+    return (
+        f"The tokens do not give back {count:,} of the {total:,} bytes of the held-out text ({count / total:.2%}), most"
+        f" often {examples}: bits per byte count them all, so compare these only between runs with this tokenizer."
+    )
 
 
 @dataclass(eq=False)

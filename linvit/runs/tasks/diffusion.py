@@ -22,7 +22,7 @@ from linvit.layers.mechanisms import at
 from linvit.models.dit import DiT
 from linvit.models.published import FLOPS, ROWS
 from linvit.models.registry import create
-from linvit.ranges import Amount, Count, Range
+from linvit.ranges import Amount, Count, Range, Some
 from linvit.runs.named import NamedSpec
 from linvit.runs.spec import Section, Subject
 from linvit.tasks.diffusion import Diffusion
@@ -74,7 +74,7 @@ class GeneratedImages:
         `labels`. Raises ValueError for other endings."""
         path = check_image_output(path)
         with replacing(path) as temporary, temporary.open("wb") as file:
-            if path.suffix == ".png":
+            if path.suffix.lower() == ".png":
                 self.grid().save(file, format="PNG")
             else:
                 pixels = self.images.expand(-1, 3, -1, -1).movedim(1, -1).numpy()
@@ -89,7 +89,7 @@ class DiffusionSpec(NamedSpec):
     sources: ClassVar = {"digit_images": DigitImages, "cifar_images": CifarImages, "latents": Latents}
     folder_source = "latents"
     preprocessing = GenerationPreprocessing
-    kept = ("generates", "sampler", "steps", "clips", "classifier")
+    kept = ("class_dropout", "generates", "sampler", "steps", "clips", "classifier")
     family = "generation"
     instead_of_predict = "use `generate` instead"
 
@@ -102,7 +102,7 @@ class DiffusionSpec(NamedSpec):
         self,
         run: "Run",
         *,
-        classes: Sequence[str | int] | None = None,
+        classes: Annotated[Sequence[str | int], Some()] | None = None,
         count: Count = 8,
         guidance: Annotated[float, Range(0)] = 1.0,
         steps: int = 50,
@@ -115,7 +115,7 @@ class DiffusionSpec(NamedSpec):
         """Generates `count` images of each class; the same arguments give the same images.
 
         Args:
-            classes: names or indices (default: all).
+            classes: names (text) or indices (default: all).
             count: images per class.
             guidance: scale of classifier-free guidance (1 = off).
             steps: sampling steps, 2 to 1,000.
@@ -126,10 +126,14 @@ class DiffusionSpec(NamedSpec):
             output: a .png or .npz file to write as well.
         """
         path = None if output is None else check_image_output(output)
+        if guidance != 1 and not cast(Diffusion, run.task).class_dropout:
+            raise ValueError(
+                f"`guidance` is {guidance:g}, but this network was trained with `task.class_dropout=0`, so it never"
+                " generated without a class: leave `guidance` out, or train with `task.class_dropout=0.1`."
+            )
         network, device = run.placed_network(weights)
-        chosen = [_class_number(name, run.class_names) for name in run.class_names if classes is None]
-        chosen += [_class_number(str(name), run.class_names) for name in classes or ()]
-        labels = torch.tensor(chosen).repeat_interleave(count)
+        wanted = range(len(run.class_names)) if classes is None else classes
+        labels = torch.tensor([_class_number(name, run.class_names) for name in wanted]).repeat_interleave(count)
         autoencoder = _known_autoencoder(run.preprocessing, autoencoder)
         images, clips = [], cast(Diffusion, run.task).clips
         for number, batch in enumerate(labels.split(BATCH)):
@@ -161,7 +165,8 @@ class DiffusionSpec(NamedSpec):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8.0, 6.5), layout="constrained")
-        for axes, guidance in zip(figure.subplots(1, len(GUIDANCES)), GUIDANCES, strict=True):
+        guidances = GUIDANCES[: 2 if cast(Diffusion, run.task).class_dropout else 1]
+        for axes, guidance in zip(figure.subplots(1, len(guidances), squeeze=False)[0], guidances, strict=True):
             shown = self.generate(run, classes=run.class_names[:CLASSES], count=COUNT, guidance=guidance)
             axes.imshow(np.asarray(shown.grid()))
             axes.set_title(f"guidance {guidance:g}")
@@ -197,15 +202,17 @@ SPEC = DiffusionSpec()
 
 def check_image_output(path: str | Path) -> Path:
     """The checked path; raises ValueError for endings other than .png and .npz, and as `check_output_file`."""
-    if Path(path).suffix not in SUFFIXES:
+    if Path(path).suffix.lower() not in SUFFIXES:
         raise ValueError(f"`output` is {path}, expected a .png or .npz file: name one of them.")
     return check_output_file(path)
 
 
-def _class_number(name: str, class_names: Sequence[str]) -> int:
-    if name in class_names:
+def _class_number(name: str | int, class_names: Sequence[str]) -> int:
+    """The index of a class, from its name or index; text is an index only if no class has a number as its name."""
+    if isinstance(name, str) and name in class_names:
         return list(class_names).index(name)
-    if name.isdecimal() and int(name) < len(class_names):
+    is_index = not isinstance(name, str) or (name.isdecimal() and not any(map(str.isdecimal, class_names)))
+    if is_index and 0 <= int(name) < len(class_names):
         return int(name)
     known = ", ".join(class_names[:10]) + " …" * (len(class_names) > 10)
     raise ValueError(f"The class {name!r} is unknown: name one of {known}, or its number.")

@@ -1,6 +1,5 @@
 """Runs of language models."""
 
-import codecs
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from linvit.data.source import Source
 from linvit.data.text.files import Stdlib, TextFolder
 from linvit.data.text.hub import HuggingFaceText
 from linvit.data.text.source import TextPreprocessing
-from linvit.data.text.tokens import Bytes, Tokenizer
+from linvit.data.text.tokens import Tokenizer, decoded_after
 from linvit.models.sequence import Decoder, generate
 from linvit.ranges import Count, Range
 from linvit.runs.decoders import DecoderSpec
@@ -86,13 +85,18 @@ class LanguageSpec(DecoderSpec):
         """
         network, device = run.placed_network(weights)
         tokenizer = run.preprocessing.open()
-        start = prompt.encode("utf-8", "surrogateescape")  # the bytes that the shell passed
-        context = torch.tensor([tokenizer.separator, *tokenizer.encode(start)], device=device)
+        try:
+            start = prompt.encode("utf-8", "surrogateescape")  # the bytes that the shell passed
+        except UnicodeEncodeError as error:
+            half = ascii(prompt[error.start])
+            raise ValueError(f"`prompt` has {half}, half of a surrogate pair, not a character: remove it.") from error
+        before = tokenizer.encode(start)
+        context = torch.tensor([tokenizer.separator, *before], device=device)
         generator = torch.Generator().manual_seed(seed)
         continuation = generate(
             cast(Decoder, network), context, tokens, temperature, top_p, generator, stop=tokenizer.separator
         )
-        return itertools.chain([start.decode("utf-8", "replace")], pieces(tokenizer, continuation))
+        return itertools.chain([start.decode("utf-8", "replace")], pieces(tokenizer, continuation, before))
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         samples = []
@@ -109,24 +113,17 @@ class LanguageSpec(DecoderSpec):
 SPEC = LanguageSpec()
 
 
-def pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    """Yields the text of tokens as they arrive; a character made of several tokens is yielded when it is complete."""
-    if isinstance(tokenizer, Bytes):
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for token in tokens:
-            yield decoder.decode(bytes([token]))
-        yield decoder.decode(b"", final=True)
-        return
-    shown: list[int] = []  # the tokens of the last piece: spaces can depend on them
+def pieces(tokenizer: Tokenizer, tokens: Iterator[int], before: Sequence[int] = ()) -> Iterator[str]:
+    """Yields the text of tokens as they arrive; a character made of several tokens is yielded when it is complete.
+
+    before: the tokens of the prompt, which is not yielded.
+    """
+    shown = list(before)  # later the tokens of the last piece
     held: list[int] = []
     for token in tokens:
         held.append(token)
-        text = _after(tokenizer, shown, held)
+        text = decoded_after(tokenizer, shown, held)
         if not text.endswith("�"):
             yield text
             shown, held = held, []
-    yield _after(tokenizer, shown, held)
-
-
-def _after(tokenizer: Tokenizer, shown: Sequence[int], held: Sequence[int]) -> str:
-    return tokenizer.decode([*shown, *held])[len(tokenizer.decode(shown)) :]
+    yield decoded_after(tokenizer, shown, held)

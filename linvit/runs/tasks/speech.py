@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linvit.analysis.report import paragraph, table
 from linvit.data.source import Source
 from linvit.data.speech.an4 import AN4
-from linvit.data.speech.audio import HOP, CorruptAudioError, read_audio, window_samples
+from linvit.data.speech.audio import HOP, CorruptAudioError, read_audio, samples_in_memory, window_samples
 from linvit.data.speech.hub import HuggingFaceSpeech
 from linvit.data.speech.librispeech import SUFFIXES, LibriSpeech, SpeechFolder, SpeechPreprocessing
 from linvit.layers.conformer import SUBSAMPLED
@@ -202,8 +202,11 @@ class Transcriber:
         return spelled(self.tokens, self.class_names)
 
     def add(self, samples: Tensor | np.ndarray, last: bool = False) -> str:
-        """Reads float samples (samples,) at the network's rate, returns the text so far; `last` with the final ones."""
-        self._waiting = torch.cat((self._waiting, torch.as_tensor(samples, dtype=torch.float32)))
+        """Reads float samples (samples,) in −1 … 1 at the network's rate; `last` with the final ones.
+
+        Returns the text so far. Raises ValueError for another type or shape, and samples that are not finite.
+        """
+        self._waiting = torch.cat((self._waiting, samples_in_memory(samples, "piece")))
         hop, window = round(HOP * self.preprocessing.rate), window_samples(self.preprocessing.rate)
         frames = max(0, 1 + (len(self._waiting) - window) // hop)
         frames = frames if last else frames // SUBSAMPLED * SUBSAMPLED
@@ -225,13 +228,13 @@ def stream(run: "Run", inputs: Sequence[Any], seconds: float, *, weights: str | 
 
     Raises ValueError for more than one file and for a time that is not above 0, and as Transcriber.
     """
-    if len(inputs) != 1:
-        raise ValueError(f"One file can be streamed at a time, but {len(inputs)} are given: give one.")
+    items, missing = find_inputs(inputs, SUFFIXES, "sound")
+    if (count := len(items) + len(missing)) != 1:
+        raise ValueError(f"One file can be streamed at a time, but {count} are given: give one.")
     if not 0 < seconds < math.inf:
         raise ValueError(f"`seconds` is {seconds}, expected a time above 0: change it.")
     transcriber = Transcriber(run, weights)
-    ((name, item),), _ = find_inputs(inputs, SUFFIXES, "sound")
-    samples = _samples(item, name, run.preprocessing.rate)
+    samples = _samples(items[0][1], items[0][0], run.preprocessing.rate)
     pieces = samples.split(max(1, round(seconds * run.preprocessing.rate)))
 
     def added() -> Iterator[str]:
@@ -286,13 +289,10 @@ def transcribed(run: "Run", network: nn.Module, features: Tensor, lengths: Tenso
 def _samples(item: Any, name: str, rate: int) -> Tensor:
     if isinstance(item, Path):
         return read_audio(item, rate)
-    samples = torch.as_tensor(item)
-    if samples.ndim != 1 or not samples.is_floating_point():
-        shape = tuple(samples.shape)
-        raise ValueError(f"The {name} is an array of {samples.dtype} {shape}, expected floats (samples,): convert it.")
+    samples = samples_in_memory(item, name)
     if len(samples) < window_samples(rate):
         raise CorruptAudioError(f"The {name} has {len(samples)} samples, less than one frame: leave it out.")
-    return samples.float()
+    return samples
 
 
 def _utterances(run: "Run", source: Source) -> list[dict[str, Any]]:
@@ -323,5 +323,5 @@ def _by_speaker(utterances: Sequence[dict[str, Any]], run: "Run") -> list[dict[s
     for speaker, rows_of_speaker in sorted(speakers.items()):
         edits, words = (sum(row[key] for row in rows_of_speaker) for key in ("edits", "words"))
         counts = {"speaker": speaker, "utterances": len(rows_of_speaker), "words": words, "edits": edits}
-        rows.append(counts | {wer.heading: wer.cell(edits / max(words, 1))})
+        rows.append(counts | {wer.heading: wer.cell(edits / words if words else math.nan)})
     return rows

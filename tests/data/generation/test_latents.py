@@ -58,6 +58,23 @@ def test_latents_are_those_of_the_autoencoder(latents, vae):
     torch.testing.assert_close(decoded(values, vae), expected, rtol=1e-2, atol=1e-2)
 
 
+def test_latents_are_centred_and_the_autoencoder_is_found_from_elsewhere(latents, vae, tmp_path, monkeypatch):
+    moved = AutoencoderKL.from_pretrained(vae)
+    moved.register_to_config(shift_factor=0.25)
+    moved.save_pretrained(tmp_path / "vae")
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "make-latents", str(latents[0]), "out", "--vae", "vae", "--size", "16"]) == 0
+    source, plain = Latents("out"), Latents(str(latents[1]))
+    assert source.preprocessing.decoder == str(tmp_path / "vae")
+    latent, before = source.val_set()[3][0], plain.val_set()[3][0]
+    torch.testing.assert_close(latent, before - 0.25 * plain.scale, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(source.preprocessing.values(latent[None]), plain.preprocessing.values(before[None]))
+    about = json.loads((tmp_path / "out" / "latents.json").read_text())
+    del about["shift"]
+    (tmp_path / "out" / "latents.json").write_text(json.dumps(about))
+    torch.testing.assert_close(Latents("out").val_set()[3][0], before)
+
+
 def test_training_draws_from_image_and_mirror_image(latents):
     training = Latents(str(latents[1])).train_set()
     torch.manual_seed(0)

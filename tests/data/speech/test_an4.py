@@ -77,6 +77,16 @@ def test_wrong_transcripts_end_in_a_sentence(copied, text, message):
         source(copied).utterances("val")
 
 
+def test_a_name_is_found_in_either_form_of_unicode(copied):
+    folder = copied / "wav" / "an4test_clstk" / "fcaw"
+    (folder / "an0-fcaw-b.sph").rename(folder / "\u00e9.sph")
+    rewrite(copied, "GO (e\u0301)")
+    assert source(copied).utterances("val")[0].path.name == "\u00e9.sph"
+    rewrite(copied, "GO (e\u0301)\nNO (\u00e9)")
+    with pytest.raises(ValueError, match="has two lines"):
+        source(copied).utterances("val")
+
+
 def test_what_is_missing_or_found_twice_is_named(copied, tmp_path):
     with pytest.raises(ValueError, match="does not exist: set `root`"):
         source(tmp_path / "nowhere").utterances("train")

@@ -13,9 +13,11 @@ from linvit.data.speech.audio import (
     mel_bands,
     read_audio,
     resampled,
+    samples_in_memory,
     spec_augmented,
     window_samples,
 )
+from linvit.data.speech.librispeech import SUFFIXES
 
 RATE = 16_000
 
@@ -87,14 +89,16 @@ def test_what_is_no_sound_is_named(tmp_path):
     with pytest.raises(CorruptAudioError, match="cannot be read as sound"):
         read_audio(tmp_path / "a.wav", RATE)
     soundfile.write(tmp_path / "a.wav", np.zeros(511, np.float32), RATE)
-    with pytest.raises(CorruptAudioError, match=r"0\.032 s long, shorter than one frame of 0\.032 s"):
+    with pytest.raises(
+        CorruptAudioError, match=r"0\.032 s \(511 samples\) long, shorter than one frame of 0\.032 s \(512\)"
+    ):
         read_audio(tmp_path / "a.wav", RATE)
 
 
 @pytest.mark.parametrize("rate", [RATE, 44_100])
 def test_a_file_without_samples_is_named(rate, tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(0, np.float32), rate)
-    with pytest.raises(CorruptAudioError, match=r"0\.000 s long"):
+    with pytest.raises(CorruptAudioError, match=r"0\.000 s \(0 samples\) long"):
         read_audio(tmp_path / "a.wav", RATE)
 
 
@@ -116,6 +120,55 @@ def test_a_header_that_cannot_be_true_is_named(tmp_path):
     (tmp_path / "a.wav").write_bytes(held)
     with pytest.raises(CorruptAudioError, match="claims 2,147,483,647 samples per second"):
         read_audio(tmp_path / "a.wav", RATE)
+
+
+@pytest.mark.parametrize("ending", ["wav", "aiff", "au", "w64", "flac"])
+def test_a_file_that_is_cut_off_is_named(ending, tmp_path):
+    path = tmp_path / f"a.{ending}"
+    soundfile.write(path, sine(440), RATE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CorruptAudioError, match=r"as sound \((it is cut off: it should have|flac decoder lost sync\))"):
+        read_audio(path, RATE)
+    if ending == "wav":
+        for length in (2**31 - 1, 2**32 - 1):  # of a header written to a pipe
+            path.write_bytes(whole[:40] + length.to_bytes(4, "little") + whole[44:])
+            assert len(read_audio(path, RATE)) == RATE
+        path.write_bytes(whole[:4] + (len(whole) + 8).to_bytes(4, "little") + whole[8:])  # a common mistake
+        assert len(read_audio(path, RATE)) == RATE
+
+
+@pytest.mark.parametrize("ending", ["mp3", "ogg", "opus", "aiff", "aif", "au", "caf", "w64"])
+def test_each_ending_of_sound_is_read(ending, tmp_path):
+    soundfile.write(tmp_path / f"a.{ending}", sine(440), RATE, format={"opus": "OGG", "aif": "AIFF"}.get(ending))
+    assert f".{ending}" in SUFFIXES
+    assert abs(len(read_audio(tmp_path / f"a.{ending}", RATE)) - RATE) < 100
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda samples: (samples * 32767).astype(np.int16), r"array of int16 \(16000,\), expected floats"),
+        (
+            lambda samples: torch.from_numpy(samples * 32767).short(),
+            r"array of torch.int16 \(16000,\), expected floats",
+        ),
+        (lambda samples: samples * 32767, r"has the sample 32767, expected finite numbers in"),
+        (lambda samples: samples[None], r"float32 \(1, 16000\), expected floats \(samples,\)"),
+        (lambda samples: torch.from_numpy(samples)[:, None], r"float32 \(16000, 1\), expected floats"),
+        (lambda samples: samples > 0, "array of bool"),
+        (lambda samples: samples.astype(complex), "array of complex"),
+        (lambda samples: np.append(samples, np.nan), "has the sample nan"),
+        (lambda samples: torch.from_numpy(np.append(samples, -np.inf)), "has the sample inf"),
+        (lambda samples: samples.tolist() and "text", r"array of <U4 \(\)"),
+    ],
+)
+def test_samples_in_memory_are_checked(change, sentence):
+    with pytest.raises(ValueError, match=f"The piece .*{sentence}"):
+        samples_in_memory(change(sine(440)), "piece")
+    for right in (">f4", "f2", "f8"):
+        assert samples_in_memory(sine(440).astype(right)[::-1], "piece").dtype == torch.float32
+    assert len(samples_in_memory([], "piece")) == 0
 
 
 def test_a_file_is_read_as_far_as_it_may_be_long(tmp_path, monkeypatch):

@@ -1,10 +1,11 @@
 import shutil
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_speech import write_speech
+from tiny_speech import say, write_speech
 
 from linvit.data.speech.librispeech import LibriSpeech, SpeechFolder, find_utterances
 from linvit.data.speech.transcripts import Speller, tokens_of
@@ -148,6 +149,21 @@ def test_transcripts_are_read_however_they_are_spaced_and_in_utf8_alone(speech, 
     listed.write_bytes(text.encode() + b"7-3-0000 CAF\xc9")
     with pytest.raises(ValueError, match=r"7-3\.trans\.txt is not text in UTF-8"):
         find_utterances(tmp_path)
+
+
+def test_two_lines_of_an_utterance_are_refused(speech, tmp_path):
+    shutil.copytree(speech / "val", tmp_path / "val")
+    listed = tmp_path / "val" / "7" / "3" / "7-3.trans.txt"
+    shutil.copy(listed, listed.with_name("7-4.trans.txt"))
+    with pytest.raises(ValueError, match=r"7-4\.trans\.txt has another line for the utterance '7-3-0000': remove one"):
+        find_utterances(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_name_is_found_in_either_form_of_unicode(tmp_path, form):
+    say(tmp_path / unicodedata.normalize("NFC", "é.wav"), "LOW")
+    (tmp_path / "a.trans.txt").write_text(f"{unicodedata.normalize(form, 'é')} LOW\n")
+    assert [utterance.text for utterance in find_utterances(tmp_path)] == ["LOW"]
 
 
 def test_two_sound_files_of_one_name_and_hidden_transcripts(speech, tmp_path):

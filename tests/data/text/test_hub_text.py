@@ -40,6 +40,12 @@ def test_documents_are_packed_once_and_read_from_the_file(asked, tmp_path):
     assert not list((tmp_path / "packed").glob(".*.tmp"))
 
 
+def test_a_damaged_file_is_told_with_its_reason(asked, tmp_path):
+    (tmp_path / "texts.jsonl").write_text("{damaged")
+    with pytest.raises(ValueError, match=r"The data set json cannot be read \(JSON parse error: Missing"):
+        HuggingFaceText(**asked).stream("train")
+
+
 def test_packing_stops_at_max_tokens(asked):
     stream = HuggingFaceText(**asked, max_tokens=50).stream("train")
     assert stream.documents == 3

@@ -1,7 +1,11 @@
+import json
+import re
+
 import numpy as np
 import pytest
 import torch
 
+from linvit.data.text.packing import pack
 from linvit.data.text.tokens import IGNORED, Bytes, HuggingFaceTokenizer, Rows, join, open_tokenizer
 
 TEXTS = ["naïve  Rauch, 煙 and\n\ttabs".encode(), b"", b"one two one"]
@@ -37,6 +41,66 @@ def test_a_tokenizer_s_tokens_add_up_to_the_text(trained):
         assert sum(tokenizer.widths(text)) == len(text)
     assert [list(found) for found in tokenizer.encode_batch(TEXTS)] == [list(tokenizer.encode(t)) for t in TEXTS]
     assert open_tokenizer(str(trained.parent)).encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}},
+        {"padding": dict.fromkeys(("pad_id", "pad_type_id"), 0) | {
+            "strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": None, "pad_token": "</s>"
+        }},
+        {"dropout": 0.5},
+    ],
+)  # fmt: skip
+def test_truncation_padding_and_dropout_of_a_stored_tokenizer_are_off(trained, tmp_path, stored):
+    about = json.loads(trained.read_text())
+    about["model"].update({name: value for name, value in stored.items() if name in about["model"]})
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(about | {name: value for name, value in stored.items() if name in about}))
+    plain, tokenizer = open_tokenizer(str(trained)), open_tokenizer(str(path))
+    texts = [b"one", TEXTS[0] * 9]
+    assert [list(found) for found in tokenizer.encode_batch(texts)] == [list(plain.encode(text)) for text in texts]
+    stream = join(texts, tokenizer)
+    assert stream.tokens.tolist() == join(texts, plain).tokens.tolist()
+    assert int(stream.widths.sum()) == sum(map(len, texts))
+    assert len(stream.widths) == len(stream.tokens)
+    assert tokenizer.fingerprint() == plain.fingerprint()
+
+
+def test_a_separator_that_a_text_spells_is_text(trained):
+    for tokenizer in (open_tokenizer(str(trained)), Bytes()):
+        stream = join([b"one</s>two", b"one"], tokenizer)
+        assert (stream.tokens == tokenizer.separator).sum() == 3
+        assert tokenizer.decode(stream.tokens) == "one</s>twoone"
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("one two", None),
+        ("one кот", r"6 of the 10 bytes of the held-out text \(60.00%\), most often 'к', 'о', 'т'"),
+        ("ONE two", r"3 of the 7 bytes of the held-out text \(42.86%\), most often 'O', 'N', 'E'"),
+        ("one two" * 4000 + "é", None),
+    ],
+)
+def test_text_that_has_no_tokens_is_counted(tmp_path, text, share, caplog):
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra `language` is not installed")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.normalizer = tokenizers.normalizers.Lowercase()
+    made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=30, special_tokens=["</s>"])
+    made.train_from_iterator(["one two"], trainer)
+    made.save(str(tmp_path / "latin.json"))
+    tokenizer = open_tokenizer(str(tmp_path / "latin.json"))
+    join([text.encode()], tokenizer, measures=False)
+    assert not caplog.text
+    join([text.encode()], tokenizer)
+    assert re.search(share, caplog.text) if share else not caplog.text
+    caplog.clear()
+    pack([text.encode()], tokenizer, tmp_path / "val.tokens", measures=True)
+    about = json.loads((tmp_path / "val.json").read_text())
+    assert re.search(share, about["lost"]) if share else "lost" not in about
 
 
 def test_bytes_that_are_no_utf8_are_counted_as_they_are(trained):

@@ -16,6 +16,7 @@ from tiny_run import check_resumes_bit_for_bit, content, curve, differing
 
 from linvit.models.family import CIFAR10
 from linvit.runs import load_run, train
+from linvit.runs.tasks.diffusion import _class_number
 from linvit.runs.training import train_folder
 from linvit.studies.pool import last_measures
 from linvit.tasks import generated
@@ -79,6 +80,41 @@ def test_a_loaded_run_measures_as_the_last_epoch_did_and_keeps_its_classifier(ru
     assert "FID-like, guided" in measures.table()[1]
 
 
+def test_the_measures_do_not_depend_on_the_batch_size(run):
+    alone, together = (load_run(run).evaluate(batch_size=size) for size in (1, 17))
+    for name, value in alone.items():
+        assert together[name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "found"),
+    [
+        (["1", "2", "3"], [0, 1, 2, "1", "2", "3"], [0, 1, 2, 0, 1, 2]),
+        (["1", "2", "3"], [np.int64(2), torch.tensor(1)], [2, 1]),
+        (["cat", "dog"], ["0", "1", "dog", 1], [0, 1, 1, 1]),
+    ],
+)
+def test_an_int_is_the_index_of_a_class_and_text_its_name(names, wanted, found):
+    assert [_class_number(one, names) for one in wanted] == found
+    for unknown in (len(names), -1, "0" if "1" in names else "7", "horse"):
+        with pytest.raises(ValueError, match=f"class {unknown!r} is unknown: name one of {names[0]}, "):
+            _class_number(unknown, names)
+
+
+def test_without_dropped_classes_there_is_no_guidance(tmp_path):
+    folder = train_folder(write_diffusion_recipe(tmp_path, task={"class_dropout": 0.0}, trainer={"max_epochs": 1}))
+    (last,) = curve(folder)
+    assert "ema_generated_accuracy" in last
+    assert not [name for name in last if "guided" in name]
+    loaded = load_run(folder)
+    assert not [name for name in loaded.evaluate() if "guided" in name]
+    for guidance in (0.0, 4.0):
+        with pytest.raises(ValueError, match=f"`guidance` is {guidance:g}, but this network was trained with"):
+            loaded.generate(guidance=guidance, count=1, steps=2)
+    assert len(loaded.generate(guidance=1.0, count=1, steps=2, output=tmp_path / "a.PNG")) == 10
+    assert "<h2>Generated images</h2>" in loaded.report(tmp_path / "page.html").read_text()
+
+
 def test_generate_writes_a_row_for_each_class_and_the_same_ones_again(run, tmp_path, capsys):
     asked = ["generate", str(run), "--classes", "3", "5", "--count", "4", "--steps", "3", "--guidance", "2"]
     for name in ("one.png", "two.png"):
@@ -107,6 +143,8 @@ def test_classes_by_name_and_number_and_the_seed_decide_the_images(run):
     assert first.labels.tolist() == [3, 3, 5, 5]
     assert first.images.equal(again.images)
     assert not first.images.equal(other.images)
+    with pytest.raises(ValueError, match=r"`classes` is \[\], expected a list of .*, at least one"):
+        loaded.generate(classes=[])
 
 
 def test_the_report_of_a_generator_shows_its_images(run, tmp_path):

@@ -121,6 +121,7 @@ def test_wrong_use_ends_in_a_sentence(run, command, message, capsys):
         ({"tokens": 0}, "`tokens` is 0, expected a whole number of 1 or more"),
         ({"seed": -1}, "`seed` is -1, expected a whole number from 0"),
         ({"seed": 2**64}, "expected a whole number from 0"),
+        ({"prompt": "a\ud800"}, r"`prompt` has '\\ud800', half of a surrogate pair"),
         (
             {"classes": ["3"]},
             "`classes` is not an option of generate for the task language, which accepts `prompt`",
@@ -134,6 +135,18 @@ def test_what_cannot_be_generated_is_said_at_the_call(run, options, sentence):
 
 def test_bytes_of_the_shell_that_are_no_utf8_are_read_and_shown(run):
     assert next(load_run(run).generate(prompt="caf\udce9", tokens=3)) == "caf\ufffd"
+
+
+def test_the_space_between_prompt_and_generated_text_is_kept():
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra `language` is not installed")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁the": 0, "▁cat": 1, "▁sat": 2, "</s>": 3}))
+    words.decoder = tokenizers.decoders.Metaspace()
+
+    class Spaced:
+        decode = staticmethod(words.decode)
+
+    assert "".join(pieces(Spaced(), iter([2, 0]), [0, 1])) == " sat the"
+    assert "".join(pieces(Spaced(), iter([0, 1]))) == "the cat"
 
 
 class Words:

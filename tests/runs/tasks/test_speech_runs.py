@@ -54,6 +54,42 @@ def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     check_resumes_bit_for_bit(recipe, run, step=6, fewest=20)
 
 
+@pytest.mark.parametrize(("few", "val"), [(True, False), (True, True), (False, False)])
+def test_utterances_that_cannot_be_aligned_are_counted(run, tmp_path, few, val, caplog):
+    shutil.copytree(run.parent / "speech", tmp_path / "speech")
+    for split in ("train", *["val"] * val):
+        listed = tmp_path / "speech" / split / "7" / "3" / "7-3.trans.txt"
+        names = [line.split()[0] for line in listed.read_text().splitlines()]
+        listed.write_text(
+            "".join(f"{name} {'LOW' if few and place > 2 else 'L' * 99}\n" for place, name in enumerate(names))
+        )
+    recipe = write_speech_recipe(tmp_path, data={"units": "characters"}, trainer={"max_epochs": 2})
+    if not few:
+        with pytest.raises(
+            ValueError, match=r"^16 of the 16 training utterances have too few frames for their tokens: check"
+        ):
+            train(recipe)
+        return
+    folder = train_folder(recipe)
+    said = "utterances have too few frames for their tokens, so they are left out of the loss."
+    assert caplog.text.count(f"3 of the 16 training {said}") == 1
+    assert caplog.text.count(f"3 of the 6 held-out {said}") == val
+    assert all(float(row["train_loss"]) > 0 and float(row["val_loss"]) > 0 for row in curve(folder))
+
+
+def test_transcripts_without_words_or_tokens_are_told(learned, tmp_path, caplog):
+    speech = shutil.copytree(learned.parent / "speech" / "val", tmp_path / "speech")
+    (listed,) = speech.rglob("*.trans.txt")
+    names = [line.split()[0] for line in listed.read_text().splitlines()]
+    listed.write_text("".join(f"{name} LOW low, low,\n" for name in names))
+    load_run(learned).evaluate(speech)
+    assert "12 words or characters of the transcripts of" in caplog.text
+    assert "have no token and count as errors, most often 'low,'." in caplog.text
+    listed.write_text("\n".join(names))
+    with pytest.raises(ValueError, match=r"The 6 transcripts of .* have no words: check their files"):
+        load_run(learned).evaluate(speech)
+
+
 def test_the_error_rate_is_the_sum_of_edits_over_the_sum_of_words(learned):
     run = load_run(learned)
     measures = run.evaluate()
@@ -103,7 +139,7 @@ def test_what_is_no_sound_is_named_and_the_rest_is_transcribed(learned, tmp_path
     said = capsys.readouterr()
     assert str(good.name) in said.out.replace("\n", "")
     assert "bad.wav cannot be read as sound" in said.err
-    assert "0.006 s long, shorter than one frame" in said.err
+    assert "0.006 s (100 samples) long, shorter than one frame" in said.err
     assert main(["predict", str(learned), str(tmp_path / "nowhere.wav"), str(good)]) == 1
     said = capsys.readouterr()
     assert "good.wav" in said.out.replace("\n", "")
@@ -222,6 +258,11 @@ def test_samples_in_memory_are_transcribed_as_a_file(learned, tmp_path):
     assert transcripts.unreadable == ("The sound 4 has 100 samples, less than one frame: leave it out.",)
     with pytest.raises(ValueError, match="expected floats"):
         run.predict([samples[None]])
+    broken = run.predict([samples, samples / 0])
+    assert len(broken) == 1
+    assert broken.unreadable == (
+        "The sound 2 has the sample nan, expected finite numbers in −1 … 1: scale or repair it.",
+    )
 
 
 @pytest.mark.parametrize(
@@ -371,6 +412,9 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
         assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
         assert len(set(texts)) > 3
         assert "".join(load_run(learned).stream([sound], 0.2)) == text
+        for wrong in (pieces[0][None], (pieces[0] * 2**15).short(), pieces[0] / 0):
+            with pytest.raises(ValueError, match="The piece"):
+                transcriber.add(wrong)
 
 
 @pytest.mark.parametrize(
@@ -383,10 +427,13 @@ def test_the_text_of_pieces_is_that_of_the_whole(learned, seconds, tmp_path, cap
         (["--stream", "1", "--topk", "2"], "--topk is not an option of stream"),
         (["--stream", "1", "--output", "a.csv"], "--output is not an option of stream"),
         (["another.wav", "--stream", "1"], "One file can be streamed at a time, but 2 are given"),
+        ([".", "--stream", "1"], "One file can be streamed at a time, but 3 are given"),
     ],
 )
-def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys):
+def test_wrong_streams_end_in_a_sentence(learned, more, message, tmp_path, capsys, monkeypatch):
     sound = say(tmp_path / "a.wav", "LOW")
+    say(tmp_path / "b.wav", "LOW")
+    monkeypatch.chdir(tmp_path)
     assert main(["predict", str(learned), str(sound), *more]) == 2
     assert message in capsys.readouterr().err
 
