@@ -1,9 +1,10 @@
 """The formats of exported files: how each is written, and how its runtime runs it on this machine."""
 
 import platform
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,25 +57,42 @@ class Format:
             )
 
 
-def _as_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+def _as_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], opset: int | None = None) -> Any:
     with silent_stderr():
         onnx = torch.onnx.export(
-            program, dynamo=True, verbose=False, external_data=False, input_names=inputs, output_names=outputs
+            program, dynamo=True, verbose=False, input_names=inputs, output_names=outputs, opset_version=opset
         )
     assert onnx is not None
-    for node in onnx.model.graph.all_nodes():  # notes of the exporter, a tenth of the file
+    graph = onnx.model.graph
+    values = [*graph.inputs, *(value for node in graph.all_nodes() for value in node.outputs)]
+    names: dict[str, str] = {}  # of the sizes that may change, which torch calls s34
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        for size, axis in zip(value.shape or (), AXES.get(name, ("batch", "heads", "past")), strict=False):
+            if not isinstance(size, int):
+                names.setdefault(str(size), axis)
+    for value in values:
+        value.metadata_props.clear()  # notes of the exporter, a tenth of the file
+        if value.shape is not None and names:
+            sizes = [
+                x if isinstance(x, int) else SYMBOL.sub(lambda s: names.get(s[0], s[0]), str(x)) for x in value.shape
+            ]
+            value.shape = type(value.shape)(sizes)
+    for node in graph.all_nodes():
         node.metadata_props.clear()
-        for value in node.outputs:
-            value.metadata_props.clear()
     return onnx
 
 
 def _write_onnx(
-    program: ExportedProgram, facts: str, path: Path, inputs: Sequence[str], outputs: Sequence[str]
+    program: ExportedProgram,
+    facts: str,
+    path: Path,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    opset: int | None = None,
 ) -> None:
-    onnx = _as_onnx(program, inputs, outputs)
+    onnx = _as_onnx(program, inputs, outputs, opset)
     onnx.model.metadata_props[KEY] = facts
-    onnx.save(str(path), external_data=False)
+    onnx.save(str(path))  # weights of over 2 GB beside it
 
 
 def _open_onnx(path: Path, threads: int | None, precision: str) -> tuple[str | None, Session]:
@@ -183,6 +201,12 @@ def _open_executorch(path: Path, threads: int | None, precision: str) -> tuple[s
     return None if about is None else bytes(about.tolist()).decode(), run
 
 
+AXES = {
+    "images": ("batch", "channels", "height", "width"),
+    "tokens": ("batch", "tokens"),
+    "features": ("batch", "frames"),
+}
+SYMBOL = re.compile(r"s\d+")
 ONNX = ("onnx", "onnxscript")
 FORMATS = {
     format.suffix: format
@@ -220,11 +244,13 @@ COMPILED = Format("AOTInductor", ".pt2", "", (), write_compiled, open_compiled, 
 """Machine code, which is written and run, but never opened: nobody can tell what it does."""
 
 
-def format_of(path: Path, compiled: bool = False) -> Format:
-    """The format of a file, by its suffix, or COMPILED.
+def format_of(path: Path, compiled: bool = False, opset: int | None = None) -> Format:
+    """The format of a file, by its suffix, or COMPILED; opset: of a file for ONNX.
 
     Raises ValueError for other suffixes, and ImportError if the runtime or compiler is missing.
     """
+    if opset is not None and path.suffix != ".onnx":
+        raise ValueError(f"`opset` is for .onnx files, but {path} has the suffix {path.suffix!r}: leave `opset` out.")
     if compiled:
         if path.suffix != COMPILED.suffix:
             raise ValueError(
@@ -237,6 +263,8 @@ def format_of(path: Path, compiled: bool = False) -> Format:
         known = ", ".join(f"{suffix} ({format.name})" for suffix, format in FORMATS.items())
         raise ValueError(f"The file {path} has the suffix {path.suffix!r}, expected one of {known}: change it.")
     FORMATS[path.suffix].need()
+    if opset is not None:
+        return replace(FORMATS[path.suffix], write=partial(_write_onnx, opset=opset))
     return FORMATS[path.suffix]
 
 
@@ -296,13 +324,32 @@ def opened(path: Path, threads: int | None = None) -> tuple[Facts | SequenceFact
             " where it does, or export to another format, such as .onnx."
         )
 
-    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+    return facts, FileSession(path, threads, facts, session)
+
+
+class FileSession:
+    """The session of a file that was opened; pickled, it is the file's path.
+
+    Raises ValueError if the runtime fails, and FactsError for other outputs than the facts say.
+    """
+
+    def __init__(self, path: Path, threads: int | None, facts: Facts | SequenceFacts, session: Session) -> None:
+        self._path, self._threads, self._facts, self._session = path, threads, facts, session
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         try:
-            outputs = session(*inputs)
+            outputs = self._session(*inputs)
         except Exception as error:  # runtimes raise errors of many classes
-            raise ValueError(f"{format.name} cannot run {path} ({reason_of(error)}): export it again.") from error
-        if len(outputs) != len(facts.outputs) or not all(output.dim() for output in outputs):
-            raise FactsError(f"{path} has {len(outputs)} outputs, but says {len(facts.outputs)}: export it again.")
+            name = FORMATS[self._path.suffix].name
+            raise ValueError(f"{name} cannot run {self._path} ({reason_of(error)}): export it again.") from error
+        if len(outputs) != len(self._facts.outputs) or not all(output.dim() for output in outputs):
+            said = len(self._facts.outputs)
+            raise FactsError(f"{self._path} has {len(outputs)} outputs, but says {said}: export it again.")
         return outputs
 
-    return facts, run
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self._path.resolve(), self._threads)
+
+
+def _reopened(path: Path, threads: int | None) -> Session:
+    return opened(path, threads)[1]

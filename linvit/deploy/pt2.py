@@ -4,6 +4,7 @@ The graph in a file is JSON. Nothing of it becomes code: its steps are operators
 """
 
 import json
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from linvit.deploy.facts import FactsError
 
-COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
+SIZES = "add sub mul floordiv truediv mod neg getitem eq ne lt le gt ge"
 ATEN = """
 abs acos addcmul addcmul_ addmm add.Scalar add.Tensor add_.Scalar add_.Tensor asin atan atan2 bitwise_and.Tensor
 bitwise_not bitwise_or.Tensor bmm ceil clamp clamp.Tensor clamp_ clamp_min clamp_max cos cumsum div.Scalar div.Tensor
@@ -28,7 +29,7 @@ rsqrt rsub.Scalar sign sin sqrt square sub.Scalar sub.Tensor sub_.Tensor where.S
 __and__.Tensor __or__.Tensor
 all any any.dim amax amin argmax argmin linalg_vector_norm logsumexp max max.dim mean mean.dim min min.dim
 norm.ScalarOpt_dim prod.dim_int sort std.correction sum sum.dim_IntList topk var.correction var_mean.correction
-alias cat chunk clone constant_pad_nd contiguous detach detach_ diagonal einsum embedding expand expand_as
+alias cat chunk clone constant_pad_nd contiguous copy_ detach detach_ diagonal einsum embedding expand expand_as
 flatten.using_ints flip gather index.Tensor index_select lift_fresh_copy mT matrix_H meshgrid meshgrid.indexing
 movedim.int movedim.intlist narrow numpy_T pad permute pixel_shuffle pixel_unshuffle repeat repeat_interleave.self_int
 reshape reshape_as roll scatter.src scatter.value select.int slice.Tensor split.Tensor split_with_sizes squeeze
@@ -47,7 +48,8 @@ _upsample_bicubic2d_aa.vec _upsample_bilinear2d_aa.vec
 """Operators of exported networks and others of their kind; none reads or writes a file, or runs another program."""
 
 OPERATORS = {f"torch.ops.aten.{name}" + ".default" * ("." not in name) for name in ATEN.split()}
-OPERATORS |= {f"_operator.{name}" for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem", *COMPARED)}
+OPERATORS |= {f"_operator.{name}" for name in SIZES.split()} | {f"math.{name}" for name in ("ceil", "floor", "trunc")}
+OPERATORS |= {f"torch.sym_{name}" for name in ("float", "max", "min", "not")}
 
 # Numbers that torch writes for dtypes and for an argument with a name.
 DTYPES = dict(enumerate((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16), 1))
@@ -100,7 +102,8 @@ class Program:
         target = node["target"]
         if target not in OPERATORS:
             raise ValueError(f"it contains {target[:80]!r}, which linvit does not write")
-        function = attrgetter(target.partition(".")[2])(operator if target.startswith("_operator") else torch)
+        module, _, name = target.partition(".")
+        function = attrgetter(name)({"torch": torch, "math": math, "_operator": operator}[module])
         arguments, keywords = [], {}
         for entry in node["inputs"]:
             place = self._argument(entry["arg"])

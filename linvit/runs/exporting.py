@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from linvit.models.dense.anchors import Anchors
 from linvit.models.dense.backbone import STRIDES, DenseBackbone
 from linvit.models.dense.mask_rcnn import RegionDetector
 from linvit.models.dense.retinanet import RetinaNet
-from linvit.ranges import check
+from linvit.ranges import Range, check
 from linvit.runs.exported import EXPORTED, ExportedNetwork
 from linvit.runs.exported_sequences import ExportedConformer, ExportedDecoder
 from linvit.runs.exporting_sequences import SEQUENCE_NETWORKS, export_sequence
@@ -39,6 +39,7 @@ from linvit.runs.tasks import TASKS
 
 SCALES = (1.25, 0.75, 1.5)  # of further sizes to compare at, of which the first two are used that the file reads
 ARGUMENTS = {"size": Side | tuple[Side, Side] | None, "dynamic": bool | None, "compiled": bool, "int8": bool}
+ARGUMENTS |= {"opset": Annotated[int, Range(18, 23)] | None}
 REGION_SUFFIXES = (".onnx", ".xml")  # of files of region detectors: the others have no non-maximum suppression
 MOST = 16  # images to compare on
 AT_ONCE = 2  # of them, because maps of logits are large
@@ -55,6 +56,7 @@ def export(
     dynamic: bool | None = None,
     images: Sequence[Any] | None = None,
     compiled: bool = False,
+    opset: int | None = None,
     int8: bool = False,
     calibrate: Sequence[Any] | None = None,
     report: str | Path | None = None,
@@ -94,6 +96,7 @@ def export(
             `calibrate`); a Mask R-CNN must detect something in them.
         compiled: whether a .pt2 file has machine code for processors like this one, made by torch's AOTInductor with a
             C++ compiler; torch opens it, linvit does not.
+        opset: of an .onnx file, for runtimes that do not know the newest (default: torch's choice, 20 in PyTorch 2.15).
         int8: whether convolutions and products with weights are computed in 8 bits; only .onnx, .xml and .pte.
         calibrate: with `int8`, image files, folders, PIL images or arrays from which the ranges of activations are
             taken, 16 or more; of more than 256, as many are evenly chosen.
@@ -110,20 +113,20 @@ def export(
             in which a Mask R-CNN detects nothing, and a file whose outputs differ from the network's; nothing is left
             behind then.
     """
-    check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled, "int8": int8})
+    check(ARGUMENTS, {"size": size, "dynamic": dynamic, "compiled": compiled, "int8": int8, "opset": opset})
     if isinstance(source, Run) and isinstance(source.spec, StudentSpec):
         source = _as_classifier(source, source.spec)
     _check_source(source)
     if isinstance(source.network if isinstance(source, Run) else source, SEQUENCE_NETWORKS):
         for_images = {"size": size, "images": images, "compiled": compiled, "int8": int8, "calibrate": calibrate}
-        return export_sequence(source, path, dynamic, {**for_images, "report": report})
+        return export_sequence(source, path, dynamic, opset, {**for_images, "report": report})
     _check_int8(int8, calibrate, report)
     path = user_path(path)
     if isinstance(source, Run) and isinstance(source.network, RegionDetector):
         _check_region_detector(source, path, dynamic, int8)
         dynamic = False
     network, facts = of_run(source) if isinstance(source, Run) else _of_network(source)
-    format = format_of(path, compiled)
+    format = format_of(path, compiled, opset)
     smallest = format.smallest
     if facts.task == "detection" and smallest > SMALLEST:
         smallest *= 2  # a RetinaNet has maps at twice the stride

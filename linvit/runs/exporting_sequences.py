@@ -35,7 +35,7 @@ FRAMES = ((1, 5), (1, 301), (2, 75))  # utterances and frames
 
 
 def export_sequence(
-    source: Run | nn.Module, path: str | Path, dynamic: bool | None, options: Mapping[str, Any]
+    source: Run | nn.Module, path: str | Path, dynamic: bool | None, opset: int | None, options: Mapping[str, Any]
 ) -> Exported:
     """Writes a decoder or Conformer, see `linvit.runs.exporting.export`; options: its arguments that are for images.
 
@@ -46,7 +46,7 @@ def export_sequence(
     if unwanted is not None:
         raise ValueError(f"`{unwanted}` is for networks of images, and this one reads sequences: leave it out.")
     path = user_path(path)
-    format = format_of(path)
+    format = format_of(path, opset=opset)
     if path.suffix not in SUFFIXES:
         raise ValueError(
             f"{format.name} files of decoders and Conformers cannot be written: choose one of {', '.join(SUFFIXES)}."

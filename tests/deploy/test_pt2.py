@@ -173,7 +173,7 @@ def test_names_of_arguments_are_no_code(write, entries, images, tmp_path):
     node = next(x for x in graph["graph_module"]["graph"]["nodes"] if x["target"].endswith("gelu.default"))
     node["inputs"].append({"name": "x=open('RAN','w'),approximate", "arg": {"as_string": "none"}, "kind": 2})
     _, session = opened(write(packed(graph)))
-    with pytest.raises(RuntimeError, match="Unknown keyword argument"):
+    with pytest.raises(ValueError, match="Unknown keyword argument"):
         session(images)
     assert not (tmp_path / "RAN").exists()
 
@@ -207,8 +207,8 @@ def test_bombs_and_machine_code_are_refused(write):
 
 def test_no_operator_of_the_list_takes_a_file_or_writes_outside_of_tensors():
     for target in pt2.OPERATORS:
-        if target.startswith("_operator"):
-            continue
+        if not target.startswith("torch.ops"):
+            continue  # of numbers
         family, _, overload = target.removeprefix("torch.ops.aten.").partition(".")
         schema = getattr(getattr(torch.ops.aten, family), overload)._schema
         assert {x.name for x in schema.arguments if "str" in str(x.type)} <= HARMLESS, target

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import re
 import subprocess
 import sys
 import zipfile
@@ -327,6 +329,36 @@ def _with_facts(source, path, facts):
             content = old.read(name)
             new.writestr(name, json.dumps(json.loads(content) | facts) if name.endswith("extra/linvit") else content)
     return path
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+def test_an_onnx_file_has_the_opset_that_is_asked_for_and_names_its_sizes(run, tmp_path, opset):
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(run.export(tmp_path / "x.onnx", opset=opset, dynamic=True).path)
+    assert [x.version for x in model.opset_import] == [opset]
+    shape = model.graph.input[0].type.tensor_type.shape
+    assert [x.dim_param or x.dim_value for x in shape.dim] == ["batch", 3, "height", "width"]
+    sizes = {x.dim_param for value in model.graph.value_info for x in value.type.tensor_type.shape.dim}
+    assert not any(re.search(r"\bs\d+\b", size) for size in sizes)
+    with pytest.raises(ValueError, match=r"`opset` is for \.onnx files"):
+        run.export(tmp_path / "x.xml", opset=18)
+    with pytest.raises(ValueError, match="`opset` is 17, expected a whole number from 18 to 23"):
+        run.export(tmp_path / "x.onnx", opset=17)
+
+
+def test_large_weights_lie_beside_the_file(run, tmp_path, digits, monkeypatch):
+    module = pytest.importorskip("torch.onnx._internal.exporter._onnx_program")
+    monkeypatch.setattr(module, "_LARGE_MODEL_THRESHOLD", 1000)
+    path = run.export(tmp_path / "x.onnx").path
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["x.onnx", "x.onnx.data"]
+    assert load_run(path).predict(digits) == pytest.approx(run.predict(digits))
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
+def test_a_run_of_a_file_can_be_pickled(files, digits, suffix):
+    loaded = load_run(files[suffix].path)
+    again = pickle.loads(pickle.dumps(loaded))
+    assert again.predict(digits) == loaded.predict(digits)
 
 
 def test_a_file_of_openvino_without_its_weights_says_so(files, tmp_path):
