@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import chain
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,7 +76,8 @@ def stream(
             installed (the extra `stream`).
         rows: height of a strip in pixels; None for what fits the memory.
         spill: folder for the maps between layers and for the progress: the same call goes on after an interruption;
-            it first reads the image once, of a file some rows, to know it again. None keeps maps that fit in memory, and others in a temporary folder.
+            it reads an image that is no file once more, to recognise it. None keeps maps that fit in memory, and others
+            in a temporary folder.
         memory: GiB for the maps inside a strip; a map between layers that is larger goes to disk.
         keep: "maps", the outputs of the stages (a DenseBackbone's, with its norms, are always kept); "scores", the
             logits of each position of a classifier's last map, or of each pixel. A segmentor always gives "labels", the
@@ -96,11 +96,8 @@ def stream(
     check_network("network", network)
     given = {"rows": rows, "memory": memory, "keep": keep, "query": query, "spill": spill, "progress": progress}
     check(ARGUMENTS, given)
-    places = {str(tensor.device) for tensor in chain(network.parameters(), network.buffers())}
-    if not network.training and places != {"cpu"}:
-        raise ValueError(
-            f"`network` is on {', '.join(sorted(places)) or 'no device'}, expected the CPU: `network.cpu()`."
-        )
+    if (places := {parameter.device.type for parameter in network.parameters()}) != {"cpu"}:
+        raise ValueError(f"`network` is on {' and '.join(places) or 'no device'}, expected the CPU: `network.cpu()`.")
     body = next((module for module in network.modules() if isinstance(module, Backbone)), None)
     config: Mapping[str, Any] = getattr(body, "pretrained_cfg", None) or imagenet_cfg()
     opened = open_image(image, config, next(network.parameters()).dtype)

@@ -88,7 +88,7 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
         about = path.stat()
         file = f"{path.resolve()} {about.st_size} {about.st_mtime_ns}"
     elif hasattr(image, "read") and len(getattr(image, "shape", ())) == 4:
-        return Image(image.shape, image.read, dtype, getattr(image, "file", ""))
+        return Image(image.shape, image.read, dtype, image.file if isinstance(image, Image) else "")
     if not hasattr(image, "shape") or not hasattr(image, "dtype"):
         raise TypeError(f"`image` is {kind(image)}, expected a tensor, an array, a path or a reader of rows")
     if image.dtype != np.uint8 or len(image.shape) != 3 or image.shape[2] != len(config["mean"]):
