@@ -24,7 +24,7 @@ LOCK = ".lock"
 
 
 def user_path(path: str | Path) -> Path:
-    """Expands `~` to the home folder, in every path that a user gives; raises ValueError for one with NUL characters."""
+    """Expands `~` to the home folder, in every path that a user gives; raises ValueError for NUL characters."""
     if "\0" in str(path):
         raise ValueError(f"The path {str(path)!r} has a NUL character, which no file name can have: give another path.")
     return Path(os.path.expanduser(path))

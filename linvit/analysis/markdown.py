@@ -6,7 +6,6 @@ from pathlib import Path
 
 from linvit.files import replacing, write_text
 
-
 MARKUP = re.compile(r"(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9])|[\\`*\[\]<>&~$]|^[#+-]")
 NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 

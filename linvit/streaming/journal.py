@@ -20,6 +20,7 @@ from linvit.streaming.strip import Total
 PROGRESS = "progress.pt"
 READ = 2**24  # values of the image at a time
 DIGEST = "digest"
+FILES = ("pretrained_cfg", "default_cfg")  # attributes that name files of weights
 NOTED = ("key", "step", "strips", "shapes", "totals", "pool", "logits")
 
 
@@ -76,7 +77,10 @@ def key_of(network: nn.Module, image: Image, plan: Plan, settings: Any) -> str:
 
     A file counts by its path, size, time of change and 16 rows; another image by all rows.
     """
-    modules = [(name, type(module), _configuration(module)) for name, module in network.named_modules()]
+    modules = [
+        (name, type(module), {key: value for key, value in vars(module).items() if key[0] != "_" and key not in FILES})
+        for name, module in network.named_modules()
+    ]
     steps = [(step.name, step.inputs, step.scale, step.reach, step.whole) for step in plan.steps]
     height, row = image.shape[2], image.shape[0] * image.shape[1] * image.shape[3]
     starts = range(0, height, -(-height // 16) if image.file else max(READ // row, 1))
@@ -88,27 +92,12 @@ def key_of(network: nn.Module, image: Image, plan: Plan, settings: Any) -> str:
 def digest_of(content: Any) -> str:
     """A digest of tensors and plain values in nested containers, the same in every process."""
     digest = hashlib.sha256()
-    for leaf in _leaves(content):
-        digest.update(leaf)
+    if isinstance(content, Tensor):
+        digest.update(repr((content.shape, content.dtype)).encode())
+        digest.update(content.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    elif isinstance(content, dict | list | tuple | Iterator):
+        for item in content.items() if isinstance(content, dict) else content:
+            digest.update(digest_of(item).encode())
+    else:  # functions have another address in each process
+        digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(content)).encode())
     return digest.hexdigest()
-
-
-def _leaves(value: Any) -> Iterator[bytes]:
-    if isinstance(value, Tensor):
-        yield repr((value.shape, value.dtype)).encode()
-        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    elif isinstance(value, dict):
-        yield from _leaves(list(value.items()))
-    elif isinstance(value, list | tuple | Iterator):
-        yield b"["
-        for item in value:
-            yield from _leaves(item)
-        yield b"]"
-    else:
-        yield re.sub(r" at 0x[0-9a-f]+", "", f"{value!r},").encode()  # functions have another address in each process
-
-
-def _configuration(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module other than layers, tensors and caches; timm's pretrained_cfg names files."""
-    names = vars(module).keys() - {"pretrained_cfg", "default_cfg"}
-    return {name: getattr(module, name) for name in sorted(names) if not name.startswith("_")}

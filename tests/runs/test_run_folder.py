@@ -11,6 +11,7 @@ from PIL import Image
 from tiny_run import At, write_recipe
 
 from linvit.data.source import fitting_workers
+from linvit.files import LOCK
 from linvit.runs import run_folder
 from linvit.runs.progress import Bar, quiet_lightning
 from linvit.runs.run_folder import held
