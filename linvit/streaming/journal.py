@@ -94,7 +94,7 @@ def digest_of(content: Any) -> str:
     digest = hashlib.sha256()
     if isinstance(content, Tensor):
         digest.update(repr((content.shape, content.dtype)).encode())
-        digest.update(content.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(content.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     elif isinstance(content, dict | list | tuple | Iterator):
         for item in content.items() if isinstance(content, dict) else content:
             digest.update(digest_of(item).encode())
