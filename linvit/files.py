@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors.torch import load_file
 
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+LOCK = ".lock"
 
 
 def user_path(path: str | Path) -> Path:
-    """Expands `~` to the home folder, in every path that a user gives."""
+    """Expands `~` to the home folder, in every path that a user gives; raises ValueError for NUL characters."""
+    if "\0" in str(path):
+        raise ValueError(f"The path {str(path)!r} has a NUL character, which no file name can have: give another path.")
     return Path(os.path.expanduser(path))
 
 
@@ -111,6 +115,22 @@ def check_writable(folder: str | Path) -> None:
         raise OSError(
             f"The folder {folder} cannot be written ({reason}): allow writing there, or choose another folder."
         ) from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path, busy: str, patience: float = 0.0) -> Iterator[None]:
+    """Creates the folder and holds its lock; waits for another process that has it so many seconds.
+
+    Raises ValueError, whose text is `busy`, if that has not released it; OSError if the folder cannot be written.
+    """
+    check_writable(folder)
+    _check_regular(folder / LOCK)
+    try:
+        held = FileLock(folder / LOCK).acquire(timeout=patience)
+    except Timeout as error:
+        raise ValueError(busy) from error
+    with held:
+        yield
 
 
 def remove_leftovers(*folders: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -10,6 +11,8 @@ from linvit.analysis.figures import COLOURS, SMALL, integer_ticks, panel_grid
 from linvit.tasks.measures import AVERAGED, Measured
 
 LOSSES = {"train_loss": "training", "val_loss": "validation", "ema_loss": "validation, moving average"}
+
+GROUPS = 1_000  # of neighbouring epochs, in a longer training
 
 
 def training_curve(rows: Sequence[Mapping[str, float]], measures: Measured) -> Figure:
@@ -38,7 +41,10 @@ def _lines(
     for (column, words), colour in zip(names.items(), COLOURS, strict=False):
         points = [(row["epoch"], factor * row[column]) for row in rows if math.isfinite(row.get(column, math.nan))]
         if points:
-            lines.append((words, colour, points))
+            step = -(-len(points) // GROUPS)  # of neighbours only the lowest and the highest: an SVG has every point
+            groups = [points[start : start + step] for start in range(0, len(points), step)]
+            extremes = {extreme(group, key=itemgetter(1)) for group in groups for extreme in (min, max)}
+            lines.append((words, colour, sorted({points[0], points[-1], *extremes})))
     return lines
 
 

@@ -14,6 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from linvit.analysis.markdown import printable
 from linvit.files import replacing, write_text
 from linvit.layers.mechanisms import MECHANISMS
 
@@ -43,8 +44,7 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
 
 def literal(text: str) -> str:
     """Text of users (names of classes, recipes, settings) for a figure: no formulas, and no characters SVG forbids."""
-    shown = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
-    return "".join(shown).replace("$", r"\$")
+    return printable(text).replace("$", r"\$")
 
 
 def subplots(size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:

@@ -1,15 +1,29 @@
-"""Markdown tables, written between two marks of a page."""
+"""Text and tables in Markdown, written between two marks of a page."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from linvit.files import replacing, write_text
 
+MARKUP = re.compile(r"(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9])|[\\`*\[\]<>&~$]|^[#+-]")
+NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
+
+
+def printable(text: str) -> str:
+    """Text without line breaks, control characters and marks of direction: they become escapes such as `\\n`."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def plain(text: str) -> str:
+    """Text of users (names of classes, notes) as Markdown that shows it, on one line, as it is."""
+    return NUMBERED.sub(r"\1\\\2", MARKUP.sub(r"\\\g<0>", printable(text.strip())))
+
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
     """A Markdown table with the first `left` columns aligned left and the others right."""
-    lines = [head, ["---" if number < left else "---:" for number in range(len(head))]]
-    lines += [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    lines = [[printable(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    lines.insert(1, ["---" if number < left else "---:" for number in range(len(head))])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

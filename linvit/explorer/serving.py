@@ -1,5 +1,6 @@
 """Serves the built explorer on this machine alone; needs only the standard library."""
 
+import re
 import shutil
 import threading
 import webbrowser
@@ -13,6 +14,7 @@ PAGE = PACKAGE / "page"
 INSTALLED = PACKAGE / "built"
 BUILT = PACKAGE.parents[1] / "build" / "explorer"
 HOST = "127.0.0.1"
+POLICY = "default-src 'self' blob: 'wasm-unsafe-eval'; frame-ancestors 'none'"  # the page itself allows less
 HIGHEST_PORT = 65535
 
 
@@ -112,7 +114,9 @@ def write_explorer(folder: str | Path) -> Path:
 
 
 class _Files(SimpleHTTPRequestHandler):
-    """The files of a folder, and nothing outside it, not even through links."""
+    """The files of a folder, and nothing outside it, not even through links, by no other name than this machine's."""
+
+    timeout = 60  # seconds without a byte, after which a connection is closed
 
     extensions_map = {  # noqa: RUF012
         ".html": "text/html; charset=utf-8",
@@ -126,6 +130,9 @@ class _Files(SimpleHTTPRequestHandler):
     }
 
     def send_head(self) -> Any:
+        if re.sub(r":\d+$", "", self.headers.get("Host", "").lower()) not in (HOST, "localhost"):
+            self.send_error(421, "Open the address that linvit explore printed")
+            return None
         path = Path(self.translate_path(self.path)).resolve()
         if not path.is_relative_to(Path(self.directory).resolve()):
             self.send_error(404)
@@ -137,6 +144,7 @@ class _Files(SimpleHTTPRequestHandler):
 
     def end_headers(self) -> None:
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", POLICY)
         self.send_header("Cache-Control", "no-cache")
         super().end_headers()
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from linvit.data.disk import read_json
 from linvit.data.images.image import Preprocessing
 from linvit.files import read_checkpoint, reason_of, replacing, write_csv, write_json, write_text
 from linvit.models.by_name import create_classifier
+from linvit.ranges import check
 from linvit.released import write_weights
 from linvit.runs.loading import HUB_CONFIG, HUB_WEIGHTS, of_classifier
 from linvit.runs.model_card import creation
 from linvit.runs.run import Run
-from linvit.runs.stored import build_network, check_plain
+from linvit.runs.stored import build_network, check_plain, check_preprocessing, refused
 from linvit.runs.weight_file import Origin, card, header
 from linvit.runs.yaml_text import dump_yaml
 
@@ -57,7 +59,9 @@ def run_of_folder(folder: Path) -> Run:
     """
     config, path = folder / HUB_CONFIG, folder / HUB_WEIGHTS
     weights = read_checkpoint(path)
-    check_plain(read_json(config))
+    content = read_json(config)
+    with refused(config):
+        check_plain(content)
     try:
         cfg, name, arguments = load_model_config_from_path(folder)
         model = {"name": name, **arguments}
@@ -65,12 +69,16 @@ def run_of_folder(folder: Path) -> Run:
         build = partial(create_classifier, model | {"pretrained_cfg": cfg}, cfg["num_classes"], about.channels)
         network = build_network(build, path, model, len(weights))
         network.load_state_dict(weights)
-        return of_classifier(name, network, path)
+        run = of_classifier(name, network, path)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
         raise ValueError(
             f"{config} does not describe a classifier of timm with the weights next to it"
             f" ({type(error).__name__}: {reason_of(error)}): use another copy."
         ) from error
+    with refused(config):
+        check_preprocessing(run.spec, asdict(run.preprocessing))
+        check({"label_names": list[str]}, {"label_names": run.class_names})
+    return run
 
 
 def _config(origin: Origin) -> dict[str, Any]:

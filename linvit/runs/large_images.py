@@ -34,7 +34,7 @@ def filled(image: Image, dtype: torch.dtype) -> Image:
         rows = image.read(first, min(stop, height))[:, :, start - first :]
         return nn.functional.pad(rows, (0, 0, 0, stop - start - rows.shape[2]))
 
-    return Image((batch, channels, -(-height // MULTIPLE) * MULTIPLE, width), read, dtype)
+    return Image((batch, channels, -(-height // MULTIPLE) * MULTIPLE, width), read, dtype, image.file)
 
 
 def in_strips(

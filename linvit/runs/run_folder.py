@@ -5,11 +5,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from linvit.files import LOCK, locked, remove_leftovers
 
-from linvit.files import check_writable, remove_leftovers
-
-LOCK = ".lock"
 PATIENCE = 6.0  # seconds; data-loading processes keep the lock for about five seconds after a training was killed
 
 
@@ -23,31 +20,24 @@ def held(folder: Path, resume: bool) -> Iterator[None]:
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     if not resume:
         _check_empty(folder)
-    check_writable(folder)
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=PATIENCE)
-    except Timeout as error:
-        raise ValueError(
-            f"Another training is running in {folder}: wait for it to end, or choose another `folder`."
-        ) from error
-    before = set(folder.iterdir())
-    try:
-        if not resume:
-            _check_empty(folder)  # another training may have run while this one waited
-        remove_leftovers(folder, folder / "checkpoints")
-        yield
-    except BaseException:
-        if not (folder / "checkpoints").exists():
-            _remove(set(folder.iterdir()) - before)
-        raise
-    finally:
-        lock.release()
-        if not any(path.name != LOCK for path in folder.iterdir()):
-            (folder / LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # another process has put a file there
-                for path in missing:
-                    path.rmdir()
+    busy = f"Another training is running in {folder}: wait for it to end, or choose another `folder`."
+    with locked(folder, busy, PATIENCE):
+        before = set(folder.iterdir())
+        try:
+            if not resume:
+                _check_empty(folder)  # another training may have run while this one waited
+            remove_leftovers(folder, folder / "checkpoints")
+            yield
+        except BaseException:
+            if not (folder / "checkpoints").exists():
+                _remove(set(folder.iterdir()) - before)
+            raise
+        finally:
+            if not any(path.name != LOCK for path in folder.iterdir()):
+                (folder / LOCK).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another process has put a file there
+                    for path in missing:
+                        path.rmdir()
 
 
 def _check_empty(folder: Path) -> None:

@@ -86,7 +86,7 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
     """The recipe of a checkpoint to continue a training from; all of it is checked. Raises as `read_stored`."""
     content = read_checkpoint(path)
     stored = _stored(Path(path), content)
-    with _refused(stored.path):
+    with refused(stored.path):
         _check_needed(content, PROGRESS)
         check(PROGRESS, content)
         _check_loops(content["loops"], _fresh_loops())
@@ -177,7 +177,7 @@ def build_network(build: Callable[[], nn.Module], path: Path, model: Mapping[str
     size = path.stat().st_size
     limits = 4 * tensors + 256, max(size, 2**24)
     name = str(model.get("name") or model.get("backbone"))
-    with _refused(path), _offline():
+    with refused(path), _offline():
         _check_numbers(model, size, tensors)
         try:
             # some networks read values while they are built, which "meta" tensors do not have: they are limited below
@@ -196,7 +196,8 @@ class _TooLargeError(ValueError):
 
 
 @contextlib.contextmanager
-def _refused(path: Path) -> Iterator[None]:
+def refused(path: Path) -> Iterator[None]:
+    """Names the file in a ValueError about its content."""
     try:
         yield
     except ValueError as error:
@@ -220,7 +221,7 @@ def _stored(path: Path, content: Mapping[str, Any]) -> Stored:
             f"The checkpoint {path} does not say which model it belongs to, as those of `linvit train` do: load it with"
             " `model` and `checkpoint`."
         )
-    with _refused(path):
+    with refused(path):
         _check_needed(content, ("state_dict",))
         check({"linvit": dict, "state_dict": dict}, content)
         weights = checked_weights(content["state_dict"])

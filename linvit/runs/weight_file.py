@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from huggingface_hub import EvalResult
 from torch import Tensor
 
-from linvit.analysis.markdown import markdown_table
+from linvit.analysis.markdown import markdown_table, plain
 from linvit.data.source import Source
 from linvit.files import write_text
 from linvit.models.by_name import bundled_weights
@@ -172,14 +173,17 @@ def header(origin: Origin) -> dict[str, str]:
 
 def card(origin: Origin, title: str, use: str) -> str:
     """The model card; use: Markdown with the code that loads the weights."""
+    facts = [(name, plain(fact)) for name, fact in _facts(origin).items()]
+    recipe = dump_yaml(origin.recipe)
+    fence = "`" * max(3, *(1 + len(ticks) for ticks in re.findall("`+", recipe)), 3)
     return model_card(
-        title,
+        plain(title),
         f"Weights of `{origin.model['name']}`, trained and written by linvit.\n\n"
-        + markdown_table(("", ""), list(_facts(origin).items()), left=2),
+        + markdown_table(("", ""), facts, left=2),
         {
             "Use": use,
-            "Limits": "\n".join(f"- {limit}" for limit in origin.limits),
-            "Recipe": f"```yaml\n{dump_yaml(origin.recipe)}```",
+            "Limits": "\n".join(f"- {plain(limit)}" for limit in origin.limits),
+            "Recipe": f"{fence}yaml\n{recipe}{fence}",
         },
         license=origin.license,
         results=[_result(origin)],

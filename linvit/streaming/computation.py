@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.arguments import check_network
-from linvit.files import check_writable, user_path
+from linvit.files import locked, remove_leftovers, user_path
 from linvit.layers.patches import checked_image
 from linvit.models.backbone import Backbone
 from linvit.models.family import imagenet_cfg
@@ -33,6 +33,8 @@ ARGUMENTS = {
     "memory": Annotated[float, Range(above=0)],
     "keep": Sequence[Annotated[str, OneOf(KEPT)]],
     "query": Annotated[Any, IsA(Query)] | None,
+    "spill": str | Path | None,
+    "progress": Callable,
 }
 Say = Callable[[str], object]
 
@@ -73,8 +75,9 @@ def stream(
             `read(start, stop)`, which returns rows. Of a file only the rows of a strip are read at a time, if pyvips is
             installed (the extra `stream`).
         rows: height of a strip in pixels; None for what fits the memory.
-        spill: folder for the maps between layers and for the progress: the same call goes on after an interruption.
-            None keeps maps that fit in memory, and others in a temporary folder.
+        spill: folder for the maps between layers and for the progress: the same call goes on after an interruption;
+            it reads an image that is no file once more, to recognise it. None keeps maps that fit in memory, and others
+            in a temporary folder.
         memory: GiB for the maps inside a strip; a map between layers that is larger goes to disk.
         keep: "maps", the outputs of the stages (a DenseBackbone's, with its norms, are always kept); "scores", the
             logits of each position of a classifier's last map, or of each pixel. A segmentor always gives "labels", the
@@ -84,14 +87,17 @@ def stream(
 
     Raises:
         TypeError: for an image or a network of another type.
-        ValueError: for a network that cannot be computed strip by strip, naming the layer; an argument out of range; an
-            image that the network cannot read; and a spill folder of another computation. CorruptImageError, which is
-            one, for a file that is not a readable image.
+        ValueError: for a network that cannot be computed strip by strip, naming the layer, or is not on the CPU; an
+            argument out of range; an image that the network cannot read; and a spill folder that is damaged, of another
+            computation or in use. CorruptImageError, which is one, for a file that is not a readable image.
         FileNotFoundError: for a missing file.
         OSError: if the spill folder cannot be written or has no room.
     """
     check_network("network", network)
-    check(ARGUMENTS, {"rows": rows, "memory": memory, "keep": keep, "query": query})
+    given = {"rows": rows, "memory": memory, "keep": keep, "query": query, "spill": spill, "progress": progress}
+    check(ARGUMENTS, given)
+    if (places := {parameter.device.type for parameter in network.parameters()}) != {"cpu"}:
+        raise ValueError(f"`network` is on {' and '.join(places) or 'no device'}, expected the CPU: `network.cpu()`.")
     body = next((module for module in network.modules() if isinstance(module, Backbone)), None)
     config: Mapping[str, Any] = getattr(body, "pretrained_cfg", None) or imagenet_cfg()
     opened = open_image(image, config, next(network.parameters()).dtype)
@@ -100,7 +106,7 @@ def stream(
     planned = plan(network, opened.shape, keep, query)
     settings = [rows, memory, list(keep), None if query is None else asdict(query)]
     with _folder(spill) as folder:
-        journal = Journal() if spill is None else Journal(folder, key_of(network, opened, settings))
+        journal = Journal() if spill is None else Journal(folder, key_of(network, opened, planned, settings))
         return _Run(network, planned, opened, folder, journal, rows, memory, progress).result()
 
 
@@ -139,6 +145,8 @@ class _Run:
                 if self.last_use[name] == step.name and name not in (IMAGE, *self.plan.maps.values()):
                     self.maps.pop(name).remove()
         maps = {key: self.maps[name] for key, name in self.plan.maps.items()}
+        for stored in maps.values():
+            stored.check()
         return Streamed(self.journal.logits, maps, self.computed)
 
     def _compute(self, number: int, step: Step) -> None:
@@ -232,8 +240,10 @@ class _Run:
 @contextmanager
 def _folder(spill: str | Path | None) -> Iterator[Path]:
     if spill is None:
-        with TemporaryDirectory() as folder:
-            yield Path(folder)
+        with TemporaryDirectory() as temporary:
+            yield Path(temporary)
     else:
-        check_writable(user_path(spill))
-        yield user_path(spill)
+        folder = user_path(spill)
+        with locked(folder, f"Another process computes in {folder}: wait for it, or choose another folder as `spill`."):
+            remove_leftovers(folder)
+            yield folder

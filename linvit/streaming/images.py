@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linvit.arguments import kind
+from linvit.arguments import form, kind
 from linvit.data.images.image import CorruptImageError
 from linvit.data.images.image import open_image as open_whole_image
 from linvit.files import user_path
@@ -24,11 +24,14 @@ Rows = Callable[[int, int], Any]
 class Image:
     """Images (batch, channels, height, width) as the network reads them, whose rows come from a function.
 
-    Raises TypeError and ValueError for rows that are not a tensor of that shape and dtype.
+    file: its path, size and time of change; "" if the rows are not those of a file.
+
+    Raises TypeError and ValueError for rows that are not a tensor of that shape and dtype on the CPU.
     """
 
-    def __init__(self, shape: Sequence[int], read: Rows, dtype: torch.dtype) -> None:
+    def __init__(self, shape: Sequence[int], read: Rows, dtype: torch.dtype, file: str = "") -> None:
         self.shape: Any = tuple(shape)
+        self.file = file
         self._read, self._dtype = read, dtype
 
     def read(self, start: int, stop: int) -> Tensor:
@@ -37,10 +40,11 @@ class Image:
         if not isinstance(rows, Tensor):
             raise TypeError(f"`image` has rows {kind(rows)}, expected a tensor: change `read`")
         expected = (*self.shape[:2], stop - start, self.shape[3])
-        if (tuple(rows.shape), rows.dtype) != (expected, self._dtype):
+        if (tuple(rows.shape), rows.dtype, rows.device.type) != (expected, self._dtype, "cpu"):
             raise ValueError(
-                f"`image` has rows {start:,} to {stop - 1:,} of {rows.dtype} and shape {tuple(rows.shape)}, expected"
-                f" {self._dtype}, as the network's weights, and shape {expected}: convert them."
+                f"`image` has rows {start:,} to {stop - 1:,} of {rows.dtype} and shape {tuple(rows.shape)} on"
+                f" {rows.device}, expected {self._dtype}, as the network's weights, and shape {expected} on the CPU:"
+                " convert them."
             )
         return rows
 
@@ -69,7 +73,9 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
         FileNotFoundError: for a missing file.
         ValueError: for pixels of another form; CorruptImageError for a file that cannot be read.
     """
+    file = ""
     if isinstance(image, Tensor):
+        form("image", image)
         if image.ndim != 4 or not image.is_floating_point():
             raise ValueError(
                 f"`image` is {image.dtype} of shape {tuple(image.shape)}, expected floating point (batch, channels,"
@@ -77,9 +83,12 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
             )
         return Image(image.shape, lambda start, stop: image[:, :, start:stop], dtype)
     if isinstance(image, str | Path):
-        image = _opened(user_path(image), channels=len(config["mean"]))
+        path = user_path(image)
+        image = _opened(path, channels=len(config["mean"]))
+        about = path.stat()
+        file = f"{path.resolve()} {about.st_size} {about.st_mtime_ns}"
     elif hasattr(image, "read") and len(getattr(image, "shape", ())) == 4:
-        return Image(image.shape, image.read, dtype)
+        return Image(image.shape, image.read, dtype, image.file if isinstance(image, Image) else "")
     if not hasattr(image, "shape") or not hasattr(image, "dtype"):
         raise TypeError(f"`image` is {kind(image)}, expected a tensor, an array, a path or a reader of rows")
     if image.dtype != np.uint8 or len(image.shape) != 3 or image.shape[2] != len(config["mean"]):
@@ -88,7 +97,7 @@ def open_image(image: Any, config: Any, dtype: torch.dtype) -> Image:
             f" {len(config['mean'])}): convert it."
         )
     height, width, channels = image.shape
-    return Image((1, channels, height, width), pixel_rows(image, config["mean"], config["std"], dtype), dtype)
+    return Image((1, channels, height, width), pixel_rows(image, config["mean"], config["std"], dtype), dtype, file)
 
 
 def _opened(path: Path, channels: int) -> Any:
@@ -150,7 +159,7 @@ class VipsPixels:
         except pyvips.Error as error:
             raise CorruptImageError(
                 f"The rows {start:,} to {stop - 1:,} of {self._path} cannot be read ({_reason(error)}): replace the"
-                " file; a computation with `spill` then goes on."
+                " file."
             ) from error
 
 

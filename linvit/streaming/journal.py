@@ -1,7 +1,9 @@
 """What a streamed network has computed so far, so that it goes on after an interruption."""
 
 import hashlib
-import json
+import re
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,13 @@ from linvit.files import read_checkpoint, replacing
 from linvit.ops.state import State
 from linvit.streaming.images import Image
 from linvit.streaming.maps import Size
+from linvit.streaming.networks import Plan
 from linvit.streaming.strip import Total
 
 PROGRESS = "progress.pt"
+READ = 2**24  # values of the image at a time
+DIGEST = "digest"
+FILES = ("pretrained_cfg", "default_cfg")  # attributes that name files of weights
 NOTED = ("key", "step", "strips", "shapes", "totals", "pool", "logits")
 
 
@@ -27,7 +33,7 @@ class Journal:
 
     key: of network, image and settings.
 
-    Raises ValueError if the folder has the progress of another computation.
+    Raises ValueError if the folder has the progress of another computation, or it is damaged.
     """
 
     def __init__(self, folder: Path | None = None, key: str = "") -> None:
@@ -47,8 +53,9 @@ class Journal:
         self.step, self.strips = step, strips
         if self.folder is not None:
             content = {name: getattr(self, name) for name in NOTED}
+            content["totals"] = [tuple(total) for total in self.totals]
             with replacing(self.folder / PROGRESS) as file:
-                torch.save(content | {"totals": [tuple(total) for total in self.totals]}, file)
+                torch.save({**content, DIGEST: digest_of(content)}, file)
 
     def _go_on(self, folder: Path) -> None:
         before = read_checkpoint(folder / PROGRESS)
@@ -57,16 +64,40 @@ class Journal:
                 f"{folder} has the progress of another computation, whose network, image or settings differ: choose"
                 " another folder as `spill`, or remove this one."
             )
+        digest = before.pop(DIGEST, None)
+        if digest_of(before) != digest:
+            raise ValueError(f"{folder / PROGRESS} is damaged: remove the folder {folder} and compute again.")
         for name in NOTED:
             setattr(self, name, before[name])
         self.totals = [State(*total) if len(total) == len(State._fields) else total for total in self.totals]
 
 
-def key_of(network: nn.Module, image: Image, settings: Any) -> str:
-    """A digest of the weights, of settings, and of some rows of the image."""
-    digest = hashlib.sha256(json.dumps([list(image.shape), settings]).encode())
-    height = image.shape[2]
-    rows = [image.read(start, start + 1) for start in range(0, height, -(-height // 16))]
-    for tensor in (*network.state_dict().values(), *rows):
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+def key_of(network: nn.Module, image: Image, plan: Plan, settings: Any) -> str:
+    """A digest of weights and configuration of the network, of the plan, of settings and of the image.
+
+    A file counts by its path, size, time of change and 16 rows; another image by all rows.
+    """
+    modules = [
+        (name, type(module), {key: value for key, value in vars(module).items() if key[0] != "_" and key not in FILES})
+        for name, module in network.named_modules()
+    ]
+    steps = [(step.name, step.inputs, step.scale, step.reach, step.whole) for step in plan.steps]
+    height, row = image.shape[2], image.shape[0] * image.shape[1] * image.shape[3]
+    starts = range(0, height, -(-height // 16) if image.file else max(READ // row, 1))
+    rows = (image.read(start, start + 1 if image.file else min(start + starts.step, height)) for start in starts)
+    tensors = chain(network.named_parameters(), network.named_buffers())
+    return digest_of([modules, steps, plan.maps, plan.pooled, image.shape, image.file, settings, tensors, rows])
+
+
+def digest_of(content: Any) -> str:
+    """A digest of tensors and plain values in nested containers, the same in every process."""
+    digest = hashlib.sha256()
+    if isinstance(content, Tensor):
+        digest.update(repr((content.shape, content.dtype)).encode())
+        digest.update(content.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(content, dict | list | tuple | Iterator):
+        for item in content.items() if isinstance(content, dict) else content:
+            digest.update(digest_of(item).encode())
+    else:  # functions have another address in each process
+        digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(content)).encode())
     return digest.hexdigest()

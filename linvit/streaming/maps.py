@@ -1,13 +1,13 @@
 """Maps of which only some rows are in memory at a time."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from linvit.files import replacing
 
 Size = tuple[int, int, int, int]
 
@@ -31,14 +31,23 @@ class StoredMap:
         if path is not None and new:
             _reserve(path, height * self._row_bytes)
 
+    def check(self) -> None:
+        """Raises ValueError if the file is not there, not a regular one, or of another size: opening a pipe waits."""
+        path, size = self.path, self.shape[2] * self._row_bytes
+        if path is not None and (path.is_symlink() or not path.is_file() or path.stat().st_size != size):
+            raise ValueError(
+                f"{path} is missing or damaged, expected a map of {size:,} bytes: remove the folder {path.parent} and"
+                " compute again."
+            )
+
     def read(self, start: int, stop: int) -> Tensor:
         """The rows from start to stop, (batch, channels, rows, width)."""
         if self._held is not None:
             rows = self._held[start:stop]
         else:
-            assert self.path is not None
+            self.check()
             count = (stop - start) * self._row_bytes
-            raw = np.fromfile(self.path, np.uint8, count, offset=start * self._row_bytes)
+            raw = np.fromfile(str(self.path), np.uint8, count, offset=start * self._row_bytes)
             rows = torch.from_numpy(raw).view(self.dtype).view(stop - start, *self._row)
         return rows.permute(1, 3, 0, 2)
 
@@ -48,8 +57,8 @@ class StoredMap:
         if self._held is not None:
             self._held[start : start + len(ordered)] = ordered
             return
-        assert self.path is not None
-        with open(self.path, "r+b") as file:
+        self.check()
+        with open(str(self.path), "r+b") as file:
             file.seek(start * self._row_bytes)
             ordered.view(-1).view(torch.uint8).numpy().tofile(file)
 
@@ -62,18 +71,13 @@ class StoredMap:
 
 def _reserve(path: Path, size: int) -> None:
     """Creates a file whose bytes are allocated, so that a full disk is known at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
     try:
-        with open(temporary, "wb") as file:
-            allocate: Callable[..., Any] | None = getattr(os, "posix_fallocate", None)
-            if allocate is None:
-                file.truncate(size)
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
             else:
-                allocate(file.fileno(), 0, max(size, 1))
-        os.replace(temporary, path)
+                file.truncate(size)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raised = OSError(
             f"{path.parent} has no room for a map of {size / 2**30:.2g} GiB ({os.strerror(error.errno or 0)}): choose"
             " another folder as `spill`."

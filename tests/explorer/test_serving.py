@@ -35,10 +35,12 @@ def opened(monkeypatch):
     return addresses
 
 
-def status(explorer, path):
-    """The status of a request whose path is sent as it is."""
+def status(explorer, path, host="127.0.0.1:80"):
+    """The status of a request whose path and host are sent as they are."""
     connection = http.client.HTTPConnection("127.0.0.1", int(explorer.address.rsplit(":")[-1].strip("/")))
-    connection.putrequest("GET", path)
+    connection.putrequest("GET", path, skip_host=True)
+    if host is not None:
+        connection.putheader("Host", host)
     connection.endheaders()
     return connection.getresponse().status
 
@@ -51,6 +53,7 @@ def test_explore_serves_the_page_in_one_call_and_opens_the_browser(built, opened
             assert response.read() == (built / "index.html").read_bytes()
             assert response.headers["Content-Type"] == "text/html; charset=utf-8"
             assert response.headers["X-Content-Type-Options"] == "nosniff"
+            assert "frame-ancestors 'none'" in response.headers["Content-Security-Policy"]
     with pytest.raises(OSError, match="refused"):
         urlopen(explorer.address)
 
@@ -76,6 +79,25 @@ def test_nothing_outside_the_folder_is_served_and_nothing_is_listed(built, path)
     with linvit.explore(browser=False) as explorer:
         assert status(explorer, path) == 404
         assert status(explorer, "/app.js") == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost:9000", 200),
+        ("LocalHost", 200),
+        ("127.0.0.1", 200),
+        ("evil.example:8000", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost:80:evil", 421),
+        ("", 421),
+        (None, 421),
+    ],
+)
+def test_only_this_machine_s_names_are_answered(built, host, expected):
+    """A page of another name that is made to lead here (DNS rebinding) reads nothing."""
+    with linvit.explore(browser=False) as explorer:
+        assert status(explorer, "/app.js", host) == expected
 
 
 def test_the_page_can_only_be_read(built):

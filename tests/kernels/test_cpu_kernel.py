@@ -11,6 +11,7 @@ import torch
 from torch import library
 
 from linvit.kernels import cpu, support
+from linvit.kernels.cpu import compiling
 from linvit.ops import linear_attention, rotary_1d
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here to build the kernel")
@@ -296,10 +297,40 @@ def test_building_says_nothing(tmp_path):
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_a_machine_that_cannot_compile_says_so(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ValueError, match="no C\\+\\+ compiler 'no-such-compiler': install"):
+@pytest.mark.parametrize(
+    ("compiler", "message"),
+    [
+        ("no-such-compiler", "no C\\+\\+ compiler 'no-such-compiler': install"),
+        ("false", "'false' could not compile the CPU kernel .*: set CXX"),
+        ("true", "'true' could not compile the CPU kernel .*: set CXX"),
+        ("cat", "'cat' could not compile the CPU kernel .*: set CXX"),
+    ],
+)
+def test_a_machine_that_cannot_compile_says_so(compiler, message, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setattr(compiling, "PREBUILT", tmp_path)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match=message):
         cpu.build.__wrapped__()
+
+
+def test_a_damaged_library_is_compiled_again(tmp_path):
+    """Opening a library that is cut ends the process with SIGBUS."""
+    (tmp_path / "nothing.cpp").write_text("int nothing[4096] = {1};")
+    code = """if True:
+        import sys, pathlib; from linvit.kernels.cpu import compiling
+        folder = pathlib.Path(sys.argv[1])
+        compiling.SOURCES = [folder / "nothing.cpp"]
+        compiling.compile_library("none", folder)
+    """
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    subprocess.run(command, check=True)
+    library = tmp_path / "linvit_cpu_none.so"
+    whole = library.read_bytes()
+    for size in (0, 5000):
+        os.truncate(library, size)
+        subprocess.run(command, check=True)
+        assert library.read_bytes() == whole
 
 
 LENGTHS = (50, 0, 1, 200, 48)

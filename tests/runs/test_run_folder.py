@@ -11,9 +11,10 @@ from PIL import Image
 from tiny_run import At, write_recipe
 
 from linvit.data.source import fitting_workers
+from linvit.files import LOCK
 from linvit.runs import run_folder
 from linvit.runs.progress import Bar, quiet_lightning
-from linvit.runs.run_folder import LOCK, held
+from linvit.runs.run_folder import held
 from linvit.runs.training import train_folder
 
 SHORT = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}

@@ -1,10 +1,12 @@
 import ast
+import itertools
 import json
 
 import pytest
 import timm
 import torch
 import yaml
+from markdown_it import MarkdownIt
 from PIL import Image
 from safetensors import safe_open
 from stand_in_weights import write_black_cifar10, write_stand_ins
@@ -16,6 +18,7 @@ from linvit.models.by_name import bundled_weights
 from linvit.runs import load_run
 from linvit.runs.model_card import creation
 from linvit.runs.training import train_folder
+from linvit.runs.weight_file import save_weights
 from linvit.studies.photographs import on_photographs
 from linvit_cli import main
 
@@ -73,6 +76,22 @@ def test_its_header_and_card_say_where_it_comes_from(trained, written):
     held = {}
     exec(code, held)
     assert held["model"].num_classes == 10
+
+
+def test_a_card_shows_text_of_users_as_it_is(trained, tmp_path):
+    run = load_run(trained)
+    run.class_names[0] = "x\n---\n<script>"
+    run.recipe["optimizer"]["note"] = "\n```\n# heading"
+    path = tmp_path / "digits.safetensors"
+    note = "a\u202e [l](javascript:x)\n# heading"
+    save_weights(run, path, note=note, measures=run.evaluate())
+    card = path.with_suffix(".md").read_text().split("---\n", 2)[2]
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(card)
+    headings = [after.content for token, after in itertools.pairwise(tokens) if token.type == "heading_open"]
+    assert headings == ["digits", "Use", "Limits", "Recipe"]
+    assert not any(token.type in ("hr", "html_block") for token in tokens)
+    assert "| classes | x\\\\n---\\\\n\\<script\\>, 1," in card
+    assert "- a\\\\u202e \\[l\\](javascript:x)\\\\n# heading\n" in card
 
 
 def test_the_measures_are_those_of_the_rounded_weights(trained, tmp_path, monkeypatch):

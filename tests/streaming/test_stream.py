@@ -1,3 +1,4 @@
+import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -6,15 +7,18 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
 import linvit
+from linvit.files import locked
 from linvit.layers.operator import Operator
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
 from linvit.ops import attention_scores
 from linvit.streaming import Query, stream
+from linvit.streaming.journal import Journal
 
 float64 = torch.float64
 PATTERNS = {"mavit_nano": "LLLL", "ravlt_nano": "LLLL", "care_nano": "CCLL"}
@@ -172,8 +176,103 @@ def test_it_goes_on_after_any_interruption(tmp_path, keep, monkeypatch):
     again = stream(network, x, rows=32, keep=keep, spill=tmp_path)
     assert again.strips == 0
     assert torch.equal(again.logits, expected.logits)
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_a_spill_folder_belongs_to_one_network_and_one_image(tmp_path):
+    network, x = created("mavit_nano"), images(70, 64)
+    stream(network, x, rows=32, spill=tmp_path)
+    other = created("mavit_nano", attention={"normalizer": "sum"})
+    other.load_state_dict(network.state_dict())
+    flat = drawn(timm.create_model("mavit_nano", pattern="LLLL", num_classes=5))
+    flat.stages[2].blocks[1].norm1.eps *= 2
+    changed, last = x.clone(), x.clone()
+    changed[:, :, 1:3], last[..., -1, -1] = 3.0, 3.0
+    computations = ((other, x), (flat, x), (network, changed), (network, last), (network, Lazy(changed)))
+    for network_of, image in computations:
+        with pytest.raises(ValueError, match="has the progress of another computation"):
+            stream(network_of, image, rows=32, spill=tmp_path)
+    assert stream(network, Lazy(x), rows=32, spill=tmp_path).strips == 0
+
+
+def test_a_spill_folder_belongs_to_one_file(tmp_path):
+    network, file, spill = timm.create_model("mavit_nano.cifar10").eval(), tmp_path / "image.png", tmp_path / "spill"
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 64, 3), np.uint8)
+    Image.fromarray(pixels).save(file, compress_level=0)
+    expected = stream(network, file, rows=32, spill=spill).logits
+    assert torch.equal(stream(network, file, rows=32, spill=spill).logits, expected)
+    pixels[1:3] = 0
+    Image.fromarray(pixels).save(file, compress_level=0)
     with pytest.raises(ValueError, match="has the progress of another computation"):
-        stream(network, x + 1, rows=32, keep=keep, spill=tmp_path)
+        stream(network, file, rows=32, spill=spill)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({name: None} for name in ("step", "strips", "shapes", "totals", "pool", "logits", "digest")),
+        *({"strips": strips} for strips in (-1, 10**9, 1.5, "1")),
+        {"step": 10**9},
+        {"pool": (torch.ones(2, 128), torch.ones(2))},
+        {"logits": torch.zeros(2, 5)},
+        {"totals": [torch.ones(1)]},
+        {"shapes": {}},
+        {"digest": torch.ones(3)},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_damaged_journal_is_refused(tmp_path, damage):
+    network, x = created("mavit_nano"), images(64, 64)
+    stream(network, x, spill=tmp_path)
+    journal = torch.load(tmp_path / "progress.pt", weights_only=True)
+    changed = {name: value for name, value in (journal | damage).items() if value is not None}
+    torch.save(changed, tmp_path / "progress.pt")
+    with pytest.raises(ValueError, match=r"progress\.pt is damaged: remove the folder"):
+        stream(network, x, spill=tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "long", "missing", "pipe", "link", "folder"])
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_damaged_map_is_refused(tmp_path, damage, interrupted, monkeypatch):
+    network, x = created("mavit_nano"), images(128, 64)
+    if interrupted:
+        calls = iter(range(10**6))
+        note = Journal.note
+
+        def noted(self, *arguments):
+            note(self, *arguments)
+            if next(calls) == 5:
+                raise InterruptError
+
+        monkeypatch.setattr(Journal, "note", noted)
+        with pytest.raises(InterruptError):
+            stream(network, x, rows=32, keep=["maps"], spill=tmp_path)
+    else:
+        stream(network, x, rows=32, keep=["maps"], spill=tmp_path)
+    for file in tmp_path.glob("*.map"):
+        content = file.read_bytes()
+        file.unlink()
+        if damage in ("cut", "long"):
+            file.write_bytes(content[:-1] if damage == "cut" else content + b"x")
+        elif damage == "pipe":
+            os.mkfifo(file)
+        elif damage == "link":
+            (tmp_path / f"{file.name}.moved").write_bytes(content)
+            file.symlink_to(tmp_path / f"{file.name}.moved")
+        elif damage == "folder":
+            file.mkdir()
+    with pytest.raises(ValueError, match=r"\.map is missing or damaged, expected a map of .* bytes: remove the folder"):
+        stream(network, x, rows=32, keep=["maps"], spill=tmp_path)
+
+
+def test_one_process_computes_in_a_spill_folder(tmp_path):
+    network, x = created("mavit_nano"), images(64, 64)
+    (tmp_path / ".progress.pt.12345.tmp").write_bytes(b"of a process that was killed")
+    with locked(tmp_path, "busy"), pytest.raises(ValueError, match=r"Another process computes in .*: wait for it"):
+        stream(network, x, spill=tmp_path)
+    stream(network, x, spill=tmp_path)
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 def vips():
@@ -238,6 +337,14 @@ def test_a_full_disk(tmp_path, monkeypatch):
             {"image": torch.zeros(1, 3, 64, 64, dtype=float64)},
             "of torch.float64 and .*, expected torch.float32, as the",
         ),
+        ({"image": torch.zeros(1, 3, 64, 64).to("meta")}, "on meta, expected"),
+        ({"image": torch.zeros(1, 3, 64, 64).to_sparse()}, "`image` is a sparse_coo tensor, expected a dense one"),
+        ({"image": "image\0.png"}, r"'image\\x00.png' has a NUL character"),
+        ({"network": "meta"}, r"`network` is on meta, expected the CPU"),
+        ({"network": "identity"}, r"`network` is on no device, expected the CPU"),
+        ({"progress": None}, "`progress` is null, expected a function"),
+        ({"spill": 5}, "`spill` is 5, expected text"),
+        ({"spill": "a\0b"}, r"'a\\x00b' has a NUL character"),
         ({"query": ("stages.0.blocks.0", 0, 0)}, "`query` is .*, expected a Query, or null"),
         ({"query": Query("stages.9", 0, 0)}, "`query` names 'stages.9', expected one of stages.0.blocks.0"),
         (
@@ -251,6 +358,8 @@ def test_one_sentence_for_each_mistake(arguments, message):
         "training": lambda: timm.create_model("mavit_nano"),
         "softmax": lambda: timm.create_model("mavit_nano", pattern="LLLS").eval(),
         "learned": lambda: timm.create_model("mavit_nano", attention={"weighting": "learned"}).eval(),
+        "meta": lambda: timm.create_model("mavit_nano").eval().to("meta"),
+        "identity": lambda: nn.Identity().eval(),
         "resnet": lambda: timm.create_model("resnet10t").eval(),
         "fused": lambda: linvit.fuse(timm.create_model("mavit_nano").eval()),
         "maximum": lambda: timm.create_model("mavit_nano", global_pool="max").eval(),
@@ -269,9 +378,10 @@ def test_one_sentence_for_each_mistake(arguments, message):
         (
             ValueError,
             lambda x, a, b: x[:, :, a : b + 1],
-            r"rows 0 to 39 of torch.float32 and shape \(1, 3, 41, 64\), expected",
+            r"rows 0 to 39 of torch.float32 and shape \(1, 3, 41, 64\) on cpu, expected",
         ),
         (ValueError, lambda x, a, b: x[:, :, a:b].double(), "torch.float64 and .*, expected torch.float32"),
+        (ValueError, lambda x, a, b: x[:, :, a:b].to("meta"), r"on meta, expected .* on the CPU"),
         (TypeError, lambda x, a, b: x[:, :, a:b].numpy(), "rows of type ndarray, expected a tensor"),
     ],
 )
@@ -356,7 +466,7 @@ def test_a_damaged_tile(tmp_path):
     content = file.read_bytes()
     middle = len(content) // 2
     file.write_bytes(content[:middle] + bytes(2_000) + content[middle + 2_000 :])
-    with pytest.raises(ValueError, match=r"The rows .* of .*image.tif cannot be read .* with `spill` then goes on"):
+    with pytest.raises(ValueError, match=r"The rows .* of .*image.tif cannot be read .*: replace the file"):
         stream(network, file, rows=32, spill=tmp_path / "spill")
     file.write_bytes(content)
     assert_close(stream(network, file, rows=32).logits, stream(network, pixels).logits)

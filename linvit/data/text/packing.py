@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from linvit.data.disk import read_json
 from linvit.data.text.source import TextSource
 from linvit.data.text.tokens import WIDTH, Stream, Tokenizer, about_lost, dtype_for, not_given_back
 from linvit.data.unusable import allow, none_usable
@@ -50,11 +51,14 @@ class PackedText(TextSource):
 
     def stream(self, split: str) -> Stream:
         path = self.packed(split)
-        about = json.loads(path.with_suffix(".json").read_text())
+        about, dtype = read_json(path.with_suffix(".json")), dtype_for(self.tokenizer.vocabulary)
+        for file, kind in ((path, dtype), (path.with_suffix(".widths"), WIDTH))[: 2 if split == "val" else 1]:
+            if not file.is_file() or file.stat().st_size != np.dtype(kind).itemsize * about["tokens"]:
+                raise ValueError(f"{file} is missing or damaged: remove the folder {self.cache}, it is written anew.")
         self.leave_out(about["unusable"], about["documents"])
         if "lost" in about:
             logger.warning(about["lost"])
-        tokens = np.memmap(path, dtype_for(self.tokenizer.vocabulary), mode="r")
+        tokens = np.memmap(path, dtype, mode="r")
         widths = np.memmap(path.with_suffix(".widths"), WIDTH, mode="r") if split == "val" else None
         return Stream(tokens, widths, about["documents"])
 

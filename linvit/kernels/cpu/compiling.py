@@ -3,6 +3,7 @@
 `python -m linvit.kernels.cpu.compiling FOLDER` compiles those of a wheel.
 """
 
+import hashlib
 import logging
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 SOURCES = [Path(__file__).with_name(name) for name in ("linear_attention.cpp", "depthwise.cpp")]
 INSTRUCTIONS = {
@@ -41,7 +43,7 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
     Raises as `load`.
     """
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of CUDA without a GPU
-    from torch.utils.cpp_extension import is_ninja_available
+    from torch.utils.cpp_extension import _get_build_directory, is_ninja_available
     from torch.utils.cpp_extension import load as compiled
 
     compiler = os.environ.get("CXX", "c++")
@@ -54,22 +56,33 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
         raise ValueError("The CPU kernel is compiled with ninja, which is not installed: pip install ninja.")
     openmp = ["-fopenmp"] if sys.platform == "linux" else []
     flags = ["-O3", "-std=c++20", "-fno-math-errno", "-ffp-contract=fast", *INSTRUCTIONS.get(capability, []), *openmp]
-    sources = [str(source) for source in SOURCES]
     try:
-        compiled(
-            _name(capability),
-            sources,
-            extra_cflags=flags,
-            extra_ldflags=openmp,
-            build_directory=None if folder is None else str(folder),
-            is_python_module=False,
-        )
-    except (RuntimeError, OSError) as error:
+        place = Path(folder or _get_build_directory(_name(capability), verbose=False))
+        library, digest = place / f"{_name(capability)}.so", place / "linvit.sha256"
+        with FileLock(place / "linvit.lock"):
+            (place / "lock").unlink(missing_ok=True)  # torch's, of a process that was killed: others wait for ever
+            if not digest.is_file() or digest.read_text() != _digest(library):  # opening a cut library ends the process
+                for path in (library, *place.glob("*.o")):
+                    path.unlink(missing_ok=True)
+            compiled(
+                _name(capability),
+                [str(source) for source in SOURCES],
+                extra_cflags=flags,
+                extra_ldflags=openmp,
+                build_directory=str(place),
+                is_python_module=False,
+            )
+            digest.write_text(_digest(library))
+    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(
             f"{compiler!r} could not compile the CPU kernel ({lines[-1] if lines else error}): set CXX to g++ 11 or"
             " clang 14 or newer, or do not call build()."
         ) from error
+
+
+def _digest(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest() if library.is_file() else ""
 
 
 def compile_prebuilt(folder: Path) -> None:

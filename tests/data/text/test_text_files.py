@@ -165,6 +165,23 @@ def test_large_text_is_packed_once_and_mapped_into_memory(folder, monkeypatch):
     assert len(TextFolder(str(folder), **settings).stream("train").tokens) < len(expected["train"].tokens)
 
 
+@pytest.mark.parametrize("suffix", [".tokens", ".widths", ".json"])
+@pytest.mark.parametrize("size", [None, 0, 5])
+def test_damaged_packed_text_is_refused(folder, suffix, size, monkeypatch):
+    monkeypatch.setattr("linvit.data.text.files.IN_MEMORY", 0)
+    cache = folder / "packed"
+    TextFolder(str(folder), held_out=0.3, cache=str(cache)).stream("val")
+    (file,) = cache.glob(f"val_*{suffix}")
+    if size is not None:
+        os.truncate(file, size)
+    elif suffix != ".json":
+        file.unlink()
+    else:
+        os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(ValueError, match=f"{file.name} is (missing or damaged|not complete JSON)"):
+        TextFolder(str(folder), held_out=0.3, cache=str(cache)).stream("val")
+
+
 def test_packing_says_how_far_it_is(folder, monkeypatch, caplog):
     monkeypatch.setattr("linvit.data.text.files.IN_MEMORY", 0)
     monkeypatch.setattr("linvit.data.text.packing.INTERVAL", 0.0)
