@@ -138,3 +138,9 @@ def test_require_fit_leaves_adapted_modules_out():
     require_fit(weights, model, "test", ("0",))
     with pytest.raises(ValueError, match=r"^test: .*Sequential in 1 keys"):
         require_fit(weights, model, "test")
+
+
+@pytest.mark.parametrize("indices", [0, 99, (3, 1), (1, 1), (1, -3), (1, 99)])
+def test_out_indices_that_feature_info_would_misname_are_refused(indices):
+    with pytest.raises(ValueError, match="`out_indices` is"):
+        timm.create_model("care_nano", features_only=True, out_indices=indices)
