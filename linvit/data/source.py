@@ -138,12 +138,9 @@ class Source(lightning.LightningDataModule, Checked):
 
     def val_dataloader(self) -> Batches:
         dataset = self.val_set()
-        processes = replica()[1]
-        if 0 < len(dataset) < processes:  # type: ignore[arg-type]
-            raise ValueError(
-                f"There are {len(dataset)} validation {self.item}s for {processes} processes: give at least one to each,"  # type: ignore[arg-type]
-                " or use fewer processes."
-            )
+        count, processes = len(dataset), replica()[1]  # type: ignore[arg-type]
+        if 0 < count < processes:
+            raise ValueError(f"There are {count} validation {self.item}s, but {processes} processes: use fewer.")
         loading = self._loading(False) | {"batch_size": self.val_batch_size}
         return Batches(dataset, sampler=PlainOrder(len(dataset)), **loading)  # type: ignore[arg-type]
 
