@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from linvit.arguments import kind
 from linvit.files import read_checkpoint, replacing, user_path
 from linvit.models.by_name import check_model
-from linvit.models.family import OtherPatternWarning
 from linvit.models.pretrained import require_fit
 
 
@@ -50,16 +49,14 @@ def load_released(
     if not isinstance(source, str | PathLike | Mapping):
         raise TypeError(f"`source` is {kind(source)}, expected a path or a state dict: change it")
     content = source if isinstance(source, Mapping) else read_checkpoint(source)
-    with warnings.catch_warnings():
-        warnings.simplefilter("default" if other_pattern else "error", OtherPatternWarning)
-        try:
-            weights = translate(content)
-        except OtherPatternWarning as warning:
-            raise ValueError(
-                f"{str(warning).partition(':')[0]}: create the model with that pattern, or set `other_pattern=True` to"
-                " start a training from them."
-            ) from None
+    with warnings.catch_warnings(record=not other_pattern) as caught:
+        weights = translate(content)
     require_fit(weights, model, "load_released")
+    for warning in caught or ():
+        raise ValueError(
+            f"{str(warning.message).partition(':')[0]}: create the model with that pattern, or set `other_pattern=True`"
+            " to start a training from them."
+        )
     model.load_state_dict({**model.state_dict(), **weights})
     return model
 
