@@ -42,7 +42,7 @@ class Chunks:
             chunks = pieces(tokens, self.size)
             return F.pad(x, (0, 0, 0, chunks * self.size - tokens)).reshape(batch, heads, chunks, self.size, width)
         places = x.new_zeros(batch, heads, self.of_chunk.shape[0] * self.size, width).index_copy(2, self.place, x)
-        return places.unflatten(2, (self.of_chunk.shape[0], self.size))
+        return places.view(batch, heads, self.of_chunk.shape[0], self.size, width)
 
     def join(self, x: Tensor, tokens: int) -> Tensor:
         """(batch, heads, chunks, size, width) → (batch, heads, tokens, width)."""
