@@ -1,5 +1,6 @@
 """Loading the authors' published weights, and writing weights as safetensors."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -16,18 +17,21 @@ from linvit.models.by_name import check_model
 from linvit.models.pretrained import require_fit
 
 
-def load_released(model: nn.Module, source: str | Path | Mapping[str, Any]) -> nn.Module:
+def load_released(
+    model: nn.Module, source: str | Path | Mapping[str, Any], *, other_pattern: bool = False
+) -> nn.Module:
     """Copy published weights into a network of ours, all of them or none.
 
     The weights may be the whole checkpoint or its entry `state_dict_ema`, `model_ema`, `state_dict` or `model` (the
     first that exists is taken: averaged weights before raw ones), with or without `module.` before each key, in the
     authors' key names or in ours. Files are read without executing code. Only batch norm counters may be missing.
-    Keys and shapes are compared, not the function: a network with another `attention` but the same shapes takes the
-    weights without a warning, although the published accuracies do not apply to it.
+    Keys and shapes are compared, and the pattern where the keys are the authors'. A network with another `attention`
+    but the same shapes takes the weights without a warning, although the published accuracies do not apply to it.
 
     Args:
         model: a network of one of our families.
         source: path of a .pth or .safetensors file, or a state dict.
+        other_pattern: accept the weights of a network with another pattern, to start a training from them; only warn.
 
     Returns:
         The model.
@@ -36,15 +40,23 @@ def load_released(model: nn.Module, source: str | Path | Mapping[str, Any]) -> n
         FileNotFoundError: if there is no such file.
         TypeError: if the source is neither a path nor a state dict.
         ValueError: if the file cannot be read or would execute code, if a key is missing, unexpected or misshapen (the
-            message lists them all, and the model is unchanged), or if the checkpoint has other rotary angles than ours.
+            message lists them all, and the model is unchanged), or if the checkpoint has other rotary angles than ours
+            or belongs to another pattern.
     """
     translate: Callable[[Any], dict[str, Any]] | None = getattr(model, "native_state_dict", None)
     if translate is None:
         raise ValueError(f"`model` is {kind(model)}, expected a network of linvit: create it by name")
     if not isinstance(source, str | PathLike | Mapping):
         raise TypeError(f"`source` is {kind(source)}, expected a path or a state dict: change it")
-    weights = translate(source if isinstance(source, Mapping) else read_checkpoint(source))
+    content = source if isinstance(source, Mapping) else read_checkpoint(source)
+    with warnings.catch_warnings(record=not other_pattern) as caught:
+        weights = translate(content)
     require_fit(weights, model, "load_released")
+    for warning in caught or ():
+        raise ValueError(
+            f"{str(warning.message).partition(':')[0]}: create the model with that pattern, or set `other_pattern=True`"
+            " to start a training from them."
+        )
     model.load_state_dict({**model.state_dict(), **weights})
     return model
 

@@ -42,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
     folder = train_folder(
         options.recipe, overrides, resume=options.resume, progress=True, trust_recipe=options.trust_recipe
     )
-    done = f"Done: checkpoints (best.ckpt, last.ckpt) are in {folder}/checkpoints, curves in {folder}/metrics.csv."
+    written = ", ".join(sorted(path.name for path in (folder / "checkpoints").glob("*.ckpt")))
+    done = f"Done: checkpoints ({written}) are in {folder}/checkpoints, curves in {folder}/metrics.csv."
     rank_zero_only(show)(done)
     return 0

@@ -143,8 +143,11 @@ def test_rotary_angles_in_another_dtype(ravlt, released, dtype):
 
 
 def test_other_mechanisms_than_the_released_ones_are_announced(released):
+    network = timm.create_model("ravlt_tiny_linear")
+    with pytest.raises(ValueError, match="belong to pattern LLSS, the model has LLLL"):
+        linvit.load_released(network, released["RAVLT_T"])
     with pytest.warns(UserWarning, match="belong to pattern LLSS, the model has LLLL"):
-        linvit.load_released(timm.create_model("ravlt_tiny_linear"), released["RAVLT_T"])
+        linvit.load_released(network, released["RAVLT_T"], other_pattern=True)
 
 
 @pytest.mark.parametrize("released_name", SMALLEST)

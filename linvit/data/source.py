@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, default_collate
 from linvit.data.contents import Contents
 from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, ShuffledOrder
 from linvit.data.unusable import SHOWN
+from linvit.environment import replica
 from linvit.ranges import Amount, Checked, Count, Range, Seed, allows, shown
 
 if TYPE_CHECKING:
@@ -137,6 +138,9 @@ class Source(lightning.LightningDataModule, Checked):
 
     def val_dataloader(self) -> Batches:
         dataset = self.val_set()
+        count, processes = len(dataset), replica()[1]  # type: ignore[arg-type]
+        if 0 < count < processes:
+            raise ValueError(f"There are {count} validation {self.item}s, but {processes} processes: use fewer.")
         loading = self._loading(False) | {"batch_size": self.val_batch_size}
         return Batches(dataset, sampler=PlainOrder(len(dataset)), **loading)  # type: ignore[arg-type]
 

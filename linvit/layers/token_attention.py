@@ -34,12 +34,15 @@ class CurrentGrid:
     def note(self, size: tuple[int, int], patches: ImagePatches | None = None) -> None:
         """Store the grid of the latest images, and their patches if they have different sizes."""
         self.size, self.patches = size, patches
-        if patches is None and not is_symbolic(size):
+        # a dictionary that grows in a compiled network would compile it anew
+        if patches is None and not is_symbolic(size) and not torch.compiler.is_compiling():
             self._of_number[size[0] * size[1]] = size
 
     def of(self, number: int) -> tuple[int, int] | None:
         """The last grid with that many tokens; without one, and while torch.export traces any size, the latest grid."""
-        return self.size if is_symbolic((number,)) else self._of_number.get(number, self.size)
+        if is_symbolic((number,)) or (self.size is not None and self.size[0] * self.size[1] == number):
+            return self.size
+        return self._of_number.get(number, self.size)
 
 
 def is_symbolic(size: Sequence[int]) -> bool:

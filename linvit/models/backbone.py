@@ -1,13 +1,16 @@
 """The base of every family, with timm's interface: stem, four stages, a last layer, a head."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
+import torch
 from timm.layers import trunc_normal_
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from linvit.ranges import Checked, check
 
@@ -27,8 +30,33 @@ class Stage(nn.Module):
     def through_blocks(self, x: Tensor, *shared: Any) -> Tensor:
         """The map after all blocks; every block also gets `shared`."""
         for block in self.blocks:
-            x = checkpoint(block, x, *shared) if self.grad_checkpointing else block(x, *shared)
+            x = _recomputed(block, x, *shared) if self.grad_checkpointing else block(x, *shared)
         return x
+
+
+def _recomputed(block: nn.Module, x: Tensor, *shared: Any) -> Tensor:
+    if torch.compiler.is_compiling():
+        out: Tensor = checkpoint(block, x, *shared)
+        return out
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _counted(block)
+
+    out = checkpoint(block, x, *shared, use_reentrant=False, context_fn=contexts)
+    return out
+
+
+@contextmanager
+def _counted(block: nn.Module) -> Iterator[None]:
+    """Batch norms keep their statistics, which the first computation of the batch has updated."""
+    norms = [(m, m.momentum, m.num_batches_tracked) for m in block.modules() if isinstance(m, _BatchNorm)]
+    for norm, _, _ in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, number in norms:
+            norm.momentum, norm.num_batches_tracked = momentum, number
 
 
 class Backbone(Checked, nn.Module):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import timm
-from timm.models import get_model_args
 from torch import nn
 
 from linvit.arguments import check_network
@@ -18,13 +17,8 @@ from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import TokenAttention
 from linvit.models.backbone import Backbone
 from linvit.models.slots import Slots, slots_of
-from linvit.models.swap import ARGUMENTS, each_letter, swap_attention
+from linvit.models.swap import ARGUMENTS, each_letter, rebuilt_from, record, swap_attention
 from linvit.ranges import check, declared, known, nearest
-
-NAME = "linearized"
-"""timm's name of a network that linearize returned, see linvit.models.linearized."""
-NO_WEIGHTS: Mapping[str, None] = dict.fromkeys(("url", "hf_hub_id", "hf_hub_filename", "file", "state_dict", "tag"))
-"""Settings of timm's configuration of a network whose weights are nowhere yet."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +158,9 @@ def _operator(old: Operator, mechanism: str, axes: Mapping[str, Any]) -> Operato
 
 def _named(student: nn.Module, model: nn.Module, arguments: Mapping[str, Any]) -> nn.Module:
     """Records how timm rebuilds the student, if timm made the model."""
-    cfg = getattr(model, "pretrained_cfg", None)
-    if cfg and cfg.get("architecture"):
-        base = {"name": cfg["architecture"], **get_model_args(model)}
+    base = rebuilt_from(model)
+    if base is not None:
         given = {name: value for name, value in arguments.items() if value is not None}
-        vars(student).update(
-            origin=Origin(base, given),
-            pretrained_cfg={**cfg, **NO_WEIGHTS, "architecture": NAME},
-            _model_args={"base": base, **given},
-        )
+        record(student, model.pretrained_cfg, {"base": base, **given})
+        vars(student)["origin"] = Origin(base, given)
     return student

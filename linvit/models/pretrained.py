@@ -66,6 +66,13 @@ def create(
             feature_cfg=dict(FOUR_STAGES if feature_cfg is None else feature_cfg),
             **kwargs,
         )
+    info: Any = model.feature_info if headless else None
+    taken = [index % len(info.info) for index in info.out_indices] if info else [0]
+    if taken != sorted(set(taken)) or not taken:
+        raise ValueError(
+            f"`out_indices` is {kwargs['out_indices']}, expected a number above 0, or different indices in ascending"
+            " order: the maps always come in the order of the network."
+        )
     return model
 
 
@@ -75,6 +82,11 @@ def _explained(variant: str, cfg: Mapping[str, Any], arguments: Mapping[str, Any
     try:
         yield
     except (AssertionError, IndexError) as error:  # raised by timm for wrong arguments
+        if arguments.get("out_indices") is not None:
+            raise ValueError(
+                f"`out_indices` is {arguments['out_indices']}, but {variant} has fewer maps: choose others, such as"
+                " (-2, -1)."
+            ) from error
         raise ValueError(
             f"timm cannot build {variant} from its arguments {', '.join(arguments)} ({error}): correct them"
         ) from error
@@ -103,10 +115,10 @@ def _check_weights(variant: str, cfg: Mapping[str, Any]) -> None:
         return
     if tagged := list_pretrained(f"{variant}.*"):
         raise RuntimeError(f"{variant} has weights under another name: create {' or '.join(tagged)}.")
-    raise RuntimeError(
-        f"{variant} has no published weights on a hub: create it with pretrained=False, "
-        f"and load a file of the authors with linvit.load_released(model, path)"
-    )
+    advice = "and load a file of the authors with linvit.load_released(model, path)"
+    if not variant.startswith("care_"):
+        advice = "and train it, or linearize a trained network with linvit.linearize"
+    raise RuntimeError(f"{variant} has no published weights on a hub: create it with pretrained=False, {advice}")
 
 
 def require_fit(weights: Mapping[str, Any], model: nn.Module, caller: str, adapted: tuple[str, ...] = ()) -> None:

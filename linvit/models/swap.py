@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from timm.layers import Mlp
+from timm.models import get_model_args
 from torch import nn
 
 from linvit.arguments import kind
@@ -14,6 +15,10 @@ from linvit.layers.token_mechanisms import AgentAttention
 from linvit.models.slots import ADAPTERS, Change, Slot, required, slots_of
 from linvit.ranges import check, declared, known, nearest
 
+NAME = "linearized"
+"""timm's name of a network that linearize or swap_attention returned, see linvit.models.linearized."""
+NO_WEIGHTS: Mapping[str, None] = dict.fromkeys(("url", "hf_hub_id", "hf_hub_filename", "file", "state_dict", "tag"))
+"""Settings of timm's configuration of a network whose weights are nowhere yet."""
 ARGUMENTS: Mapping[str, Any] = {"mechanism": str, "pattern": str | None, "attention": dict[str, Any] | None}
 GIVEN = {"width", "heads", "grid", "num_prefix", "source", "operator_size", "device", "dtype"}
 """Arguments of a mechanism that come from the model."""
@@ -44,7 +49,8 @@ def swap_attention(
             operator of another mechanism into its layer.
 
     Returns:
-        The same model, with the attributes `mechanism` and `pattern`, which has an S for every softmax attention.
+        The same model, with the attributes `mechanism` and `pattern`, which has an S for every softmax attention. If
+        timm created it, `timm.models.save_for_hf` stores what rebuilds it, timm's model "linearized".
 
     Raises:
         ValueError: for an unknown mechanism, option or pattern, a model or attention of another class, or a width that
@@ -55,6 +61,7 @@ def swap_attention(
     _check_options(mechanism, layer, attention or {})
     options = {"mechanism": mechanism, **(attention or {})}
     softmax = known("mechanism", options["mechanism"], MECHANISMS).axes is None
+    base = rebuilt_from(model)
     slots = slots_of(model)
     if slots is None:
         names = ", ".join(swappable.__name__ for swappable in ADAPTERS)
@@ -66,7 +73,22 @@ def swap_attention(
         change()
     letters = letters if slots.exact else pattern or "L"
     vars(model).update(mechanism=mechanism, pattern=letters.replace("L", "S") if softmax else letters)
+    if base is not None and chosen:
+        given = {"mechanism": mechanism, "pattern": pattern, "attention": dict(attention or {}) or None}
+        arguments = {name: value for name, value in given.items() if value is not None}
+        record(model, model.pretrained_cfg, {"base": base, **arguments, "swapped": True})
     return model
+
+
+def rebuilt_from(model: nn.Module) -> dict[str, Any] | None:
+    """The model's name in timm as "name" and its arguments; None if timm did not make it."""
+    cfg: Any = getattr(model, "pretrained_cfg", None)
+    return {"name": cfg["architecture"], **get_model_args(model)} if cfg and cfg.get("architecture") else None
+
+
+def record(model: nn.Module, cfg: Any, arguments: dict[str, Any]) -> None:
+    """Stores in a changed model how timm rebuilds it, so that `timm.models.save_for_hf` saves that."""
+    vars(model).update(pretrained_cfg={**cfg, **NO_WEIGHTS, "architecture": NAME}, _model_args=arguments)
 
 
 def _check_options(mechanism: str, layer: type, attention: Mapping[str, Any]) -> None:

@@ -129,7 +129,7 @@ def _running(
     chunk = summarize(key, rotated_key, value, weights)
     before = state._replace(u=state.u - origin)
     states = State(*(torch.cat((b.unsqueeze(2), c), dim=2) for b, c in zip(before, chunk, strict=True)))
-    widths = [states.S[0, 0, 0].numel(), states.z.shape[-1], states.u.shape[-1], states.r.shape[-1]]
+    widths = [states.S.shape[3:].numel(), states.z.shape[-1], states.u.shape[-1], states.r.shape[-1]]
     uncentred = states.S + states.r.unsqueeze(-1) * states.u.unsqueeze(-2)
     means = torch.cat((uncentred.flatten(-2), states.z, states.u, states.r), dim=-1)
     means, n, shift = _running_mean(means, states.n, states.shift, chunks.of_chunk)

@@ -40,9 +40,9 @@ class Chunks:
         batch, heads, tokens, width = x.shape
         if self.place is None or self.of_chunk is None:
             chunks = pieces(tokens, self.size)
-            return F.pad(x, (0, 0, 0, chunks * self.size - tokens)).reshape(batch, heads, -1, self.size, width)
+            return F.pad(x, (0, 0, 0, chunks * self.size - tokens)).reshape(batch, heads, chunks, self.size, width)
         places = x.new_zeros(batch, heads, self.of_chunk.shape[0] * self.size, width).index_copy(2, self.place, x)
-        return places.view(batch, heads, -1, self.size, width)
+        return places.view(batch, heads, self.of_chunk.shape[0], self.size, width)
 
     def join(self, x: Tensor, tokens: int) -> Tensor:
         """(batch, heads, chunks, size, width) → (batch, heads, tokens, width)."""

@@ -18,8 +18,10 @@ FeatureMap = Callable[[Tensor], Tensor]
 
 def elu1(x: Tensor) -> Tensor:
     """elu(x) + 1, positive and smooth (Katharopoulos et al., 2020); the choice of RALA, MALA and CARE."""
-    if torch.compiler.is_compiling():
-        return F.elu(x) + 1  # one node that exporters and compilers know
+    if torch.compiler.is_exporting():
+        return F.elu(x) + 1  # one node that exporters know
+    if torch.compiler.is_compiling():  # its own derivative: that of F.elu has other strides than compilers assume
+        return x.clamp_max(0).exp() + F.relu(x)
     if torch.is_grad_enabled() and x.requires_grad:
         y: Tensor = _Elu1.apply(x)
         return y

@@ -1,9 +1,16 @@
-"""Shared by image tasks: opening the data on which a run is evaluated."""
+"""Whether data fit a network: for a training, its teachers, and the evaluation of a run."""
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from linvit.data.source import Source
+from timm.layers import PatchEmbed
+from torch import nn
+
+from linvit.data.images.image import Preprocessing
+from linvit.data.source import Source, listed
+from linvit.files import read_checkpoint
+from linvit.tasks.initialization import weights_file
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
@@ -21,4 +28,46 @@ def prepared_for(run: "Run", source: Source, given: dict[str, Any]) -> Source:
     names = {field.name for field in fields(run.preprocessing)} & given.keys()
     values = {name: getattr(source.preprocessing, name) for name in names}
     source.preprocessing = replace(run.preprocessing, **values)
+    check_size(run.network, source, "network")
     return source
+
+
+def check_size(network: nn.Module, source: Source, owner: str) -> None:
+    """Raises ValueError if a network takes images of one size only, and those of the source have another."""
+    about = source.preprocessing
+    if not isinstance(about, Preprocessing) or about.resize != "crop":
+        return
+    for module in network.modules():
+        if isinstance(module, PatchEmbed) and module.strict_img_size and module.img_size not in (None, about.size):
+            given, taken = (f"{height}×{width}" for height, width in (about.size, module.img_size))
+            raise ValueError(
+                f"`size` is {given} px, but the {owner} takes {taken}: set it to that, or create the {owner} with"
+                f" img_size={list(about.size)} or dynamic_img_size=true."
+            )
+
+
+def recorded(weights: str) -> Mapping[str, Any]:
+    """What a run's checkpoint says about its data; nothing for other files of weights."""
+    path = weights_file(weights)
+    content = read_checkpoint(path) if path.is_file() else {}
+    about = content.get("linvit")
+    return about if isinstance(about, Mapping) else {}
+
+
+def check_teacher(weights: str, source: Source) -> None:
+    """Raises ValueError if a teacher's run has other classes or another normalization than the data."""
+    about = recorded(weights)
+    names, own = about.get("class_names"), source.class_names
+    if names and own and list(names) != list(own):
+        raise ValueError(
+            f"The teacher in {weights} predicts the classes {listed(names)}, but the data has {listed(own)}: give a"
+            " teacher of these classes, in this order."
+        )
+    for name in ("mean", "std"):
+        before = about.get("preprocessing", {}).get(name)
+        now = getattr(source.preprocessing, name, None)
+        if before is not None and now is not None and list(before) != list(now):
+            raise ValueError(
+                f"`{name}` is {list(now)}, but the teacher in {weights} was trained with {list(before)}: set it to"
+                " that."
+            )

@@ -16,6 +16,7 @@ from linvit.data.source import Source
 from linvit.ranges import Count, Filled, Seed, arguments, check, nearest, required, shown, some_of
 from linvit.runs.bundled import find_recipe
 from linvit.runs.components import components, created
+from linvit.runs.opening import check_size, check_teacher
 from linvit.runs.rows import check_sharing
 from linvit.runs.settings import as_tuple, group, parameters
 from linvit.runs.tasks import SOURCES, TASKS
@@ -223,6 +224,14 @@ class Recipe:
         spelled = settings if "distillation" in self._settings else {}
         with group("task", self.spec.task, **spelled):
             task = self.spec.around(network, **facts, **self.values["task"], **self._settings, seed=seed)
+        given = (self.values.get("distillation", {}).get("checkpoint"), self.values["task"].get("teacher"))
+        teacher = getattr(task, "original", None) or getattr(getattr(task, "teacher", None), "network", None)
+        with group("data", type(source), seed="seed"):
+            check_size(network, source, "network")
+            if teacher is not None:
+                check_size(teacher, source, "teacher")
+            for weights in filter(None, given):
+                check_teacher(weights, source)
         return task, source
 
     def check_machine(self) -> None:

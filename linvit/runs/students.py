@@ -17,7 +17,8 @@ from linvit.data.images.readers import TimmImages
 from linvit.data.images.unlabelled import UnlabelledImages
 from linvit.data.source import Source
 from linvit.models.by_name import known_arguments
-from linvit.models.linearizing import NAME, Origin
+from linvit.models.linearizing import Origin
+from linvit.models.swap import NAME
 from linvit.ranges import Count, shown
 from linvit.runs.classifiers import ClassifierSpec, most_probable
 from linvit.runs.opening import prepared_for

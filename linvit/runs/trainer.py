@@ -78,7 +78,7 @@ RANGES: dict[str, Any] = {
     "limit_test_batches": BatchesOrNone | None,
     "limit_train_batches": Batches | None,
     "limit_val_batches": BatchesOrNone | None,
-    "log_every_n_steps": Amount | None,
+    "log_every_n_steps": Count | None,
     "logger": bool | Objects | None,
     "max_epochs": Count | None,
     "max_steps": Steps,
@@ -88,7 +88,7 @@ RANGES: dict[str, Any] = {
     "model_registry": None,
     "num_nodes": Count,
     "num_sanity_val_steps": Annotated[int, Range(-1)] | None,
-    "overfit_batches": BatchesOrNone,
+    "overfit_batches": Annotated[float, Range(0, 0)],
     "plugins": Objects | None,
     "precision": Annotated[str, OneOf((*PRECISIONS.split(), "64", "32", "16", "bf16"))]
     | Annotated[int, OneOf((64, 32, 16))]

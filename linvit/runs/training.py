@@ -15,13 +15,14 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from linvit import environment
-from linvit.data.source import Source
+from linvit.data.source import Source, listed
 from linvit.environment import replica
 from linvit.files import reason_of, replacing, write_text
 from linvit.models.by_name import start_weights
 from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.ranges import Some, arguments, check
 from linvit.runs.loading import load_run
+from linvit.runs.opening import recorded
 from linvit.runs.progress import bars, quiet_lightning, say
 from linvit.runs.publishable import publishable
 from linvit.runs.recipe import Overrides, Recipe, read_recipe
@@ -137,7 +138,16 @@ def train_folder(
         if before:
             _check_same_run(before, checked, target)
         elif checked.values["init"]:
-            line = task.start_from(start_weights(checked.values["init"]))
+            start = start_weights(checked.values["init"])
+            line = task.start_from(start)
+            names = recorded(str(start)).get("class_names", source.class_names)
+            if len(names) == source.num_classes and list(names) != list(source.class_names):
+                logger.warning(
+                    "The classifier of %s is kept, although its classes are %s and those of the data %s.",
+                    checked.values["init"],
+                    listed(names),
+                    listed(source.class_names),
+                )
             if progress and first:
                 say(line)
         trainer = _trainer(checked, source, target, progress, callbacks)

@@ -22,7 +22,7 @@ def average_precision(
     """Average precision of detections on some images, in 0..1, averaged over classes, by faster-coco-eval.
 
     ap is the mean over IoU 0.5, 0.55, … 0.95, ap50 and ap75 those at one, ap_small, ap_medium and ap_large those of
-    objects of up to 32², 96² and more pixels, left out if there are none.
+    objects of up to 32², 96² and more pixels, left out if there are none. Without any object there is no precision.
 
     Args:
         ground_truth: Content of a COCO file.
@@ -30,6 +30,9 @@ def average_precision(
         image_ids: The evaluated images.
         kind: "bbox" or "segm", the overlap that counts.
     """
+    image_ids = set(image_ids)
+    if not any(entry["image_id"] in image_ids and not entry.get("iscrowd") for entry in ground_truth["annotations"]):
+        return {}
     evaluation = _evaluation(ground_truth, results, image_ids, kind)
     if evaluation is None:
         return {"ap": 0.0, "ap50": 0.0, "ap75": 0.0}

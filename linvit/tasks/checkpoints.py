@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import math
 import os
 import signal
 import threading
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 LAST, BEST, METRICS = "last.ckpt", "best.ckpt", "metrics.csv"
 REDRAWN = 30.0  # seconds
+STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+"""Signals that end a training: Ctrl-C, a request from outside, and a closed terminal."""
 
 
 class RunStoppedError(Exception):
@@ -103,13 +106,20 @@ class RunFolder(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: "Task") -> None:  # type: ignore[override]
         row: dict[str, float] = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step}
         # Lightning keeps old measures until they are computed again
-        stale = ("train/loss_step",) if self.validated else ("train/loss_step", "val/")
-        self.validated = False
+        validated, self.validated = self.validated, False
+        stale = ("train/loss_step",) if validated else ("train/loss_step", "val/")
         row |= {
             _column(key): value.item() for key, value in trainer.callback_metrics.items() if not key.startswith(stale)
         }
         row["seconds"] = round(time.monotonic() - self.started, 3)
         is_best = self._is_best(row, pl_module)
+        if validated and math.isnan(row.get(column(pl_module.monitor), math.nan)):
+            logger.warning(
+                "There is no %s to choose %s by: the held-out %s have nothing that it is measured on.",
+                pl_module.measures[pl_module.score].heading,
+                BEST,
+                pl_module.counted,
+            )
         self.rows.append(row)
         trainer.save_checkpoint(self.last)
         if is_best:
@@ -124,7 +134,7 @@ class RunFolder(Checkpoint):
     def _is_best(self, row: dict[str, float], task: "Task") -> bool:
         monitored = column(task.monitor)
         sign = -1 if task.measures[task.score].lower_is_better else 1
-        earlier = [sign * before[monitored] for before in self.rows if monitored in before]
+        earlier = [sign * before[monitored] for before in self.rows if not math.isnan(before.get(monitored, math.nan))]
         return monitored in row and sign * row[monitored] > max(earlier, default=float("-inf"))
 
     def on_train_end(self, trainer: Trainer, pl_module: "Task") -> None:  # type: ignore[override]
@@ -145,7 +155,7 @@ class RunFolder(Checkpoint):
 
 
 class StopSafely(Callback):
-    """On Ctrl-C or SIGTERM, finishes the batch (or validation), saves a checkpoint and raises RunStoppedError.
+    """On Ctrl-C, SIGTERM or SIGHUP, finishes the batch (or validation), saves a checkpoint and raises RunStoppedError.
 
     A second Ctrl-C stops at once; the last saved checkpoint is complete either way.
     """
@@ -157,7 +167,7 @@ class StopSafely(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {number: signal.getsignal(number) for number in STOPPING}
 
     # not earlier: Lightning sets its own handlers before the training starts
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

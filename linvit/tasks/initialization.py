@@ -1,10 +1,12 @@
 """Initial weights from a run, a checkpoint or released weights, also for other classes or another image size."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import timm
+from timm.layers import PatchEmbed, resample_abs_pos_embed
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
@@ -42,6 +44,7 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
     _check_same_family(network, content, path)
     weights = _weights(network, content, path)
     target = network.state_dict()
+    weights = _resampled(network, target, weights)
     origin: Any = getattr(network, "origin", None)
     if origin is None and copied != ALL:
         raise ValueError(
@@ -66,6 +69,22 @@ def initialize(network: nn.Module, source: str | Path, same_classes: bool = Fals
         )
     copy_weights(network, fitting, copied)
     return f"Starting from {path}{_beside(network, target, weights, left_out)}."
+
+
+def _resampled(network: Any, target: Mapping[str, Tensor], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with the position table of a ViT interpolated for the network's number of patches."""
+    key = "pos_embed"
+    before, after = weights.get(key), target.get(key)
+    embedding = getattr(network, "patch_embed", None)
+    if before is None or after is None or before.shape == after.shape or before.shape[::2] != after.shape[::2]:
+        return weights
+    if before.ndim != 3 or not isinstance(embedding, PatchEmbed) or embedding.grid_size is None:
+        return weights
+    prefix = after.shape[1] - embedding.grid_size[0] * embedding.grid_size[1]
+    if before.shape[1] - prefix != math.isqrt(before.shape[1] - prefix) ** 2:
+        return weights
+    table = resample_abs_pos_embed(before, list(embedding.grid_size), num_prefix_tokens=prefix)
+    return {**weights, key: table}
 
 
 def copy_weights(network: nn.Module, weights: Mapping[str, Tensor], copied: str = ALL) -> None:

@@ -53,6 +53,8 @@ class Segmentation(Task):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
+        if num_classes < 2:
+            raise ValueError(f"The data has {num_classes} class, expected 2 or more: add the background as a class.")
         self.aux_weight = aux_weight
         for name, given in (("class_weights", class_weights), ("class_names", class_names)):
             if given is not None and len(given) != num_classes:

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import timm
 import torch
@@ -94,3 +96,14 @@ def test_patterns_change_the_attended_part_only(pattern):
               for stage in model.stages]  # fmt: skip
     assert mechanisms == ["strips" if letter == "C" else "attention" for letter in pattern]
     assert model(image(64, 64)).isfinite().all()
+
+
+def test_recomputed_blocks_count_a_batch_once_in_batch_norm():
+    network = timm.create_model("care_nano", num_classes=3).train()
+    other = copy.deepcopy(network)
+    other.set_grad_checkpointing()
+    x = torch.randn(4, 3, 64, 64)
+    for each in (network, other):
+        each(x).sum().backward()
+    for key, value in network.state_dict().items():
+        assert torch.equal(value, other.state_dict()[key]), key

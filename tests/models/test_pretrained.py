@@ -63,9 +63,9 @@ def test_without_network_one_sentence_says_what_to_fetch(hub, name):
         assert word in message
 
 
-@pytest.mark.parametrize("name", ["care_s0", "ravlt_tiny_linear"])
-def test_no_published_weights(hub, name):
-    with pytest.raises(RuntimeError, match=rf"^{name} has no published weights on a hub: .*linvit\.load_released"):
+@pytest.mark.parametrize(("name", "advice"), [("care_s0", "load_released"), ("ravlt_tiny_linear", "linearize")])
+def test_no_published_weights(hub, name, advice):
+    with pytest.raises(RuntimeError, match=rf"^{name} has no published weights on a hub: .*linvit\.{advice}"):
         timm.create_model(name, pretrained=True)
     assert hub[1] == []
 
@@ -138,3 +138,9 @@ def test_require_fit_leaves_adapted_modules_out():
     require_fit(weights, model, "test", ("0",))
     with pytest.raises(ValueError, match=r"^test: .*Sequential in 1 keys"):
         require_fit(weights, model, "test")
+
+
+@pytest.mark.parametrize("indices", [0, 99, (3, 1), (1, 1), (1, -3), (1, 99)])
+def test_out_indices_that_feature_info_would_misname_are_refused(indices):
+    with pytest.raises(ValueError, match="`out_indices` is"):
+        timm.create_model("care_nano", features_only=True, out_indices=indices)

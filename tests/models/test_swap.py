@@ -7,6 +7,7 @@ import torch
 from timm.layers import PatchDropout
 from timm.models.swin_transformer import WindowAttention
 from timm.models.vision_transformer import Attention
+from torch._dynamo.testing import CompileCounter
 from torch.export import export
 from torch.testing import assert_close
 
@@ -306,3 +307,36 @@ def test_dropped_patches_are_refused():
     model.patch_drop = PatchDropout(0.5)
     with pytest.raises(ValueError, match="dropped or pruned patches have no grid, keep them all"):
         model.train()(image())
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "attention"),
+    [
+        ("linear", None),
+        ("rala", {"lepe": False, "modulation": "none"}),
+        ("mala", None),
+        ("rala", {"mechanism": "softmax"}),
+    ],
+)
+def test_save_for_hf_stores_what_rebuilds_a_swapped_network(mechanism, attention, tmp_path):
+    sizes = {"depth": 2, "embed_dim": 32, "num_heads": 2, "img_size": 32, "num_classes": 3}
+    teacher = timm.create_model("deit_tiny_patch16_224", **sizes)
+    network = swap_attention(teacher, mechanism, attention=attention).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    timm.models.save_for_hf(network, tmp_path, safe_serialization=True)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(network(x), again(x))
+
+
+def test_a_swapped_network_compiles_once():
+    torch._dynamo.reset()
+    network = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=32, num_heads=2, img_size=32).eval()
+    swap_attention(network, "mala", attention={"rope": False})
+    counter = CompileCounter()
+    compiled = torch.compile(network, backend=counter)
+    for _ in range(3):
+        with torch.no_grad():
+            compiled(torch.randn(2, 3, 32, 32))
+    assert counter.frame_count == 1

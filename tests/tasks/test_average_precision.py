@@ -48,3 +48,10 @@ def test_images_that_were_not_looked_at_do_not_count(truth):
     found = [row for row in as_results(truth) if row["image_id"] in seen]
     assert average_precision(truth, found, seen, "bbox")["ap"] == 1.0
     assert average_precision(truth, found, ids(truth), "bbox")["ap"] < 1.0
+
+
+@pytest.mark.parametrize("detections", [[], [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "score": 0.9}]])
+def test_without_objects_there_is_no_precision(detections):
+    image = {"id": 1, "file_name": "1", "width": 99, "height": 99}
+    truth = {"images": [image], "categories": [{"id": 1, "name": "a"}], "annotations": []}
+    assert average_precision(truth, detections, [1], "bbox") == {}
