@@ -39,7 +39,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_evaluation(refuse
     assert f"{tmp_path} is a folder, not a file" in refused("eval", run, "--report", tmp_path)
 
 
-@pytest.mark.parametrize("key", ["limit_train_batches", "limit_val_batches", "overfit_batches"])
+@pytest.mark.parametrize("key", ["limit_train_batches", "limit_val_batches"])
 def test_a_share_of_less_than_a_batch(refused, tmp_path, key):
     said = refused("train", write_recipe(tmp_path), f"trainer.{key}=0.0001")
     assert "Lightning's trainer refuses the recipe's group trainer" in said

@@ -57,10 +57,10 @@ def recorded(weights: str) -> Mapping[str, Any]:
 def check_teacher(weights: str, source: Source) -> None:
     """Raises ValueError if a teacher's run has other classes or another normalization than the data."""
     about = recorded(weights)
-    names, own = about.get("class_names"), source.class_names
-    if names and own and list(names) != list(own):
+    names, expected = about.get("class_names"), source.class_names
+    if names and expected and list(names) != list(expected):
         raise ValueError(
-            f"The teacher in {weights} predicts the classes {listed(names)}, but the data has {listed(own)}: give a"
+            f"The teacher in {weights} predicts the classes {listed(names)}, but the data has {listed(expected)}: give a"
             " teacher of these classes, in this order."
         )
     for name in ("mean", "std"):

@@ -351,14 +351,14 @@ def test_large_weights_lie_beside_the_file(run, tmp_path, digits, monkeypatch):
     monkeypatch.setattr(module, "_LARGE_MODEL_THRESHOLD", 1000)
     path = run.export(tmp_path / "x.onnx").path
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.onnx", "x.onnx.data"]
-    assert load_run(path).predict(digits) == pytest.approx(run.predict(digits))
+    assert [x.classes for x in load_run(path).predict(digits)] == [x.classes for x in run.predict(digits)]
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
 def test_a_run_of_a_file_can_be_pickled(files, digits, suffix):
     loaded = load_run(files[suffix].path)
     again = pickle.loads(pickle.dumps(loaded))
-    assert again.predict(digits) == loaded.predict(digits)
+    assert [x.probabilities for x in again.predict(digits)] == [x.probabilities for x in loaded.predict(digits)]
 
 
 def test_a_file_of_openvino_without_its_weights_says_so(files, tmp_path):

@@ -238,7 +238,7 @@ def test_one_sentence_for_each_mistake(task, teacher, photos, tmp_path):
     refused("resnet10t has no argument 'depht'", plain, "model.base.depht=3")
     refused("model.pattern is 'LLL', expected 2 letters", recipe, "model.pattern=LLL")
     refused("model.mechanism is 'male', expected one of", recipe, "model.mechanism=male")
-    refused("do not fit this VisionTransformer.*pos_embed is not", recipe, "model.base.patch_size=4")
+    refused("do not fit this VisionTransformer.*patch_embed.proj.weight is not", recipe, "model.base.patch_size=4")
     refused("The checkpoint .*nowhere.*does not exist", recipe, "task.teacher=nowhere", kind=FileNotFoundError)
     weights = tmp_path / "empty.pth"
     torch.save({}, weights)
