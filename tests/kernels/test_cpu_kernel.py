@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from torch import library
+from torch.utils import cpp_extension
 
 from linvit.kernels import cpu, support
 from linvit.kernels.cpu import compiling
@@ -310,6 +311,8 @@ def test_a_machine_that_cannot_compile_says_so(compiler, message, monkeypatch, t
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setattr(compiling, "PREBUILT", tmp_path)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    # or torch would compile the true library under another name later, and open it beside the first
+    monkeypatch.setattr(cpp_extension, "JIT_EXTENSION_VERSIONER", type(cpp_extension.JIT_EXTENSION_VERSIONER)())
     with pytest.raises(ValueError, match=message):
         cpu.build.__wrapped__()
 

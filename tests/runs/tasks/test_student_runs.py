@@ -11,6 +11,7 @@ from tiny_run import At, check_resumes_bit_for_bit, content, curve, differing, p
 from tiny_students import BASE, STUDENT, write_student_recipe
 
 import linvit
+from linvit.data.images.digits import MEAN, STD
 from linvit.runs.training import train_folder
 from linvit.studies import compare
 from linvit.studies.plan import Cell, Plan
@@ -245,7 +246,8 @@ def test_one_sentence_for_each_mistake(task, teacher, photos, tmp_path):
     refused("empty.pth contains no weights", recipe, f"task.teacher={weights}")
     refused("task.copied is 'some', expected one of", recipe, "task.copied=some")
     (tmp_path / "empty").mkdir()
-    images = "data={name: images, num_workers: 0, batch_size: 2, size: 32, root: "
+    about = f"mean: {[MEAN] * 3}, std: {[STD] * 3}"  # the teacher's
+    images = f"data={{name: images, num_workers: 0, batch_size: 2, size: 32, {about}, root: "
     refused("head.weight is not: .*for as many classes", recipe, "data=null", f"{images}{photos}}}")
     recipe = write_student_recipe(tmp_path, task, model={"num_classes": 10}, task={"teacher": str(teacher)})
     refused("has no image files in it", recipe, "data=null", f"{images}{tmp_path / 'empty'}}}")
