@@ -36,7 +36,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--fixed", dest="dynamic", action="store_const", const=False, help=text)
     text = ".pt2 with machine code for processors like this one, by AOTInductor; needs a C++ compiler"
     command.add_argument("--compiled", action="store_true", help=text)
-    text = "of an .onnx file, from 18 on, for runtimes that do not know the newest (default: torch's choice)"
+    text = "opset version of an .onnx file, 18 or higher, for older runtimes (default: torch's choice)"
     command.add_argument("--opset", type=whole, metavar="N", help=text)
     text = "image files or folders to compare the file with the network on (default: two photos)"
     command.add_argument("--images", nargs="+", metavar="FILE", help=text)

@@ -46,6 +46,20 @@ def test_a_share_of_less_than_a_batch(refused, tmp_path, key):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("trainer.overfit_batches=5", "trainer.overfit_batches is 5, expected one of 0"),
+        ("trainer.log_every_n_steps=0", "trainer.log_every_n_steps is 0, expected"),
+        ("model.features_only=true", "cannot be created with model.features_only"),
+        ("model.pretrained_cfg=x", "cannot be created with model.features_only"),
+    ],
+)
+def test_settings_that_training_cannot_use(refused, tmp_path, setting, words):
+    assert words in refused("train", write_recipe(tmp_path), setting)
+    assert not (tmp_path / "run").exists()
+
+
 def test_unknown_model(refused, tmp_path):
     said = refused("train", write_recipe(tmp_path), "model.name=ravlt_nanno")
     assert "Unknown model 'ravlt_nanno': did you mean 'ravlt_nano'?" in said

@@ -140,7 +140,9 @@ class Source(lightning.LightningDataModule, Checked):
         dataset = self.val_set()
         count, processes = len(dataset), replica()[1]  # type: ignore[arg-type]
         if 0 < count < processes:
-            raise ValueError(f"There are {count} validation {self.item}s, but {processes} processes: use fewer.")
+            raise ValueError(
+                f"There are {count} validation {self.item}s, but {processes} processes: use fewer processes."
+            )
         loading = self._loading(False) | {"batch_size": self.val_batch_size}
         return Batches(dataset, sampler=PlainOrder(len(dataset)), **loading)  # type: ignore[arg-type]
 

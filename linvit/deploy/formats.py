@@ -65,7 +65,7 @@ def _as_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[
     assert onnx is not None
     graph = onnx.model.graph
     values = [*graph.inputs, *(value for node in graph.all_nodes() for value in node.outputs)]
-    names: dict[str, str] = {}  # of the sizes that may change, which torch calls s34
+    names: dict[str, str] = {}  # of dynamic sizes, which torch calls s34 and the like
     for value, name in zip(graph.inputs, inputs, strict=True):
         for size, axis in zip(value.shape or (), AXES.get(name, ("batch", "heads", "past")), strict=False):
             if not isinstance(size, int):
@@ -92,7 +92,7 @@ def _write_onnx(
 ) -> None:
     onnx = _as_onnx(program, inputs, outputs, opset)
     onnx.model.metadata_props[KEY] = facts
-    onnx.save(str(path))  # weights of over 2 GB beside it
+    onnx.save(str(path))  # weights of more than 2 GB go to a second file
 
 
 def _open_onnx(path: Path, threads: int | None, precision: str) -> tuple[str | None, Session]:
@@ -188,8 +188,8 @@ def _open_executorch(path: Path, threads: int | None, precision: str) -> tuple[s
     with silent_stderr():
         from executorch.runtime import Runtime
 
-        if path.read_bytes()[4:6] != b"ET":  # the runtime would end this process
-            raise ValueError("it does not begin as files of ExecuTorch do")
+        if path.read_bytes()[4:6] != b"ET":  # for which the runtime aborts the process
+            raise ValueError("its first bytes are not those of an ExecuTorch file")
         program = Runtime.get().load_program(path)
         about = program.load_method(KEY).execute([])[0] if KEY in program.method_names else None
         method = program.load_method("forward")
@@ -344,7 +344,7 @@ class FileSession:
             raise ValueError(f"{name} cannot run {self._path} ({reason_of(error)}): export it again.") from error
         if len(outputs) != len(self._facts.outputs) or not all(output.dim() for output in outputs):
             said = len(self._facts.outputs)
-            raise FactsError(f"{self._path} has {len(outputs)} outputs, but says {said}: export it again.")
+            raise FactsError(f"{self._path} has {len(outputs)} outputs, but describes {said}: export it again.")
         return outputs
 
     def __reduce__(self) -> tuple[Any, ...]:

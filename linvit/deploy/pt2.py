@@ -1,6 +1,6 @@
-"""Opens a .pt2 file without torch.export.load, which unpickles, imports and evaluates what a file brings along.
+"""Opens a .pt2 file without torch.export.load, which unpickles, imports and evaluates parts of the file.
 
-The graph in a file is JSON. Nothing of it becomes code: its steps are operators of OPERATORS, its weights are bytes.
+The graph is JSON and the weights are bytes. No part of the file becomes code: every step is an operator in OPERATORS.
 """
 
 import json
@@ -45,7 +45,7 @@ scaled_dot_product_attention selu sigmoid sigmoid_ silu silu_ softmax.int softpl
 upsample_bilinear2d.vec upsample_linear1d.vec upsample_nearest2d.vec _native_batch_norm_legit_no_training
 _upsample_bicubic2d_aa.vec _upsample_bilinear2d_aa.vec
 """
-"""Operators of exported networks and others of their kind; none reads or writes a file, or runs another program."""
+"""The operators that exported networks use, and similar ones. None reads or writes files or starts a program."""
 
 OPERATORS = {f"torch.ops.aten.{name}" + ".default" * ("." not in name) for name in ATEN.split()}
 OPERATORS |= {f"_operator.{name}" for name in SIZES.split()} | {f"math.{name}" for name in ("ceil", "floor", "trunc")}
@@ -68,7 +68,7 @@ class Program:
     """
 
     def __init__(self, graph: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        self._values: list[Any] = []  # weights and constants in their places; None where inputs and results come
+        self._values: list[Any] = []  # weights and constants; None in the places of inputs and results
         self._places: dict[str, int] = {}  # by name
         self._inputs: list[int] = []
         for spec in graph["signature"]["input_specs"]:
@@ -79,7 +79,7 @@ class Program:
                 self._places[content["arg"]["name"]] = self._constant(weights[content[f"{kind}_name"]])
         steps = [self._step(node) for node in graph["graph"]["nodes"]]
         self._outputs = [self._argument(spec["user_output"]["arg"]) for spec in graph["signature"]["output_specs"]]
-        last = {place: number for number, step in enumerate(steps) for place in _flat(step[1:4])}  # that has it
+        last = {place: number for number, step in enumerate(steps) for place in _flat(step[1:4])}  # last use
         ends: list[list[int]] = [[] for _ in steps]
         for place in last.keys() - set(self._outputs):
             ends[last[place]].append(place)
@@ -91,7 +91,9 @@ class Program:
             values[place] = value
         for function, arguments, keywords, results, several, end in self._steps:
             answer = function(*_taken(arguments, values), **{name: _taken(x, values) for name, x in keywords.items()})
-            for place, value in zip(results, answer if several else (answer,), strict=False):  # none of an assertion
+            for place, value in zip(
+                results, answer if several else (answer,), strict=False
+            ):  # an assertion has no result
                 values[place] = value
             for place in end:
                 values[place] = None
@@ -162,9 +164,9 @@ def read(path: Path) -> tuple[str | None, Program]:
     with ZipFile(path) as archive:
         entries = archive.infolist()
         if any(entry.compress_type != ZIP_STORED for entry in entries):
-            raise ValueError("it is compressed, which linvit does not do")
+            raise ValueError("its entries are compressed, but linvit writes them uncompressed")
         if sum(entry.file_size for entry in entries) > path.stat().st_size:
-            raise ValueError("its entries are larger than itself")
+            raise ValueError("its entries are larger than the file")
         names = {entry.filename.partition("/")[2]: entry.filename for entry in entries}
         if any(name.startswith("data/aotinductor/") for name in names):
             raise FactsError(

@@ -114,7 +114,7 @@ def write_explorer(folder: str | Path) -> Path:
 
 
 class _Files(SimpleHTTPRequestHandler):
-    """The files of a folder, and nothing outside it, not even through links, by no other name than this machine's."""
+    """The files of a folder, and nothing outside it, not even through links; requests must name this machine."""
 
     timeout = 60  # seconds without a byte, after which a connection is closed
 

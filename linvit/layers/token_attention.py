@@ -34,7 +34,7 @@ class CurrentGrid:
     def note(self, size: tuple[int, int], patches: ImagePatches | None = None) -> None:
         """Store the grid of the latest images, and their patches if they have different sizes."""
         self.size, self.patches = size, patches
-        # a dictionary that grows in a compiled network would compile it anew
+        # a compiled network is compiled again whenever this dictionary grows
         if patches is None and not is_symbolic(size) and not torch.compiler.is_compiling():
             self._of_number[size[0] * size[1]] = size
 

@@ -48,7 +48,7 @@ def _recomputed(block: nn.Module, x: Tensor, *shared: Any) -> Tensor:
 
 @contextmanager
 def _counted(block: nn.Module) -> Iterator[None]:
-    """Batch norms keep their statistics, which the first computation of the batch has updated."""
+    """Batch norms keep their statistics, because the first forward pass has already updated them."""
     norms = [(m, m.momentum, m.num_batches_tracked) for m in block.modules() if isinstance(m, _BatchNorm)]
     for norm, _, _ in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None

@@ -26,7 +26,9 @@ def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int)
     if not name:
         raise ValueError("`name` is missing: set it to a model that `linvit models` lists.")
     if arguments.get("features_only") or isinstance(arguments.get("pretrained_cfg"), str):
-        raise ValueError("A classifier has no `features_only`, and its `pretrained_cfg` is no text: leave them out.")
+        raise ValueError(
+            "A classifier cannot be created with `features_only`, or with text as `pretrained_cfg`: remove them."
+        )
     for key, needed in (("num_classes", num_classes), ("in_chans", channels)):
         if arguments.setdefault(key, needed) != needed:
             raise ValueError(f"`{key}` is {arguments[key]} but the data has {needed}: remove it, the data sets it.")

@@ -96,7 +96,7 @@ def export(
             `calibrate`); a Mask R-CNN must detect something in them.
         compiled: whether a .pt2 file has machine code for processors like this one, made by torch's AOTInductor with a
             C++ compiler; torch opens it, linvit does not.
-        opset: of an .onnx file, for runtimes that do not know the newest (default: torch's choice, 20 in PyTorch 2.15).
+        opset: opset version of an .onnx file, for older runtimes (default: torch's choice, 20 in PyTorch 2.15).
         int8: whether convolutions and products with weights are computed in 8 bits; only .onnx, .xml and .pte.
         calibrate: with `int8`, image files, folders, PIL images or arrays from which the ranges of activations are
             taken, 16 or more; of more than 256, as many are evenly chosen.

@@ -60,14 +60,14 @@ def check_teacher(weights: str, source: Source) -> None:
     names, expected = about.get("class_names"), source.class_names
     if names and expected and list(names) != list(expected):
         raise ValueError(
-            f"The teacher in {weights} predicts the classes {listed(names)}, but the data has {listed(expected)}: give a"
-            " teacher of these classes, in this order."
+            f"The teacher in {weights} predicts the classes {listed(names)}, but the data has {listed(expected)}:"
+            " give a teacher with these classes in this order."
         )
     for name in ("mean", "std"):
         before = about.get("preprocessing", {}).get(name)
         now = getattr(source.preprocessing, name, None)
         if before is not None and now is not None and list(before) != list(now):
             raise ValueError(
-                f"`{name}` is {list(now)}, but the teacher in {weights} was trained with {list(before)}: set it to"
-                " that."
+                f"`{name}` is {list(now)}, but the teacher in {weights} was trained with {list(before)}: use"
+                " the teacher's."
             )

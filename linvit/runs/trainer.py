@@ -88,7 +88,7 @@ RANGES: dict[str, Any] = {
     "model_registry": None,
     "num_nodes": Count,
     "num_sanity_val_steps": Annotated[int, Range(-1)] | None,
-    "overfit_batches": Annotated[float, Range(0, 0)],
+    "overfit_batches": Annotated[float, OneOf((0,))],
     "plugins": Objects | None,
     "precision": Annotated[str, OneOf((*PRECISIONS.split(), "64", "32", "16", "bf16"))]
     | Annotated[int, OneOf((64, 32, 16))]

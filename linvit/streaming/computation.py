@@ -75,9 +75,9 @@ def stream(
             `read(start, stop)`, which returns rows. Of a file only the rows of a strip are read at a time, if pyvips is
             installed (the extra `stream`).
         rows: height of a strip in pixels; None for what fits the memory.
-        spill: folder for the maps between layers and for the progress: the same call goes on after an interruption;
-            it reads an image that is no file once more, to recognise it. None keeps maps that fit in memory, and others
-            in a temporary folder.
+        spill: folder for the maps between layers and for the progress: the same call resumes after an
+            interruption. To compare the image with that of the earlier call, all rows of a tensor, an array or a reader
+            are read once at the start. None keeps maps in memory if they fit, otherwise in a temporary folder.
         memory: GiB for the maps inside a strip; a map between layers that is larger goes to disk.
         keep: "maps", the outputs of the stages (a DenseBackbone's, with its norms, are always kept); "scores", the
             logits of each position of a classifier's last map, or of each pixel. A segmentor always gives "labels", the

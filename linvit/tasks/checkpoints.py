@@ -115,10 +115,10 @@ class RunFolder(Checkpoint):
         is_best = self._is_best(row, pl_module)
         if validated and math.isnan(row.get(column(pl_module.monitor), math.nan)):
             logger.warning(
-                "There is no %s to choose %s by: the held-out %s have nothing that it is measured on.",
+                "The held-out %s have nothing to measure the %s on, so %s is not updated.",
+                pl_module.counted,
                 pl_module.measures[pl_module.score].heading,
                 BEST,
-                pl_module.counted,
             )
         self.rows.append(row)
         trainer.save_checkpoint(self.last)

@@ -26,3 +26,10 @@ def test_a_seed_below_zero_is_one_sentence(make, seed, tmp_path):
     ):
         make(seed, folder)
     assert not folder.exists()
+
+
+def test_fewer_validation_samples_than_processes_are_one_sentence(monkeypatch):
+    source = Digits()
+    monkeypatch.setattr("linvit.data.source.replica", lambda: (0, len(source.val_set()) + 1))
+    with pytest.raises(ValueError, match=r"There are \d+ validation images, but \d+ processes: use fewer processes"):
+        source.val_dataloader()

@@ -340,3 +340,18 @@ def test_a_swapped_network_compiles_once():
         with torch.no_grad():
             compiled(torch.randn(2, 3, 32, 32))
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("mechanism", ["linear", "rala", "mala"])
+def test_the_backward_pass_of_a_compiled_network_is_the_eager_one(mechanism):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=32, num_heads=2, img_size=32)
+    network = swap_attention(network, mechanism).double()
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    network(images).sum().backward()
+    eager = {name: parameter.grad for name, parameter in network.named_parameters()}
+    network.zero_grad()
+    torch.compile(network, backend="aot_eager")(images).sum().backward()
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(parameter.grad, eager[name], msg=name)

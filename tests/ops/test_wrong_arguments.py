@@ -274,8 +274,10 @@ def test_a_normalizer_may_have_parameters_of_another_dtype(dtype):
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
-def test_an_empty_batch_passes():
-    assert linear_attention(QUERY[:0], KEY[:0], VALUE[:0]).shape == (0, HEADS, TOKENS, WIDTH)
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_empty_batch_passes(causal):
+    out = linear_attention(QUERY[:0], KEY[:0], VALUE[:0], causal=causal)
+    assert out.shape == (0, HEADS, TOKENS, WIDTH)
 
 
 @pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3)), ids=str)

@@ -269,7 +269,7 @@ def test_damaged_and_foreign_files_are_refused(files, tmp_path, suffix):
 def test_random_bytes_with_the_suffix_of_executorch_do_not_end_the_process(tmp_path):
     pytest.importorskip("executorch")
     (tmp_path / "x.pte").write_bytes(np.random.default_rng(0).bytes(4000))
-    with pytest.raises(ValueError, match="does not begin as files of ExecuTorch do"):
+    with pytest.raises(ValueError, match="first bytes are not those of an ExecuTorch file"):
         load_run(tmp_path / "x.pte")
 
 
@@ -288,7 +288,7 @@ def test_only_regular_files_are_opened(tmp_path, suffix, special):
     [
         ({"class_names": ["a"] * 9}, "expected finite numbers for 9 classes"),
         ({"class_names": ["a"] * 11}, "expected finite numbers for 11 classes"),
-        ({"outputs": ["logits", "boxes"]}, "has 1 outputs, but says 2"),
+        ({"outputs": ["logits", "boxes"]}, "has 1 outputs, but describes 2"),
         ({"std": [-1.0]}, "damaged"),
         ({"std": [0.0]}, "damaged"),
         ({"std": [None]}, "damaged"),

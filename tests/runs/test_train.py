@@ -172,7 +172,11 @@ def start(recipe, *more):
 
 @pytest.mark.parametrize(
     "signal_",
-    [pytest.param(signal.SIGINT, id="ctrl_c"), pytest.param(signal.SIGTERM, id="polite_kill", marks=pytest.mark.slow)],
+    [
+        pytest.param(signal.SIGINT, id="ctrl_c"),
+        pytest.param(signal.SIGTERM, id="polite_kill", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, id="closed_terminal", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_to_a_real_process_saves_its_run(straight, tmp_path, signal_):
     recipe = write_recipe(tmp_path)

@@ -25,6 +25,11 @@ def test_overlaps_are_those_of_all_pixels_together():
     )
 
 
+def test_one_class_is_refused():
+    with pytest.raises(ValueError, match="The data has 1 class, expected 2 or more: add the background as a class"):
+        Segmentation(torch.nn.Identity(), num_classes=1)
+
+
 def test_a_class_that_is_only_answered_counts_as_wrong():
     confusion = torch.tensor([[8, 2, 0], [0, 0, 0], [0, 0, 0]])
     measured = overlaps(confusion)

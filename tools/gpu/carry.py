@@ -63,7 +63,7 @@ def prepare(generators: Sequence[Callable[[], object]]) -> str:
             generate()
             print(f"{number} of {len(generators)}: {counts['compiled']} kernels compiled, {counts['read']} read")
     pack(CARRIED)
-    for folder in PACKED:
+    for folder in PACKED if list(CARRIED.glob(f"{CACHES}.*")) else ():  # or they were too large, and stay
         shutil.rmtree(CARRIED / folder, ignore_errors=True)
     if (size := sum(path.stat().st_size for path in CARRIED.rglob("*") if path.is_file()) / 2**20) > TRAVELS:
         raise ValueError(f"build/gpu has {size:.1f} MiB, of at most {TRAVELS}: remove what the next jobs do not need")

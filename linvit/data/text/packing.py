@@ -13,7 +13,7 @@ import numpy as np
 
 from linvit.data.disk import read_json
 from linvit.data.text.source import TextSource
-from linvit.data.text.tokens import WIDTH, Stream, Tokenizer, about_lost, dtype_for, not_given_back
+from linvit.data.text.tokens import WIDTH, Stream, Tokenizer, about_lost, dtype_for, lost_characters
 from linvit.data.unusable import allow, none_usable
 from linvit.files import replacing, write_json
 
@@ -54,7 +54,9 @@ class PackedText(TextSource):
         about, dtype = read_json(path.with_suffix(".json")), dtype_for(self.tokenizer.vocabulary)
         for file, kind in ((path, dtype), (path.with_suffix(".widths"), WIDTH))[: 2 if split == "val" else 1]:
             if not file.is_file() or file.stat().st_size != np.dtype(kind).itemsize * about["tokens"]:
-                raise ValueError(f"{file} is missing or damaged: remove the folder {self.cache}, it is written anew.")
+                raise ValueError(
+                    f"{file} is missing or damaged: delete the folder {self.cache} to pack the text again."
+                )
         self.leave_out(about["unusable"], about["documents"])
         if "lost" in about:
             logger.warning(about["lost"])
@@ -105,7 +107,7 @@ def pack(
             np.asarray(encoded, dtype).tofile(tokens)
             if measures:
                 np.asarray([0, *tokenizer.widths(text)], WIDTH).tofile(widths)
-                lost += not_given_back(tokenizer, text, encoded)
+                lost += lost_characters(tokenizer, text, encoded)
                 size += len(text)
             count, total = count + 1, total + 1 + len(encoded)
             if time.monotonic() > shown + INTERVAL:

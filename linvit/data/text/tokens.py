@@ -180,7 +180,7 @@ def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True
         count += 1
         if measures:
             widths += [np.zeros(1, WIDTH), np.asarray(tokenizer.widths(document), WIDTH)]
-            lost += not_given_back(tokenizer, document, encoded)
+            lost += lost_characters(tokenizer, document, encoded)
             total += len(document)
     if sentence := about_lost(lost, total):
         logger.warning(sentence)
@@ -189,20 +189,20 @@ def join(documents: Iterable[bytes], tokenizer: Tokenizer, measures: bool = True
     return Stream(np.concatenate(tokens), np.concatenate(widths) if measures else None, count)
 
 
-def not_given_back(tokenizer: Tokenizer, text: bytes, tokens: Sequence[int]) -> Counter[str]:
-    """The characters of a text that are not in the text of its tokens, with their numbers."""
+def lost_characters(tokenizer: Tokenizer, text: bytes, tokens: Sequence[int]) -> Counter[str]:
+    """The characters of a text that are missing after encoding and decoding, with their numbers."""
     return Counter(_string(text)) - Counter(tokenizer.decode(tokens))
 
 
 def about_lost(lost: Counter[str], total: int) -> str:
-    """A sentence on the characters that the tokens of a text of `total` bytes do not give back; "" if there are few."""
+    """A sentence on the characters that a text of `total` bytes loses when it is encoded; "" if there are few."""
     count = sum(number * len(character.encode()) for character, number in lost.items())
     if count <= LEAST_LOST * total:
         return ""
     examples = ", ".join(repr(character) for character, _ in lost.most_common(3))
     return (
-        f"The tokens do not give back {count:,} of the {total:,} bytes of the held-out text ({count / total:.2%}), most"
-        f" often {examples}: bits per byte count them all, so compare these only between runs with this tokenizer."
+        f"Decoding the tokens does not restore {count:,} of the {total:,} bytes of the held-out text"
+        f" ({count / total:.2%}), most often {examples}: compare bits per byte only between runs with this tokenizer."
     )
 
 

@@ -60,8 +60,10 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
         place = Path(folder or _get_build_directory(_name(capability), verbose=False))
         library, digest = place / f"{_name(capability)}.so", place / "linvit.sha256"
         with FileLock(place / "linvit.lock"):
-            (place / "lock").unlink(missing_ok=True)  # torch's, of a process that was killed: others wait for ever
-            if not digest.is_file() or digest.read_text() != _digest(library):  # opening a cut library ends the process
+            (place / "lock").unlink(
+                missing_ok=True
+            )  # torch's lock, left by a killed process; others would wait for it forever
+            if not digest.is_file() or digest.read_text() != _digest(library):  # loading a truncated library crashes
                 for path in (library, *place.glob("*.o")):
                     path.unlink(missing_ok=True)
             compiled(
