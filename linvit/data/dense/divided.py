@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from PIL import ExifTags, Image, UnidentifiedImageError
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from linvit.data.dense.objects import ObjectSource
 from linvit.data.disk import check_regular
-from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import SUFFIXES, CorruptImageError
 from linvit.data.source import held_out_of
 from linvit.files import reason_of
 from linvit.ranges import Seed, Share
@@ -66,5 +65,5 @@ def image_size(path: Path) -> tuple[int, int]:
 
 def images_by_name(folder: Path) -> dict[str, Path]:
     """The image files of a folder by their names without ending, sorted; hidden ones and folders are left out."""
-    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
     return {path.stem: path for path in paths if not path.name.startswith(".")}

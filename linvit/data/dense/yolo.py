@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from linvit.data.dense.annotations import Annotations, Collected
 from linvit.data.dense.divided import HeldOutObjects, image_size
 from linvit.data.disk import files_below, read_text
+from linvit.data.images.image import SUFFIXES
 from linvit.ranges import allows, shown
 
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
@@ -152,10 +152,10 @@ def _images(root: Path) -> dict[str, list[Path]]:
         places = (root / shape.format(name) for name in names for shape in (f"{IMAGES}/{{}}", f"{{}}/{IMAGES}", "{}"))
         folder = next((place for place in places if place.is_dir()), None)
         if folder:
-            by_split[split] = files_below(folder, IMG_EXTENSIONS)
+            by_split[split] = files_below(folder, SUFFIXES)
     if by_split:
         return by_split
-    everything = [*files_below(root, IMG_EXTENSIONS), *files_below(root / IMAGES, IMG_EXTENSIONS)]
+    everything = [*files_below(root, SUFFIXES), *files_below(root / IMAGES, SUFFIXES)]
     return {"": sorted(set(everything))}  # a link, which is not followed, may lead to images/
 
 
