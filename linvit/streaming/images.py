@@ -168,7 +168,7 @@ class VipsPixels:
 
 
 def _as_pillow(image: Any, channels: int) -> Any:
-    """Grey or RGB of 8 bits, the values of `converted` in linvit.data.images.image: libvips' own use colour profiles."""
+    """Grey or RGB of 8 bits, as `converted` in linvit.data.images.image; libvips itself would use colour profiles."""
     if image.format == "ushort":
         image = image >> 8
     colours = [image[band].cast("int") for band in range(min(3, image.bands) if image.bands > 2 else 1)]

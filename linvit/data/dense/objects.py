@@ -27,6 +27,7 @@ from linvit.data.dense.transforms import (
 )
 from linvit.data.images.image import CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder
+from linvit.data.source import untrained
 from linvit.data.unusable import allow
 from linvit.files import user_path
 from linvit.ranges import Amount, OneOf, Share
@@ -124,6 +125,8 @@ class ObjectSource(DenseSource):
         if len(indices) < len(known.images):
             empty = len(known.images) - len(indices)
             logger.info("%s: %d images without objects are not used for training.", known.path, empty)
+        if absent := untrained(known.class_names, known.present, "object"):
+            logger.warning(absent)
         return ObjectImages(self.folder("train"), known, self.transform, indices, self.needs_masks, False)
 
     def val_set(self) -> Dataset[Any]:

@@ -1,11 +1,12 @@
 """Objects in YOLO's format: a text file for each image, with boxes or polygons in shares of its width and height."""
 
+import contextlib
 import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
@@ -13,12 +14,13 @@ from linvit.data.dense.annotations import Annotations, Collected
 from linvit.data.dense.divided import HeldOutObjects, image_size
 from linvit.data.disk import files_below, read_text
 from linvit.data.images.image import SUFFIXES
-from linvit.ranges import allows, shown
+from linvit.ranges import Range, allows, shown
 
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
 IMAGES, LABELS = "images", "labels"
 NO_LABELS = ("classes.txt", "train.txt", "val.txt", "test.txt")  # lists that may lie next to the label files
 LARGEST = 2**20  # bytes of a file that names the classes
+OUTSIDE = 0.01  # by which rounding moves a point out of its image
 BOX, POLYGON = 5, 7  # numbers on a line: the class and a box, or the class and three points or more
 
 
@@ -31,6 +33,8 @@ class Yolo(HeldOutObjects):
     by default those of a .yaml file in root with `names`, or the lines of classes.txt. held_out, split, options: see
     HeldOutObjects.
 
+    Of lines with keypoints, which `kpt_shape` in that .yaml file announces, the boxes are read.
+
     Raises ValueError for folders without images, missing class names, and annotations that cannot be used.
     """
 
@@ -41,6 +45,8 @@ class Yolo(HeldOutObjects):
         words = next(lines, [])
         if len(words) < BOX or not all(map(_is_number, words)):
             return None
+        with contextlib.suppress(ValueError):
+            words = words[:BOX] if any(_settings_in(path)[1] for path in _yaml_files(root)) else words
         return {"name": "yolo", "root": str(root)} | ({"needs_masks": False} if len(words) == BOX else {})
 
     def folder(self, split: str) -> Path:
@@ -48,7 +54,7 @@ class Yolo(HeldOutObjects):
 
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
         self.existing(self.root)
-        name_of = self._names(class_names)
+        name_of, keypoints = self._names(class_names)
         classes = class_names or list(name_of.values())
         collected = Collected(classes)
         label_of = {number: classes.index(name) for number, name in name_of.items() if name in classes}
@@ -71,9 +77,13 @@ class Yolo(HeldOutObjects):
                 collected.unusable.append(str(error))
                 continue
             collected.add_image(image.relative_to(self.root).as_posix(), size)
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    _add(collected, f"{present[image]}, line {number}", line, label_of, size)
+            seen = {"": 0}
+            for number, line in enumerate(map(str.strip, lines), start=1):
+                if seen.setdefault(line, number) == number:
+                    _add(collected, f"{present[image]}, line {number}", line, label_of, size, keypoints)
+                elif line:
+                    same = f"{present[image]}, line {number} repeats line {seen[line]}: remove it."
+                    collected.complaints.append(same)
         of_images = {label_file(image) for images in by_split.values() for image in images}
         lonely = sorted({other for path in present.values() for other in path.parent.glob("*.txt")} - of_images)
         collected.unusable += [
@@ -81,12 +91,12 @@ class Yolo(HeldOutObjects):
         ]
         return collected.annotations(self.root, self.needs_masks)
 
-    def _names(self, class_names: list[str] | None) -> dict[int, str]:
-        """The name of each class by its number in the files."""
-        for path in sorted([*self.root.glob("*.yaml"), *self.root.glob("*.yml")]):
-            names = _names_in(path)
+    def _names(self, class_names: list[str] | None) -> tuple[dict[int, str], int]:
+        """The name of each class by its number in the files, and how many numbers of a line describe keypoints."""
+        for path in _yaml_files(self.root):
+            names, keypoints = _settings_in(path)
             if names:
-                return names
+                return names, keypoints
         for path in (self.root / "classes.txt", self.root / LABELS / "classes.txt"):
             if path.exists() and class_names is None:
                 class_names = [line.strip() for line in read_text(path).split("\n") if line.strip()]
@@ -95,13 +105,15 @@ class Yolo(HeldOutObjects):
                 f"The data folder {self.root} names no classes: set `class_names`, or add a .yaml file with `names`,"
                 " or classes.txt."
             )
-        return dict(enumerate(class_names))
+        return dict(enumerate(class_names)), 0
 
 
-def _add(collected: Collected, place: str, line: str, label_of: Mapping[int, int], size: tuple[int, int]) -> None:
+def _add(
+    collected: Collected, place: str, line: str, label_of: Mapping[int, int], size: tuple[int, int], keypoints: int
+) -> None:
     """Adds the object of a line to an image of size (height, width)."""
     try:
-        label, shape = read_line(line, label_of)
+        label, shape = read_line(line, label_of, keypoints)
     except ValueError as error:
         collected.complaints.append(f"{place} {error}: correct or remove it.")
         return
@@ -116,21 +128,27 @@ def _add(collected: Collected, place: str, line: str, label_of: Mapping[int, int
     collected.add_object(place, label, bbox=box, segmentation=[polygon], area=_area(across, down))
 
 
-def read_line(line: str, label_of: Mapping[int, int]) -> tuple[int, list[float]]:
+def read_line(line: str, label_of: Mapping[int, int], keypoints: int = 0) -> tuple[int, list[float]]:
     """The class and the numbers of a box (4) or polygon (6 or more) in 0..1; raises ValueError that states the fault.
 
-    label_of: the class of each number that the files may have.
+    label_of: the class of each number that the files may have. keypoints: numbers after each box that are not read.
     """
     words = line.split()
     if not all(map(_is_number, words)):
         raise ValueError(f"is {shown(line)}, expected numbers")
+    if keypoints and len(words) != BOX + keypoints:
+        raise ValueError(f"has {len(words)} numbers, expected {BOX + keypoints}: a class, a box and its keypoints")
+    words = words[:BOX] if keypoints else words
     if len(words) != BOX and (len(words) < POLYGON or len(words) % 2 == 0):
         raise ValueError(f"has {len(words)} numbers, expected a class and a box (5) or a polygon (7, 9, 11 …)")
     number = float(words[0])
     if number not in label_of:
         known = f"one of {len(label_of)} from {min(label_of)} to {max(label_of)}" if label_of else "a known one"
         raise ValueError(f"has the class {words[0]}, expected {known}")
-    return label_of[int(number)], [float(word) for word in words[1:]]
+    shape = [float(word) for word in words[1:]]
+    if len(shape) >= POLYGON - 1 and not -OUTSIDE <= min(shape) <= max(shape) <= 1 + OUTSIDE:
+        raise ValueError("has a polygon that leaves 0..1 (keypoints need `kpt_shape` in the .yaml file)")
+    return label_of[int(number)], shape
 
 
 def label_file(image: Path) -> Path:
@@ -159,6 +177,10 @@ def _images(root: Path) -> dict[str, list[Path]]:
     return {"": sorted(set(everything))}  # a link, which is not followed, may lead to images/
 
 
+def _yaml_files(root: Path) -> list[Path]:
+    return sorted([*root.glob("*.yaml"), *root.glob("*.yml")])
+
+
 def _lines_if_readable(path: Path) -> list[str]:
     try:
         return read_text(path).split("\n")
@@ -180,13 +202,16 @@ def _area(across: Sequence[float], down: Sequence[float]) -> float:
     return abs(doubled) / 2
 
 
-def _names_in(path: Path) -> dict[int, str]:
-    """The `names` of a .yaml file, a list or a mapping from whole numbers; {} if it has none."""
+def _settings_in(path: Path) -> tuple[dict[int, str], int]:
+    """The `names` of a .yaml file, a list or a mapping from whole numbers, and the product of its `kpt_shape`, or 0."""
     if os.path.isfile(path) and path.stat().st_size > LARGEST:
         raise ValueError(f"{path} is larger than {LARGEST // 2**10:,} KiB, expected a list of classes: remove it.")
+    text = read_text(path)
     try:
-        content = yaml.safe_load(read_text(path))
-    except (yaml.YAMLError, RecursionError) as error:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise ValueError("it has an alias, which can stand for any number of values")
+        content = yaml.safe_load(text)
+    except Exception as error:  # a wrong date, boolean or key each has its own
         raise ValueError(f"{path} is not valid YAML ({' '.join(str(error).split()):.100}): correct it.") from error
     names = content.get("names", {}) if isinstance(content, dict) else {}
     names = dict(enumerate(names)) if isinstance(names, list) else names
@@ -196,4 +221,7 @@ def _names_in(path: Path) -> dict[int, str]:
         )
     if len(set(names.values())) < len(names):
         raise ValueError(f"{path} names two classes alike: rename one of them.")
-    return {key: str(names[key]) for key in sorted(names)}
+    shape = content.get("kpt_shape", [0]) if names else [0]
+    if not allows(list[Annotated[int, Range(0, LARGEST)]], shape):
+        raise ValueError(f"{path} has the kpt_shape {shown(shape)}, expected two whole numbers: correct it.")
+    return {key: str(names[key]) for key in sorted(names)}, math.prod(shape)

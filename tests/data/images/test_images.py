@@ -8,7 +8,6 @@ from PIL import Image
 from linvit.data.images.image import CorruptImageError, Preprocessing, converted, open_image
 
 
-
 def write_tiff(path, values, photometric=1):
     """A TIFF of one strip, as Pillow does not write it: kind "f", "i" or "u" of `values`, (height, width)."""
     bits, form = values.itemsize * 8, {"u": 1, "i": 2, "f": 3}[values.dtype.kind]
@@ -45,7 +44,7 @@ def test_values_of_unknown_range_are_refused(tmp_path, kind):
     with pytest.raises(CorruptImageError, match=r"image\.tif has .* range is unknown, .*: scale them to 0\.\.255"):
         open_image(tmp_path / "image.tif")
     if kind != np.int8:  # which only a file can be
-        with pytest.raises(CorruptImageError, match="The image has .* range is unknown"):
+        with pytest.raises(CorruptImageError, match=r"The image has .* range is unknown"):
             converted(Image.fromarray(GREY.astype(kind if kind == np.float32 else np.int32)), 3)
 
 
