@@ -265,7 +265,7 @@ def test_of_keypoints_the_boxes_are_read(tmp_path, shape):
             yolo(root, needs_masks=False)
 
 
-BOMB = "a: &a [x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefg", "bcdefgh"))
+BOMB = "a: &a [x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True))
 
 
 @pytest.mark.parametrize(
