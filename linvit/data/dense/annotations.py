@@ -248,7 +248,9 @@ def _box(bbox: Any, size: tuple[int, int]) -> list[float]:
         raise ValueError(f"has a box of {width:g}×{height:g} px (width × height), smaller than a pixel")
     inside = min(left + width, size[1]) - max(left, 0), min(top + height, size[0]) - max(top, 0)
     if min(inside) < SMALLEST_SIDE:
-        raise ValueError(f"has the box {bbox} outside its image of {size[0]}×{size[1]} px (height × width)")
+        turned = left + width <= size[0] and top + height <= size[1]
+        hint = ", whose EXIF data may turn it after the boxes were drawn" if turned else ""
+        raise ValueError(f"has the box {bbox} outside its image of {size[0]}×{size[1]} px (height × width){hint}")
     return [left, top, left + width, top + height]
 
 

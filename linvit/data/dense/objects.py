@@ -195,8 +195,9 @@ class ObjectImages(Dataset[Any]):
         size = about["height"], about["width"]
         if tuple(image.shape[-2:]) != size:
             height, width = image.shape[-2:]
+            turned = " after its EXIF data turned it" if size == (width, height) else ""
             return (
-                f"{path} has {height}×{width} px, but {self.annotations.path} says that it has"
+                f"{path} has {height}×{width} px{turned}, but {self.annotations.path} says that it has"
                 f" {size[0]}×{size[1]} px (height × width): use images and annotations that belong together."
             )
         kept = [entry for entry in entries if self.keeps_crowds or not entry["iscrowd"]]

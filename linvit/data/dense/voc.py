@@ -1,5 +1,6 @@
 """Objects with boxes in Pascal VOC's layout: Annotations/*.xml, JPEGImages/ and ImageSets/Main/*.txt."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from linvit.files import reason_of
 from linvit.ranges import shown
 
 LISTS = Path("ImageSets", "Main")
-NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,30})?", re.ASCII)
+NUMBER = re.compile(r"[+-]?(\d{1,9}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,2})?", re.ASCII)
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -59,8 +60,10 @@ class Voc(HeldOutObjects):
                 sizes[name], documents[name] = read_document(path)
             except ValueError as error:
                 damaged += [str(error)] if name in wanted else []
-        objects = (item for items in documents.values() for item in items)
+        objects = itertools.chain(*documents.values())
         classes = class_names or sorted({item.name for item in objects if isinstance(item, _Object)})
+        if not classes and (faults := [*damaged, *itertools.chain(*documents.values())]):
+            raise ValueError(faults[0])
         if not classes:
             raise ValueError(f"The annotations in {folder} name no object: set `root` to other data.")
         collected = Collected(classes)
@@ -160,7 +163,7 @@ def _object(item: ElementTree.Element) -> _Object:
         raise ValueError("has no name")
     left, top, right, bottom = (_number(item.find(f"bndbox/{side}"), side) for side in SIDES)
     box = [left - 1, top - 1, right - left + 1, bottom - top + 1]
-    return _Object(name, box, (item.findtext("difficult") or "").strip() == "1")
+    return _Object(name, box, (item.findtext("difficult") or "").strip().lower() in ("1", "true"))
 
 
 def _number(element: ElementTree.Element | None, name: str) -> float:

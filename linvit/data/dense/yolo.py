@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ import yaml
 
 from linvit.data.dense.annotations import Annotations, Collected
 from linvit.data.dense.divided import HeldOutObjects, image_size
+from linvit.data.dense.masks import area_of
 from linvit.data.disk import files_below, read_text
 from linvit.data.images.image import SUFFIXES
 from linvit.ranges import Range, allows, shown
@@ -19,7 +20,11 @@ from linvit.ranges import Range, allows, shown
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
 IMAGES, LABELS = "images", "labels"
 NO_LABELS = ("classes.txt", "train.txt", "val.txt", "test.txt")  # lists that may lie next to the label files
-LARGEST = 2**20  # bytes of a file that names the classes
+LARGEST, DEEPEST, LONGEST = (
+    2**20,
+    16,
+    10_000,
+)  # bytes, levels, and characters of a value, of a file that names the classes
 OUTSIDE = 0.01  # by which rounding moves a point out of its image
 BOX, POLYGON = 5, 7  # numbers on a line: the class and a box, or the class and three points or more
 
@@ -125,7 +130,7 @@ def _add(
     across, down = [x * width for x in shape[::2]], [y * height for y in shape[1::2]]
     polygon = [value for point in zip(across, down, strict=True) for value in point]
     box = [min(across), min(down), max(across) - min(across), max(down) - min(down)]
-    collected.add_object(place, label, bbox=box, segmentation=[polygon], area=_area(across, down))
+    collected.add_object(place, label, bbox=box, segmentation=[polygon], area=area_of(polygon))
 
 
 def read_line(line: str, label_of: Mapping[int, int], keypoints: int = 0) -> tuple[int, list[float]]:
@@ -195,21 +200,19 @@ def _is_number(word: str) -> bool:
         return False
 
 
-def _area(across: Sequence[float], down: Sequence[float]) -> float:
-    """The area of a polygon in square pixels (the shoelace formula)."""
-    following = [*range(1, len(across)), 0]
-    doubled: float = sum(across[i] * down[j] - across[j] * down[i] for i, j in enumerate(following))
-    return abs(doubled) / 2
-
-
 def _settings_in(path: Path) -> tuple[dict[int, str], int]:
     """The `names` of a .yaml file, a list or a mapping from whole numbers, and the product of its `kpt_shape`, or 0."""
     if os.path.isfile(path) and path.stat().st_size > LARGEST:
         raise ValueError(f"{path} is larger than {LARGEST // 2**10:,} KiB, expected a list of classes: remove it.")
     text = read_text(path)
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise ValueError("it has an alias, which can stand for any number of values")
+        depth = 0
+        for event in yaml.parse(text):  # the time for what is refused here would have no bound
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > DEEPEST or len(getattr(event, "value", "")) > LONGEST:
+                raise ValueError(
+                    f"it has an alias, more than {DEEPEST} levels, or over {LONGEST:,} characters in a value"
+                )
         content = yaml.safe_load(text)
     except Exception as error:  # a wrong date, boolean or key each has its own
         raise ValueError(f"{path} is not valid YAML ({' '.join(str(error).split()):.100}): correct it.") from error

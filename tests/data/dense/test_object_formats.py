@@ -201,6 +201,33 @@ def test_an_object_of_voc_that_cannot_be_used_is_left_out_up_to_the_limit(tmp_pa
     assert voc(root, max_bad_annotations=1).annotations("val").num_objects == [0, 2]
 
 
+@pytest.mark.parametrize("text", ["<bndbox>", "<name>", "gbk"])
+def test_a_fault_of_all_files_of_voc_is_said_first(tmp_path, text):
+    root = write_voc(tmp_path / "data")
+    for path in (root / "Annotations").iterdir():
+        content = path.read_text()
+        head = "<?xml version='1.0' encoding='gbk'?>"
+        path.write_text(
+            head + content if text == "gbk" else content.replace(text, "<x>").replace("</" + text[1:], "</x>")
+        )
+    with pytest.raises(ValueError, match=r"[a-e]\.xml(, object 1 has (no name|'' as xmin)| is not a readable XML file)"):
+        voc(root)
+
+
+def test_numbers_of_voc_may_have_an_exponent_and_difficult_may_be_a_word(tmp_path):
+    root = write_voc(tmp_path / "data")
+    path = root / "Annotations" / "d.xml"
+    for before, after in (
+        ("<xmin>6<", "<xmin>6.0e0<"),
+        ("<xmax>25<", "<xmax>.25E+2<"),
+        ("difficult>0<", "difficult>True<"),
+    ):
+        assert before in path.read_text()
+        path.write_text(path.read_text().replace(before, after))
+    (entry,) = voc(root).annotations("val").of_image(0)
+    assert (entry["box"], entry["iscrowd"]) == ([5, 6, 25, 26], 1)
+
+
 def test_an_unknown_class_of_voc_is_named(tmp_path):
     root = write_voc(tmp_path / "data")
     with pytest.raises(ValueError, match=r"e\.xml, object 1 has the unknown class 'cat': correct or remove it"):
@@ -217,6 +244,8 @@ def test_an_image_may_lack_its_size_in_voc_but_not_have_another(tmp_path):
     assert voc(root).val_set()[0][1]["original_size"] == (36, 64)
     path.write_text(xml((64, 64), []))
     assert "d.jpg has 36×64 px, but " in voc(root).val_set()[0]
+    path.write_text(xml((64, 36), []))
+    assert "d.jpg has 36×64 px after its EXIF data turned it, but " in voc(root).val_set()[0]
 
 
 @pytest.mark.parametrize(
@@ -265,12 +294,22 @@ def test_of_keypoints_the_boxes_are_read(tmp_path, shape):
             yolo(root, needs_masks=False)
 
 
-BOMB = "a: &a [x,x]\n" + "".join(f"{b}: &{b} [{','.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True))
+BOMB = "a: &a [x,x]\n" + "".join(
+    f"{b}: &{b} [{','.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True)
+)
 
 
 @pytest.mark.parametrize(
     "text",
-    [BOMB + "names: *h", "names: !!timestamp x", "names: 2024-99-99", "names: !!bool x", "names: !!int x", "[" * 9999],
+    [
+        BOMB + "names: *h",
+        "names: !!timestamp x",
+        "names: 2024-99-99",
+        "names: !!bool x",
+        "names: !!int x",
+        "[" * 9999,
+        "1:1" * 9999,
+    ],
 )
 def test_yaml_that_cannot_be_used_is_one_sentence(tmp_path, text):
     root = write_yolo(tmp_path)
