@@ -51,13 +51,8 @@ class Coco(ObjectSource):
 
     def file(self, split: str) -> Path:
         """The annotation file of a split, whether or not it exists."""
-        if not self.root.is_dir():
-            raise ValueError(f"The data folder {self.root} does not exist: set `root` to a folder in COCO's layout.")
-        if file := self.files[split]:
-            return self.root / user_path(file)
-        paths = [self.root / "annotations" / f"instances_{name}.json" for name in SPLITS[split]]
-        paths += [self.root / name / ROBOFLOW for name in SPLITS[split]]
-        return next((path for path in paths if os.path.exists(path)), paths[0])
+        file = self.files[split]
+        return self.root / user_path(file) if file else find_file(self.root, split, "instances")
 
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
         return read_annotations(self.file(split), self.needs_masks, class_names)
@@ -68,6 +63,15 @@ class Coco(ObjectSource):
 
     def first_split(self) -> str:
         return "val" if os.path.exists(self.file("val")) else "train"
+
+
+def find_file(root: Path, split: str, kind: str) -> Path:
+    """The path of a split's annotations, whether or not there is such a file. kind: "instances" or "panoptic"."""
+    if not root.is_dir():
+        raise ValueError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
+    paths = [root / "annotations" / f"{kind}_{name}.json" for name in SPLITS[split]]
+    paths += [root / name / ROBOFLOW for name in SPLITS[split] if kind == "instances"]
+    return next((path for path in paths if os.path.exists(path)), paths[0])
 
 
 def find_images(root: Path, split: str) -> Path:

@@ -4,16 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import ExifTags, Image, UnidentifiedImageError
-
 from linvit.data.dense.objects import ObjectSource
-from linvit.data.disk import check_regular
-from linvit.data.images.image import SUFFIXES, CorruptImageError
+from linvit.data.images.image import SUFFIXES
 from linvit.data.source import held_out_of
-from linvit.files import reason_of
 from linvit.ranges import Seed, Share
-
-TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 
 
 class HeldOutObjects(ObjectSource):
@@ -45,22 +39,6 @@ class HeldOutObjects(ObjectSource):
         if not folder.is_dir():
             raise ValueError(f"The data folder {folder} does not exist: set `root` to another folder.")
         return folder
-
-
-def image_size(path: Path) -> tuple[int, int]:
-    """(height, width) of an image file after it is turned upright, without decoding it.
-
-    Raises CorruptImageError, naming the file.
-    """
-    try:
-        check_regular(path)
-        with Image.open(path) as image:
-            width, height = image.size
-            turned = image.getexif().get(ExifTags.Base.Orientation) in TURNED
-    except Exception as error:  # the error for a damaged file depends on its format
-        reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
-        raise CorruptImageError(f"{path} is not a readable image ({reason}): replace or remove the file.") from error
-    return (width, height) if turned else (height, width)
 
 
 def images_by_name(folder: Path) -> dict[str, Path]:

@@ -8,10 +8,10 @@ import numpy as np
 from PIL import Image
 
 from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects, image_size, images_by_name
+from linvit.data.dense.divided import HeldOutObjects, images_by_name
 from linvit.data.dense.masks import box_around, to_runs
 from linvit.data.disk import check_regular
-from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import CorruptImageError, size_of
 from linvit.files import reason_of
 
 SPLITS = ("train", "val")
@@ -55,7 +55,7 @@ class InstanceMasks(HeldOutObjects):
         for name in by_name if folder != self.root else self.divided(list(by_name), split):
             image, masks = by_name[name]
             try:
-                size = image_size(image)
+                size = size_of(image)
             except CorruptImageError as error:
                 collected.unusable.append(str(error))
                 continue
@@ -142,8 +142,8 @@ def read_values(path: Path, lossless: bool = False) -> np.ndarray:
             if image.mode in WHOLE_NUMBERS:
                 return np.asarray(image)
             *colours, alpha = np.moveaxis(np.asarray(image.convert("RGBA")).astype(np.int64), 2, 0)
-            if lossless:
-                return np.where(alpha > 0, colours[0] + 256 * colours[1] + 256**2 * colours[2], 0)
-            return alpha if alpha.min() < alpha.max() else np.max(colours, 0)
+            brightness: np.ndarray = alpha if alpha.min() < alpha.max() else np.max(colours, 0)
+            numbers = np.where(alpha > 0, colours[0] + 256 * colours[1] + 256**2 * colours[2], 0)
+            return numbers if lossless else brightness
     except Exception as error:  # the error for a damaged file depends on its format
         raise CorruptImageError(f"{path} is not a readable mask ({reason_of(error)}): replace the file.") from error

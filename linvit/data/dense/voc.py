@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects, image_size, images_by_name
+from linvit.data.dense.divided import HeldOutObjects, images_by_name
 from linvit.data.disk import check_regular, files_below, read_text, stays_inside
-from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import CorruptImageError, size_of
 from linvit.files import reason_of
 from linvit.ranges import shown
 
@@ -87,7 +87,7 @@ class Voc(HeldOutObjects):
             collected.unusable.append(f"{path} has no image {path.stem} in JPEGImages: add it, or remove the file.")
             return
         try:
-            collected.add_image(image.name, size or image_size(image))
+            collected.add_image(image.name, size or size_of(image))
         except CorruptImageError as error:
             collected.unusable.append(str(error))
             return

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import yaml
 
 from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects, image_size
+from linvit.data.dense.divided import HeldOutObjects
 from linvit.data.dense.masks import area_of
 from linvit.data.disk import files_below, read_text
-from linvit.data.images.image import SUFFIXES
+from linvit.data.images.image import SUFFIXES, size_of
 from linvit.ranges import Range, allows, shown
 
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
-IMAGES, LABELS = "images", "labels"
+IMAGES, LABELS, YAML = "images", "labels", "*.y*ml"
 NO_LABELS = ("classes.txt", "train.txt", "val.txt", "test.txt")  # lists that may lie next to the label files
 LARGEST, DEEPEST, LONGEST = (
     2**20,
@@ -51,7 +51,7 @@ class Yolo(HeldOutObjects):
         if len(words) < BOX or not all(map(_is_number, words)):
             return None
         with contextlib.suppress(ValueError):
-            words = words[:BOX] if any(_settings_in(path)[1] for path in _yaml_files(root)) else words
+            words = words[:BOX] if any(_settings_in(path)[1] for path in root.glob(YAML)) else words
         return {"name": "yolo", "root": str(root)} | ({"needs_masks": False} if len(words) == BOX else {})
 
     def folder(self, split: str) -> Path:
@@ -76,7 +76,7 @@ class Yolo(HeldOutObjects):
             raise ValueError(f"None of the {len(images)} {split} images of {self.root} has a text file: add labels.")
         for image in images:
             try:
-                size = image_size(image)
+                size = size_of(image)
                 lines = read_text(present[image]).split("\n") if image in present else []
             except ValueError as error:
                 collected.unusable.append(str(error))
@@ -98,7 +98,7 @@ class Yolo(HeldOutObjects):
 
     def _names(self, class_names: list[str] | None) -> tuple[dict[int, str], int]:
         """The name of each class by its number in the files, and how many numbers of a line describe keypoints."""
-        for path in _yaml_files(self.root):
+        for path in sorted(self.root.glob(YAML)):
             names, keypoints = _settings_in(path)
             if names:
                 return names, keypoints
@@ -180,10 +180,6 @@ def _images(root: Path) -> dict[str, list[Path]]:
         return by_split
     everything = [*files_below(root, SUFFIXES), *files_below(root / IMAGES, SUFFIXES)]
     return {"": sorted(set(everything))}  # a link, which is not followed, may lead to images/
-
-
-def _yaml_files(root: Path) -> list[Path]:
-    return sorted([*root.glob("*.yaml"), *root.glob("*.yml")])
 
 
 def _lines_if_readable(path: Path) -> list[str]:

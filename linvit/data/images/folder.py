@@ -3,6 +3,7 @@
 Tiny ImageNet's validation images, all in one folder with a table of their classes, are read too.
 """
 
+import contextlib
 import hashlib
 import logging
 from collections import Counter
@@ -163,8 +164,12 @@ class ImageFiles(Dataset[Any]):
             return naming(error, path)
 
     def sizes(self) -> list[tuple[int, int]]:
-        """Height and width of each image, from the headers of the files."""
-        return [size_of(path) for path, _ in self.files]
+        """Height and width of each image, from the headers of the files; (0, 0) of one that is unreadable."""
+        sizes = dict.fromkeys((path for path, _ in self.files), (0, 0))
+        for path in sizes:
+            with contextlib.suppress(CorruptImageError):  # reading the image says what is wrong
+                sizes[path] = size_of(path)
+        return [sizes[path] for path, _ in self.files]
 
     def __len__(self) -> int:
         return len(self.files)

@@ -23,12 +23,8 @@ THINNEST = 1000  # long side over short side; scaled to a short side of 256 px, 
 MODES = {1: "L", 3: "RGB"}
 UNNAMED = "The image"
 PAGED: list[str] = []  # the first file of a list that has several pages
-SUFFIXES = (
-    *IMG_EXTENSIONS,
-    *(".gif", ".apng", ".jfif", ".jpe", ".mpo", ".jp2", ".j2k", ".jpx", ".avif", ".tga", ".dib", ".pnm", ".pbm"),
-    *(".qoi", ".pcx", ".psd", ".sgi", ".ico", ".dds"),
-)
-"""The endings of image files in folders."""
+MORE = ".gif .apng .jfif .jpe .mpo .jp2 .j2k .jpx .avif .tga .dib .pnm .pbm .qoi .pcx .psd .sgi .ico .dds"
+SUFFIXES = (*IMG_EXTENSIONS, *MORE.split())  # of image files in folders
 PHOTOMETRIC, WHITE_IS_ZERO, SAMPLE_FORMAT, SIGNED = 262, 0, 339, 2  # tags of TIFF, and values of theirs
 ORIENTATION, SIDEWAYS = ExifTags.Base.Orientation, (5, 6, 7, 8)
 Side = Annotated[int, Range(SMALLEST, LARGEST, because="networks halve an image five times")]
@@ -124,10 +120,7 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
     except CorruptImageError as error:
         raise CorruptImageError(naming(error, str(name or file))) from None
     except Exception as error:  # the error for a damaged file depends on its format
-        reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
-        raise CorruptImageError(
-            f"{name or file} is not a readable image ({reason}): replace or remove the file."
-        ) from error
+        raise _unreadable(name or file, error) from error
 
 
 def say_pages(name: str) -> None:
@@ -153,14 +146,22 @@ def check_large_enough(height: int, width: int, name: str) -> None:
 
 
 def size_of(file: str | Path) -> tuple[int, int]:
-    """Height and width of an image file as `open_image` returns it, from its header; (0, 0) if that is unreadable."""
+    """Height and width of an image file as `open_image` returns it, from its header.
+
+    Raises CorruptImageError, naming the file.
+    """
     try:
         check_regular(file)
         with Image.open(file) as image:
             width, height = image.size
             return (width, height) if image.getexif().get(ORIENTATION, 1) in SIDEWAYS else (height, width)
-    except Exception:  # reading the image says what is wrong
-        return 0, 0
+    except Exception as error:  # the error for a damaged file depends on its format
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: object, error: Exception) -> CorruptImageError:
+    reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
+    return CorruptImageError(f"{file} is not a readable image ({reason}): replace or remove the file.")
 
 
 def _check_shape(width: int, height: int) -> None:

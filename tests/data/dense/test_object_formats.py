@@ -210,7 +210,7 @@ def test_a_fault_of_all_files_of_voc_is_said_first(tmp_path, text):
         path.write_text(
             head + content if text == "gbk" else content.replace(text, "<x>").replace("</" + text[1:], "</x>")
         )
-    with pytest.raises(ValueError, match=r"[a-e]\.xml(, object 1 has (no name|'' as xmin)| is not a readable XML file)"):
+    with pytest.raises(ValueError, match=r"[a-e]\.xml(, object 1 has (no name|'' as xmin)| is not a readable XML)"):
         voc(root)
 
 
