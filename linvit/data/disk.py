@@ -42,8 +42,8 @@ def files_below(folder: Path, suffixes: Iterable[str], others: Counter[str] | No
         visible = [*folders, *(name for name in names if not name.startswith("."))]
         paths += [Path(place, name) for name in visible if os.path.splitext(name)[1].lower() in endings]
         if others is not None:
-            found = (os.path.splitext(name)[1].lower() for name in visible[len(folders) :])
-            others.update(ending for ending in found if ending not in endings)
+            given = (os.path.splitext(name)[1].lower() for name in visible[len(folders) :])
+            others.update(ending for ending in given if ending not in endings)
     return sorted(paths)
 
 
