@@ -50,8 +50,8 @@ def files_below(folder: Path, suffixes: Iterable[str], others: Counter[str] | No
 def say_unread(folder: Path, others: Counter[str], kind: str = "image") -> None:
     """Warns of the files of a folder that are not read because of their endings."""
     if others:
-        counts = [f"{count:,} {ending or 'without an ending'}" for ending, count in others.most_common(5)]
-        logger.warning("%d files of %s are not read as %ss: %s", others.total(), folder, kind, ", ".join(counts))
+        counts = [f"{count:,} {ending or 'without an ending'}" for ending, count in others.most_common(9)]
+        logger.warning("Not read as %ss in %s, because of their endings: %s", kind, folder, ", ".join(counts))
 
 
 def stays_inside(name: str) -> bool:

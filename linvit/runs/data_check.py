@@ -92,8 +92,8 @@ def check_data(
     whole = find_format(root, format)
     kind = SOURCES[whole["name"]]
     check_names("setting of the data", overrides, parameters(kind))
-    if overrides.keys() & {"class_names", "classes", "values"}:
-        whole.pop("num_labels", None)  # only guessed
+    if overrides.keys() & {"class_names", "classes", "num_labels", "values"}:
+        whole = {key: value for key, value in whole.items() if key not in ("num_labels", "values")}  # only guessed
     elif "num_labels" in whole and allows(list[int], void := overrides.get("void", [])):
         whole["num_labels"] -= sum(label < whole["num_labels"] for label in {*void})
     whole |= overrides

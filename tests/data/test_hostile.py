@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import re
 import resource
 import signal
 from pathlib import Path

@@ -182,8 +182,7 @@ def test_classes_without_training_data_are_problems(tmp_path):
     for split in ("train", "val"):
         write_image(tmp_path / "b" / split / "images" / "a.png", (40, 36))
         write_array(tmp_path / "b" / split / "masks" / "a.png", np.tri(40, 36, dtype=np.uint8) * 255)
-    settings = {"num_labels": 2, "values": None}
-    (problem,) = check_data(tmp_path / "b", "label_maps", settings).problems
+    (problem,) = check_data(tmp_path / "b", "label_maps", {"num_labels": 2}).problems
     assert problem.startswith("No training image has 1 of the classes: 1; 255 is ignored")
     assert check_data(tmp_path / "b", "label_maps").problems == []
     write_voc(tmp_path / "v")

@@ -17,7 +17,7 @@ def test_files_that_are_not_read_are_counted_and_pages_are_said_once_for_a_list(
         items, missing = find_images([tmp_path])
         assert ([path.name for _, path in items], missing) == (list(names), [])
         assert all(read_image(path, name).getpixel((0, 0)) == (0, 0, 0) for name, path in items)
-        assert caplog.text.count(f"4 files of {tmp_path} are not read as images: 2 .dcm, 1 ") == times
+        assert caplog.text.count(f"Not read as images in {tmp_path}, because of their endings: 2 .dcm, 1 ") == times
         assert caplog.text.count("only the first is read") == times
 
 
