@@ -12,6 +12,7 @@ import yaml
 
 from linvit.data.contents import Content
 from linvit.data.dense.annotations import read_annotations
+from linvit.data.images.image import PAGED
 from linvit.data.source import Source, listed, untrained
 from linvit.data.text.benchmarks import benchmarks_in, read_benchmark
 from linvit.data.unusable import collecting
@@ -83,6 +84,7 @@ def check_data(
     """
     overrides = overrides or {}
     root = user_path(root)
+    PAGED.clear()
     if not root.exists():
         raise ValueError(f"There is no {root}: give a folder of data.")
     if not root.is_dir():

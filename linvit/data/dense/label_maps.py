@@ -21,7 +21,7 @@ from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
 from linvit.data.disk import check_regular, read_text
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
-from linvit.data.source import untrained
+from linvit.data.source import listed, untrained
 from linvit.data.unusable import allow
 from linvit.files import reason_of, user_path
 from linvit.ranges import Range, Share
@@ -316,7 +316,8 @@ def read_map(path: Path, labels: Sequence[int], void: Sequence[int] = (IGNORED,)
     classes = class_of[values]
     if (classes == unknown).any():
         row, column = np.argwhere(classes == unknown)[0].tolist()
-        known = f"{labels[0]} to {labels[-1]}" if labels[-1] - labels[0] < len(labels) else ", ".join(map(str, labels))
+        is_range = labels[-1] - labels[0] in range(len(labels))
+        known = f"{labels[0]} to {labels[-1]}" if is_range else listed([*map(str, labels)])
         ignored = f", and {' and '.join(map(str, sorted(set(void))))} for ignored pixels" if void else ""
         raise CorruptImageError(
             f"{path} has the label {values[row, column]} at row {row}, column {column}, expected"

@@ -20,11 +20,7 @@ from linvit.ranges import Range, allows, shown
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
 IMAGES, LABELS, YAML = "images", "labels", "*.y*ml"
 NO_LABELS = ("classes.txt", "train.txt", "val.txt", "test.txt")  # lists that may lie next to the label files
-LARGEST, DEEPEST, LONGEST = (
-    2**20,
-    16,
-    10_000,
-)  # bytes, levels, and characters of a value, of a file that names the classes
+LARGEST, DEEPEST, LONGEST = 2**20, 16, 10_000  # bytes of a .yaml file, levels, and characters of a value
 OUTSIDE = 0.01  # by which rounding moves a point out of its image
 BOX, POLYGON = 5, 7  # numbers on a line: the class and a box, or the class and three points or more
 
@@ -223,4 +219,4 @@ def _settings_in(path: Path) -> tuple[dict[int, str], int]:
     shape = content.get("kpt_shape", [0]) if names else [0]
     if not allows(list[Annotated[int, Range(0, LARGEST)]], shape):
         raise ValueError(f"{path} has the kpt_shape {shown(shape)}, expected two whole numbers: correct it.")
-    return {key: str(names[key]) for key in sorted(names)}, math.prod(shape)
+    return {key: str(names[key]) for key in sorted(names)}, math.prod(shape or [0])

@@ -79,7 +79,8 @@ class MultiLabelImages(AugmentedSource):
         return {"name": "labelled", "root": str(root)} if (root / TABLE).exists() else None
 
     def train_set(self) -> Dataset[Any]:
-        present = {self.class_names.index(name) for entry in self.entries["train"] for name in entry.labels}
+        names = {name for entry in self.entries["train"] for name in entry.labels}
+        present = [label for label, name in enumerate(self.class_names) if name in names]
         if absent := untrained(self.class_names, present, "image"):
             logger.warning(absent)
         return super().train_set()

@@ -77,6 +77,7 @@ def test_values_say_which_class_a_label_is(tmp_path, caplog):
     assert source(root, values=[255, 0]).val_set()[0][1].tolist() == (1 - np.tri(40, 36)).tolist()
     write_array(root / "val/masks/a.png", np.full((40, 36), 9, np.uint8))
     assert "has the label 9 at row 0, column 0, expected 0, 255, and 7 for ignored" in data.val_set()[0]
+    assert "has the label 9 at row 0, column 0, expected 255, 0" in source(root, values=[255, 0]).val_set()[0]
     for wrong in ({"values": [0, 0]}, {"values": [0, VOID]}, {"values": [0, 1], "class_names": ["a"]}):
         with pytest.raises(ValueError, match=r"`values` has 2 labels, expected \d, one for each class"):
             source(root, **wrong)
