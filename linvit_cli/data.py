@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from linvit_cli.failures import SOME_FAILED
+from linvit_cli.failures import SOME_FAILED, say
 from linvit_cli.overrides import data_settings
 from linvit_cli.parser import examples, listing, whole
-from linvit_cli.streams import complain, show
+from linvit_cli.streams import show
 from linvit_cli.tables import show_rows
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HELP = "Make small data sets, or check your own."
 EXAMPLES = ("linvit data make-scenes data/scenes", "linvit data check data/scenes/segmentation")
 TAKES_OVERRIDES = True
-MOST_CLASSES = 30
+MOST_CLASSES, MOST_PROBLEMS, LONGEST_NAME = 30, 100, 80
 Action = Callable[[argparse.Namespace], int]
 
 
@@ -129,9 +129,8 @@ def _check(options: argparse.Namespace) -> int:
         show(f"A language model is evaluated by\n\n{command}")
     if not checked.problems:
         return 0
-    heading = f"linvit: {len(checked.problems)} problem{'s' if len(checked.problems) > 1 else ''} found:"
-    complain("\n  ".join([heading, *checked.problems]))
-    return SOME_FAILED
+    heading = f"linvit: {len(checked.problems):,} problem{'s' if len(checked.problems) > 1 else ''} found:"
+    return say("\n  ".join([heading, *checked.problems]), SOME_FAILED, MOST_PROBLEMS)
 
 
 def _counts(split: "CheckedSplit") -> dict[str, str]:
@@ -144,7 +143,7 @@ def _classes(splits: "Sequence[CheckedSplit]") -> list[dict[str, str]]:
     rows: dict[str, dict[str, str]] = {}
     for split in splits:
         for name, amounts in split.classes.items():
-            row = rows.setdefault(name, {"class": name})
+            row = rows.setdefault(name, {"class": name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]} …"})
             row |= {f"{split.name} {heading}": f"{amount:,}" for heading, amount in amounts.items()}
     return list(rows.values())
 

@@ -126,12 +126,12 @@ def _first_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[0].rstrip(" .")
 
 
-def say(sentence: str, code: int) -> int:
-    """Prints a sentence and at most LISTED lines below it on stderr; returns the exit code."""
+def say(sentence: str, code: int, most: int = LISTED) -> int:
+    """Prints a sentence and at most so many lines below it on stderr; returns the exit code."""
     first, *listed = sentence.strip().splitlines() or [""]  # the sentence may be followed by a list
-    lines = [first, *listed[:LISTED]]
-    if len(listed) > LISTED:
-        lines.append(f"  … and {len(listed) - LISTED} more")
+    lines = [first, *listed[:most]]
+    if len(listed) > most:
+        lines.append(f"  … and {len(listed) - most:,} more")
     complain("\n".join(LONG_WORD.sub(r"\1 … \2", line) for line in lines))
     return code
 

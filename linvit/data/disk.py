@@ -1,10 +1,14 @@
 """Files of a data set on disk: only regular files are opened, hidden ones are ignored, text is UTF-8."""
 
 import json
+import logging
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 def check_regular(path: str | Path) -> None:
@@ -26,15 +30,28 @@ def is_hidden(path: Path, root: Path) -> bool:
     return any(name.startswith(".") for name in path.relative_to(root).parts)
 
 
-def files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
-    """The paths with one of these endings (".jpg", in either case) at any depth, sorted; hidden ones are left out."""
+def files_below(folder: Path, suffixes: Iterable[str], others: Counter[str] | None = None) -> list[Path]:
+    """The paths with one of these endings (".jpg", in either case) at any depth, sorted; hidden ones are left out.
+
+    others: gets the number of the files with each other ending.
+    """
     endings = {suffix.lower() for suffix in suffixes}
     paths: list[Path] = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         visible = [*folders, *(name for name in names if not name.startswith("."))]
         paths += [Path(place, name) for name in visible if os.path.splitext(name)[1].lower() in endings]
+        if others is not None:
+            given = (os.path.splitext(name)[1].lower() for name in visible[len(folders) :])
+            others.update(ending for ending in given if ending not in endings)
     return sorted(paths)
+
+
+def say_unread(folder: Path, others: Counter[str], kind: str = "image") -> None:
+    """Warns of the files of a folder that are not read because of their endings."""
+    if others:
+        counts = [f"{count:,} {ending or 'without an ending'}" for ending, count in others.most_common(9)]
+        logger.warning("Not read as %ss in %s, because of their endings: %s", kind, folder, ", ".join(counts))
 
 
 def stays_inside(name: str) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +63,14 @@ def held_out_of(names: Sequence[str], held_out: float, split: int) -> set[str]:
 def listed(names: Sequence[str]) -> str:
     """The first five names."""
     return ", ".join(names[:SHOWN]) + (" …" if len(names) > SHOWN else "")
+
+
+def untrained(class_names: Sequence[str], present: Collection[int], item: str, ignores: bool = False) -> str:
+    """A sentence on the classes that no training item has; "" if there are none. ignores: pixels may be 255."""
+    absent = [name for label, name in enumerate(class_names) if label not in present]
+    drawn = ignores and len(present) == 1  # a program's 0 and 255
+    hint = "; 255 is ignored: if it is a class, set `values` to the label of each class" if drawn else ""
+    return f"No training {item} has {len(absent)} of the classes: {listed(absent)}{hint}." if absent else ""
 
 
 class Source(lightning.LightningDataModule, Checked):

@@ -12,11 +12,12 @@ import yaml
 
 from linvit.data.contents import Content
 from linvit.data.dense.annotations import read_annotations
-from linvit.data.source import Source, listed
+from linvit.data.images.image import PAGED
+from linvit.data.source import Source, listed, untrained
 from linvit.data.text.benchmarks import benchmarks_in, read_benchmark
 from linvit.data.unusable import collecting
 from linvit.files import user_path
-from linvit.ranges import check, check_names, known
+from linvit.ranges import allows, check, check_names, known
 from linvit.runs.progress import tracked
 from linvit.runs.settings import as_tuple, parameters
 from linvit.runs.tasks import SOURCES
@@ -83,6 +84,7 @@ def check_data(
     """
     overrides = overrides or {}
     root = user_path(root)
+    PAGED.clear()
     if not root.exists():
         raise ValueError(f"There is no {root}: give a folder of data.")
     if not root.is_dir():
@@ -92,6 +94,10 @@ def check_data(
     whole = find_format(root, format)
     kind = SOURCES[whole["name"]]
     check_names("setting of the data", overrides, parameters(kind))
+    if overrides.keys() & {"class_names", "classes", "num_labels", "values"}:
+        whole = {key: value for key, value in whole.items() if key not in ("num_labels", "values")}  # only guessed
+    elif "num_labels" in whole and allows(list[int], void := overrides.get("void", [])):
+        whole["num_labels"] -= sum(label < whole["num_labels"] for label in {*void})
     whole |= overrides
     with collecting() as problems:
         source = kind(**{key: as_tuple(value) for key, value in whole.items() if key != "name"})
@@ -139,6 +145,7 @@ def _fitting(root: Path) -> dict[str, dict[str, Any]]:
 
 def _checked(source: Source, name: str, problems: list[str], progress: bool) -> Iterable[CheckedSplit]:
     """The contents of a split; nothing if the data have no such split, which becomes a problem."""
+    before = len(problems)
     try:
         contents = source.contents(name)
     except ValueError as error:
@@ -158,6 +165,11 @@ def _checked(source: Source, name: str, problems: list[str], progress: bool) -> 
         for heading, amounts in sample.amounts.items():
             by_class.setdefault(heading, Counter()).update(amounts)
     counts.update(contents.others)
+    if not samples and len(problems) == before:
+        problems.append(f"The {name} data have no {contents.item or source.item} that can be used: add some.")
+    for heading in list(by_class)[:1] if name == "train" else []:
+        absent = untrained(source.class_names, +by_class[heading], heading[:-1], counts["ignored pixels"] > 0)
+        problems += filter(None, [absent])
     classes = {
         class_name: {heading: amounts[label] for heading, amounts in by_class.items()}
         for label, class_name in enumerate(source.class_names if by_class else [])

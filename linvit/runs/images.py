@@ -1,6 +1,7 @@
 """Input images of predictions and analyses: files, folders, and images in memory."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,11 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2.functional import center_crop
 
 from linvit.analysis.scores import evenly
-from linvit.data.disk import files_below
-from linvit.data.images.image import CorruptImageError, converted, large_enough, open_image
+from linvit.data.disk import files_below, say_unread
+from linvit.data.images.image import PAGED, SUFFIXES, CorruptImageError, converted, large_enough, open_image
 from linvit.data.source import Source
 from linvit.files import user_path
 
@@ -40,7 +40,10 @@ def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tu
             items.append((f"{kind} {number}", item))
             continue
         path = user_path(item)
-        files = [path] if path.is_file() else files_below(path, suffixes)
+        others = Counter[str]()
+        files = [path] if path.is_file() else files_below(path, suffixes, others)
+        if files:
+            say_unread(path, others, kind)
         items += [(str(file), file) for file in files]
         if path.is_dir() and not files:
             endings = ", ".join(suffixes[:3]) + " …" * (len(suffixes) > 3)
@@ -54,7 +57,8 @@ def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tu
 
 def find_images(inputs: Sequence[Any]) -> tuple[list[tuple[str, Any]], list[str]]:
     """`find_inputs` for images."""
-    return find_inputs(inputs, IMG_EXTENSIONS, "image")
+    PAGED.clear()
+    return find_inputs(inputs, SUFFIXES, "image")
 
 
 def read_image(item: Any, name: str, channels: int = 3) -> Image.Image:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from linvit.arguments import form, kind
-from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import CorruptImageError, say_pages
 from linvit.data.images.image import open_image as open_whole_image
 from linvit.files import user_path
 
@@ -104,17 +104,17 @@ def _opened(path: Path, channels: int) -> Any:
     """The pixels (height, width, channels) of a file; libvips, if it is installed, reads those that are sliced."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no image at {path}: check the path.")
+    advice = ""
     try:
         return VipsPixels(path, channels)
     except ImportError:
-        pass
+        advice = ", or install pyvips, which reads larger images and more formats: `pip install 'linvit[stream]'`"
+    except CorruptImageError as error:
+        refused = error
     try:
         whole = np.asarray(open_whole_image(path, channels))
     except CorruptImageError as error:
-        raise CorruptImageError(
-            f"{str(error).rstrip('.')}, or install pyvips, which reads larger images and more formats: `pip install"
-            " 'linvit[stream]'`."
-        ) from error
+        raise CorruptImageError(f"{str(error).rstrip('.')}{advice}.") if advice else refused from error
     return whole.reshape(*whole.shape[:2], channels)
 
 
@@ -125,8 +125,8 @@ class VipsPixels:
 
     Raises:
         ImportError: without pyvips.
-        CorruptImageError: for a file that libvips cannot open, and for one that is not grey, RGB or CMYK of 8 or 16
-            bits.
+        CorruptImageError: for a file that libvips cannot open or reads otherwise than Pillow, and for one that is not
+            grey, RGB or CMYK of 8 or 16 bits.
     """
 
     dtype = np.dtype(np.uint8)
@@ -139,14 +139,18 @@ class VipsPixels:
             if image.format not in ("uchar", "ushort") or image.bands not in BANDS.get(image.interpretation, ()):
                 raise CorruptImageError(
                     f"{path} has {image.bands} bands of the format {image.format} ({image.interpretation}), expected"
-                    " grey or RGB of 8 or 16 bits: convert it."
+                    " grey or RGB of 8 or 16 bits: scale it to 0..255 and save it with 8 bits."
                 )
-            image = image.colourspace("srgb" if channels == 3 else "b-w")
+            if image.get("vips-loader").startswith("heif"):  # no rows of AVIF can be read alone; the decoders differ
+                raise CorruptImageError(f"{path} is not read by libvips.")
+            if image.get_typeof("n-pages") and image.get("n-pages") > 1:
+                say_pages(str(path))
+            image = _as_pillow(image, channels)
         except pyvips.Error as error:
             raise CorruptImageError(
                 f"{path} is not a readable image ({_reason(error)}): replace or remove the file."
             ) from error
-        self._image, self._path = image.extract_band(0, n=channels).cast("uchar"), path
+        self._image, self._path = image, path
         self.shape = (image.height, image.width, channels)
 
     def __getitem__(self, rows: slice) -> Any:
@@ -161,6 +165,22 @@ class VipsPixels:
                 f"The rows {start:,} to {stop - 1:,} of {self._path} cannot be read ({_reason(error)}): replace the"
                 " file."
             ) from error
+
+
+def _as_pillow(image: Any, channels: int) -> Any:
+    """Grey or RGB of 8 bits, as `converted` in linvit.data.images.image; libvips itself would use colour profiles."""
+    if image.format == "ushort":
+        image = image >> 8
+    colours = [image[band].cast("int") for band in range(min(3, image.bands) if image.bands > 2 else 1)]
+    if image.interpretation == "cmyk":
+        light = 255 - image[3].cast("int")
+        rounded = [colour * light + 128 for colour in colours]
+        colours = [light - (((product >> 8) + product) >> 8) for product in rounded]
+    if channels == 1 and len(colours) == 3:
+        red, green, blue = colours
+        colours = [(red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16]
+    joined = colours[0] if channels == 1 else (colours * 3)[0].bandjoin((colours * 3)[1:3])
+    return joined.cast("uchar")
 
 
 def _reason(error: Exception) -> str:

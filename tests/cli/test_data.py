@@ -11,8 +11,8 @@ from linvit_cli import main
 @pytest.fixture
 def scenes(tmp_path, capsys):
     folder = tmp_path / "scenes"
-    assert main(["data", "make-scenes", str(folder), "--train", "3", "--val", "2", "--size", "64", "--seed", "5"]) == 0
-    assert capsys.readouterr().out.startswith("5 scenes: ")
+    assert main(["data", "make-scenes", str(folder), "--train", "30", "--val", "2", "--size", "64", "--seed", "5"]) == 0
+    assert capsys.readouterr().out.startswith("32 scenes: ")
     return folder
 
 
@@ -70,6 +70,19 @@ def test_boxes_alone_are_checked_if_asked(scenes, capsys):
     assert said[0] == f"linvit: {len(said) - 1} problems found:"
     assert all("has no mask" in line for line in said[1:])
     assert main(["data", "check", str(path), "data.needs_masks=false"]) == 0
+
+
+def test_many_problems_and_long_names_are_cut(scenes, capsys):
+    path = scenes / "detection/annotations/instances_val.json"
+    content = json.loads(path.read_text())
+    content["categories"][0]["name"] = "long name " * 500
+    content["annotations"] = [{"id": number, "image_id": 99} for number in range(20_000)]
+    path.write_text(json.dumps(content))
+    assert main(["data", "check", str(path)]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("linvit: 20,000 problems found:\n")
+    assert shown.err.endswith("\n  … and 19,900 more\n")
+    assert len(shown.out) < 10_000
 
 
 def test_a_single_problem_is_singular(scenes, capsys):

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import re
 import resource
 import signal
 from pathlib import Path
@@ -121,9 +122,11 @@ def test_an_odd_image_is_read_or_refused_in_a_sentence(images):
             assert path.name.startswith(READABLE), path.name
             assert (image.mode, grey.mode) == ("RGB", "L")
         else:
-            assert f"{path} is not a readable image (" in sentence + same
+            unknown = path.stem in ("mode_F", "mode_I")
+            says = " values, whose range is unknown" if unknown else " is not a readable image ("
+            assert re.search(re.escape(str(path)) + ".*" + re.escape(says), sentence + same)
             assert UNREADABLE.get(path.name, "") in sentence
-            assert not path.name.startswith(READABLE) or path.name.startswith(("damaged_", "mode_LAB"))
+            assert not path.name.startswith(READABLE) or path.name.startswith(("damaged_", "mode_LAB")) or unknown
 
 
 def test_image_folders_leave_odd_images_out(images):

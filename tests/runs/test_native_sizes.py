@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from linvit.data.images.folder import ImageFiles
 from linvit.data.images.image import ORIENTATION, Preprocessing, open_image, size_of
 from linvit.data.order import batches_of_one_size
 from linvit.runs import load_run
@@ -145,7 +146,8 @@ def test_the_header_says_the_size_of_the_upright_image(orientation, tmp_path):
     height, width = size_of(tmp_path / "photo.jpg")
     assert (width, height) == open_image(tmp_path / "photo.jpg").size
     (tmp_path / "text.jpg").write_text("no image")
-    assert size_of(tmp_path / "text.jpg") == size_of(tmp_path / "none.jpg") == (0, 0)
+    files = [(str(tmp_path / name), 0) for name in ("text.jpg", "photo.jpg", "none.jpg")]
+    assert ImageFiles(files, None, 3).sizes() == [(0, 0), (height, width), (0, 0)]
 
 
 def test_pixels_are_not_changed():

@@ -12,12 +12,14 @@ from torch import nn
 from torch.testing import assert_close
 
 import linvit
+from linvit.data.images.image import open_image as open_whole_image
 from linvit.files import locked
 from linvit.layers.operator import Operator
 from linvit.models.dense.backbone import DenseBackbone
 from linvit.models.dense.segmentors import SemanticFPN, UperNet
 from linvit.ops import attention_scores
 from linvit.streaming import Query, stream
+from linvit.streaming.images import open_image
 from linvit.streaming.journal import Journal
 
 float64 = torch.float64
@@ -427,6 +429,24 @@ def test_bands_that_are_no_colours(tmp_path, pixels, readable):
             ValueError, match=r"image.tif has \d bands of the format .*, expected grey or RGB of 8 or 16"
         ):
             stream(network, file)
+
+
+@pytest.mark.parametrize("ending", ["tif", "jpg", "png", "webp", "gif", "avif", "bmp", "tga", "jp2"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "P", "1", "I;16", "RGBA"])
+def test_files_have_the_pixels_that_they_have_in_training(tmp_path, mode, ending):
+    vips()
+    colours = np.random.default_rng(0).integers(0, 256, (70, 64, 3), np.uint8)
+    wide = Image.fromarray(colours[..., 0].astype(np.uint16) * 250)
+    file = tmp_path / f"image.{ending}"
+    try:
+        (wide if mode == "I;16" else Image.fromarray(colours).convert(mode)).save(file)
+    except (OSError, ValueError):
+        return  # no format has all modes
+    for channels in (1, 3):
+        mean = (0.5,) * channels
+        rows = open_image(file, {"mean": mean, "std": mean}, torch.float32).read(0, 70)[0].permute(1, 2, 0)
+        expected = np.asarray(open_whole_image(file, channels)).reshape(70, 64, channels)
+        assert np.array_equal(((rows.numpy() * 0.5 + 0.5) * 255).round(), expected)
 
 
 @pytest.mark.parametrize("with_vips", [True, False])

@@ -37,8 +37,8 @@ class Annotations:
     file_name, height and width of each. category_ids: the category id of each class. records: the annotations of each
     image, pickled, because worker processes share bytes but would copy millions of numbers. num_objects: number of
     annotations per image that are not crowds. complaints: a sentence for each annotation that was left out. kept:
-    positions in the dictionary of the others. clipped: number of boxes that were cut at the image border. unusable: a
-    sentence for each image that was left out.
+    positions in the dictionary of the others. clipped: number of boxes that were cut at the image border. present: the
+    classes that have an object. unusable: a sentence for each image that was left out.
     """
 
     path: Path
@@ -51,6 +51,7 @@ class Annotations:
     complaints: list[str] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     clipped: int = 0
+    present: set[int] = field(default_factory=set)
     unusable: list[str] = field(default_factory=list)
 
     def of_image(self, index: int) -> list[dict[str, Any]]:
@@ -141,6 +142,7 @@ def check_annotations(
         known.kept.append(number)
         known.clipped += _clip(record["box"], known.images[index])
         records[index].append(record)
+        known.present |= set() if record["iscrowd"] else {record["label"]}
     known.num_objects = [sum(not record["iscrowd"] for record in entries) for entries in records]
     known.records = [pickle.dumps(entries) for entries in records]
     return known
@@ -246,7 +248,9 @@ def _box(bbox: Any, size: tuple[int, int]) -> list[float]:
         raise ValueError(f"has a box of {width:g}×{height:g} px (width × height), smaller than a pixel")
     inside = min(left + width, size[1]) - max(left, 0), min(top + height, size[0]) - max(top, 0)
     if min(inside) < SMALLEST_SIDE:
-        raise ValueError(f"has the box {bbox} outside its image of {size[0]}×{size[1]} px (height × width)")
+        turned = left + width <= size[0] and top + height <= size[1]
+        hint = ", whose EXIF data may turn it after the boxes were drawn" if turned else ""
+        raise ValueError(f"has the box {bbox} outside its image of {size[0]}×{size[1]} px (height × width){hint}")
     return [left, top, left + width, top + height]
 
 

@@ -6,41 +6,71 @@ from typing import Any
 
 from linvit.data.dense.annotations import Annotations, read_annotations
 from linvit.data.dense.objects import ObjectSource
+from linvit.data.images.image import Side
+from linvit.files import user_path
 
-SPLITS = {"train": ("train2017", "train"), "val": ("val2017", "val")}
+SPLITS = {"train": ("train2017", "train"), "val": ("val2017", "val", "valid")}
+ROBOFLOW = "_annotations.coco.json"  # beside the images of a split
+SINGLE = {"annotations/instances_default.json": "images", "result.json": "."}
+"""The file that CVAT and Label Studio write for data without splits, and the folder of its images."""
 
 
 class Coco(ObjectSource):
     """Objects in COCO's format.
 
     root: folder with annotations/instances_train2017.json (or …_train.json) and the images in train2017, train,
-    images/train2017 or images/train; the same for val. class_names: fixes the order of the classes; by default it is
+    images/train2017 or images/train; the same for val; or with train/_annotations.coco.json and the images beside it,
+    and valid/. train, val: other annotation files; train_images, val_images: the folders of their images; all of them
+    relative to root. class_names: fixes the order of the classes; by default it is
     that of the category ids. options: see ObjectSource.
 
     Raises ValueError for files that are missing or cannot be used.
     """
 
+    def __init__(
+        self,
+        root: str,
+        long_side: Side = 1333,
+        short_side: Side = 800,
+        train: str | None = None,
+        val: str | None = None,
+        train_images: str | None = None,
+        val_images: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.files, self.folders = {"train": train, "val": val}, {"train": train_images, "val": val_images}
+        super().__init__(root, long_side, short_side, **options)
+
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
-        if not any((root / "annotations").glob("instances_*.json")):
-            return None
-        return {"name": "coco", "root": str(root)}
+        about = {"name": "coco", "root": str(root)}
+        for file, images in SINGLE.items():
+            if (root / file).exists() and (root / "images").is_dir():
+                return about | {"train": file, "train_images": images}
+        return about if any([*root.glob("annotations/instances_*.json"), *root.glob(f"*/{ROBOFLOW}")]) else None
+
+    def file(self, split: str) -> Path:
+        """The annotation file of a split, whether or not it exists."""
+        file = self.files[split]
+        return self.root / user_path(file) if file else find_file(self.root, split, "instances")
 
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
-        return read_annotations(find_file(self.root, split), self.needs_masks, class_names)
+        return read_annotations(self.file(split), self.needs_masks, class_names)
 
     def folder(self, split: str) -> Path:
-        return find_images(self.root, split)
+        folder = self.folders[split]
+        return self.root / user_path(folder) if folder else find_images(self.root, split)
 
     def first_split(self) -> str:
-        return "val" if os.path.exists(find_file(self.root, "val")) else "train"
+        return "val" if os.path.exists(self.file("val")) else "train"
 
 
-def find_file(root: Path, split: str) -> Path:
-    """The path annotations/instances_*.json of a split, whether or not there is such a file."""
+def find_file(root: Path, split: str, kind: str) -> Path:
+    """The path of a split's annotations, whether or not there is such a file. kind: "instances" or "panoptic"."""
     if not root.is_dir():
         raise ValueError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
-    paths = [root / "annotations" / f"instances_{name}.json" for name in SPLITS[split]]
+    paths = [root / "annotations" / f"{kind}_{name}.json" for name in SPLITS[split]]
+    paths += [root / name / ROBOFLOW for name in SPLITS[split] if kind == "instances"]
     return next((path for path in paths if os.path.exists(path)), paths[0])
 
 

@@ -4,17 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import ExifTags, Image, UnidentifiedImageError
-from torchvision.datasets.folder import IMG_EXTENSIONS
-
 from linvit.data.dense.objects import ObjectSource
-from linvit.data.disk import check_regular
-from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import SUFFIXES
 from linvit.data.source import held_out_of
-from linvit.files import reason_of
 from linvit.ranges import Seed, Share
-
-TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 
 
 class HeldOutObjects(ObjectSource):
@@ -48,23 +41,7 @@ class HeldOutObjects(ObjectSource):
         return folder
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """(height, width) of an image file after it is turned upright, without decoding it.
-
-    Raises CorruptImageError, naming the file.
-    """
-    try:
-        check_regular(path)
-        with Image.open(path) as image:
-            width, height = image.size
-            turned = image.getexif().get(ExifTags.Base.Orientation) in TURNED
-    except Exception as error:  # the error for a damaged file depends on its format
-        reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
-        raise CorruptImageError(f"{path} is not a readable image ({reason}): replace or remove the file.") from error
-    return (width, height) if turned else (height, width)
-
-
 def images_by_name(folder: Path) -> dict[str, Path]:
     """The image files of a folder by their names without ending, sorted; hidden ones and folders are left out."""
-    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
     return {path.stem: path for path in paths if not path.name.startswith(".")}

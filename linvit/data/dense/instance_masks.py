@@ -8,16 +8,17 @@ import numpy as np
 from PIL import Image
 
 from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects, image_size, images_by_name
+from linvit.data.dense.divided import HeldOutObjects, images_by_name
 from linvit.data.dense.masks import box_around, to_runs
 from linvit.data.disk import check_regular
-from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import CorruptImageError, size_of
 from linvit.files import reason_of
 
 SPLITS = ("train", "val")
 MAPS = (("PNGImages", "PedMasks"), ("images", "masks"))  # folders of images and of their maps
 ENDINGS = ("_mask", "")  # of a map's name after that of its image
 IMAGES, MASKS = "images", "masks"  # in the folder of each image
+LOSSY = ("JPEG", "MPO", "WEBP", "AVIF", "JPEG2000")
 WHOLE_NUMBERS = ("1", "L", "P", "I", "I;16", "I;16B")  # modes of Pillow
 CLASS = "object"
 
@@ -54,7 +55,7 @@ class InstanceMasks(HeldOutObjects):
         for name in by_name if folder != self.root else self.divided(list(by_name), split):
             image, masks = by_name[name]
             try:
-                size = image_size(image)
+                size = size_of(image)
             except CorruptImageError as error:
                 collected.unusable.append(str(error))
                 continue
@@ -111,7 +112,7 @@ def _masks(files: Path | list[Path], complaints: list[str]) -> Iterator[tuple[st
     """(place, mask) of each object, boolean (height, width); files that cannot be read become complaints."""
     try:
         if isinstance(files, Path):
-            values = read_values(files)
+            values = read_values(files, lossless=True)
             yield from ((f"{files}, object {value}", values == value) for value in np.unique(values).tolist() if value)
             return
     except CorruptImageError as error:
@@ -119,20 +120,30 @@ def _masks(files: Path | list[Path], complaints: list[str]) -> Iterator[tuple[st
         return
     for file in files:
         try:
-            yield str(file), read_values(file) > 0
+            values = read_values(file)
+            yield str(file), values > values.max() / 2  # the border of an object may be blurred
         except CorruptImageError as error:
             complaints.append(str(error))
 
 
-def read_values(path: Path) -> np.ndarray:
-    """The values of a mask or map, (height, width); of an image in colour its brightness.
+def read_values(path: Path, lossless: bool = False) -> np.ndarray:
+    """The values of a map, (height, width): one of two channels or more is transparent where it is 0.
 
-    Raises CorruptImageError, naming the file.
+    Of colours red + 256 green + 65,536 blue; of the mask of one object (not lossless) the opacity or the largest.
+
+    Raises CorruptImageError, naming the file, if it cannot be read, or is not lossless.
     """
     try:
         check_regular(path)
         with Image.open(path) as image:
             image.load()
-            return np.asarray(image if image.mode in WHOLE_NUMBERS else image.convert("RGB").convert("L"))
+            if lossless and image.format in LOSSY:
+                raise ValueError(f"{image.format} changes the numbers of the objects, expected a PNG")
+            if image.mode in WHOLE_NUMBERS:
+                return np.asarray(image)
+            *colours, alpha = np.moveaxis(np.asarray(image.convert("RGBA")).astype(np.int64), 2, 0)
+            brightness: np.ndarray = alpha if alpha.min() < alpha.max() else np.max(colours, 0)
+            numbers = np.where(alpha > 0, colours[0] + 256 * colours[1] + 256**2 * colours[2], 0)
+            return numbers if lossless else brightness
     except Exception as error:  # the error for a damaged file depends on its format
         raise CorruptImageError(f"{path} is not a readable mask ({reason_of(error)}): replace the file.") from error

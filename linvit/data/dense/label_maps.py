@@ -1,6 +1,7 @@
 """Images with label maps: 8-bit images whose values are classes, in several layouts."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,8 @@ from linvit.data.contents import Content, Contents, untransformed
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
 from linvit.data.disk import check_regular, read_text
-from linvit.data.images.image import CorruptImageError, Side
+from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
+from linvit.data.source import listed, untrained
 from linvit.data.unusable import allow
 from linvit.files import reason_of, user_path
 from linvit.ranges import Range, Share
@@ -34,7 +36,10 @@ LAYOUTS: tuple[tuple[str, str], ...] = (
     ("{}/images", "{}/masks"),
 )
 CLASSES_FILE = "classes.txt"
-PEEKED = 100  # maps whose labels are read to find the number of classes
+MODES = ("1", "L", "P", "I;16", "I;16B")  # of one channel of whole numbers
+PEEKED = 100  # maps whose labels are read to find the number of classes, and classes that no map has
+
+logger = logging.getLogger(__name__)
 
 Factor = Annotated[float, Range(above=0, most=10)]
 Label = Annotated[int, Range(0, IGNORED)]
@@ -105,11 +110,26 @@ class MapSource(DenseSource):
         allow(unpaired, self.max_corrupt, "max_corrupt")
         return LabelledMaps(pairs, transform, self.read_labels)
 
+    def _say_untrained(self, pairs: Sequence[Pair]) -> None:
+        """Warns of classes that no map has; of many maps some are read, until one of them has a second class."""
+        chosen = pairs[:: max(1, len(pairs) // PEEKED)]
+        present: set[int] = set()
+        for pair in chosen:
+            with contextlib.suppress(CorruptImageError):
+                present |= set(self.read_labels(pair).unique().tolist())
+            if len(chosen) < len(pairs) and len(present - {IGNORED}) > 1:
+                return
+        if present and (absent := untrained(self.class_names, present - {IGNORED}, "image", IGNORED in present)):
+            seen = "" if len(chosen) == len(pairs) else f" ({len(chosen)} of {len(pairs):,} maps were read)"
+            logger.warning(f"{absent}{seen}")
+
     def contents(self, split: str) -> Contents:
         return Contents(self.maps(split, untransformed), _content)
 
     def train_set(self) -> Dataset[Any]:
-        return self.maps("train", self.transform)
+        maps = self.maps("train", self.transform)
+        self._say_untrained(maps.pairs)
+        return maps
 
     def val_set(self) -> Dataset[Any]:
         return self.maps("val", partial(_image_alone, self.preprocessing.transform()))
@@ -138,9 +158,10 @@ class LabelMaps(MapSource):
 
     root: folder with train/ and trainannot/ (as CamVid), images/train and annotations/train (or labels/ or masks/), or
     train/images and train/annotations (or labels, masks); the same for val. train, val: names of the splits. void:
-    labels that are ignored; 255 always is. The other labels, from 0 in their order, are the classes. classes: file with
-    the name of each class on a line, by default root/classes.txt. num_labels: number of classes, if they have no names.
-    class_names: in the order of the labels, instead of that file. options: see MapSource.
+    labels that are ignored; 255 is, too. The other labels, from 0 in their order, are the classes; or values: the label
+    of each class, such as [0, 255]. classes: file with the name of each class on a line, by default root/classes.txt.
+    num_labels: number of classes, if they have no names. class_names: in the order of the labels, instead of that file.
+    options: see MapSource.
 
     Raises ValueError for a folder without pairs of image and map, for classes without names or number, and for numbers
     that do not fit together.
@@ -157,6 +178,7 @@ class LabelMaps(MapSource):
         train: str = splits[0],
         val: str = splits[1],
         void: Sequence[Label] = (),
+        values: list[Label] | None = None,
         classes: str | None = None,
         num_labels: NumLabels | None = None,
         class_names: list[str] | None = None,
@@ -164,27 +186,38 @@ class LabelMaps(MapSource):
     ) -> None:
         super().__init__(root, long_side, short_side, **options)
         self.names = {"train": train, "val": val}
+        if values and not (class_names or classes or (self.root / CLASSES_FILE).exists()):
+            class_names = list(map(str, values))
         self.class_names = class_names or self.read_names(classes, num_labels)
         if num_labels not in (None, self.num_classes):
             raise ValueError(
                 f"`num_labels` is {num_labels}, but `class_names` has {self.num_classes} names: leave out one of them."
             )
         self.check_number()
-        usable = [label for label in range(IGNORED) if label not in void]
+        if values and len({*values} - {*void}) != self.num_classes:
+            raise ValueError(
+                f"`values` has {len(values)} labels, expected {self.num_classes}, one for each class, none"
+                " of them twice or in `void`: correct it."
+            )
+        usable = values or [label for label in range(IGNORED) if label not in void]
         if len(usable) < self.num_classes:
             raise ValueError(
                 f"`void` leaves {len(usable)} labels for {self.num_classes} classes: leave out some of its labels."
             )
         self.labels = usable[: self.num_classes]
-        self.read_labels = partial(_read_pair, tuple(self.labels), (*void, IGNORED))
+        ignored = [label for label in (*void, IGNORED) if label not in self.labels]
+        self.read_labels = partial(_read_pair, tuple(self.labels), tuple(ignored))
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
         labels = _peeked(root)
-        if not labels:
+        if not labels - {IGNORED}:
             return None
-        number = {} if (root / CLASSES_FILE).exists() else {"num_labels": max(labels) + 1}
-        return {"name": "label_maps", "root": str(root)} | number
+        about = {"name": "label_maps", "root": str(root)}
+        if labels == {0, IGNORED}:  # one class and its background, as most programs draw them
+            return about | {"values": [0, IGNORED]}
+        number = {} if (root / CLASSES_FILE).exists() else {"num_labels": max(labels - {IGNORED}) + 1}
+        return about | number
 
     def read_names(self, classes: str | None, num_labels: int | None) -> list[str]:
         """The names of the classes, from a file with one on each line or numbered from 0."""
@@ -271,21 +304,24 @@ def read_map(path: Path, labels: Sequence[int], void: Sequence[int] = (IGNORED,)
     Raises CorruptImageError, naming the file, for anything but an image of one 8-bit channel with known labels.
     """
     mode, values = read_pixels(path)
-    if mode not in ("L", "P"):
+    if mode not in MODES:
         raise CorruptImageError(
-            f"{path} has the mode {mode}, expected one 8-bit channel: save the labels as a grey or palette PNG."
+            f"{path} has the mode {mode}, expected one channel: save the labels as a grey or palette PNG."
         )
     unknown = IGNORED + 1
-    class_of = np.full(unknown, unknown, np.int16)
+    class_of = np.full(2**16, unknown, np.int16)
     class_of[list(labels)] = np.arange(len(labels))
     class_of[list(void)] = IGNORED
+    values = values.astype(np.uint16)
     classes = class_of[values]
     if (classes == unknown).any():
         row, column = np.argwhere(classes == unknown)[0].tolist()
-        ignored = f"{' and '.join(map(str, sorted(set(void))))} for ignored pixels"
+        is_range = labels[-1] - labels[0] in range(len(labels))
+        known = f"{labels[0]} to {labels[-1]}" if is_range else listed([*map(str, labels)])
+        ignored = f", and {' and '.join(map(str, sorted(set(void))))} for ignored pixels" if void else ""
         raise CorruptImageError(
-            f"{path} has the label {values[row, column]} at row {row}, column {column}, expected {labels[0]} to"
-            f" {labels[-1]}, and {ignored}: correct the map, or set `num_labels`."
+            f"{path} has the label {values[row, column]} at row {row}, column {column}, expected"
+            f" {known}{ignored}: correct the map, or set `num_labels` or `values`."
         )
     return torch.from_numpy(classes.astype(np.uint8))
 
@@ -309,7 +345,7 @@ def pairs_in(images_folder: Path, maps_folder: Path) -> tuple[list[Pair], list[s
     Raises ValueError for folders without pairs.
     """
     unpaired: list[str] = []
-    images = _by_name(images_folder, (".jpg", ".jpeg", ".png"), unpaired)
+    images = _by_name(images_folder, SUFFIXES, unpaired)
     maps = _by_name(maps_folder, (".png",), unpaired)
     both = [Pair(images[name], maps[name]) for name in images if name in maps]
     if not both:
@@ -340,12 +376,12 @@ def _by_name(folder: Path, suffixes: Sequence[str], complaints: list[str]) -> di
 
 
 def _peeked(root: Path) -> set[int]:
-    """The labels below 255 of maps that are evenly spread over a folder; none if it has no 8-bit maps."""
+    """The labels of maps that are evenly spread over a folder; none if it has no maps, or maps of larger numbers."""
     folders = filter(None, (folders_of(root, name) for name in LabelMaps.splits))
     maps = [path for _, folder in folders for path in _by_name(folder, (".png",), []).values()]
     labels: set[int] = set()
     for place in range(0, len(maps), max(1, len(maps) // PEEKED)):
         with contextlib.suppress(CorruptImageError):
             mode, values = read_pixels(maps[place])
-            labels |= set(np.unique(values).tolist()) if mode in ("L", "P") else set()
-    return labels - {IGNORED}
+            labels |= set(np.unique(values).tolist()) if mode in MODES else set()
+    return labels if max(labels, default=0) <= IGNORED else set()

@@ -85,6 +85,15 @@ def _check_polygons(segmentation: Any, size: tuple[int, int]) -> None:
             raise ValueError("has a polygon that is not a list of three or more pairs of numbers x, y")
         if not -farthest <= min(polygon) <= max(polygon) <= farthest:
             raise ValueError(f"has a polygon far outside its image of {size[0]}×{size[1]} px (height × width)")
+    if not any(map(area_of, segmentation)):
+        raise ValueError("has a polygon without an area")
+
+
+def area_of(polygon: Sequence[float]) -> float:
+    """The area of a polygon x, y, x, y … in square pixels (the shoelace formula)."""
+    across, down = polygon[::2], polygon[1::2]
+    doubled = sum(across[i - 1] * down[i] - across[i] * down[i - 1] for i in range(len(across)))
+    return abs(doubled) / 2
 
 
 def _are_numbers(values: list[Any]) -> bool:

@@ -27,6 +27,7 @@ from linvit.data.dense.transforms import (
 )
 from linvit.data.images.image import CorruptImageError, Side
 from linvit.data.order import GroupedOrder, ShuffledOrder
+from linvit.data.source import untrained
 from linvit.data.unusable import allow
 from linvit.files import user_path
 from linvit.ranges import Amount, OneOf, Share
@@ -124,6 +125,8 @@ class ObjectSource(DenseSource):
         if len(indices) < len(known.images):
             empty = len(known.images) - len(indices)
             logger.info("%s: %d images without objects are not used for training.", known.path, empty)
+        if absent := untrained(known.class_names, known.present, "object"):
+            logger.warning(absent)
         return ObjectImages(self.folder("train"), known, self.transform, indices, self.needs_masks, False)
 
     def val_set(self) -> Dataset[Any]:
@@ -192,8 +195,9 @@ class ObjectImages(Dataset[Any]):
         size = about["height"], about["width"]
         if tuple(image.shape[-2:]) != size:
             height, width = image.shape[-2:]
+            turned = " after its EXIF data turned it" if size == (width, height) else ""
             return (
-                f"{path} has {height}×{width} px, but {self.annotations.path} says that it has"
+                f"{path} has {height}×{width} px{turned}, but {self.annotations.path} says that it has"
                 f" {size[0]}×{size[1]} px (height × width): use images and annotations that belong together."
             )
         kept = [entry for entry in entries if self.keeps_crowds or not entry["iscrowd"]]

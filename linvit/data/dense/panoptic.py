@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linvit.data.dense.coco import SPLITS, find_images
+from linvit.data.dense.coco import SPLITS, find_file, find_images
 from linvit.data.dense.label_maps import MapSource, Pair, read_pixels
 from linvit.data.dense.transforms import IGNORED
 from linvit.data.disk import read_json, stays_inside
@@ -47,8 +47,8 @@ class CocoPanoptic(MapSource):
     ) -> None:
         super().__init__(root, long_side, short_side, **options)
         self.image_root = user_path(images) if images else self.root
-        path = find_json(self.root, "val")
-        path = path if os.path.exists(path) else find_json(self.root, "train")
+        path = find_file(self.root, "val", "panoptic")
+        path = path if os.path.exists(path) else find_file(self.root, "train", "panoptic")
         self.class_names = class_names or list(names_of(read_panoptic_json(path)).values())
         self.check_number()
         self.labels = list(range(1, self.num_classes + 1))
@@ -64,7 +64,7 @@ class CocoPanoptic(MapSource):
         return about if inside or not above.is_dir() else about | {"images": str(above)}
 
     def find_pairs(self, split: str) -> tuple[list[Pair], list[str]]:
-        path = find_json(self.root, split)
+        path = find_file(self.root, split, "panoptic")
         content = read_panoptic_json(path)
         folder, maps = find_images(self.image_root, split), path.with_suffix("")
         names = names_of(content)
@@ -92,14 +92,6 @@ class CocoPanoptic(MapSource):
         if not pairs:
             raise ValueError(f"{path} has no image with an annotation: set `root` to other data.")
         return pairs, unpaired
-
-
-def find_json(root: Path, split: str) -> Path:
-    """The path annotations/panoptic_*.json of a split, whether or not there is such a file."""
-    if not root.is_dir():
-        raise ValueError(f"The data folder {root} does not exist: set `root` to a folder in COCO's layout.")
-    paths = [root / "annotations" / f"panoptic_{name}.json" for name in SPLITS[split]]
-    return next((path for path in paths if os.path.exists(path)), paths[0])
 
 
 def read_panoptic_json(path: Path) -> dict[str, list[dict[str, Any]]]:

@@ -1,19 +1,20 @@
 """Objects with boxes in Pascal VOC's layout: Annotations/*.xml, JPEGImages/ and ImageSets/Main/*.txt."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects, image_size, images_by_name
+from linvit.data.dense.divided import HeldOutObjects, images_by_name
 from linvit.data.disk import check_regular, files_below, read_text, stays_inside
-from linvit.data.images.image import CorruptImageError
+from linvit.data.images.image import CorruptImageError, size_of
 from linvit.files import reason_of
 from linvit.ranges import shown
 
 LISTS = Path("ImageSets", "Main")
-NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,30})?", re.ASCII)
+NUMBER = re.compile(r"[+-]?(\d{1,9}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,2})?", re.ASCII)
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -59,8 +60,10 @@ class Voc(HeldOutObjects):
                 sizes[name], documents[name] = read_document(path)
             except ValueError as error:
                 damaged += [str(error)] if name in wanted else []
-        objects = (item for items in documents.values() for item in items)
+        objects = itertools.chain(*documents.values())
         classes = class_names or sorted({item.name for item in objects if isinstance(item, _Object)})
+        if not classes and (faults := [*damaged, *itertools.chain(*documents.values())]):
+            raise ValueError(faults[0])
         if not classes:
             raise ValueError(f"The annotations in {folder} name no object: set `root` to other data.")
         collected = Collected(classes)
@@ -84,7 +87,7 @@ class Voc(HeldOutObjects):
             collected.unusable.append(f"{path} has no image {path.stem} in JPEGImages: add it, or remove the file.")
             return
         try:
-            collected.add_image(image.name, size or image_size(image))
+            collected.add_image(image.name, size or size_of(image))
         except CorruptImageError as error:
             collected.unusable.append(str(error))
             return
@@ -160,7 +163,7 @@ def _object(item: ElementTree.Element) -> _Object:
         raise ValueError("has no name")
     left, top, right, bottom = (_number(item.find(f"bndbox/{side}"), side) for side in SIDES)
     box = [left - 1, top - 1, right - left + 1, bottom - top + 1]
-    return _Object(name, box, (item.findtext("difficult") or "").strip() == "1")
+    return _Object(name, box, (item.findtext("difficult") or "").strip().lower() in ("1", "true"))
 
 
 def _number(element: ElementTree.Element | None, name: str) -> float:

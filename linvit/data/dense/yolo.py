@@ -1,24 +1,27 @@
 """Objects in YOLO's format: a text file for each image, with boxes or polygons in shares of its width and height."""
 
+import contextlib
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects, image_size
+from linvit.data.dense.divided import HeldOutObjects
+from linvit.data.dense.masks import area_of
 from linvit.data.disk import files_below, read_text
-from linvit.ranges import allows, shown
+from linvit.data.images.image import SUFFIXES, size_of
+from linvit.ranges import Range, allows, shown
 
 SPLITS = {"train": ("train", "train2017", "training"), "val": ("val", "val2017", "valid", "validation")}
-IMAGES, LABELS = "images", "labels"
+IMAGES, LABELS, YAML = "images", "labels", "*.y*ml"
 NO_LABELS = ("classes.txt", "train.txt", "val.txt", "test.txt")  # lists that may lie next to the label files
-LARGEST = 2**20  # bytes of a file that names the classes
+LARGEST, DEEPEST, LONGEST = 2**20, 16, 10_000  # bytes of a .yaml file, levels, and characters of a value
+OUTSIDE = 0.01  # by which rounding moves a point out of its image
 BOX, POLYGON = 5, 7  # numbers on a line: the class and a box, or the class and three points or more
 
 
@@ -31,6 +34,8 @@ class Yolo(HeldOutObjects):
     by default those of a .yaml file in root with `names`, or the lines of classes.txt. held_out, split, options: see
     HeldOutObjects.
 
+    Of lines with keypoints, which `kpt_shape` in that .yaml file announces, the boxes are read.
+
     Raises ValueError for folders without images, missing class names, and annotations that cannot be used.
     """
 
@@ -41,6 +46,8 @@ class Yolo(HeldOutObjects):
         words = next(lines, [])
         if len(words) < BOX or not all(map(_is_number, words)):
             return None
+        with contextlib.suppress(ValueError):
+            words = words[:BOX] if any(_settings_in(path)[1] for path in root.glob(YAML)) else words
         return {"name": "yolo", "root": str(root)} | ({"needs_masks": False} if len(words) == BOX else {})
 
     def folder(self, split: str) -> Path:
@@ -48,7 +55,7 @@ class Yolo(HeldOutObjects):
 
     def read(self, split: str, class_names: list[str] | None) -> Annotations:
         self.existing(self.root)
-        name_of = self._names(class_names)
+        name_of, keypoints = self._names(class_names)
         classes = class_names or list(name_of.values())
         collected = Collected(classes)
         label_of = {number: classes.index(name) for number, name in name_of.items() if name in classes}
@@ -65,15 +72,19 @@ class Yolo(HeldOutObjects):
             raise ValueError(f"None of the {len(images)} {split} images of {self.root} has a text file: add labels.")
         for image in images:
             try:
-                size = image_size(image)
+                size = size_of(image)
                 lines = read_text(present[image]).split("\n") if image in present else []
             except ValueError as error:
                 collected.unusable.append(str(error))
                 continue
             collected.add_image(image.relative_to(self.root).as_posix(), size)
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    _add(collected, f"{present[image]}, line {number}", line, label_of, size)
+            seen = {"": 0}
+            for number, line in enumerate(map(str.strip, lines), start=1):
+                if seen.setdefault(line, number) == number:
+                    _add(collected, f"{present[image]}, line {number}", line, label_of, size, keypoints)
+                elif line:
+                    same = f"{present[image]}, line {number} repeats line {seen[line]}: remove it."
+                    collected.complaints.append(same)
         of_images = {label_file(image) for images in by_split.values() for image in images}
         lonely = sorted({other for path in present.values() for other in path.parent.glob("*.txt")} - of_images)
         collected.unusable += [
@@ -81,12 +92,12 @@ class Yolo(HeldOutObjects):
         ]
         return collected.annotations(self.root, self.needs_masks)
 
-    def _names(self, class_names: list[str] | None) -> dict[int, str]:
-        """The name of each class by its number in the files."""
-        for path in sorted([*self.root.glob("*.yaml"), *self.root.glob("*.yml")]):
-            names = _names_in(path)
+    def _names(self, class_names: list[str] | None) -> tuple[dict[int, str], int]:
+        """The name of each class by its number in the files, and how many numbers of a line describe keypoints."""
+        for path in sorted(self.root.glob(YAML)):
+            names, keypoints = _settings_in(path)
             if names:
-                return names
+                return names, keypoints
         for path in (self.root / "classes.txt", self.root / LABELS / "classes.txt"):
             if path.exists() and class_names is None:
                 class_names = [line.strip() for line in read_text(path).split("\n") if line.strip()]
@@ -95,13 +106,15 @@ class Yolo(HeldOutObjects):
                 f"The data folder {self.root} names no classes: set `class_names`, or add a .yaml file with `names`,"
                 " or classes.txt."
             )
-        return dict(enumerate(class_names))
+        return dict(enumerate(class_names)), 0
 
 
-def _add(collected: Collected, place: str, line: str, label_of: Mapping[int, int], size: tuple[int, int]) -> None:
+def _add(
+    collected: Collected, place: str, line: str, label_of: Mapping[int, int], size: tuple[int, int], keypoints: int
+) -> None:
     """Adds the object of a line to an image of size (height, width)."""
     try:
-        label, shape = read_line(line, label_of)
+        label, shape = read_line(line, label_of, keypoints)
     except ValueError as error:
         collected.complaints.append(f"{place} {error}: correct or remove it.")
         return
@@ -113,24 +126,30 @@ def _add(collected: Collected, place: str, line: str, label_of: Mapping[int, int
     across, down = [x * width for x in shape[::2]], [y * height for y in shape[1::2]]
     polygon = [value for point in zip(across, down, strict=True) for value in point]
     box = [min(across), min(down), max(across) - min(across), max(down) - min(down)]
-    collected.add_object(place, label, bbox=box, segmentation=[polygon], area=_area(across, down))
+    collected.add_object(place, label, bbox=box, segmentation=[polygon], area=area_of(polygon))
 
 
-def read_line(line: str, label_of: Mapping[int, int]) -> tuple[int, list[float]]:
+def read_line(line: str, label_of: Mapping[int, int], keypoints: int = 0) -> tuple[int, list[float]]:
     """The class and the numbers of a box (4) or polygon (6 or more) in 0..1; raises ValueError that states the fault.
 
-    label_of: the class of each number that the files may have.
+    label_of: the class of each number that the files may have. keypoints: numbers after each box that are not read.
     """
     words = line.split()
     if not all(map(_is_number, words)):
         raise ValueError(f"is {shown(line)}, expected numbers")
+    if keypoints and len(words) != BOX + keypoints:
+        raise ValueError(f"has {len(words)} numbers, expected {BOX + keypoints}: a class, a box and its keypoints")
+    words = words[:BOX] if keypoints else words
     if len(words) != BOX and (len(words) < POLYGON or len(words) % 2 == 0):
         raise ValueError(f"has {len(words)} numbers, expected a class and a box (5) or a polygon (7, 9, 11 …)")
     number = float(words[0])
     if number not in label_of:
         known = f"one of {len(label_of)} from {min(label_of)} to {max(label_of)}" if label_of else "a known one"
         raise ValueError(f"has the class {words[0]}, expected {known}")
-    return label_of[int(number)], [float(word) for word in words[1:]]
+    shape = [float(word) for word in words[1:]]
+    if len(shape) >= POLYGON - 1 and not -OUTSIDE <= min(shape) <= max(shape) <= 1 + OUTSIDE:
+        raise ValueError("has a polygon that leaves 0..1 (keypoints need `kpt_shape` in the .yaml file)")
+    return label_of[int(number)], shape
 
 
 def label_file(image: Path) -> Path:
@@ -152,10 +171,10 @@ def _images(root: Path) -> dict[str, list[Path]]:
         places = (root / shape.format(name) for name in names for shape in (f"{IMAGES}/{{}}", f"{{}}/{IMAGES}", "{}"))
         folder = next((place for place in places if place.is_dir()), None)
         if folder:
-            by_split[split] = files_below(folder, IMG_EXTENSIONS)
+            by_split[split] = files_below(folder, SUFFIXES)
     if by_split:
         return by_split
-    everything = [*files_below(root, IMG_EXTENSIONS), *files_below(root / IMAGES, IMG_EXTENSIONS)]
+    everything = [*files_below(root, SUFFIXES), *files_below(root / IMAGES, SUFFIXES)]
     return {"": sorted(set(everything))}  # a link, which is not followed, may lead to images/
 
 
@@ -173,20 +192,21 @@ def _is_number(word: str) -> bool:
         return False
 
 
-def _area(across: Sequence[float], down: Sequence[float]) -> float:
-    """The area of a polygon in square pixels (the shoelace formula)."""
-    following = [*range(1, len(across)), 0]
-    doubled: float = sum(across[i] * down[j] - across[j] * down[i] for i, j in enumerate(following))
-    return abs(doubled) / 2
-
-
-def _names_in(path: Path) -> dict[int, str]:
-    """The `names` of a .yaml file, a list or a mapping from whole numbers; {} if it has none."""
+def _settings_in(path: Path) -> tuple[dict[int, str], int]:
+    """The `names` of a .yaml file, a list or a mapping from whole numbers, and the product of its `kpt_shape`, or 0."""
     if os.path.isfile(path) and path.stat().st_size > LARGEST:
         raise ValueError(f"{path} is larger than {LARGEST // 2**10:,} KiB, expected a list of classes: remove it.")
+    text = read_text(path)
     try:
-        content = yaml.safe_load(read_text(path))
-    except (yaml.YAMLError, RecursionError) as error:
+        depth = 0
+        for event in yaml.parse(text):  # the time for what is refused here would have no bound
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > DEEPEST or len(getattr(event, "value", "")) > LONGEST:
+                raise ValueError(
+                    f"it has an alias, more than {DEEPEST} levels, or over {LONGEST:,} characters in a value"
+                )
+        content = yaml.safe_load(text)
+    except Exception as error:  # a wrong date, boolean or key each has its own
         raise ValueError(f"{path} is not valid YAML ({' '.join(str(error).split()):.100}): correct it.") from error
     names = content.get("names", {}) if isinstance(content, dict) else {}
     names = dict(enumerate(names)) if isinstance(names, list) else names
@@ -196,4 +216,7 @@ def _names_in(path: Path) -> dict[int, str]:
         )
     if len(set(names.values())) < len(names):
         raise ValueError(f"{path} names two classes alike: rename one of them.")
-    return {key: str(names[key]) for key in sorted(names)}
+    shape = content.get("kpt_shape", [0]) if names else [0]
+    if not allows(list[Annotated[int, Range(0, LARGEST)]], shape):
+        raise ValueError(f"{path} has the kpt_shape {shown(shape)}, expected two whole numbers: correct it.")
+    return {key: str(names[key]) for key in sorted(names)}, math.prod(shape or [0])

@@ -3,8 +3,10 @@
 Tiny ImageNet's validation images, all in one folder with a table of their classes, are read too.
 """
 
+import contextlib
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,11 +15,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from linvit.data.disk import files_below, read_text, stays_inside
+from linvit.data.disk import files_below, read_text, say_unread, stays_inside
 from linvit.data.images.augmented import AugmentedSource
-from linvit.data.images.image import CorruptImageError, naming, open_image, size_of
+from linvit.data.images.image import SUFFIXES, CorruptImageError, naming, open_image, size_of
 from linvit.data.source import held_out_of, listed
 from linvit.files import user_path
 from linvit.ranges import Seed, Share, shown
@@ -66,7 +67,7 @@ class ImageFolder(AugmentedSource):
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
-        fits = any(files_below(root / name, IMG_EXTENSIONS) for name in _folders(root))
+        fits = any(files_below(root / name, SUFFIXES) for name in _folders(root))
         return {"name": "imagefolder", "root": str(root)} if fits else None
 
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:
@@ -163,8 +164,12 @@ class ImageFiles(Dataset[Any]):
             return naming(error, path)
 
     def sizes(self) -> list[tuple[int, int]]:
-        """Height and width of each image, from the headers of the files."""
-        return [size_of(path) for path, _ in self.files]
+        """Height and width of each image, from the headers of the files; (0, 0) of one that is unreadable."""
+        sizes = dict.fromkeys((path for path, _ in self.files), (0, 0))
+        for path in sizes:
+            with contextlib.suppress(CorruptImageError):  # reading the image says what is wrong
+                sizes[path] = size_of(path)
+        return [sizes[path] for path, _ in self.files]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -184,7 +189,7 @@ def _folders(folder: Path) -> list[str]:
 
 def _warn_of_mistakes(folder: Path, class_names: Sequence[str]) -> None:
     """Warns of images next to the class folders, which are not used, and of class names that differ only in case."""
-    stray = [path.name for path in folder.iterdir() if path.suffix.lower() in IMG_EXTENSIONS and path.is_file()]
+    stray = [path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
     stray = sorted(name for name in stray if not name.startswith("."))
     if stray:
         logger.warning(
@@ -205,13 +210,15 @@ def _files_by_class(folder: Path) -> dict[str, list[Path]]:
         for file, name in sorted(_table(folder).items()):
             tabled.setdefault(name, []).append(folder / "images" / file)
         return tabled
-    files = {name: files_below(folder / name, IMG_EXTENSIONS) for name in _class_names(folder)}
+    others = Counter[str]()
+    files = {name: files_below(folder / name, SUFFIXES, others) for name in _class_names(folder)}
     empty = [name for name, paths in files.items() if not paths]
     if empty:
         raise ValueError(
             f"The class folder {folder / empty[0]} has no image files in it: add images"
-            f" ({', '.join(IMG_EXTENSIONS[:3])} …) or remove the class."
+            f" ({', '.join(SUFFIXES[:3])} …) or remove the class."
         )
+    say_unread(folder, others)
     return files
 
 

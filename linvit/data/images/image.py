@@ -1,5 +1,6 @@
 """One image: from file to tensor, the same way in training, evaluation and prediction."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from timm.data import create_transform
 from timm.data.transforms import MaybeToTensor
+from torch.utils.data import get_worker_info
+from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms import Compose, Normalize
 
 from linvit.data.disk import check_regular
@@ -19,11 +22,17 @@ SMALLEST, LARGEST = 32, 16_384  # pixels
 THINNEST = 1000  # long side over short side; scaled to a short side of 256 px, a row of 65,000 px would take 13 GB
 MODES = {1: "L", 3: "RGB"}
 UNNAMED = "The image"
+PAGED: list[str] = []  # the first file of a list that has several pages
+MORE = ".gif .apng .jfif .jpe .mpo .jp2 .j2k .jpx .avif .tga .dib .pnm .pbm .qoi .pcx .psd .sgi .ico .dds"
+SUFFIXES = (*IMG_EXTENSIONS, *MORE.split())  # of image files in folders
+PHOTOMETRIC, WHITE_IS_ZERO, SAMPLE_FORMAT, SIGNED = 262, 0, 339, 2  # tags of TIFF, and values of theirs
 ORIENTATION, SIDEWAYS = ExifTags.Base.Orientation, (5, 6, 7, 8)
 Side = Annotated[int, Range(SMALLEST, LARGEST, because="networks halve an image five times")]
 Deviation = Annotated[float, Range(0.001, 1)]  # below that, normalized pixels leave the range of half precision
 Channels = Annotated[int, OneOf(tuple(MODES))]
 Resize = Annotated[str, OneOf(("crop", "none"))]
+
+logger = logging.getLogger(__name__)
 
 
 class CorruptImageError(ValueError):
@@ -104,13 +113,21 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
             check_regular(file)
         with Image.open(file) as image:
             _check_shape(*image.size)
+            if image.format != "MPO" and getattr(image, "is_animated", False):  # photos of phones contain previews
+                say_pages(str(name or file))
             image.load()
-            return converted(_upright(image), channels)
+            return converted(_upright(image), channels, image)
+    except CorruptImageError as error:
+        raise CorruptImageError(naming(error, str(name or file))) from None
     except Exception as error:  # the error for a damaged file depends on its format
-        reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
-        raise CorruptImageError(
-            f"{name or file} is not a readable image ({reason}): replace or remove the file."
-        ) from error
+        raise _unreadable(name or file, error) from error
+
+
+def say_pages(name: str) -> None:
+    """Warns, once until `PAGED` is cleared, that only the first page or frame of an image is read."""
+    if not PAGED and get_worker_info() is None:
+        PAGED.append(name)
+        logger.warning("%s has several pages or frames: of it, and of others like it, only the first is read.", name)
 
 
 def large_enough(image: Image.Image, name: str = UNNAMED) -> Image.Image:
@@ -129,14 +146,22 @@ def check_large_enough(height: int, width: int, name: str) -> None:
 
 
 def size_of(file: str | Path) -> tuple[int, int]:
-    """Height and width of an image file as `open_image` returns it, from its header; (0, 0) if that is unreadable."""
+    """Height and width of an image file as `open_image` returns it, from its header.
+
+    Raises CorruptImageError, naming the file.
+    """
     try:
         check_regular(file)
         with Image.open(file) as image:
             width, height = image.size
             return (width, height) if image.getexif().get(ORIENTATION, 1) in SIDEWAYS else (height, width)
-    except Exception:  # reading the image says what is wrong
-        return 0, 0
+    except Exception as error:  # the error for a damaged file depends on its format
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: object, error: Exception) -> CorruptImageError:
+    reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
+    return CorruptImageError(f"{file} is not a readable image ({reason}): replace or remove the file.")
 
 
 def _check_shape(width: int, height: int) -> None:
@@ -151,8 +176,24 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def converted(image: Image.Image, channels: int) -> Image.Image:
-    """The image in grey (1 channel) or RGB (3 channels)."""
+def converted(image: Image.Image, channels: int, opened: Image.Image | None = None) -> Image.Image:
+    """The image in grey (1 channel) or RGB (3 channels); of 16-bit values the upper 8 bits.
+
+    opened: the image as its file says, if this one is a copy.
+
+    Raises CorruptImageError for floating-point, signed and 32-bit values, whose range is unknown.
+    """
+    opened = opened or image
+    tags = getattr(opened, "tag_v2", {})
+    is_wide = image.mode == "I" and opened.format not in ("PPM", "PNG")  # these have 16 bits
+    if image.mode == "F" or is_wide or SIGNED in tags.get(SAMPLE_FORMAT, ()):
+        kind = "floating-point" if image.mode == "F" else "signed or 32-bit"
+        raise CorruptImageError(
+            f"{UNNAMED} has {kind} values, whose range is unknown, expected 8 bits, or 16 bits without a sign: scale"
+            " them to 0..255 and save them with 8 bits."
+        )
     if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips it to white
-        image = image.convert("I").point(lambda value: value / 256)
+        inverted = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
+        scale, white = (-1, 65535) if inverted else (1, 0)
+        image = image.convert("I").point(lambda value: value * (scale / 256) + white / 256)
     return image.convert(MODES[channels])

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from linvit.data.disk import read_text, stays_inside
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import ImageFiles
-from linvit.data.source import is_held_out, listed
+from linvit.data.source import is_held_out, listed, untrained
 from linvit.files import user_path
 from linvit.ranges import Share
 
@@ -79,10 +79,10 @@ class MultiLabelImages(AugmentedSource):
         return {"name": "labelled", "root": str(root)} if (root / TABLE).exists() else None
 
     def train_set(self) -> Dataset[Any]:
-        present = {name for entry in self.entries["train"] for name in entry.labels}
-        absent = [name for name in self.class_names if name not in present]
-        if absent:
-            logger.warning("No training image has %d of the classes: %s.", len(absent), listed(absent))
+        names = {name for entry in self.entries["train"] for name in entry.labels}
+        present = [label for label, name in enumerate(self.class_names) if name in names]
+        if absent := untrained(self.class_names, present, "image"):
+            logger.warning(absent)
         return super().train_set()
 
     def images(self, split: str, transform: Callable[[Any], Tensor]) -> Dataset[Any]:

@@ -1,16 +1,17 @@
 """Images without labels: every image file below a folder."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from linvit.data.disk import files_below
+from linvit.data.disk import files_below, say_unread
 from linvit.data.images.augmented import AugmentedSource
 from linvit.data.images.folder import SPLITS, ImageFiles
+from linvit.data.images.image import SUFFIXES
 from linvit.data.source import held_out_of
 from linvit.files import user_path
 from linvit.ranges import Seed, Share
@@ -47,12 +48,14 @@ class UnlabelledImages(AugmentedSource):
         """Every image file of "train" or "val", sorted."""
         divided = all((self.root / name).is_dir() for name in SPLITS)
         folder = self.root / split if divided else self.root
-        files = files_below(folder, IMG_EXTENSIONS)
+        others = Counter[str]()
+        files = files_below(folder, SUFFIXES, others)
         if not files:
             raise ValueError(
-                f"The data folder {folder} has no image files in it ({', '.join(IMG_EXTENSIONS[:3])} …), at no depth:"
+                f"The data folder {folder} has no image files in it ({', '.join(SUFFIXES[:3])} …), at no depth:"
                 " add images, or set `root` to another folder."
             )
+        say_unread(folder, others)
         if divided:
             return files
         names = {path.relative_to(self.root).as_posix(): path for path in files}

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +74,8 @@ class DetectionSpec(DenseSpec):
 
         Args:
             threshold: lowest score of the objects that `table()` counts and that are drawn into the images of a folder.
-            output: folder for predictions.json in COCO's format and for images with the objects drawn into them; each
+            output: folder for predictions.json (COCO's format), results.json (its list of annotations alone, as
+                pycocotools' loadRes expects) and images with the objects drawn into them; each
                 image is written immediately and its masks are not kept in memory.
             weights, progress: see Run.predict.
         """
@@ -86,10 +88,11 @@ class DetectionSpec(DenseSpec):
         )
 
     @contextlib.contextmanager
-    def json_writer(self, run: "Run", path: Path) -> Iterator[Callable[[ObjectPrediction], None]]:
+    def json_writer(self, run: "Run", path: Path) -> Iterator[Callable[[ObjectPrediction], Any]]:
         """Writes COCO's JSON one prediction at a time; the file appears when it is complete."""
         ids = category_ids(run)
         images: list[dict[str, Any]] = []
+        known = _known_ids(run)
         count = 0
         head = {
             "info": {"description": f"Detections of {run.path}"},
@@ -100,13 +103,16 @@ class DetectionSpec(DenseSpec):
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8", errors=unusual) as file:
             file.write(json.dumps(head, ensure_ascii=False)[:-1] + ', "annotations": [')
 
-            def write(row: ObjectPrediction) -> None:
+            def write(row: ObjectPrediction) -> list[dict[str, Any]]:
                 nonlocal count
                 height, width = row.size
-                images.append({"id": len(images) + 1, "file_name": row.file, "height": height, "width": width})
-                for annotation in _annotations(row, len(images), ids):
+                number = known.get(os.path.realpath(row.file), max(known.values(), default=0) + len(images) + 1)
+                images.append({"id": number, "file_name": row.file, "height": height, "width": width})
+                annotations = list(_annotations(row, number, ids))
+                for annotation in annotations:
                     count += 1
                     file.write(", " * (count > 1) + json.dumps({"id": count, **annotation}))
+                return annotations
 
             yield write
             file.write(f'], "images": {json.dumps(images, ensure_ascii=False)}}}')
@@ -114,14 +120,18 @@ class DetectionSpec(DenseSpec):
     @contextlib.contextmanager
     def save_one_by_one(self, run: "Run", folder: Path) -> Iterator[Saver]:
         taken: set[str] = set()
-        with self.json_writer(run, folder / "predictions.json") as write:
+        listed = replacing(folder / "results.json")
+        with self.json_writer(run, folder / "predictions.json") as write, listed as path, path.open("w") as results:
+            results.write("[")
 
             def save(row: ObjectPrediction, image: Tensor) -> None:
-                write(row)
+                for annotation in write(row):
+                    results.write(", " * (results.tell() > 1) + json.dumps(annotation))
                 overlay = object_overlay(image, row, run.class_names)
                 save_pixels(overlay, folder / OVERLAYS / f"{untaken_name(row.file, taken)}.jpg")
 
             yield save
+            results.write("]")
 
     def sections(self, run: "Run", source: Source) -> list[Section]:
         network, device = run.placed_network()
@@ -147,6 +157,16 @@ SPEC = DetectionSpec()
 def category_ids(run: "Run") -> list[int]:
     """The category id of each class in COCO's format."""
     return run.stored.get("category_ids") or list(range(1, len(run.class_names) + 1))
+
+
+def _known_ids(run: "Run") -> dict[str, int]:
+    """The id of each validation image by its path, if the data of the run are there."""
+    with contextlib.suppress(ValueError, OSError):
+        data = run.source()
+        if isinstance(data, ObjectSource) and data.first_split() == "val":
+            folder, images = data.folder("val"), data.annotations("val").images
+            return {os.path.realpath(folder / image["file_name"]): image["id"] for image in images}
+    return {}
 
 
 @torch.inference_mode()

@@ -82,6 +82,8 @@ def test_class_names_fix_the_order(tmp_path):
         ({"segmentation": {"size": [30, 20], "counts": [600]}}, "mask of 30×20 px, but its image has 20×30 px"),
         ({"segmentation": {"size": [20, 30], "counts": [600]}}, "without a pixel"),
         ({"segmentation": []}, "has no mask"),
+        ({"segmentation": [[1, 2, 4, 2, 3, 2]]}, "has a polygon without an area"),
+        ({"bbox": [2, 22, 6, 6]}, "outside its image of 20×30 px .*, whose EXIF data may turn it"),
     ],
 )
 def test_what_is_wrong_with_an_annotation_is_said_with_file_and_id(tmp_path, changes, says):

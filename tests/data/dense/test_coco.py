@@ -244,6 +244,39 @@ def test_settings_that_cannot_be_are_named(tmp_path, options, says):
         source(small_set(tmp_path), **options)
 
 
+@pytest.mark.parametrize("layout", ["roboflow", "cvat", "label studio", "named"])
+def test_other_programs_write_other_layouts(tmp_path, layout):
+    root = small_set(tmp_path)
+    notes = {part: root / "annotations" / f"instances_{part}2017.json" for part in ("train", "val")}
+    settings = {"name": "coco", "root": str(root)}
+    if layout == "roboflow":
+        (root / "val2017").rename(root / "valid")
+        (root / "train2017").rename(root / "train")
+        for part, folder in (("train", "train"), ("val", "valid")):
+            notes[part].rename(root / folder / "_annotations.coco.json")
+    elif layout == "cvat":
+        (root / "train2017").rename(root / "images")
+        notes["train"].rename(root / "annotations/instances_default.json")
+        settings |= {"train": "annotations/instances_default.json", "train_images": "images"}
+    elif layout == "label studio":
+        (root / "train2017").rename(root / "images")
+        notes["train"].rename(root / "result.json")
+        content = json.loads((root / "result.json").read_text())
+        for image in content["images"]:
+            image["file_name"] = f"images/{image['file_name']}"
+        (root / "result.json").write_text(json.dumps(content))
+        settings |= {"train": "result.json", "train_images": "."}
+    assert Coco.found_in(root) == settings
+    options = {key: value for key, value in settings.items() if key not in ("name", "root")}
+    if layout == "named":
+        (root / "val2017").rename(tmp_path / "elsewhere")
+        notes["val"].rename(root / "held out.json")
+        options = {"val": "held out.json", "val_images": str(tmp_path / "elsewhere")}
+    data = source(root, **options)
+    for items in (data.train_set(), data.val_set()):
+        assert [type(items[index]) for index in range(len(items))] == [tuple, tuple]
+
+
 def test_missing_folders_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere does not exist: set `root`"):
         source(tmp_path / "nowhere")

@@ -21,7 +21,9 @@ from dense_formats import (
 from PIL import Image
 
 from linvit.data.dense import InstanceMasks, Voc, Yolo
+from linvit.data.dense.instance_masks import read_values
 
+SIDES, BOX = ("width", "height"), (0.4, 0.3, 0.6, 0.7)
 SIZES = {"long_side": 64, "short_side": 64, "num_workers": 0, "flip": 0.0}
 
 
@@ -199,6 +201,33 @@ def test_an_object_of_voc_that_cannot_be_used_is_left_out_up_to_the_limit(tmp_pa
     assert voc(root, max_bad_annotations=1).annotations("val").num_objects == [0, 2]
 
 
+@pytest.mark.parametrize("text", ["<bndbox>", "<name>", "gbk"])
+def test_a_fault_of_all_files_of_voc_is_said_first(tmp_path, text):
+    root = write_voc(tmp_path / "data")
+    for path in (root / "Annotations").iterdir():
+        content = path.read_text()
+        head = "<?xml version='1.0' encoding='gbk'?>"
+        path.write_text(
+            head + content if text == "gbk" else content.replace(text, "<x>").replace("</" + text[1:], "</x>")
+        )
+    with pytest.raises(ValueError, match=r"[a-e]\.xml(, object 1 has (no name|'' as xmin)| is not a readable XML)"):
+        voc(root)
+
+
+def test_numbers_of_voc_may_have_an_exponent_and_difficult_may_be_a_word(tmp_path):
+    root = write_voc(tmp_path / "data")
+    path = root / "Annotations" / "d.xml"
+    for before, after in (
+        ("<xmin>6<", "<xmin>6.0e0<"),
+        ("<xmax>25<", "<xmax>.25E+2<"),
+        ("difficult>0<", "difficult>True<"),
+    ):
+        assert before in path.read_text()
+        path.write_text(path.read_text().replace(before, after))
+    (entry,) = voc(root).annotations("val").of_image(0)
+    assert (entry["box"], entry["iscrowd"]) == ([5, 6, 25, 26], 1)
+
+
 def test_an_unknown_class_of_voc_is_named(tmp_path):
     root = write_voc(tmp_path / "data")
     with pytest.raises(ValueError, match=r"e\.xml, object 1 has the unknown class 'cat': correct or remove it"):
@@ -215,6 +244,8 @@ def test_an_image_may_lack_its_size_in_voc_but_not_have_another(tmp_path):
     assert voc(root).val_set()[0][1]["original_size"] == (36, 64)
     path.write_text(xml((64, 64), []))
     assert "d.jpg has 36×64 px, but " in voc(root).val_set()[0]
+    path.write_text(xml((64, 36), []))
+    assert "d.jpg has 36×64 px after its EXIF data turned it, but " in voc(root).val_set()[0]
 
 
 @pytest.mark.parametrize(
@@ -239,6 +270,60 @@ def test_a_line_of_yolo_that_cannot_be_used_is_left_out_up_to_the_limit(tmp_path
         yolo(root, needs_masks=False)
     known = yolo(root, needs_masks=False, max_bad_annotations=1).annotations("val")
     assert known.num_objects == [1, 2]
+
+
+@pytest.mark.parametrize("shape", [[4, 3], [6, 2]])
+def test_of_keypoints_the_boxes_are_read(tmp_path, shape):
+    root = write_yolo(tmp_path)
+    (root / "data.yaml").write_text(json.dumps({"names": ["cat", "dog"], "kpt_shape": shape}))
+    for path in root.glob("labels/*/*.txt"):
+        path.write_text("0 .5 .5 .2 .4 .45 .35 2 .55 .35 2 .45 .65 1 0 0 0\n")
+    assert Yolo.found_in(root)["needs_masks"] is False
+    known = yolo(root, needs_masks=False).annotations("val")
+    size = known.images[0]
+    assert known.of_image(0)[0]["box"] == pytest.approx([size[k] * v for k, v in zip(2 * SIDES, BOX, strict=True)])
+    (root / "data.yaml").write_text(json.dumps({"names": ["cat", "dog"]}))
+    with pytest.raises(ValueError, match=r"line 1 has a polygon that leaves 0\.\.1 \(keypoints need `kpt_shape`"):
+        yolo(root, needs_masks=False)
+    (root / "data.yaml").write_text(json.dumps({"names": ["cat", "dog"], "kpt_shape": [17, 3]}))
+    with pytest.raises(ValueError, match=r"line 1 has 17 numbers, expected 56: a class, a box and its keypoints"):
+        yolo(root, needs_masks=False)
+    for wrong in (17, [-1, 3], ["a"], None):
+        (root / "data.yaml").write_text(json.dumps({"names": ["cat", "dog"], "kpt_shape": wrong}))
+        with pytest.raises(ValueError, match=r"data\.yaml has the kpt_shape .*expected two whole numbers"):
+            yolo(root, needs_masks=False)
+
+
+BOMB = "a: &a [x,x]\n" + "".join(
+    f"{b}: &{b} [{','.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BOMB + "names: *h",
+        "names: !!timestamp x",
+        "names: 2024-99-99",
+        "names: !!bool x",
+        "names: !!int x",
+        "[" * 9999,
+        "1:1" * 9999,
+    ],
+)
+def test_yaml_that_cannot_be_used_is_one_sentence(tmp_path, text):
+    root = write_yolo(tmp_path)
+    (root / "data.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"data\.yaml is not valid YAML \(.{1,100}\): correct it\.$"):
+        yolo(root, needs_masks=False)
+
+
+def test_a_line_of_yolo_that_is_repeated_is_named(tmp_path):
+    root = write_yolo(tmp_path)
+    path = root / "labels/val/d.txt"
+    path.write_text(path.read_text() + "\n" + path.read_text())
+    with pytest.raises(ValueError, match=r"d\.txt, line 3 repeats line 1: remove it"):
+        yolo(root, needs_masks=False)
 
 
 def test_boxes_alone_are_no_masks(tmp_path):
@@ -317,6 +402,34 @@ def test_masks_may_be_of_several_modes(tmp_path):
         )
         found = masks(root).contents("val").items[0][1]["masks"]
         assert np.array_equal(found[0].numpy() > 0, truth), mode
+
+
+def test_a_colour_of_a_map_is_an_object_and_what_is_transparent_is_none(tmp_path):
+    values = np.zeros((40, 60, 4), np.uint8)
+    colours = np.random.default_rng(0).permutation(np.arange(1, 2**24))[:30]
+    for number, colour in enumerate(colours.tolist()):
+        values[number, :20] = (*colour.to_bytes(3, "little"), 255)
+    values[35:] = (9, 9, 9, 0)
+    write_image(tmp_path / "images/a.png", (40, 60))
+    write_array(tmp_path / "masks/a.png", values)
+    write_image(tmp_path / "images/b.png", (40, 60))
+    write_array(tmp_path / "masks/b.jpg", values[..., :3])
+    assert set(np.unique(read_values(tmp_path / "masks/a.png", lossless=True)).tolist()) == {0, *colours.tolist()}
+    data = masks(tmp_path, held_out=1, max_bad_annotations=1)
+    assert data.annotations("val").num_objects == [30, 0]
+    assert "JPEG changes the numbers of the objects, expected a PNG" in data.annotations("val").complaints[0]
+
+
+@pytest.mark.parametrize("kind", ["cut-out", "lossy", "blue"])
+def test_a_mask_of_one_object_is_opaque_or_bright(tmp_path, kind):
+    size, box = (64, 96), (10, 5, 35, 25)
+    mask = mask_of(size, box)
+    photo = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    write_image(tmp_path / "a/images/a.png", size)
+    image = {"cut-out": np.dstack([photo, mask]), "lossy": mask, "blue": mask[..., None] * np.uint8([0, 0, 1])}[kind]
+    write_array(tmp_path / "a/masks" / ("a.jpg" if kind == "lossy" else "a.png"), image)
+    (entry,) = masks(tmp_path, held_out=1).annotations("val").of_image(0)
+    assert (entry["box"], entry["area"]) == ([*map(float, box)], 500)
 
 
 @pytest.mark.parametrize("fault", ["broken", "empty", "size"])

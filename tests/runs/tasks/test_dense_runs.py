@@ -85,7 +85,7 @@ def test_what_is_saved_later_is_what_is_written_at_once(scenes, tmp_path, networ
     written = run.predict(folder, output=tmp_path / "at_once")
     run.predict(folder).save(tmp_path / "later")
     files = {path.relative_to(tmp_path / "later") for path in (tmp_path / "later").rglob("*") if path.is_file()}
-    assert len(files) == (4 if network == "objects" else 7)
+    assert len(files) == (5 if network == "objects" else 7)
     for file in files:
         assert (tmp_path / "later" / file).read_bytes() == (tmp_path / "at_once" / file).read_bytes()
     with pytest.raises(ValueError, match=r"were written to .*at_once and not kept"):
@@ -134,7 +134,8 @@ def test_any_size_two_of_a_name_and_a_broken_file(kind, photos, tmp_path, reques
     names = {"A", "a_2", "thin [1]"}
     expected = {f"overlays/{name}.jpg" for name in names}
     if kind == "detector":
-        expected.add("predictions.json")
+        expected |= {"predictions.json", "results.json"}
+        assert json.loads((out / "results.json").read_text()) == []
         assert json.loads((out / "predictions.json").read_text())["annotations"] == []  # untrained: no score above 0.05
     else:
         expected |= {"labels.json", *(f"maps/{name}.png" for name in names)}
@@ -216,6 +217,17 @@ def test_category_ids_travel_from_the_training_file_to_predictions(scenes, tmp_p
     assert len(run.predict(folder, threshold=0.0, weights="raw", output=tmp_path / "out")) == 3
     written = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert {row["category_id"] % IDS for row in written["annotations"]} <= {0}
+    path = scenes / "detection" / "annotations" / "instances_val.json"
+    truth = {image["file_name"]: image["id"] for image in json.loads(path.read_text())["images"]}
+    assert {Path(image["file_name"]).name: image["id"] for image in written["images"]} == truth
+    judge = pytest.importorskip("pycocotools.coco").COCO(str(path))
+    results = judge.loadRes(str(tmp_path / "out" / "results.json"))
+    assert len(results.anns) == len(written["annotations"]) > 0
+    Image.new("RGB", (64, 64)).save(tmp_path / "other.png")
+    run.predict([tmp_path / "other.png", folder], output=tmp_path / "out")
+    ids = [image["id"] for image in json.loads((tmp_path / "out" / "predictions.json").read_text())["images"]]
+    assert len(set(ids)) == len(ids) == 4
+    assert ids[0] not in truth.values()
 
 
 def released_names(key):
