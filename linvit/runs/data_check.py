@@ -167,9 +167,10 @@ def _checked(source: Source, name: str, problems: list[str], progress: bool) -> 
     counts.update(contents.others)
     if not samples and len(problems) == before:
         problems.append(f"The {name} data have no {contents.item or source.item} that can be used: add some.")
-    for heading in list(by_class)[:1] if name == "train" else []:
-        absent = untrained(source.class_names, +by_class[heading], heading[:-1], counts["ignored pixels"] > 0)
-        problems += filter(None, [absent])
+    if by_class and name == "train":
+        heading, amounts = next(iter(by_class.items()))
+        if absent := untrained(source.class_names, +amounts, heading[:-1], counts["ignored pixels"] > 0):
+            problems.append(absent)
     classes = {
         class_name: {heading: amounts[label] for heading, amounts in by_class.items()}
         for label, class_name in enumerate(source.class_names if by_class else [])

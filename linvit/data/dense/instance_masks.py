@@ -127,11 +127,12 @@ def _masks(files: Path | list[Path], complaints: list[str]) -> Iterator[tuple[st
 
 
 def read_values(path: Path, lossless: bool = False) -> np.ndarray:
-    """The values of a map, (height, width): one of two channels or more is transparent where it is 0.
+    """The values of a map of objects (lossless) or of the mask of one, (height, width), with 0 for the background.
 
-    Of colours red + 256 green + 65,536 blue; of the mask of one object (not lossless) the opacity or the largest.
+    Images of one channel have their own values. Of other images, a map has a number for each colour, and 0 where it is
+    transparent; a mask has the opacity if that varies, otherwise the brightest channel.
 
-    Raises CorruptImageError, naming the file, if it cannot be read, or is not lossless.
+    Raises CorruptImageError, naming the file, if it cannot be read, or is a map in a lossy format.
     """
     try:
         check_regular(path)

@@ -1,4 +1,4 @@
-"""Images with label maps: 8-bit images whose values are classes, in several layouts."""
+"""Images with label maps: images of one channel whose values are classes, in several layouts."""
 
 import contextlib
 import logging
@@ -301,7 +301,7 @@ def _read_pair(labels: Sequence[int], void: Sequence[int], pair: Pair) -> Tensor
 def read_map(path: Path, labels: Sequence[int], void: Sequence[int] = (IGNORED,)) -> Tensor:
     """Reads a label map: uint8 (height, width), the place in `labels` of each pixel's label; 255 for labels in `void`.
 
-    Raises CorruptImageError, naming the file, for anything but an image of one 8-bit channel with known labels.
+    Raises CorruptImageError, naming the file, for anything but an image of one channel with known labels.
     """
     mode, values = read_pixels(path)
     if mode not in MODES:
