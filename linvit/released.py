@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from linvit.arguments import kind
 from linvit.files import read_checkpoint, replacing, user_path
 from linvit.models.by_name import check_model
+from linvit.models.family import PatternWarning
 from linvit.models.pretrained import require_fit
 
 
@@ -52,9 +53,10 @@ def load_released(
     with warnings.catch_warnings(record=not other_pattern) as caught:
         weights = translate(content)
     require_fit(weights, model, "load_released")
-    for warning in caught or ():
+    refused = [str(warning.message) for warning in caught or () if warning.category is PatternWarning]
+    if refused:
         raise ValueError(
-            f"{str(warning.message).partition(':')[0]}: create the model with that pattern, or set `other_pattern=True`"
+            f"{refused[0].partition(':')[0]}: create the model with that pattern, or set `other_pattern=True`"
             " to start a training from them."
         )
     model.load_state_dict({**model.state_dict(), **weights})

@@ -102,12 +102,17 @@ def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return weights
 
 
+class PatternWarning(UserWarning):
+    """Released weights enter a network with other mechanisms."""
+
+
 def warn_of_pattern(model: nn.Module, released: str) -> None:
     """Warns if released weights enter a network with other mechanisms: keys and shapes fit, the function differs."""
     if model.pattern != released:
         warnings.warn(
             f"The released weights belong to pattern {released}, the model has {model.pattern}: "
             f"published accuracies do not apply, use the weights as an initialization.",
+            PatternWarning,
             stacklevel=3,
         )
 
