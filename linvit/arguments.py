@@ -22,12 +22,7 @@ class Form(NamedTuple):
 
 
 def form(name: str, x: object) -> Form:
-    """The form of the argument `name`.
-
-    Raises:
-        TypeError: if it is not a tensor.
-        ValueError: if it is a sparse, nested or other tensor that is not dense.
-    """
+    """The form of the argument `name`; TypeError if it is no tensor, ValueError for a sparse, nested or similar one."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` is {kind(x)}, expected a tensor")
     if x.layout != torch.strided or x.is_nested:

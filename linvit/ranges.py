@@ -211,8 +211,7 @@ def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 def known(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
     """The entry of that name.
 
-    Raises:
-        ValueError: if there is none; the message lists the known names and offers the nearest.
+    Raises ValueError if there is none; the message lists the known names and offers the nearest.
     """
     if not isinstance(name, str) or name not in table:
         raise ValueError(f"`{argument}` is {shown(name)}, expected one of {', '.join(table)}.{nearest(name, table)}")

@@ -31,9 +31,7 @@ def count_cost(network: nn.Module, input_size: tuple[int, int, int]) -> Cost:
 
     The network itself may be on any device, meta included, and is not changed. input_size: (channels, height, width).
 
-    Raises:
-        TypeError: if `network` is not a module.
-        ValueError: if `input_size` is not three whole numbers of 1 or more.
+    Raises ValueError if `input_size` is not three whole numbers of 1 or more.
     """
     check_network("network", network)
     check({"input_size": tuple[Count, Count, Count]}, {"input_size": input_size})

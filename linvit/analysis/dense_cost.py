@@ -30,8 +30,7 @@ def count_dense_cost(framework: str, backbone: str, **kwargs: Any) -> Cost:
         backbone: a model that timm knows.
         kwargs: arguments of the backbone.
 
-    Raises:
-        ValueError: for an unknown framework, or names that are not text.
+    Raises ValueError for an unknown framework, or names that are not text.
     """
     check({"framework": str, "backbone": str}, {"framework": framework, "backbone": backbone})
     known("framework", framework, FRAMEWORKS)

@@ -72,8 +72,7 @@ def kv_state(operands: Operands) -> Tensor:
 
     Not centred, unlike `State.S`, and without the factor of the number of tokens, which does not change ranks.
 
-    Raises:
-        ValueError: for softmax attention, which has no such state.
+    Raises ValueError for softmax attention, which has no such state.
     """
     if operands.options is None:
         raise ValueError("Softmax attention keeps no KV state: choose a layer with linear attention.")
@@ -96,10 +95,8 @@ def visit(
         look: called with one Probe per layer, as soon as the layer has run; the probe is not kept.
         layers: names of the layers to show, as in attention_layers; all by default.
 
-    Raises:
-        TypeError: if `network`, `inputs`, `look` or `layers` has the wrong type.
-        ValueError: if the network has no attention of these kinds, no layer of one of these names, or needs a different
-            number of inputs.
+    Raises ValueError if the network has no attention of these kinds, no layer of one of these names, or needs a
+    different number of inputs.
     """
     known = attention_layers(network)
     chosen = known if layers is None else _chosen(layers, known)
@@ -127,9 +124,7 @@ def probe(network: nn.Module, inputs: Inputs, layers: Sequence[str] | None = Non
 def attention_layers(network: nn.Module) -> list[str]:
     """The names of the attention modules that can be analyzed, in the order of the network's modules.
 
-    Raises:
-        TypeError: if `network` is not a module.
-        ValueError: if there are none.
+    Raises ValueError if there are none.
     """
     check_network("network", network)
     names = [name for name, module in network.named_modules() if isinstance(module, KINDS)]

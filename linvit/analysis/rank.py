@@ -28,9 +28,7 @@ def rank_measures(matrix: Tensor) -> dict[str, Tensor]:
 
     The singular values are computed in float64, whatever the matrix's dtype.
 
-    Raises:
-        TypeError: if `matrix` is not a tensor.
-        ValueError: if it is not a floating-point tensor of two or more axes.
+    Raises ValueError if `matrix` is not a floating-point tensor of two or more axes.
     """
     check_matrix("matrix", matrix)
     values = torch.linalg.svdvals(matrix.double())
@@ -62,8 +60,7 @@ def measure_ranks(network: nn.Module, batches: Iterable[Inputs], layers: Sequenc
         batches: inputs as in `visit`.
         layers: names of layers, all by default.
 
-    Raises:
-        ValueError: as `visit`.
+    Raises ValueError as `visit`.
     """
 
     def ranks(probe: Probe) -> Values:

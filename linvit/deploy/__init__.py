@@ -130,8 +130,7 @@ def write_sequence(
         batches: inputs to compare the file with the network on.
         whole: from the session of the file to the same function of the file.
 
-    Raises:
-        ValueError: as `write`.
+    Raises ValueError as `write`.
     """
     target = check_output_file(path)
     about = facts.to_json(), facts.inputs, facts.outputs

@@ -24,8 +24,7 @@ def matched(answers: Iterable[tuple[Outputs, Outputs]], tolerance: float) -> tup
         answers: for each image the outputs DETECTIONS (of linvit.deploy.facts) of the network and of the file.
         tolerance: largest difference.
 
-    Raises:
-        ValueError: if the network detects nothing in any image.
+    Raises ValueError if the network detects nothing in any image.
     """
     ours: list[Outputs] = []
     theirs: list[Outputs] = []

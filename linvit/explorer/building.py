@@ -60,8 +60,7 @@ def build(folder: Path, packages: Path) -> None:
         folder: new, or of an earlier build.
         packages: npm's folder node_modules with onnxruntime-web.
 
-    Raises:
-        FileNotFoundError: if a file of the runtime is missing.
+    Raises FileNotFoundError if a file of the runtime is missing.
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -33,9 +33,7 @@ def fuse(model: nn.Module, form: str = "eager") -> nn.Module:
         again, copied, pickled, exported, compiled and cast. Its state dict has other names and fits other fused
         copies of the same architecture. It stays in eval mode: `.train()` is a ValueError.
 
-    Raises:
-        TypeError: if `model` is not a module.
-        ValueError: if the model, or a module in it, is in train mode, and for an unknown form.
+    Raises ValueError if the model, or a module in it, is in train mode, and for an unknown form.
     """
     check_network("model", model)
     table = known("form", form, FORMS)

@@ -39,8 +39,7 @@ def attention_options(attention: Mapping[str, Any] | None, mechanism: str) -> di
 
     Softmax attention has no feature map, weighting or normalizer: a softmax stage gets only the other options.
 
-    Raises:
-        ValueError: for an unknown key; the message lists the known ones.
+    Raises ValueError for an unknown key; the message lists the known ones.
     """
     keys = (*AXES, *AROUND)
     for key in attention or {}:
@@ -73,9 +72,8 @@ class Attention2d(MapSteps):
         rope: rotate queries and keys by their position.
         axes: feature_map, weighting or normalizer in place of the mechanism's own, see Operator.
 
-    Raises:
-        ValueError: as AttentionSteps; for an unknown modulation, and with rope for a head width that is not a multiple
-            of 4.
+    Raises ValueError as AttentionSteps; for an unknown modulation, and with rope for a head width that is not a
+    multiple of 4.
     """
 
     def __init__(

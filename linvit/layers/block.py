@@ -32,8 +32,7 @@ class AttentionBlock(Checked, nn.Module):
             applies weight decay to them.
         drop_path: rate of stochastic depth.
 
-    Raises:
-        ValueError: as Attention2d.
+    Raises ValueError as Attention2d.
     """
 
     def __init__(
@@ -104,8 +103,7 @@ class CareBlock(Checked, nn.Module):
             the end of a stage, and the last block is like the others.
         memory: keep the memory; without it all channels are features.
 
-    Raises:
-        ValueError: as TokenMixer.
+    Raises ValueError as TokenMixer.
     """
 
     def __init__(

@@ -97,8 +97,7 @@ class CausalAttention(SequenceSteps):
         modulation: φ, a name in CAUSAL_MODULATIONS, applied to a further projection of x; "none" for no gate.
         rope: rotate queries and keys by their position; linear mechanisms do so in the numerator only.
 
-    Raises:
-        ValueError: as AttentionSteps, for an unknown modulation, and for an odd head width with rope.
+    Raises ValueError as AttentionSteps, for an unknown modulation, and for an odd head width with rope.
     """
 
     def __init__(

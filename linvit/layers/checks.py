@@ -64,11 +64,7 @@ class TensorOptions(TypedDict):
 
 
 def multiple_of_heads(width: int, heads: int) -> int:
-    """The width of a head.
-
-    Raises:
-        ValueError: if `heads` does not divide `width`.
-    """
+    """The width of a head. Raises ValueError if `heads` does not divide `width`."""
     if width % heads:
         raise ValueError(f"`width` is {width} and `heads` {heads}, expected a multiple: change one of the two")
     return width // heads

@@ -102,8 +102,7 @@ class FrameAttention(SequenceSteps):
             linear mechanism. That projection replaces the projection of positions of softmax attention, so that all
             mechanisms have the same number of parameters.
 
-    Raises:
-        ValueError: as AttentionSteps, and for an unknown modulation.
+    Raises ValueError as AttentionSteps, and for an unknown modulation.
     """
 
     def __init__(
@@ -168,8 +167,7 @@ class ConvModule(Checked, nn.Module):
         causal: no frame sees a later one.
         conv_norm: "batch", a batch norm whose statistics ignore padding, or "layer".
 
-    Raises:
-        ValueError: for an unknown norm.
+    Raises ValueError for an unknown norm.
     """
 
     def __init__(

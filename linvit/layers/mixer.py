@@ -37,8 +37,7 @@ class ValueAttention(MapSteps):
 
     The paper calls the feature map an identity; we follow the released code, which has elu + 1 and a normalizer.
 
-    Raises:
-        ValueError: for a head width that does not divide width, and as AttentionSteps.
+    Raises ValueError for a head width that does not divide width, and as AttentionSteps.
     """
 
     def __init__(
@@ -73,8 +72,7 @@ class TokenMixer(Checked, nn.Module):
             the small one first (our reading of the paper's baseline after MLLA).
         local_sizes: kernel sizes of the local convolutions, which share the other channels: (3, 7), (3,) or (7,).
 
-    Raises:
-        ValueError: for an unknown split or local size, and for a width that cannot be split.
+    Raises ValueError for an unknown split or local size, and for a width that cannot be split.
     """
 
     def __init__(

@@ -47,8 +47,7 @@ class Neck(FeaturePyramidNetwork):
         extra: further levels: "none"; "pool", one, every second position of the last; "convolutions", two, from the
             last map.
 
-    Raises:
-        ValueError: for an unknown extra.
+    Raises ValueError for an unknown extra.
     """
 
     def __init__(self, in_widths: Sequence[int], width: int = 256, extra: str = "none") -> None:

@@ -151,8 +151,7 @@ class Operator(Checked, nn.Module):
 
     Learned axes are vectors, so timm and our recipes apply no weight decay to them.
 
-    Raises:
-        ValueError: for an unknown mechanism or axis value, and for axis values with softmax.
+    Raises ValueError for an unknown mechanism or axis value, and for axis values with softmax.
     """
 
     def __init__(
@@ -267,8 +266,8 @@ class AttentionSteps(Checked, nn.Module):
         operator_size: heads and channels per head of the operator, if they differ from those of the layer.
         options: see Operator.
 
-    Raises:
-        ValueError: for an unknown mechanism, one that cannot be used in that place, and heads that do not divide width.
+    Raises ValueError for an unknown mechanism, one that cannot be used in that place, and heads that do not divide
+    width.
     """
 
     def __init__(
@@ -336,8 +335,7 @@ def merged(x: Tensor) -> Tensor:
 def known_mechanism(name: str, place: str | None = None) -> "Mechanism":
     """The row of that mechanism.
 
-    Raises:
-        ValueError: if there is none, or it cannot be used in that place; the message lists those that can.
+    Raises ValueError if there is none, or it cannot be used in that place; the message lists those that can.
     """
     from linvit.layers import mechanisms  # its table names classes that contain operators
 

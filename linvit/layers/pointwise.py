@@ -28,8 +28,7 @@ class PointwiseConv(nn.Conv2d):
         kernel_size, stride, padding, options: as of nn.Conv2d, whose arguments libraries pass that build a layer of the
             same class, such as peft; a 1×1 convolution has no other values.
 
-    Raises:
-        ValueError: for another kernel size, stride or padding.
+    Raises ValueError for another kernel size, stride or padding.
     """
 
     def __init__(

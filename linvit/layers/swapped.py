@@ -25,8 +25,7 @@ class GridPatchEmbed(PatchEmbed):
     def watching(cls, embed: PatchEmbed, source: CurrentGrid) -> "GridPatchEmbed":
         """The same layer with the same parameters, which also stores the grid in source.
 
-        Raises:
-            ValueError: if it is not timm's PatchEmbed.
+        Raises ValueError if it is not timm's PatchEmbed.
         """
         if type(embed) not in (PatchEmbed, GridPatchEmbed):
             raise ValueError(
@@ -56,11 +55,7 @@ class GridNaFlexEmbeds(NaFlexEmbeds):
     def forward(
         self, x: Tensor, patch_coord: Tensor | None = None, patch_valid: Tensor | None = None
     ) -> tuple[Tensor, tuple[int, int] | None]:
-        """As timm's.
-
-        Raises:
-            ValueError: for patch_coord and patch_valid that do not fit the patches.
-        """
+        """As timm's. Raises ValueError for patch_coord and patch_valid that do not fit the patches."""
         if patch_coord is None:
             tokens, size = super().forward(x)
             assert size is not None

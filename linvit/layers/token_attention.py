@@ -88,8 +88,7 @@ class TokenAttention(AttentionSteps):
         half_table: whether a rotation passed to forward repeats its angles after half of the channels, instead of
             giving each to two neighbours.
 
-    Raises:
-        ValueError: as AttentionSteps.
+    Raises ValueError as AttentionSteps.
     """
 
     read_share, value_share = 1.0, 0.0
@@ -156,8 +155,7 @@ class TokenAttention(AttentionSteps):
             rope: timm's rotation of the tokens of the grid, sines and then cosines (…, height × width, 2 × head width);
                 it replaces that of the mechanism.
 
-        Raises:
-            ValueError: for a mask, and for a number of tokens that does not fit the grid.
+        Raises ValueError for a mask, and for a number of tokens that does not fit the grid.
         """
         patches = self.source.patches if self.source is not None and grid is None else None
         if is_causal or (attn_mask is not None and patches is None):
@@ -323,9 +321,8 @@ class GatedAttention(TokenAttention):
     Args:
         modulation, lepe, rope: as in Attention2d; rope also "learned": all angles times a learned factor, initially 0.
 
-    Raises:
-        ValueError: as AttentionSteps; for an unknown modulation, and with rope for a head width that is not a multiple
-            of 4.
+    Raises ValueError as AttentionSteps; for an unknown modulation, and with rope for a head width that is not a
+    multiple of 4.
     """
 
     def __init__(
@@ -372,11 +369,7 @@ class GatedAttention(TokenAttention):
         return after_prefix(table, self.num_prefix)
 
     def reset_to_operator(self) -> None:
-        """Local term 0, gate 1, and a learned rotation by 0.
-
-        Raises:
-            ValueError: for a gate that cannot be 1.
-        """
+        """Local term 0, gate 1, and a learned rotation by 0. Raises ValueError for a gate that cannot be 1."""
         if self.modulate is not None and not (self.modulation and isinstance(self.modulate, nn.Identity)):
             raise ValueError("the gate cannot start as 1 with this `modulation`: choose 'linear' or 'none'")
         for layer, bias in ((self.lepe, 0.0), (self.modulation, 1.0)):

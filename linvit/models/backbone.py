@@ -128,8 +128,7 @@ class Backbone(Checked, nn.Module):
             output_fmt: "NCHW".
             intermediates_only: return only the list of maps.
 
-        Raises:
-            ValueError: for another output format.
+        Raises ValueError for another output format.
         """
         if output_fmt != "NCHW":
             raise ValueError(f"`output_fmt` is {output_fmt!r}, expected 'NCHW': permute the maps afterwards")

@@ -106,9 +106,8 @@ class CARE(Backbone):
         drop_rate: dropout before the classifiers.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
 
-    Raises:
-        TypeError, ValueError: for an argument outside its range; on forward for anything but floating-point images with
-            in_chans channels and sides of at least 32 px.
+    Raises TypeError or ValueError for an argument outside its range; on forward for anything but floating-point images
+    with in_chans channels and sides of at least 32 px.
     """
 
     def __init__(

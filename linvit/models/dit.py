@@ -116,8 +116,7 @@ class DiT(Checked, nn.Module):
         label_std: standard deviation of the label embedding at initialization. 0.02 as released; short trainings learn
             more from labels with a larger value.
 
-    Raises:
-        ValueError: for an argument outside its range, and for sizes that do not fit together.
+    Raises ValueError for an argument outside its range, and for sizes that do not fit together.
     """
 
     positions: Tensor
@@ -185,8 +184,7 @@ class DiT(Checked, nn.Module):
             times: int64 (batch,), steps of the noise process, 0 … 999.
             labels: int64 (batch,), classes, or num_classes for none.
 
-        Raises:
-            TypeError, ValueError: for inputs of the wrong type, shape or range.
+        Raises TypeError or ValueError for inputs of the wrong type, shape or range.
         """
         size = ("batch", self.channels, self.input_size, self.input_size)
         check_floats("images", images, size, "create the DiT with their `channels` and `input_size`")

@@ -18,9 +18,8 @@ def lessons(student: nn.Module, teacher: nn.Module, scores: bool = False) -> lis
 
     scores: also prepare for the scores of both.
 
-    Raises:
-        ValueError: if there is none, because the student kept all softmax attention; for scores of an attention that
-            does not see all tokens, or of another number of heads.
+    Raises ValueError if there is none, because the student kept all softmax attention; for scores of an attention that
+    does not see all tokens, or of another number of heads.
     """
     slots = slots_of(teacher)
     given = _of_operators(student, teacher) if slots is None else _of_slots(student, teacher, slots.slots, scores)

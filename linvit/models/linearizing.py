@@ -70,11 +70,9 @@ def linearize(
         The network, in the mode of the model. If timm created the model, it has an `origin`, and
         `timm.models.save_for_hf` stores what rebuilds the copy, which is timm's model "linearized".
 
-    Raises:
-        TypeError: if `model` is not a module.
-        ValueError: for a network without softmax attention that we know, with the part that cannot be replaced; for an
-            unknown mechanism, one that cannot be used there (such as a causal decoder), an unknown option, a gate that
-            cannot start as 1, and a pattern of another length.
+    Raises ValueError for a network without softmax attention that we know, with the part that cannot be replaced; for
+    an unknown mechanism, one that cannot be used there (such as a causal decoder), an unknown option, a gate that
+    cannot start as 1, and a pattern of another length.
     """
     check_network("model", model)
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})

@@ -101,9 +101,8 @@ class Pyramid(Backbone):
         drop_rate: dropout before the classifier.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 over all blocks.
 
-    Raises:
-        TypeError, ValueError: for an argument outside its range; on forward for anything but floating-point images with
-            in_chans channels and sides of at least 32 px.
+    Raises TypeError or ValueError for an argument outside its range; on forward for anything but floating-point images
+    with in_chans channels and sides of at least 32 px.
     """
 
     linear: str
@@ -175,8 +174,7 @@ class Pyramid(Backbone):
         Wrappers and `module.` are removed (see family.unwrapped). The released classifier is a 1×1 convolution, ours a
         linear layer. The released RoPE.angle buffers are compared with our formula and dropped.
 
-        Raises:
-            ValueError: if the angles in a RoPE.angle buffer differ from ours.
+        Raises ValueError if the angles in a RoPE.angle buffer differ from ours.
         """
         weights = unwrapped(state_dict)
         if not any(key.startswith(_RELEASED) for key in weights):

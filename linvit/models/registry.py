@@ -35,8 +35,7 @@ def create(name: str, outputs: int, /, *, family: str | None = None, **arguments
         family: a key of FAMILIES, to accept only its names.
         arguments: of the network's class; they override those of the name.
 
-    Raises:
-        ValueError: for an unknown name or argument; the message offers the nearest.
+    Raises ValueError for an unknown name or argument; the message offers the nearest.
     """
     check({"name": str}, {"name": name})
     families = FAMILIES.values() if family is None else [known("family", family, FAMILIES)]

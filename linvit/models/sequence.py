@@ -67,8 +67,7 @@ class Decoder(Checked, nn.Module):
         mechanism: a name in MECHANISMS that can be used for sequences.
         conv, lepe, modulation, rope: of every layer, see CausalAttention.
 
-    Raises:
-        ValueError: for an argument outside its range, and for sizes that do not fit together.
+    Raises ValueError for an argument outside its range, and for sizes that do not fit together.
     """
 
     def __init__(
@@ -121,8 +120,7 @@ class Decoder(Checked, nn.Module):
                 see each other; padding is a separate document.
             form: "chunked", linear in the tokens for linear mechanisms, or "matrix", with the explicit scores.
 
-        Raises:
-            TypeError, ValueError: for tokens or documents of the wrong type, shape or range, and an unknown form.
+        Raises TypeError or ValueError for tokens or documents of the wrong type, shape or range, and an unknown form.
         """
         known("form", form, dict.fromkeys(FORMS))
         self._check(tokens)
@@ -179,9 +177,8 @@ def generate(
         generator: random number generator, on the CPU.
         stop: token that ends the text; it is not yielded.
 
-    Raises:
-        TypeError, ValueError: for an empty prompt or one of the wrong type, shape or range, and for numbers outside
-            their ranges; raised by the call, before anything is generated.
+    Raises TypeError or ValueError for an empty prompt or one of the wrong type, shape or range, and for numbers outside
+    their ranges; raised by the call, before anything is generated.
     """
     check(SAMPLING, {"tokens": tokens, "temperature": temperature, "top_p": top_p})
     if isinstance(prompt, Tensor) and prompt.numel() == 0:

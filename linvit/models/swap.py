@@ -52,9 +52,8 @@ def swap_attention(
         The same model, with the attributes `mechanism` and `pattern`, which has an S for every softmax attention. If
         timm created it, `timm.models.save_for_hf` stores what rebuilds it, timm's model "linearized".
 
-    Raises:
-        ValueError: for an unknown mechanism, option or pattern, a model or attention of another class, or a width that
-            the mechanism does not support. The model is then unchanged.
+    Raises ValueError for an unknown mechanism, option or pattern, a model or attention of another class, or a width
+    that the mechanism does not support. The model is then unchanged.
     """
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
     layer = known("mechanism", mechanism, MECHANISMS).tokens

@@ -148,10 +148,8 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> Sharded:
     Returns:
         A module that every process of the mesh calls with the same input.
 
-    Raises:
-        TypeError: for a mesh of another type.
-        ValueError: for a mesh of several dimensions, a network with softmax attention, other layers whose rows cannot
-            be shared, or pooling that is no average.
+    Raises ValueError for a mesh of several dimensions, a network with softmax attention, other layers whose rows cannot
+    be shared, or pooling that is no average.
     """
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"`mesh` is {kind(mesh)}, expected a DeviceMesh: make it with `init_device_mesh`")

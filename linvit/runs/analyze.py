@@ -92,8 +92,7 @@ def analyze(
         progress: show progress bars.
         overrides: settings of the data, see Run.source.
 
-    Raises:
-        ValueError: if an argument is unknown, or arguments do not fit together.
+    Raises ValueError if an argument is unknown, or arguments do not fit together.
     """
     if what not in ("all", *ANALYSES):
         raise ValueError(f"`what` is {what!r}, expected one of {', '.join(ANALYSES)} or all: choose one of them.")
@@ -122,8 +121,7 @@ def analyze(
 def resolve_layers(network: nn.Module, layers: Sequence[str | int] | None) -> list[str]:
     """Resolves names and numbers (from 1) to names of attention layers, in the network's order.
 
-    Raises:
-        ValueError: if the network has no such layers, or not this one.
+    Raises ValueError if the network has no such layers, or not this one.
     """
     known = attention_layers(network)
     chosen = set(known if layers is None else ())

@@ -78,9 +78,8 @@ def check_data(
         overrides: further settings of the data, as in recipes, such as {"needs_masks": False}.
         progress: shows a bar, or log lines if stderr is not a terminal.
 
-    Raises:
-        ValueError: for a folder that fits no format or several, an unknown setting, and data that cannot be used at
-            all.
+    Raises ValueError for a folder that fits no format or several, an unknown setting, and data that cannot be used at
+    all.
     """
     overrides = overrides or {}
     root = user_path(root)

@@ -305,10 +305,7 @@ def calibration_images(calibrate: Sequence[Any], facts: Facts) -> Tensor:
 
 
 def _opened(images: Sequence[Any], most: int, channels: int) -> list[Image.Image]:
-    """All images, or so many evenly chosen ones, without those that cannot be read.
-
-    Raises ValueError if none can.
-    """
+    """All images, or so many evenly chosen ones, without those that cannot be read. Raises ValueError if none can."""
     items, _ = find_images(images)
     opened, unreadable = [], []
     for name, item in [items[place] for place in evenly(len(items), most).tolist()]:

@@ -101,8 +101,7 @@ def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
 
     Images of different sizes are center-cropped to the smallest height and width.
 
-    Raises:
-        ValueError: if none can be read.
+    Raises ValueError if none can be read.
     """
     dataset = source.val_set()
     items = [dataset[place] for place in evenly(len(dataset), count).tolist()]  # type: ignore[arg-type]
@@ -121,8 +120,7 @@ def from_source(source: Source, count: int, shown: int) -> AnalyzedImages:
 def from_files(inputs: Sequence[Any], transform: Transform, channels: int, count: int, shown: int) -> AnalyzedImages:
     """Up to `count` evenly spaced image files; if there are fewer, regular crops of them fill up the number.
 
-    Raises:
-        ValueError: if the paths contain no images, or none can be used.
+    Raises ValueError if the paths contain no images, or none can be used.
     """
     items, unreadable = find_images(inputs)
     items = [items[place] for place in evenly(len(items), count).tolist()]

@@ -107,8 +107,7 @@ def word_edits(reference: str, hypothesis: str) -> tuple[int, int]:
 
     Over many utterances the word error rate is the sum of the edits over the sum of the words.
 
-    Raises:
-        ImportError: if jiwer is not installed.
+    Raises ImportError if jiwer is not installed.
     """
     words = len(reference.split())
     if not words:

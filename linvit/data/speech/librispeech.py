@@ -65,9 +65,8 @@ class Utterance:
 def find_utterances(folder: Path) -> list[Utterance]:
     """All utterances below a folder, in the order of the transcript files' paths and of their lines.
 
-    Raises:
-        ValueError: for a folder that is missing or has no transcripts, transcripts that are not UTF-8, and an utterance
-            with two lines, without a sound file or with two.
+    Raises ValueError for a folder that is missing or has no transcripts, transcripts that are not UTF-8, and an
+    utterance with two lines, without a sound file or with two.
     """
     if not folder.is_dir():
         raise ValueError(

@@ -14,8 +14,7 @@ def tokens_of(texts: Sequence[str], units: str, number: int) -> tuple[list[str],
         units: "words", "characters", or "subwords", byte pair encoding learned on the texts.
         number: number of subwords, including the blank.
 
-    Raises:
-        ValueError: for unknown units, texts without words, and fewer subwords than characters.
+    Raises ValueError for unknown units, texts without words, and fewer subwords than characters.
     """
     if units not in UNITS:
         raise ValueError(f"`units` is {units!r}, expected one of {', '.join(UNITS)}: choose a known one.")

@@ -74,9 +74,8 @@ def read_benchmark(task: str, folder: str | Path) -> list[Row]:
     `datasets` saves them), or hellaswag_val.txt, also .txt.bz2, with six lines per item: context, number of the right
     ending, four endings.
 
-    Raises:
-        ValueError: for an unknown task, a missing folder, no file or several, and a file that is damaged or lacks a
-            column, naming its first wrong row.
+    Raises ValueError for an unknown task, a missing folder, no file or several, and a file that is damaged or lacks a
+    column, naming its first wrong row.
     """
     benchmark = known("task", task, BENCHMARKS)
     path = _find(task, benchmark, Path(folder))

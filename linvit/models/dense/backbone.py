@@ -42,8 +42,7 @@ class DenseBackbone(Checked, nn.Module):
         norms: four LayerNorm2d (ε 1e-6) on the maps of RAVLT and MAViT, identities for every other model.
         channels: of the four maps.
 
-    Raises:
-        ValueError: for an unknown model or argument, and a model without maps at strides 4, 8, 16 and 32.
+    Raises ValueError for an unknown model or argument, and a model without maps at strides 4, 8, 16 and 32.
     """
 
     body: nn.Module

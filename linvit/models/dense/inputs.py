@@ -30,8 +30,7 @@ class CheckedInputs:
                 (n,), 0 … num_classes - 1; for a network with masks also masks (n, height, width), bool or uint8.
                 iscrowd (n,) marks crowds, which are not learned.
 
-        Raises:
-            TypeError, ValueError: for images or targets of the wrong type, shape or range.
+        Raises TypeError or ValueError for images or targets of the wrong type, shape or range.
         """
         network = cast(nn.Module, self)
         if not is_traced():

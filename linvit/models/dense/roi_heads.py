@@ -140,8 +140,7 @@ class RegionHeads(nn.Module):
 
     In evaluation the class logits (unnormalized, as released) and mask probabilities of the steps are averaged.
 
-    Raises:
-        ValueError: for an unknown box_loss.
+    Raises ValueError for an unknown box_loss.
     """
 
     def __init__(

@@ -177,8 +177,7 @@ class Transcriber:
         run: a run of a causal network with a CTC head.
         weights: "raw" or "ema"; default: the moving average, if there is one.
 
-    Raises:
-        ValueError: if the network is not causal, or is a transducer.
+    Raises ValueError if the network is not causal, or is a transducer.
     """
 
     def __init__(self, run: "Run", weights: str | None = None) -> None:
