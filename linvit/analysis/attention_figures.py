@@ -228,7 +228,6 @@ def magnitude_comparison(networks: Mapping[str, Sequence[Measured]]) -> Figure:
 
 
 def _by_layer(measured: Sequence[Measured], colours: Sequence[str]) -> list[_Curve]:
-    """A line for each layer, in its colour."""
     return [
         ([entry for entry in measured if entry.layer == layer], colour, 0.25 + 0.75 * number / len(colours), None)
         for number, (layer, colour) in enumerate(zip(layers_of(measured), colours, strict=True), start=1)

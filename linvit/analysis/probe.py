@@ -99,7 +99,9 @@ def visit(
     different number of inputs.
     """
     known = attention_layers(network)
-    chosen = known if layers is None else _chosen(layers, known)
+    if layers is not None:
+        check_layers(layers, known)
+    chosen = [name for name in known if layers is None or name in layers]
     inputs = as_tuple(inputs)
     if not callable(look):
         raise TypeError(f"`look` is {kind(look)}, expected a function of a Probe")
@@ -147,11 +149,6 @@ def one_by_one(inputs: Inputs) -> Iterator[Inputs]:
     """The inputs of each image by itself; the batch is the first axis of every input."""
     for images in zip(*(x.split(1) for x in as_tuple(inputs)), strict=True):
         yield images if isinstance(inputs, tuple) else images[0]
-
-
-def _chosen(layers: Sequence[str], known: list[str]) -> list[str]:
-    check_layers(layers, known)
-    return [name for name in known if name in layers]
 
 
 def _check_number(network: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -55,7 +55,11 @@ class FusedAttentionBlock(nn.Module):
         attention, feed_forward = block.attn, block.ffn
         self.cpe = None if block.cpe is None else folds.with_identity(block.cpe)
         readers = cast(list[folds.Affine], attention.input_layers())  # made_of has checked their classes
-        self.norm1 = folds.after_layer_norm(block.norm1, readers) if readers else _unfolded(block.norm1)
+        if readers:
+            self.norm1 = folds.after_layer_norm(block.norm1, readers)
+        else:  # the same norm, over the last dimension
+            self.norm1 = nn.LayerNorm(block.norm1.normalized_shape, block.norm1.eps, device="meta")
+            self.norm1.weight, self.norm1.bias = block.norm1.weight, block.norm1.bias
         self.norm2 = folds.after_layer_norm(block.norm2, [feed_forward.fc1])
         folds.scaled(attention.proj, block.gamma_1)
         folds.scaled(feed_forward.fc2, block.gamma_2)
@@ -66,13 +70,6 @@ class FusedAttentionBlock(nn.Module):
         x = last(x if self.cpe is None else self.cpe(x))
         x = plus(last(self.attn(first(self.norm1(x)), rotary)), x)
         return first(plus(self.ffn(self.norm2(x)), x))
-
-
-def _unfolded(norm: nn.LayerNorm) -> nn.LayerNorm:
-    """The same norm, over the last dimension."""
-    over_last = nn.LayerNorm(norm.normalized_shape, norm.eps, device="meta")
-    over_last.weight, over_last.bias = norm.weight, norm.bias
-    return over_last
 
 
 def fused_block(block: AttentionBlock) -> nn.Module:

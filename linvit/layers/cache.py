@@ -19,18 +19,16 @@ class KeyValues:
         """Add keys and values; returns all of them, each (batch, heads, tokens, width)."""
         end = self.length + key.shape[-2]
         if self.key is None or end > self.key.shape[-2]:
-            self.key, self.value = (self._grown(*pair, 2 * end) for pair in ((self.key, key), (self.value, value)))
+            grown = [x.new_empty(*x.shape[:2], 2 * end, x.shape[-1]) for x in (key, value)]
+            for buffer, held in zip(grown, (self.key, self.value), strict=True):
+                if held is not None:
+                    buffer[:, :, : self.length] = held[:, :, : self.length]
+            self.key, self.value = grown
         assert self.value is not None
         self.key[:, :, self.length : end] = key
         self.value[:, :, self.length : end] = value
         self.length = end
         return self.key[:, :, :end], self.value[:, :, :end]
-
-    def _grown(self, held: Tensor | None, like: Tensor, capacity: int) -> Tensor:
-        buffer = like.new_empty(*like.shape[:2], capacity, like.shape[-1])
-        if held is not None:
-            buffer[:, :, : self.length] = held[:, :, : self.length]
-        return buffer
 
     def num_bytes(self) -> int:
         """Bytes of the tokens read, without the unused part of the buffers."""

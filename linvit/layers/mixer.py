@@ -1,7 +1,5 @@
 """CARE's token mixer and its dual interaction (arXiv 2411.16170)."""
 
-from collections.abc import Sequence
-
 import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
@@ -87,7 +85,9 @@ class TokenMixer(Checked, nn.Module):
     ) -> None:
         super().__init__()
         dd: TensorOptions = {"device": device, "dtype": dtype}
-        sizes = () if split == "attended" else _known_sizes(local_sizes)
+        sizes = () if split == "attended" else tuple(local_sizes)
+        if split != "attended" and sizes not in (LOCAL_SIZES, *((size,) for size in LOCAL_SIZES)):
+            raise ValueError(f"`local_sizes` is {sizes}, expected (3, 7), (3,) or (7,): choose one of them")
         self.stacked = split == "stacked"
         self.widths = _group_widths(width, split, len(sizes))
         attended, local = self.widths[0], self.widths[-1]
@@ -106,13 +106,6 @@ class TokenMixer(Checked, nn.Module):
             return x
         groups = x.split(self.widths, dim=1)
         return torch.cat([layer(groups[i]) for i, layer in enumerate((self.attended, *local))], dim=1)
-
-
-def _known_sizes(local_sizes: Sequence[int]) -> tuple[int, ...]:
-    sizes = tuple(local_sizes)
-    if sizes not in (LOCAL_SIZES, *((size,) for size in LOCAL_SIZES)):
-        raise ValueError(f"`local_sizes` is {sizes}, expected (3, 7), (3,) or (7,): choose one of them")
-    return sizes
 
 
 def _group_widths(width: int, split: str, num_local: int) -> list[int]:

@@ -73,8 +73,12 @@ class Operands:
                 "the network has softmax attention, which needs all tokens at once: choose one with linear attention in"
                 " all stages or blocks, such as `pattern='LLLL'`"
             )
+        elif fused:
+            whole = self.causal and self.bias is None and self.query.shape[-2] == self.key.shape[-2]
+            bias = None if whole else self._bias()
+            read = scaled_dot_product_attention(*self.rotated(), self.value, attn_mask=bias, is_causal=whole)
         else:
-            read = self._fused_softmax() if fused else self.product()
+            read = self.product()
         return read if self.value_share == 0 else self.read_share * read + self.value_share * self.value
 
     def product(self) -> Tensor:
@@ -118,11 +122,6 @@ class Operands:
         logits: Tensor = query * query.shape[-1] ** -0.5 @ key.mT
         bias = self._bias()
         return (logits if bias is None else logits + bias).softmax(-1)
-
-    def _fused_softmax(self) -> Tensor:
-        whole = self.causal and self.bias is None and self.query.shape[-2] == self.key.shape[-2]
-        bias = None if whole else self._bias()
-        return scaled_dot_product_attention(*self.rotated(), self.value, attn_mask=bias, is_causal=whole)
 
     def _bias(self) -> Tensor | None:
         """The bias, with -∞ at the keys that softmax attention must not see."""

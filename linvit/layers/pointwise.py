@@ -54,7 +54,8 @@ class PointwiseConv(nn.Conv2d):
         tokens, weight = x.permute(0, 2, 3, 1), self.weight.flatten(1)
         if runs_on_onednn(x, self.weight):
             return product(tokens, weight, self.bias).permute(0, 3, 1, 2)
-        if _convolved_by_onednn(x):
+        chosen = len(x) >= ONEDNN_FROM or torch.get_num_threads() > 1
+        if chosen and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
             return F.conv2d(x, self.weight, self.bias)
         return F.linear(tokens, weight, self.bias).permute(0, 3, 1, 2)
 
@@ -84,12 +85,6 @@ def runs_on_onednn(*tensors: Tensor) -> bool:
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
         and not torch.is_autocast_enabled("cpu")
     )
-
-
-def _convolved_by_onednn(x: Tensor) -> bool:
-    """Whether torch gives a 1×1 convolution of this map on a CPU to oneDNN."""
-    chosen = len(x) >= ONEDNN_FROM or torch.get_num_threads() > 1
-    return chosen and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
 def _channels_innermost(x: Tensor) -> bool:

@@ -196,12 +196,10 @@ class DiT(Checked, nn.Module):
         for block in self.blocks:
             x = block(x, condition)
         shift, scale = self.modulation(silu(condition)).unsqueeze(1).chunk(2, -1)
-        return self._unpatched(self.head(self.norm(x) * (1 + scale) + shift))
-
-    def _unpatched(self, x: Tensor) -> Tensor:
+        patches: Tensor = self.head(self.norm(x) * (1 + scale) + shift)
         side, patch = self.input_size // self.patch_size, self.patch_size
-        x = x.unflatten(1, (side, side)).unflatten(-1, (patch, patch, self.out_channels))
-        return x.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+        patches = patches.unflatten(1, (side, side)).unflatten(-1, (patch, patch, self.out_channels))
+        return patches.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
 
 def time_features(times: Tensor, dtype: torch.dtype) -> Tensor:

@@ -90,7 +90,13 @@ def linearize(
             module.reset_to_operator()
         elif id(module) not in kept and isinstance(module, LocalMlp):
             module.reset_to_identity()
-    return _named(student, model, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
+    base = rebuilt_from(model)
+    if base is not None:
+        options = {"mechanism": mechanism, "pattern": pattern, "attention": attention}
+        given = {name: value for name, value in options.items() if value is not None}
+        record(student, model.pretrained_cfg, {"base": base, **given})
+        vars(student)["origin"] = Origin(base, given)
+    return student
 
 
 def _defaults(slots: Slots, mechanism: str) -> dict[str, Any]:
@@ -152,13 +158,3 @@ def softmax_layers(model: nn.Module) -> list[SoftmaxLayer]:
 def _operator(old: Operator, mechanism: str, axes: Mapping[str, Any]) -> Operator:
     new = Operator(mechanism, old.heads, old.head_width, causal=old.causal, place=old.place, **axes)
     return new.train(old.training)
-
-
-def _named(student: nn.Module, model: nn.Module, arguments: Mapping[str, Any]) -> nn.Module:
-    """Records how timm rebuilds the student, if timm made the model."""
-    base = rebuilt_from(model)
-    if base is not None:
-        given = {name: value for name, value in arguments.items() if value is not None}
-        record(student, model.pretrained_cfg, {"base": base, **given})
-        vars(student)["origin"] = Origin(base, given)
-    return student

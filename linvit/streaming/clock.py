@@ -25,8 +25,5 @@ class Clock:
         self._last = now
         done = sum(self._work[self._first : number]) + share * self._work[number]
         left = (sum(self._work[self._first :]) - done) * (now - self._began) / max(done, 1e-9)
-        self._say(f"{name} ({number + 1} of {len(self._work)} steps); about {_words(left)} left")
-
-
-def _words(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        words = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+        self._say(f"{name} ({number + 1} of {len(self._work)} steps); about {words} left")

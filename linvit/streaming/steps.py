@@ -89,8 +89,16 @@ def backbone_steps(network: Backbone) -> Iterator[Step]:
     Raises ValueError, naming the layer, for attention that cannot be computed strip by strip.
     """
     for name, module in network.named_modules():
-        if isinstance(module, Operator):
-            _check_operator(name, module)
+        if isinstance(module, Operator) and module.options is None:
+            raise ValueError(
+                f"The attention {name} is softmax attention, which needs all tokens at once: choose a network with"
+                " linear attention in all stages, such as `mavit_tiny_linear` or one with `pattern='LLLL'`."
+            )
+        if isinstance(module, Operator) and module.mean_query is not None:
+            raise ValueError(
+                f"The attention {name} has the weighting {LEARNED!r}, which cannot be computed strip by strip: choose"
+                " 'uniform' or 'query_mean'."
+            )
     name = "stem"
     yield Step(name, (IMAGE,), network.stem, in_turn(*network.stem.children()))
     for number, module in enumerate(network.stages):
@@ -117,19 +125,6 @@ def in_turn(*layers: nn.Module) -> Forward:
         return x
 
     return forward
-
-
-def _check_operator(name: str, operator: Operator) -> None:
-    if operator.options is None:
-        raise ValueError(
-            f"The attention {name} is softmax attention, which needs all tokens at once: choose a network with linear"
-            " attention in all stages, such as `mavit_tiny_linear` or one with `pattern='LLLL'`."
-        )
-    if operator.mean_query is not None:
-        raise ValueError(
-            f"The attention {name} has the weighting {LEARNED!r}, which cannot be computed strip by strip: choose"
-            " 'uniform' or 'query_mean'."
-        )
 
 
 def _halves(name: str, before: str, stage: Stage, block: nn.Module) -> Iterator[Step]:

@@ -106,7 +106,10 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
         logits, codes = head_outputs["cls_logits"].float(), head_outputs["bbox_regression"].float()
         classification, regression, positives = [], [], 0
         for target, scores, deltas, boxes in zip(targets, logits, codes, anchors, strict=True):
-            index = self._matches(target["boxes"], boxes)
+            if len(target["boxes"]) == 0:
+                index = torch.full((len(boxes),), -1, device=boxes.device)
+            else:
+                index = self.proposal_matcher(box_iou(target["boxes"], boxes))
             positive = torch.where(index >= 0)[0]
             truth = torch.zeros_like(scores)
             truth[positive, target["labels"][index[positive]]] = 1
@@ -119,12 +122,6 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
             "loss_classifier": torch.stack(classification).sum() / positives,
             "loss_box_reg": torch.stack(regression).sum() / positives,
         }
-
-    def _matches(self, objects: Tensor, anchors: Tensor) -> Tensor:
-        if len(objects) == 0:
-            return torch.full((len(anchors),), -1, device=anchors.device)
-        matches: Tensor = self.proposal_matcher(box_iou(objects, anchors))
-        return matches
 
     def postprocess_detections(
         self, head_outputs: dict[str, Any], anchors: list[list[Tensor]], image_shapes: list[tuple[int, int]]
