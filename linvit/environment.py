@@ -78,6 +78,9 @@ def describe(devices: int, world_size: int) -> dict[str, Any]:
 
     devices, world_size: the trainer's number of devices per machine, and of processes in total.
     """
+    device_names = [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"]
+    if torch.cuda.is_available():
+        device_names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -85,7 +88,7 @@ def describe(devices: int, world_size: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
-        "devices": _device_names(),
+        "devices": device_names,
         "devices_used": devices,
         "processes": world_size,
         "threads": torch.get_num_threads(),
@@ -135,9 +138,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _device_names() -> list[str]:
-    if torch.cuda.is_available():
-        return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"]

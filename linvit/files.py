@@ -157,7 +157,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"The checkpoint {path} does not exist: give the path of a checkpoint file.")
     try:
-        checkpoint = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
+        if path.suffix == ".safetensors":
+            checkpoint = load_file(path)
+        else:  # the authors' training script saves its arguments next to the weights
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         refused = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(
@@ -191,9 +195,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _load_pickle(path: Path) -> Any:
-    # the authors' training script saves its arguments next to the weights
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(path, map_location="cpu", weights_only=True)

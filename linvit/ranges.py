@@ -271,7 +271,8 @@ def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
     if origin is Literal:
         return OneOf(inner).words("", got)
     if origin in (Union, UnionType):
-        return _joined([expected(kind, many, got) for kind in inner], comma=True)
+        *first, last = filter(None, (expected(kind, many, got) for kind in inner))
+        return f"{', '.join(first)}, or {last}" if first else last
     if origin is tuple and inner[-1] is not Ellipsis:
         return f"a list of {len(inner)} {expected(inner[0], many=True)}"
     if origin in (tuple, list, Sequence):
@@ -312,8 +313,3 @@ def _is_finite(value: Any) -> bool:
         return math.isfinite(value)
     except OverflowError:  # an integer too large for a float
         return False
-
-
-def _joined(alternatives: Iterable[str], comma: bool = False) -> str:
-    *first, last = [alternative for alternative in alternatives if alternative]
-    return f"{', '.join(first)}{',' if comma else ''} or {last}" if first else last

@@ -87,7 +87,11 @@ def write(
         ValueError: for a network that cannot be exported, and a file whose outputs differ from the network's; nothing
             is left behind then.
     """
-    target = _replaceable(path)
+    if path.suffix == PACKAGE and (path / MANIFEST).is_file():
+        check_writable(path.parent)
+        target = path
+    else:
+        target = check_output_file(path)
     if report is not None:
         check_writable(report)
     pixels = sample(facts.channels, facts.size, facts.dynamic).to(format.pixels)
@@ -144,14 +148,6 @@ def write_sequence(
     return Exported(target, format.name, facts, tuple((batch.shape[1],) for batch in batches), *(difference or ()))
 
 
-def _replaceable(path: Path) -> Path:
-    """The path; raises ValueError or OSError if something else than a file or package of Core ML is there."""
-    if path.suffix == PACKAGE and (path / MANIFEST).is_file():
-        check_writable(path.parent)
-        return path
-    return check_output_file(path)
-
-
 def _kept(
     format: Format,
     program: ExportedProgram,
@@ -174,7 +170,6 @@ def _kept(
 
 
 def _check_difference(difference: Difference, format: Format, int8: bool) -> None:
-    """Raises ValueError for a file that is not as exact as its format can be."""
     exact = difference.error <= WORST_INT8 if int8 else difference.difference <= format.tolerance * difference.largest
     if exact:  # NaN is not
         return
@@ -187,7 +182,6 @@ def _check_difference(difference: Difference, format: Format, int8: bool) -> Non
 
 
 def _answers(network: Session, format: Format, session: Session, images: Iterable[Tensor]) -> Iterator[Answer]:
-    """The outputs of network and file for each batch."""
     for batch in images:
         with torch.inference_mode():
             expected = network(batch)

@@ -119,7 +119,8 @@ def equalized(module: GraphModule, batches: Sequence[Tensor]) -> GraphModule:
 
     batches: images to take the ranges from.
     """
-    layers = [node for node in layers_of(module) if node.target in CONVOLUTIONS and _reads_concatenation(node)]
+    dense = [node for node in layers_of(module) if node.target in CONVOLUTIONS and _groups(node) == 1]
+    layers = [node for node in dense if node.all_input_nodes[0].target == aten.cat.default]
     if not layers:
         return module
     ranges = _Ranges(module, [layer.all_input_nodes[0] for layer in layers])
@@ -158,10 +159,6 @@ class _Ranges(Interpreter):
             largest = result.abs().amax((0, 2, 3))
             self.largest[n] = torch.maximum(largest, self.largest.get(n, largest))
         return result
-
-
-def _reads_concatenation(layer: Node) -> bool:
-    return layer.all_input_nodes[0].target == aten.cat.default and _groups(layer) == 1
 
 
 def steps_of(module: GraphModule) -> dict[str, list[Node]]:

@@ -69,18 +69,15 @@ def _rounded(x: Any, by: Any) -> Any:
     """A float tensor rounded to 8 bits and back; anything else as it is."""
     if by is None or not isinstance(x, Tensor) or not x.is_floating_point():
         return x
+    axis = {} if by.ch_axis is None else {"ch_axis": by.ch_axis}
     observer = by.observer_or_fake_quant_ctr.with_args(
-        dtype=by.dtype, quant_min=by.quant_min, quant_max=by.quant_max, qscheme=by.qscheme, **_axis(by)
+        dtype=by.dtype, quant_min=by.quant_min, quant_max=by.quant_max, qscheme=by.qscheme, **axis
     )()
     observer(x)
     scale, zero = observer.calculate_qparams()
     if by.ch_axis is not None:
         return torch.fake_quantize_per_channel_affine(x, scale, zero.int(), by.ch_axis, by.quant_min, by.quant_max)
     return torch.fake_quantize_per_tensor_affine(x, float(scale), int(zero), by.quant_min, by.quant_max)
-
-
-def _axis(by: Any) -> dict[str, int]:
-    return {} if by.ch_axis is None else {"ch_axis": by.ch_axis}
 
 
 def sensitivity(program: ExportedProgram, images: Tensor, suffix: str, dynamic: bool) -> list[Sensitivity]:

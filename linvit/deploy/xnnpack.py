@@ -16,14 +16,11 @@ def for_xnnpack(program: ExportedProgram) -> ExportedProgram:
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
     program = program.run_decompositions(SIMPLER)
-    kept = {node.target for node in program.graph.nodes if _of_8_bits(node.target)}
+    targets = {node.target for node in program.graph.nodes}
+    # weights stay in 8 bits
+    kept = {target for target in targets if getattr(target, "namespace", None) == "quantized_decomposed"}
     smaller: ExportedProgram = constant_prop_pass(program, custom_skip_targets=kept)
     return smaller
-
-
-def _of_8_bits(target: Any) -> bool:
-    """Whether an operator quantizes or dequantizes: weights stay in 8 bits."""
-    return getattr(target, "namespace", None) == "quantized_decomposed"
 
 
 def mean(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:

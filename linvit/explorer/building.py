@@ -84,20 +84,16 @@ def write_network(name: str, folder: Path) -> dict[str, Any]:
     outputs = [f"layer{number}" for number in range(len(layers))]
     FORMATS[path.suffix].write(program, name, path, ["images"], ["logits", *outputs])
     config = cast(dict[str, Any], network.pretrained_cfg)
+    with torch.no_grad():
+        _, *tokens = with_tokens(torch.zeros(1, 3, *SIZE, dtype=torch.uint8))
     return {
         "file": path.name,
         "name": name,
         "label": NETWORKS[name],
         "classes": list(config["label_names"]),
         "size": config["input_size"][-1],
-        "layers": list(map(_layer, outputs, layers, _shapes(with_tokens))),
+        "layers": list(map(_layer, outputs, layers, [tuple(x.shape) for x in tokens])),
     }
-
-
-def _shapes(with_tokens: nn.Module) -> list[tuple[int, ...]]:
-    with torch.no_grad():
-        _, *tokens = with_tokens(torch.zeros(1, 3, *SIZE, dtype=torch.uint8))
-    return [tuple(layer.shape) for layer in tokens]
 
 
 def _layer(output: str, name: str, shape: Sequence[int]) -> dict[str, Any]:

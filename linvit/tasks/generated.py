@@ -126,7 +126,12 @@ def trained_classifier(dataset: Dataset[Any], channels: int, num_classes: int, f
         torch.manual_seed(0)
         classifier = SmallClassifier(channels, num_classes)
         if file and file.is_file():
-            _load(classifier, file)
+            try:
+                classifier.load_state_dict(load_file(file))
+            except (SafetensorError, RuntimeError) as error:
+                raise ValueError(
+                    f"The classifier in {file} is damaged or belongs to other data: delete the file to train it again."
+                ) from error
             return classifier.eval().requires_grad_(False)
         optimizer = torch.optim.AdamW(classifier.parameters(), RATE)
         batches = DataLoader(dataset, BATCH, shuffle=True, generator=torch.Generator().manual_seed(0))
@@ -141,15 +146,6 @@ def trained_classifier(dataset: Dataset[Any], channels: int, num_classes: int, f
         with replacing(file) as temporary:
             save_file(classifier.state_dict(), temporary)
     return classifier.eval().requires_grad_(False)
-
-
-def _load(classifier: SmallClassifier, path: Path) -> None:
-    try:
-        classifier.load_state_dict(load_file(path))
-    except (SafetensorError, RuntimeError) as error:
-        raise ValueError(
-            f"The classifier in {path} is damaged or belongs to other data: delete the file to train it again."
-        ) from error
 
 
 def distance_to(classifier: Classifier, real: Iterable[Tensor]) -> FrechetInceptionDistance:

@@ -205,13 +205,9 @@ def _left_out(network: nn.Module, target: Mapping[str, Tensor], weights: Mapping
         shared = [key for key in _classifier_keys(network) if key in target]
         return [key for key in shared if key not in weights or weights[key].shape != target[key].shape]
     heads = [key for key in target if not key.startswith(str(network.backbone_prefix))]
-    given = [key for key in heads if key in weights]
+    pairs = {key: (target[key].shape, weights[key].shape) for key in heads if key in weights}
     # class layers differ only in the number of outputs
-    return [key for key in given if _outputs_alone_differ(target[key], weights[key])] if given else heads
-
-
-def _outputs_alone_differ(target: Tensor, other: Tensor) -> bool:
-    return target.ndim > 0 and target.shape != other.shape and target.shape[1:] == other.shape[1:]
+    return [key for key, (a, b) in pairs.items() if a and a != b and a[1:] == b[1:]] if pairs else heads
 
 
 def _beside(

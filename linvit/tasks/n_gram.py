@@ -42,15 +42,12 @@ class NGram:
         self.states: dict[tuple[str, ...], Any] = {(): start}
 
     def __call__(self, before: tuple[str, ...], word: str) -> float:
+        if before not in self.states:
+            self(before[:-1], before[-1])
         after = self.new_state()
-        score: float = self.model.BaseScore(self._state(before), word, after)
+        score: float = self.model.BaseScore(self.states[before], word, after)
         self.states[(*before, word)] = after
         return score * math.log(10)
-
-    def _state(self, words: tuple[str, ...]) -> Any:
-        if words not in self.states:
-            self(words[:-1], words[-1])
-        return self.states[words]
 
 
 class CountedNGram:

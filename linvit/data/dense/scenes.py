@@ -142,8 +142,10 @@ def make_scenes(folder: str | Path, train: int, val: int, size: int, seed: int) 
         write_json(folder / "detection" / "annotations" / f"instances_{split}.json", content)
     with replacing(folder / "detection" / "labels.csv") as temporary:
         temporary.write_text("\n".join([*labels, ""]))
+    names = ["canvas", *map(str, range(CLASSES))]
+    rows = [f"{number}\t0\t0\t0\t{int(number == 1)}\t{name}" for number, name in enumerate(names, start=1)]
     with replacing(folder / "segmentation" / "objectInfo11.txt") as temporary:
-        temporary.write_text(_names_table())
+        temporary.write_text("\n".join(["Idx\tRatio\tTrain\tVal\tStuff\tName", *rows, ""]))
 
 
 def _canvas(size: int, generator: np.random.Generator) -> np.ndarray:
@@ -212,10 +214,3 @@ def _save(pixels: np.ndarray, path: Path, options: dict[str, Any]) -> None:
     if not path.is_file():
         with replacing(path) as temporary:
             Image.fromarray(pixels).save(temporary, **options)
-
-
-def _names_table() -> str:
-    """The table of classes in the columns of ADE20K's."""
-    names = ["canvas", *map(str, range(CLASSES))]
-    rows = [f"{number}\t0\t0\t0\t{int(number == 1)}\t{name}" for number, name in enumerate(names, start=1)]
-    return "\n".join(["Idx\tRatio\tTrain\tVal\tStuff\tName", *rows]) + "\n"

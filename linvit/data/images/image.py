@@ -112,7 +112,9 @@ def open_image(file: str | Path | IO[bytes], channels: int = 3, name: str | None
         if isinstance(file, str | Path):
             check_regular(file)
         with Image.open(file) as image:
-            _check_shape(*image.size)
+            width, height = image.size
+            if max(width, height) > THINNEST * min(width, height):
+                raise ValueError(f"{height:,}×{width:,} px, over {THINNEST:,} times as long as wide")
             if image.format != "MPO" and getattr(image, "is_animated", False):  # photos of phones contain previews
                 say_pages(str(name or file))
             image.load()
@@ -162,11 +164,6 @@ def size_of(file: str | Path) -> tuple[int, int]:
 def _unreadable(file: object, error: Exception) -> CorruptImageError:
     reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else reason_of(error)
     return CorruptImageError(f"{file} is not a readable image ({reason}): replace or remove the file.")
-
-
-def _check_shape(width: int, height: int) -> None:
-    if max(width, height) > THINNEST * min(width, height):
-        raise ValueError(f"{height:,}×{width:,} px, over {THINNEST:,} times as long as wide")
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -148,7 +148,10 @@ class TimmImages(AugmentedSource):
     def _check_files(self, root: Path, split: str) -> None:
         if not root.exists():
             raise ValueError(f"{root} does not exist: set `root` to a folder or tar file.")
-        _check_no_loop(root)
+        for folder, _, _ in os.walk(root, followlinks=True):  # timm would follow links in a circle without end
+            above = {os.path.realpath(parent) for parent in Path(folder).parents if parent.is_relative_to(root)}
+            if os.path.realpath(folder) in above:
+                raise ValueError(f"{folder} is a link to a folder that contains it: remove the link.")
         if split == "val" and self.separate:
             return
         if root.is_file() and split == "val":
@@ -162,14 +165,6 @@ def names_of(reader: Any) -> list[str] | None:
     """The names of a reader's classes in the order of their indices; None for a reader without class names."""
     known: Mapping[Any, int] = getattr(reader, "class_to_idx", None) or getattr(reader, "class_name_to_idx", None) or {}
     return [str(name) for name in sorted(known, key=known.__getitem__)] or None
-
-
-def _check_no_loop(root: Path) -> None:
-    """Raises ValueError for a link to a folder above it, which timm would follow without end."""
-    for folder, _, _ in os.walk(root, followlinks=True):
-        above = {os.path.realpath(parent) for parent in Path(folder).parents if parent.is_relative_to(root)}
-        if os.path.realpath(folder) in above:
-            raise ValueError(f"{folder} is a link to a folder that contains it: remove the link.")
 
 
 def _leave_out_hidden(reader: ReaderImageFolder) -> None:

@@ -64,7 +64,13 @@ class AN4(LibriSpeech):
         sounds = self._sounds()
         texts: dict[str, str] = {}
         for line in filter(str.strip, read_text(listed[0]).split("\n")):
-            stem, text = _read_line(listed[0], line)
+            parts = LINE.fullmatch(line)
+            if parts is None:
+                raise ValueError(
+                    f"{listed[0]} has the line {line[:60]!r}, expected a text and a name in parentheses, as in"
+                    " `GO (an253-fash-b)`: correct it."
+                )
+            stem = composed(parts["name"])
             if stem in texts:
                 raise ValueError(f"{listed[0]} has two lines for the utterance {stem!r}: remove one of them.")
             if not sounds.get(stem):
@@ -74,7 +80,8 @@ class AN4(LibriSpeech):
                 )
             if len(sounds[stem]) > 1:
                 raise ValueError(f"{sounds[stem][1]} has the name of {sounds[stem][0]}: remove one of them.")
-            texts[stem] = text
+            words = [VARIANT.sub("", word) for word in parts["text"].split() if not FILLER.fullmatch(word)]
+            texts[stem] = " ".join(words)
         if not texts:
             raise ValueError(f"{listed[0]} has no transcripts: add lines such as `GO (an253-fash-b)`.")
         return [Utterance(sounds[stem][0], text) for stem, text in texts.items()]
@@ -92,15 +99,3 @@ class AN4(LibriSpeech):
         for path in best.values():
             sounds.setdefault(composed(path.stem), []).append(path)
         return sounds
-
-
-def _read_line(listed: Path, line: str) -> tuple[str, str]:
-    """The name and the words of a line of transcripts."""
-    parts = LINE.fullmatch(line)
-    if parts is None:
-        raise ValueError(
-            f"{listed} has the line {line[:60]!r}, expected a text and a name in parentheses, as in"
-            " `GO (an253-fash-b)`: correct it."
-        )
-    words = [VARIANT.sub("", word) for word in parts["text"].split() if not FILLER.fullmatch(word)]
-    return composed(parts["name"]), " ".join(words)

@@ -74,7 +74,9 @@ def find_utterances(folder: Path) -> list[Utterance]:
             " make_speech."
         )
     texts: dict[Path, str] = {}
-    for listed in filter(_has_transcripts, files_below(folder, (".txt",))):
+    for listed in files_below(folder, (".txt",)):
+        if not listed.name.endswith(".trans.txt"):
+            continue
         files: dict[str, Path] = {}
         sounds = [file for file in sorted(listed.parent.iterdir()) if file.suffix.lower() in SUFFIXES]
         for file in sounds:
@@ -94,11 +96,6 @@ def find_utterances(folder: Path) -> list[Utterance]:
     if not texts:
         raise ValueError(f"{folder} has no transcripts: expected SPEAKER/CHAPTER/*.trans.txt, as in LibriSpeech.")
     return [Utterance(path, text) for path, text in texts.items()]
-
-
-def _has_transcripts(path: Path) -> bool:
-    """Whether a file contains transcripts."""
-    return path.name.endswith(".trans.txt")
 
 
 def _utterance_content(rate: int, utterance: Utterance) -> Content | str:

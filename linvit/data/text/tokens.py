@@ -70,7 +70,12 @@ class HuggingFaceTokenizer:
 
         path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
         try:
-            known = tokenizers.Tokenizer.from_file(str(path)) if path.is_file() else _from_hub(name)
+            if path.is_file():
+                known = tokenizers.Tokenizer.from_file(str(path))
+            elif name.endswith(".json"):
+                raise ValueError("there is no such file")
+            else:
+                known = tokenizers.Tokenizer.from_pretrained(name)
         except Exception as error:  # the library raises plain Exceptions
             raise ValueError(
                 f"The tokenizer {name} cannot be read ({reason_of(error)}): use a"
@@ -116,14 +121,6 @@ class HuggingFaceTokenizer:
 def _string(text: bytes) -> str:
     """UTF-8 text with a � for each invalid byte."""
     return re.sub("[\udc80-\udcff]", "�", text.decode("utf-8", "surrogateescape"))
-
-
-def _from_hub(name: str) -> Any:
-    import tokenizers
-
-    if name.endswith(".json"):
-        raise ValueError("there is no such file")
-    return tokenizers.Tokenizer.from_pretrained(name)
 
 
 Tokenizer = Bytes | HuggingFaceTokenizer
