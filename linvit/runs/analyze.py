@@ -110,8 +110,11 @@ def analyze(
     view = _View(subject, _images(run, subject, images, count, overrides), chosen, (query[0], query[1]), progress)
     results = {}
     for name in ANALYSES if what == "all" else (what,):
-        results[name] = ANALYSES[name](view)
-        _write_result(folder, name, results[name])
+        result = results[name] = ANALYSES[name](view)
+        for file, (figure, _) in result.figures.items():
+            write_figure(figure, folder / file)
+        write_csv(folder / f"{name}.csv", result.rows)
+        write_json(folder / f"{name}.json", {"rows": result.rows, "curves": result.curves})
     _write_page(folder / PAGE, run, view, results)
     figures = {file: figure for result in results.values() for file, (figure, _) in result.figures.items()}
     rows_by_name = {name: result.rows for name, result in results.items()}
@@ -227,13 +230,6 @@ def _curves(measured: Sequence[Measured], measure: str) -> list[dict[str, object
         }
         for entry in measured
     ]
-
-
-def _write_result(folder: Path, name: str, result: _Result) -> None:
-    for file, (figure, _) in result.figures.items():
-        write_figure(figure, folder / file)
-    write_csv(folder / f"{name}.csv", result.rows)
-    write_json(folder / f"{name}.json", {"rows": result.rows, "curves": result.curves})
 
 
 def _write_page(path: Path, run: Run, view: _View, results: dict[str, _Result]) -> None:

@@ -106,7 +106,7 @@ class ClassifierSpec(TaskSpec):
                 "published_parameters": published.parameters if published else None,
                 "published_macs": published.macs if published else None,
                 "weights": _tag_of_weights(name),
-                "family": _family(name),
+                "family": next((base for base in BASES if name.startswith(f"{base}_")), name.partition("_")[0]),
             }
 
 
@@ -127,10 +127,6 @@ def _tag_of_weights(name: str) -> str | None:
         if file is None or file.is_file():
             return tagged.partition(".")[2]
     return None
-
-
-def _family(name: str) -> str:
-    return next((base for base in BASES if name.startswith(f"{base}_")), name.partition("_")[0])
 
 
 def _in_batches(

@@ -17,7 +17,7 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows
-from torch import Tensor, nn
+from torch import nn
 
 from linvit.data.text.benchmarks import BENCHMARKS, read_benchmark
 from linvit.data.text.tokens import decoded_after
@@ -77,7 +77,9 @@ class Harness(TemplateLM):
         batches = self._batches([len(context) + len(rest) for _, context, rest in requests])
         for places in tracked(batches, "Reading batches of texts", progress=self.progress):
             rows = [[*requests[place][1], *requests[place][2]] for place in places]
-            logits = self.network(self._padded(rows)).float().log_softmax(-1).cpu()
+            longest = max(map(len, rows))
+            padded = [[*row, *[self.eot_token_id] * (longest - len(row))] for row in rows]
+            logits = self.network(torch.tensor(padded, device=self.place)).float().log_softmax(-1).cpu()
             for place, row, likely in zip(places, rows, logits, strict=True):
                 count = len(requests[place][2])
                 wanted = torch.tensor(row[len(row) - count :])
@@ -112,11 +114,6 @@ class Harness(TemplateLM):
     def _from_start(self, tokens: Sequence[int]) -> list[int]:
         begun = bool(tokens) and tokens[0] == self.eot_token_id
         return list(tokens) if begun else [self.eot_token_id, *tokens]
-
-    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        longest = max(map(len, rows))
-        padded = [[*row, *[self.eot_token_id] * (longest - len(row))] for row in rows]
-        return torch.tensor(padded, device=self.place)
 
     def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
         order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
@@ -193,12 +190,12 @@ def evaluate_tasks(
                 " folder with your own."
             )
         measured = simple_evaluate(model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
-    return HarnessMeasures(
-        {
-            task: dict(measures) | _counted(measured["samples"].get(task, []))
-            for task, measures in measured["results"].items()
-        }
-    )
+    results = {}
+    for task, measures in measured["results"].items():  # each sample counts once
+        choices = {sample["doc_id"]: len(sample["resps"]) for sample in measured["samples"].get(task, [])}.values()
+        chance = fmean(1 / count for count in choices) if choices and min(choices) > 1 else None
+        results[task] = dict(measures) | {"items": len(choices), "chance": chance}
+    return HarnessMeasures(results)
 
 
 def _write_local_task(task: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
@@ -217,10 +214,3 @@ def _write_local_task(task: str, rows: Sequence[Mapping[str, Any]], folder: Path
         },
     }
     (folder / f"{task}.yaml").write_text(yaml.safe_dump(definition))
-
-
-def _counted(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The number of samples, and the accuracy of guessing if they have choices; each sample counts once."""
-    choices = {sample["doc_id"]: len(sample["resps"]) for sample in samples}.values()
-    chance = fmean(1 / count for count in choices) if choices and min(choices) > 1 else None
-    return {"items": len(choices), "chance": chance}

@@ -59,8 +59,10 @@ def in_strips(
         if strips.get("spill"):
             options["spill"] = Path(strips["spill"]) / untaken_name(name, taken)
         try:
-            pixels = item if isinstance(item, Path) else _pixels(item, name, about.channels)
-            image = open_image(pixels, config, dtype)
+            if not isinstance(item, Path):
+                item = np.asarray(read_image(item, name, about.channels))
+                item = item.reshape(*item.shape[:2], about.channels)
+            image = open_image(item, config, dtype)
             _, _, height, width = image.shape
             check_large_enough(height, width, name)
             streamed = stream(network, filled(image, dtype) if run.spec.name == "segmentation" else image, **options)
@@ -68,12 +70,6 @@ def in_strips(
             unreadable.append(str(error))
         else:
             yield name, streamed, height
-
-
-def _pixels(item: Any, name: str, channels: int) -> Any:
-    """(height, width, channels), uint8."""
-    pixels = np.asarray(read_image(item, name, channels))
-    return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def check_pyramids() -> None:

@@ -164,16 +164,13 @@ def _published(name: str, pattern: str) -> str:
         return ""
     sources = {_source(row) for row in cited}
     printed = [row for row in ROWS.values() if _source(row) in sources and row.name in {row.name for row in cited}]
-    rows = [[row.table, _of_table(row), ", ".join(row.cells())] for row in printed]
+    rows = []
+    for row in printed:
+        source, _, place = row.table.partition(", ")
+        rows.append([row.table, str(CONTENT["papers"][source]["tables"][place]["about"]), ", ".join(row.cells())])
     note = f"As printed by the sources, for the pattern `{pattern}`. linvit has not trained this network.\n\n"
     return note + markdown_table(("source", "about", "values"), rows, left=3)
 
 
 def _source(row: Row) -> str:
     return row.table.partition(", ")[0]
-
-
-def _of_table(row: Row) -> str:
-    """What a table is about."""
-    source, _, place = row.table.partition(", ")
-    return str(CONTENT["papers"][source]["tables"][place]["about"])

@@ -78,7 +78,8 @@ def new_recipe(path: str | Path, model: str, data: str | Path, init: str | Path 
     images = _look(root)
     start = None if weights is None else _start(model, weights, len(images.counts))
     inputs = _inputs(images, config.to_dict(), start)
-    cost = _cost(model, len(images.counts), inputs["size"])
+    network = create_classifier({"name": model, "device": "meta"}, len(images.counts), 3)
+    cost = count_cost(network, (3, inputs["size"], inputs["size"]))
     batch_size = _batch_size(cost, sum(images.counts.values()))
     text = _text(model, root, init, images, inputs, batch_size)
     check_writable(path.parent)
@@ -140,10 +141,6 @@ def _inputs(images: Survey, config: dict[str, Any], start: dict[str, Any] | None
     }
 
 
-def _cost(model: str, num_classes: int, size: int) -> Cost:
-    return count_cost(create_classifier({"name": model, "device": "meta"}, num_classes, 3), (3, size, size))
-
-
 def _batch_size(cost: Cost, count: int) -> int:
     """The largest power of two whose estimated memory is at most half of the machine's.
 
@@ -155,12 +152,6 @@ def _batch_size(cost: Cost, count: int) -> int:
     room = memory(device) / 2 - 16 * cost.parameters
     most = min(LARGEST_BATCH[device], count // STEPS_PER_EPOCH, room / (0.1 * GIB * giga))
     return 1 << int(math.log2(max(2, most)))
-
-
-def _precision() -> str:
-    if not torch.cuda.is_available():
-        return "32-true"
-    return "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
 
 
 def _yaml(value: Any) -> str:
@@ -179,6 +170,9 @@ def _text(
     more = " …" if len(shown) < len(images.counts) else ""
     tuned = init is not None
     unreadable = max(CORRUPT_SHARE, 2 * len(images.unreadable) / images.sampled)
+    precision = "32-true"
+    if torch.cuda.is_available():
+        precision = "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
     values = {
         "model": _yaml(model),
         "root": _yaml(str(root)),
@@ -194,7 +188,7 @@ def _text(
         "batch_size": batch_size,
         "max_corrupt": math.ceil(unreadable * count),
         "num_workers": 0 if count < FEW_IMAGES else fitting_workers(MOST_WORKERS),
-        "precision": _precision(),
+        "precision": precision,
         **(FINE_TUNING if tuned else FROM_SCRATCH),
     }
     return TEMPLATE.format(**values)

@@ -120,21 +120,18 @@ def check_machine(trainer: Mapping[str, Any]) -> None:
     """
     accelerator = trainer["accelerator"]
     if isinstance(accelerator, str):
-        accelerator = _accelerator(accelerator)
-        _check_devices(accelerator, trainer["devices"])
+        wanted = {"auto": ("cuda", "mps", "tpu", "cpu"), "gpu": ("cuda", "mps")}.get(accelerator, (accelerator,))
+        present = next((kind for kind in wanted if AcceleratorRegistry[kind]["accelerator"].is_available()), None)
+        if present is None:
+            raise ValueError(
+                f"`accelerator` is {accelerator}, which this machine does not have: set it to auto or cpu."
+            )
+        _check_devices(present, trainer["devices"])
     if trainer["num_nodes"] > 1 and "MASTER_ADDR" not in os.environ and not any(kind.detect() for kind in LAUNCHERS):
         raise ValueError(
             f"`num_nodes` is {trainer['num_nodes']}, but nothing started this process on several machines: start it by"
             " torchrun or srun, or set it to 1."
         )
-
-
-def _accelerator(name: str) -> str:
-    wanted = {"auto": ("cuda", "mps", "tpu", "cpu"), "gpu": ("cuda", "mps")}.get(name, (name,))
-    present = next((kind for kind in wanted if AcceleratorRegistry[kind]["accelerator"].is_available()), None)
-    if present is None:
-        raise ValueError(f"`accelerator` is {name}, which this machine does not have: set it to auto or cpu.")
-    return present
 
 
 def _check_devices(accelerator: str, devices: int | str | Sequence[int]) -> None:

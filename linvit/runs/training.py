@@ -152,7 +152,8 @@ def train_folder(
                 say(line)
         trainer = _trainer(checked, source, target, progress, callbacks)
         if first:
-            _describe(target, checked, trainer.num_devices, trainer.world_size)
+            write_text(target / RECIPE, dump_yaml(checked.resolved()))
+            environment.append(target / ENVIRONMENT, environment.describe(trainer.num_devices, trainer.world_size))
             _tell_loggers(trainer.loggers[1:], checked)
         _fit(trainer, task, source, last, last if before else None)
     return target
@@ -170,11 +171,6 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
         enable_progress_bar=bool(shown),
         enable_model_summary=False,
     )
-
-
-def _describe(folder: Path, recipe: Recipe, devices: int, processes: int) -> None:
-    write_text(folder / RECIPE, dump_yaml(recipe.resolved()))
-    environment.append(folder / ENVIRONMENT, environment.describe(devices, processes))
 
 
 def _tell_loggers(loggers: Sequence[Logger], recipe: Recipe) -> None:

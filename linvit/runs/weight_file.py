@@ -13,7 +13,6 @@ from huggingface_hub import EvalResult
 from torch import Tensor
 
 from linvit.analysis.markdown import markdown_table, plain
-from linvit.data.source import Source
 from linvit.files import write_text
 from linvit.models.by_name import bundled_weights
 from linvit.ranges import check
@@ -126,8 +125,14 @@ def origin_of(
     weights: Mapping[str, Tensor] = run.network.state_dict()
     if half:
         weights = rounded(weights)
-    count = _training_samples(run.source(**overrides))
-    measures = measures or _with_weights(run, weights).evaluate(progress=progress, **overrides)
+    count, source = None, run.source(**overrides)
+    with contextlib.suppress(TypeError, ValueError):  # a stream has no length, a folder of held-out samples no train set
+        count = len(source.train_set()) or None  # type: ignore[arg-type]
+    if not measures:
+        network = copy.deepcopy(run.network)
+        network.load_state_dict(weights)
+        task = run.spec.around(network, len(run.class_names), run.preprocessing.channels)
+        measures = replace(run, task=task).evaluate(progress=progress, **overrides)
     return Origin(run, weights, recipe, measures, count, half, note, license)
 
 
@@ -138,20 +143,6 @@ def _recipe(run: Run) -> dict[str, Any]:
         raise ValueError(f"{run.name} {what}, expected a run of classification that `linvit train` made: give one.")
     trainer = {key: value for key, value in run.recipe["trainer"].items() if value is not None}
     return publishable(run.recipe | {"trainer": trainer})
-
-
-def _training_samples(source: Source) -> int | None:
-    """Their number; None for a stream, which does not know it, and for a folder of held-out samples alone."""
-    with contextlib.suppress(TypeError, ValueError):
-        return len(source.train_set()) or None  # type: ignore[arg-type]
-    return None
-
-
-def _with_weights(run: Run, weights: Mapping[str, Tensor]) -> Run:
-    """The run with a copy of its network that has only these weights."""
-    network = copy.deepcopy(run.network)
-    network.load_state_dict(weights)
-    return replace(run, task=run.spec.around(network, len(run.class_names), run.preprocessing.channels))
 
 
 def header(origin: Origin) -> dict[str, str]:
@@ -174,7 +165,8 @@ def header(origin: Origin) -> dict[str, str]:
 def card(origin: Origin, title: str, use: str) -> str:
     """The model card; use: Markdown with the code that loads the weights."""
     facts = [(name, plain(fact)) for name, fact in _facts(origin).items()]
-    recipe = dump_yaml(origin.recipe)
+    recipe, data = dump_yaml(origin.recipe), origin.recipe["data"]["name"]
+    top1 = round(100 * origin.measures["top1"], 2)
     fence = "`" * max(3, *(1 + len(ticks) for ticks in re.findall("`+", recipe)), 3)
     return model_card(
         plain(title),
@@ -186,14 +178,7 @@ def card(origin: Origin, title: str, use: str) -> str:
             "Recipe": f"{fence}yaml\n{recipe}{fence}",
         },
         license=origin.license,
-        results=[_result(origin)],
-    )
-
-
-def _result(origin: Origin) -> EvalResult:
-    data = origin.recipe["data"]["name"]
-    return EvalResult(
-        "image-classification", data, f"{data}, held out", "accuracy", round(100 * origin.measures["top1"], 2)
+        results=[EvalResult("image-classification", data, f"{data}, held out", "accuracy", top1)],
     )
 
 
