@@ -172,8 +172,11 @@ Kind = TypeVar("Kind", Facts, SequenceFacts)
 
 def _read(kind: type[Kind], ranges: Mapping[str, Any], values: Mapping[str, Any]) -> Kind:
     check(ranges, {name: values[name] for name in ranges})
-    given = {entry.name: values[entry.name] for entry in fields(kind)}
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    return kind(**{entry.name: _frozen(values[entry.name]) for entry in fields(kind)})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def digest(network: nn.Module) -> str:
