@@ -72,7 +72,11 @@ def rank_figure(measured: Sequence[Measured]) -> Figure:
     full = [min(layer.width, layer.grid[0] * layer.grid[1]) for layer in layers]
     for axes, (measure, title) in zip(panels, RANK_TITLES.items(), strict=True):
         for matrix in MATRICES:
-            _line(axes, layers, select(measured, matrix=matrix), measure, MATRIX_COLOURS[matrix])
+            entries, colour = select(measured, matrix=matrix), MATRIX_COLOURS[matrix]
+            x = np.array([1 + layers.index(entry.layer) for entry in entries])
+            mean, deviation = _statistics(entries, measure)
+            axes.plot(x, mean, color=colour, marker=".", linewidth=1.2)
+            axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
         axes.set_ylim(0, 1.06 * max(full) if measure in TOLERANCES else None)
         axes.step(range(1, len(layers) + 1), full, where="mid", color="#999999", linestyle="--", scaley=False)
         for number, layer in enumerate(layers, start=1):
@@ -250,7 +254,12 @@ def comparison_figure(
     figure, grid = panel_grid(len(panels), 3, height, sharey=True)
     for axes, (measure, condition, title) in zip(grid, panels, strict=True):
         for row, (name, measured) in enumerate(networks.items()):
-            _dots(axes, row, layers_of(measured), select(measured, **condition), measure, colour_of(name))
+            layers, entries = layers_of(measured), select(measured, **condition)
+            # the layers from top to bottom of the row
+            y = [row + 0.7 * ((layers.index(entry.layer) + 0.5) / len(layers) - 0.5) for entry in entries]
+            mean, deviation = _statistics(entries, measure)
+            axes.plot(mean, y, color=colour_of(name), marker="o", markersize=3.5, linewidth=0.8)
+            axes.hlines(y, mean - deviation, mean + deviation, color=colour_of(name), alpha=0.35, linewidth=2)
         axes.set_title(title, fontsize=SMALL)
         axes.set_yticks(range(len(networks)), [literal(name) for name in networks])
         axes.set_ylim(len(networks) - 0.4, -0.6)
@@ -260,26 +269,9 @@ def comparison_figure(
     return figure
 
 
-def _dots(
-    axes: Axes, row: int, layers: Sequence[Layer], entries: Sequence[Measured], measure: str, colour: str
-) -> None:
-    """The measure of each layer, from top to bottom of the row."""
-    y = [row + 0.7 * ((layers.index(entry.layer) + 0.5) / len(layers) - 0.5) for entry in entries]
-    mean, deviation = _statistics(entries, measure)
-    axes.plot(mean, y, color=colour, marker="o", markersize=3.5, linewidth=0.8)
-    axes.hlines(y, mean - deviation, mean + deviation, color=colour, alpha=0.35, linewidth=2)
-
-
 def layers_of(measured: Sequence[Measured]) -> list[Layer]:
     """The measured layers in order, each once."""
     return list(dict.fromkeys(entry.layer for entry in measured))
-
-
-def _line(axes: Axes, layers: Sequence[Layer], entries: Sequence[Measured], measure: str, colour: str) -> None:
-    x = np.array([1 + layers.index(entry.layer) for entry in entries])
-    mean, deviation = _statistics(entries, measure)
-    axes.plot(x, mean, color=colour, marker=".", linewidth=1.2)
-    axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
 
 
 def _statistics(entries: Sequence[Measured], measure: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

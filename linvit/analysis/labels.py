@@ -58,7 +58,10 @@ def add_labels(figure: Figure, axes: Axes, labels: Sequence[Label], fontsize: fl
     taken = [_box(point, point, MARKER) for each in points for point in each]
     taken += [_box(each.min(0), each.max(0), LINE) for each in points]
     every = np.concatenate(points)
-    order = sorted(range(len(labels)), key=lambda number: -_neighbours(points[number], every))
+    away = [np.abs(each[:, None] - every) for each in points]
+    # points of all labels within a name's length
+    neighbours = [int(((gaps[..., 0] < 80) & (gaps[..., 1] < 20)).sum()) for gaps in away]
+    order = sorted(range(len(labels)), key=lambda number: -neighbours[number])
     added: dict[int, Annotation] = {}
     for number in order:
         size = unit * _size(axes, labels[number].words, fontsize)
@@ -102,12 +105,6 @@ def _box(start: Numbers, end: Numbers, margin: float) -> Numbers:
 
 def _padded(box: Numbers) -> Numbers:
     return _box(box[:2], box[2:], GAP)
-
-
-def _neighbours(points: Numbers, every: Numbers) -> int:
-    """How many points of all labels are within a name's length."""
-    away = np.abs(points[:, None] - every)
-    return int(((away[..., 0] < 80) & (away[..., 1] < 20)).sum())
 
 
 def _places(points: Numbers, size: Numbers) -> Iterator[_Place]:

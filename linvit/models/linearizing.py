@@ -16,7 +16,7 @@ from linvit.layers.operator import LEARNED, AttentionSteps, Operator
 from linvit.layers.swapped import LocalMlp
 from linvit.layers.token_attention import TokenAttention
 from linvit.models.backbone import Backbone
-from linvit.models.slots import Slots, slots_of
+from linvit.models.slots import slots_of
 from linvit.models.swap import ARGUMENTS, each_letter, rebuilt_from, record, swap_attention
 from linvit.ranges import check, declared, known, nearest
 
@@ -84,7 +84,10 @@ def linearize(
     if slots is None:
         _replace_operators(student, mechanism, pattern, attention or {})
     else:
-        swap_attention(student, mechanism, pattern, {**_defaults(slots, mechanism), **(attention or {})})
+        layer: type = MECHANISMS[mechanism].tokens
+        free = all(slot.ordered and not slot.rotated for slot in slots.slots)
+        rotation = {"rope": LEARNED} if free and "rope" in declared(layer) else {}
+        swap_attention(student, mechanism, pattern, {**rotation, **(attention or {})})
     for module in student.modules():
         if id(module) not in kept and isinstance(module, TokenAttention):
             module.reset_to_operator()
@@ -97,13 +100,6 @@ def linearize(
         record(student, model.pretrained_cfg, {"base": base, **given})
         vars(student)["origin"] = Origin(base, given)
     return student
-
-
-def _defaults(slots: Slots, mechanism: str) -> dict[str, Any]:
-    """A learned rotation, where the mechanism and the network allow one."""
-    free = all(slot.ordered and not slot.rotated for slot in slots.slots)
-    layer: type = MECHANISMS[mechanism].tokens
-    return {"rope": LEARNED} if free and "rope" in declared(layer) else {}
 
 
 def _replace_operators(model: nn.Module, mechanism: str, pattern: str | None, attention: Mapping[str, Any]) -> None:

@@ -133,12 +133,21 @@ def require_fit(weights: Mapping[str, Any], model: nn.Module, caller: str, adapt
     Raises:
         ValueError: lists every key that is missing, unexpected or misshapen.
     """
-    keys = tuple(f"{name}." for name in adapted)
-    faults = [fault for key, fault in _faults(weights, model.state_dict()) if not key.startswith(keys)]
-    if faults:
+    expected: dict[str, Tensor] = model.state_dict()
+    faults = {}
+    for key, value in expected.items():
+        if key not in weights and not key.endswith(".num_batches_tracked"):
+            faults[key] = f"missing {key} {_shape(value)}"
+    for key, value in weights.items():
+        if key not in expected:
+            faults[key] = f"unexpected {key} {_shape(value)}"
+        elif _shape(value) != _shape(expected[key]):
+            faults[key] = f"misshapen {key}: checkpoint {_shape(value)}, model {_shape(expected[key])}"
+    shown = [fault for key, fault in faults.items() if not key.startswith(tuple(f"{name}." for name in adapted))]
+    if shown:
         raise ValueError(
-            f"{caller}: the checkpoint does not fit this {type(model).__name__} in {len(faults)} keys "
-            "(the model is unchanged); create the model that it belongs to:\n  " + "\n  ".join(faults)
+            f"{caller}: the checkpoint does not fit this {type(model).__name__} in {len(shown)} keys "
+            "(the model is unchanged); create the model that it belongs to:\n  " + "\n  ".join(shown)
         )
 
 
@@ -154,17 +163,6 @@ def _adapted(model: nn.Module, cfg: Mapping[str, Any], headless: bool) -> tuple[
 
 def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
-
-
-def _faults(weights: Mapping[str, Any], expected: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    for key, value in expected.items():
-        if key not in weights and not key.endswith(".num_batches_tracked"):
-            yield key, f"missing {key} {_shape(value)}"
-    for key, value in weights.items():
-        if key not in expected:
-            yield key, f"unexpected {key} {_shape(value)}"
-        elif _shape(value) != _shape(expected[key]):
-            yield key, f"misshapen {key}: checkpoint {_shape(value)}, model {_shape(expected[key])}"
 
 
 def _shape(value: object) -> str:

@@ -56,8 +56,14 @@ def swap_attention(
     that the mechanism does not support. The model is then unchanged.
     """
     check(ARGUMENTS, {"mechanism": mechanism, "pattern": pattern, "attention": attention})
-    layer = known("mechanism", mechanism, MECHANISMS).tokens
-    _check_options(mechanism, layer, attention or {})
+    layer: type = known("mechanism", mechanism, MECHANISMS).tokens
+    takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(layer)} - GIVEN)
+    for key in attention or {}:
+        if key not in takes:
+            raise ValueError(
+                f"`attention` has the key {key!r}, expected options of {mechanism}: {', '.join(takes)}."
+                f"{nearest(key, takes)}"
+            )
     options = {"mechanism": mechanism, **(attention or {})}
     softmax = known("mechanism", options["mechanism"], MECHANISMS).axes is None
     base = rebuilt_from(model)
@@ -88,16 +94,6 @@ def rebuilt_from(model: nn.Module) -> dict[str, Any] | None:
 def record(model: nn.Module, cfg: Any, arguments: dict[str, Any]) -> None:
     """Stores in a changed model how timm rebuilds it, so that `timm.models.save_for_hf` saves that."""
     vars(model).update(pretrained_cfg={**cfg, **NO_WEIGHTS, "architecture": NAME}, _model_args=arguments)
-
-
-def _check_options(mechanism: str, layer: type, attention: Mapping[str, Any]) -> None:
-    takes = sorted({"mechanism", "feature_map", "weighting", "normalizer", *declared(layer)} - GIVEN)
-    for key in attention:
-        if key not in takes:
-            raise ValueError(
-                f"`attention` has the key {key!r}, expected options of {mechanism}: {', '.join(takes)}."
-                f"{nearest(key, takes)}"
-            )
 
 
 def _changes(slot: Slot, mechanism: str, options: dict[str, Any]) -> list[Change]:

@@ -12,7 +12,7 @@ from linvit.analysis import attention_figures as draw
 from linvit.analysis import captions
 from linvit.analysis.figures import write_figure
 from linvit.analysis.magnitude import SORTED, compare_readouts, measure_magnitude
-from linvit.analysis.measured import Layer, Measured, rows
+from linvit.analysis.measured import Measured, rows
 from linvit.analysis.probe import attention_layers, probe, unseen_attention
 from linvit.analysis.rank import SPECTRUM, measure_ranks
 from linvit.analysis.report import PAGE, paragraph, svg_image, table, write_page
@@ -190,7 +190,9 @@ def _scores(view: _View) -> _Result:
 def _magnitude(view: _View) -> _Result:
     network = view.subject.network
     measured = _some(measure_magnitude(network, view.batches(MAGNITUDE_IMAGES, "magnitude"), view.layers))
-    middle = _middle(draw.layers_of(measured))
+    tokens = {layer.name: layer.grid[0] * layer.grid[1] for layer in draw.layers_of(measured)}
+    largest = [name for name, count in tokens.items() if count == max(tokens.values())]
+    middle = largest[len(largest) // 2]
     (layer,) = probe(network, next(view.batches(MAGNITUDE_IMAGES, "magnitude")), [middle])
     readouts = compare_readouts(layer)
     figures = {
@@ -211,13 +213,6 @@ def _some(measured: list[Measured]) -> list[Measured]:
             " choose other `layers`."
         )
     return measured
-
-
-def _middle(layers: list[Layer]) -> str:
-    """The middle one of the layers with the most tokens."""
-    most = max(layer.grid[0] * layer.grid[1] for layer in layers)
-    largest = [layer.name for layer in layers if layer.grid[0] * layer.grid[1] == most]
-    return largest[len(largest) // 2]
 
 
 def _curves(measured: Sequence[Measured], measure: str) -> list[dict[str, object]]:

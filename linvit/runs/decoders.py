@@ -47,7 +47,17 @@ class DecoderSpec(NamedSpec):
         by_position = "Bits per token by position", [figure_image(figure, "bits per token by position in the row")]
         if not isinstance(network, Decoder):
             return [by_position]  # an exported file has one form
-        return [by_position, ("The same row, computed in other ways", _forms(network, source, device))]
+        tokens = next(iter(source.val_dataloader()))[0][:1, :READ].to(device)
+        rows = []
+        for dtype in (torch.float32, torch.float64):
+            differences = distances(deepcopy(network).to(dtype), tokens)
+            arithmetic = {"arithmetic": str(dtype).removeprefix("torch.")}
+            rows.append(arithmetic | {name: f"{value:.0e}" for name, value in differences.items()})
+        words = (
+            "Largest difference of a logit from a single pass over the row, relative to the largest logit; one"
+            " document."
+        )
+        return [by_position, ("The same row, computed in other ways", [table(rows), paragraph(words)])]
 
     listing_caption = (
         f"memory: cache of one sequence after {CONTEXT:,} tokens, float32; for softmax it grows with the tokens"
@@ -100,19 +110,6 @@ def position_figure(bits: Tensor, counts: Tensor) -> Figure:
     axes.plot(middle, mean, marker="o", color="#0072B2")
     axes.set(xlabel="position in the row", ylabel="bits per token", xscale="log")
     return figure
-
-
-def _forms(network: Decoder, source: Source, device: torch.device) -> list[str]:
-    tokens = next(iter(source.val_dataloader()))[0][:1, :READ].to(device)
-    rows = []
-    for dtype in (torch.float32, torch.float64):
-        differences = distances(deepcopy(network).to(dtype), tokens)
-        arithmetic = {"arithmetic": str(dtype).removeprefix("torch.")}
-        rows.append(arithmetic | {name: f"{value:.0e}" for name, value in differences.items()})
-    words = (
-        "Largest difference of a logit from a single pass over the row, relative to the largest logit; one document."
-    )
-    return [table(rows), paragraph(words)]
 
 
 @torch.inference_mode()

@@ -167,18 +167,13 @@ def of_classifier(model: str, network: nn.Module, path: Path | None = None) -> R
         config["interpolation"],
         config["crop_pct"],
     )
+    names = list(cast(Mapping[str, Any], network.pretrained_cfg).get("label_names", ()))
+    if len(names) != count:
+        imagenet = ImageNetInfo("imagenet-1k")
+        names = [imagenet.index_to_description(index) if count == 1000 else str(index) for index in range(count)]
     spec = TASKS["classification"]
     task = spec.around(network, max(1, count), preprocessing.channels)
-    return Run(spec, task, _class_names(network, count), preprocessing, path, model)
-
-
-def _class_names(network: nn.Module, count: int) -> list[str]:
-    """The names that the network's configuration has for this many classes, ImageNet's for 1,000, otherwise numbers."""
-    known = cast(Mapping[str, Any], network.pretrained_cfg).get("label_names", ())
-    if len(known) == count:
-        return list(known)
-    imagenet = ImageNetInfo("imagenet-1k")
-    return [imagenet.index_to_description(index) if count == 1000 else str(index) for index in range(count)]
+    return Run(spec, task, names, preprocessing, path, model)
 
 
 def _from_dense_weights(framework: str, backbone: str, path: Path) -> Run:

@@ -54,8 +54,12 @@ def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     for layer in reversed(_layers(path)):
         values = merge(values, layer)
     values.pop("base", None)
-    for key, value in _pairs(overrides):
-        values = merge(values, _nested(key, value))
+    for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parsed_override, overrides):
+        if not isinstance(key, str) or key.count(".") > DEEPEST:
+            raise ValueError(f"The override {shown(key)} names no key: write one such as trainer.max_epochs.")
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        values = merge(values, value)
     values.setdefault("folder", str(Path("runs") / path.stem))
     return values
 
@@ -97,10 +101,6 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _pairs(overrides: Overrides) -> Iterable[tuple[str, Any]]:
-    return overrides.items() if isinstance(overrides, Mapping) else map(parsed_override, overrides)
-
-
 def overrides(values: Mapping[str, Any], key: str = "") -> list[str]:
     """Nested values as `key.key=value` strings, the inverse of `parsed_override`."""
     if isinstance(values, Mapping) and (values or not key):
@@ -119,14 +119,6 @@ def parsed_override(override: str) -> tuple[str, Any]:
         raise ValueError(
             f"The value of the override {shown(override)} is not valid YAML ({error}): correct it."
         ) from error
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    if not isinstance(key, str) or key.count(".") > DEEPEST:
-        raise ValueError(f"The override {shown(key)} names no key: write one such as trainer.max_epochs.")
-    for name in reversed(key.split(".")):
-        value = {name: value}
-    return value  # type: ignore[no-any-return]
 
 
 class Recipe:

@@ -126,7 +126,9 @@ def origin_of(
     if half:
         weights = rounded(weights)
     count, source = None, run.source(**overrides)
-    with contextlib.suppress(TypeError, ValueError):  # a stream has no length, a folder of held-out samples no train set
+    with contextlib.suppress(
+        TypeError, ValueError
+    ):  # a stream has no length, a folder of held-out samples no train set
         count = len(source.train_set()) or None  # type: ignore[arg-type]
     if not measures:
         network = copy.deepcopy(run.network)

@@ -48,8 +48,21 @@ def plan(network: nn.Module, shape: Sequence[int], keep: Sequence[str], query: Q
     if network.training:
         raise ValueError("`network` is in training mode, expected evaluation mode: call `network.eval()` first.")
     planned = _classifier(network, keep) if isinstance(network, Backbone) else _dense(network, shape, keep)
-    if query is not None:
-        _add_query(planned, query, shape)
+    if query is None:
+        return planned
+    names = [step.name for step in planned.steps]
+    if query.block not in names:
+        blocks = ", ".join(name for name in names if ".blocks." in name and not name.endswith(".attn"))
+        raise ValueError(f"`query` names {query.block!r}, expected one of {blocks}: choose one of them.")
+    if not (0 <= query.row < shape[2] and 0 <= query.column < shape[3]):
+        raise ValueError(
+            f"`query` is at row {query.row} and column {query.column}, but the image is {shape[2]} × {shape[3]} px:"
+            " choose a place inside."
+        )
+    index = next(index for index, name in enumerate(names) if name in (query.block, f"{query.block}.attn"))
+    step = planned.steps[index]
+    planned.steps.insert(index, query_step(step, query, planned.strides()[step.inputs[0]]))
+    planned.maps[QUERY] = QUERY
     return planned
 
 
@@ -97,22 +110,6 @@ def _dense(network: nn.Module, shape: Sequence[int], keep: Sequence[str]) -> Pla
     if "maps" in keep or isinstance(network, DenseBackbone):
         planned.maps |= {4 * 2**stage: name for stage, name in enumerate(NORMED)}
     return planned
-
-
-def _add_query(planned: Plan, query: Query, shape: Sequence[int]) -> None:
-    names = [step.name for step in planned.steps]
-    if query.block not in names:
-        blocks = ", ".join(name for name in names if ".blocks." in name and not name.endswith(".attn"))
-        raise ValueError(f"`query` names {query.block!r}, expected one of {blocks}: choose one of them.")
-    if not (0 <= query.row < shape[2] and 0 <= query.column < shape[3]):
-        raise ValueError(
-            f"`query` is at row {query.row} and column {query.column}, but the image is {shape[2]} × {shape[3]} px:"
-            " choose a place inside."
-        )
-    index = next(index for index, name in enumerate(names) if name in (query.block, f"{query.block}.attn"))
-    step = planned.steps[index]
-    planned.steps.insert(index, query_step(step, query, planned.strides()[step.inputs[0]]))
-    planned.maps[QUERY] = QUERY
 
 
 def _at_each_position(network: Backbone) -> Forward:

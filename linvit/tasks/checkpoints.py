@@ -125,7 +125,7 @@ class RunFolder(Checkpoint):
         if is_best:
             trainer.save_checkpoint(self.best)
         if trainer.is_global_zero:
-            self._write()
+            write_csv(self.folder / METRICS, self.rows)
             if self.say:
                 self.say(line(row, trainer.max_epochs, pl_module.headline, pl_module.measures))
             if time.monotonic() - self.last_drawn[0] > REDRAWN:
@@ -149,9 +149,6 @@ class RunFolder(Checkpoint):
         if self.draw and len(self.rows) != self.last_drawn[1]:
             self.draw(self.rows, task)
             self.last_drawn = time.monotonic(), len(self.rows)
-
-    def _write(self) -> None:
-        write_csv(self.folder / METRICS, self.rows)
 
 
 class StopSafely(Callback):

@@ -91,10 +91,8 @@ class Cifar(AugmentedSource):
         files = (self.layout.test,) if testing else self.layout.train
         pixels, labels = zip(*(self._read(self.root / name) for name in files), strict=True)
         images = Pixels(np.concatenate(pixels), self._place[np.concatenate(labels)], transform, self.channels)
-        return images if testing else self._part(images, split)
-
-    def _part(self, images: "Pixels", split: str) -> "Pixels":
-        """The held-out images of every class, or all others."""
+        if testing:
+            return images
         chosen = np.zeros(len(images), bool)
         for place in np.unique(images.targets):
             names = {str(index): index for index in np.flatnonzero(images.targets == place)}

@@ -45,11 +45,13 @@ def survey(source: ImageFolder, sample: int = SAMPLE) -> Survey:
     sides, means, squares, unreadable = [], [], [], []
     for path in paths:
         try:
-            side, pixels = _measured(path)
+            image = open_image(path)
         except CorruptImageError as error:
             unreadable.append(str(error))
             continue
-        sides.append(side)
+        sides.append(min(image.size))
+        image.thumbnail((LONGEST, LONGEST))
+        pixels = np.asarray(image, np.float64).reshape(-1, 3) / 255
         means.append(pixels.mean(0))
         squares.append((pixels**2).mean(0))
     if not sides:
@@ -66,11 +68,3 @@ def survey(source: ImageFolder, sample: int = SAMPLE) -> Survey:
         rounded_std,
         unreadable,
     )
-
-
-def _measured(path: str) -> tuple[int, np.ndarray]:
-    """The shorter side of an image in pixels, and its RGB values in 0..1, float64 (pixels, 3)."""
-    image = open_image(path)
-    side = min(image.size)
-    image.thumbnail((LONGEST, LONGEST))
-    return side, np.asarray(image, np.float64).reshape(-1, 3) / 255

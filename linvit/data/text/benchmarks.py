@@ -77,8 +77,17 @@ def read_benchmark(task: str, folder: str | Path) -> list[Row]:
     Raises ValueError for an unknown task, a missing folder, no file or several, and a file that is damaged or lacks a
     column, naming its first wrong row.
     """
-    benchmark = known("task", task, BENCHMARKS)
-    path = _find(task, benchmark, Path(folder))
+    benchmark, folder = known("task", task, BENCHMARKS), Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"`task_data` is {folder}, expected a folder with the files of the tasks: give one.")
+    paths = _of(benchmark, folder, files_below(folder, READERS))
+    if len(paths) != 1:
+        names = ", ".join(path.relative_to(folder).as_posix() for path in paths[:5])
+        raise ValueError(
+            f"{folder} has {len(paths)} files for the task {task}{f' ({names})' if paths else ''}, expected one whose"
+            f" path names {benchmark.word} and its {benchmark.split} split: add it, or remove the others."
+        )
+    (path,) = paths
     rows = READERS[path.suffix.lower()](path)
     if not rows:
         raise ValueError(f"{path} has no items of {task}: use another copy.")
@@ -101,19 +110,6 @@ def _of(benchmark: Benchmark, folder: Path, files: Sequence[Path]) -> list[Path]
         if of_it and re.search(MARKS[benchmark.split], named):
             paths.append(path)
     return paths
-
-
-def _find(task: str, benchmark: Benchmark, folder: Path) -> Path:
-    if not folder.is_dir():
-        raise ValueError(f"`task_data` is {folder}, expected a folder with the files of the tasks: give one.")
-    paths = _of(benchmark, folder, files_below(folder, READERS))
-    if len(paths) != 1:
-        names = ", ".join(path.relative_to(folder).as_posix() for path in paths[:5])
-        raise ValueError(
-            f"{folder} has {len(paths)} files for the task {task}{f' ({names})' if paths else ''}, expected one whose"
-            f" path names {benchmark.word} and its {benchmark.split} split: add it, or remove the others."
-        )
-    return paths[0]
 
 
 def _checked(row: Any, columns: Mapping[str, Any], path: Path, number: int) -> Row:

@@ -144,7 +144,10 @@ class DiffusionSpec(NamedSpec):
                 raise ValueError(
                     "The generated images are not finite: lower `guidance`, or use a run that did not diverge."
                 )
-            images.append(_pixels(run.preprocessing, sampled, autoencoder).cpu())
+            values = run.preprocessing.values(sampled.float())
+            if autoencoder:
+                values = decoded(values, autoencoder)
+            images.append((values * 255).round().to(torch.uint8).cpu())
         generated = GeneratedImages(torch.cat(images), labels, run.class_names, count)
         if path:
             generated.save(path)
@@ -226,14 +229,6 @@ def _known_autoencoder(preprocessing: GenerationPreprocessing, name: str | None)
         return None
     open_autoencoder(name or preprocessing.decoder)
     return name or preprocessing.decoder
-
-
-def _pixels(preprocessing: GenerationPreprocessing, images: Tensor, autoencoder: str | None) -> Tensor:
-    """The images as uint8 (batch, channels, height, width)."""
-    values = preprocessing.values(images.float())
-    if autoencoder:
-        values = decoded(values, autoencoder)
-    return (values * 255).round().to(torch.uint8)
 
 
 def _displayed(preprocessing: GenerationPreprocessing, image: Tensor) -> Tensor:
