@@ -121,7 +121,10 @@ def _best(places: Iterator[_Place], taken: Numbers, inside: Numbers, others: Num
     """The first place that costs nothing, or the first of those that cost least."""
     best, least = next(places), np.inf
     for place in itertools.chain([best], places):
-        cost = _cost(place, taken, inside)
+        # square points that the name would cover, or that would lie outside
+        box = _padded(place.box)
+        area = float(np.prod(box[2:] - box[:2]))
+        cost = float(_common(box, taken).sum()) + area - float(_common(box, inside[None]).sum())
         if _with_line(place, others):
             cost += _cost_of_line(place, taken) + ASTRAY * _astray(place, others)
         if cost < least:
@@ -129,13 +132,6 @@ def _best(places: Iterator[_Place], taken: Numbers, inside: Numbers, others: Num
         if cost < NOTHING:
             break
     return best
-
-
-def _cost(place: _Place, taken: Numbers, inside: Numbers) -> float:
-    """Square points that a name would cover, or that would lie outside."""
-    box = _padded(place.box)
-    area = float(np.prod(box[2:] - box[:2]))
-    return float(_common(box, taken).sum()) + area - float(_common(box, inside[None]).sum())
 
 
 def _cost_of_line(place: _Place, taken: Numbers) -> float:

@@ -112,12 +112,16 @@ def write_page(path: Path, title: str, sections: Iterable[tuple[str, Sequence[st
     script = _beside("sort.js") if 'class="sorts"' in body else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"{POLICY}; script-src 'sha256-{digest}'" if script else POLICY
+    about = environment.describe(1, 1)
+    commit = f", commit {short_commit(about['commit'])}" if about["commit"] else ""
+    versions = f"linvit {about['packages']['linvit']}{commit}, torch {about['packages']['torch']}"
+    origin = f"Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by {versions} on {', '.join(about['devices'])}."
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{_beside('page.css')}</style></head>"
-        f"<body><h1>{html.escape(title)}</h1>{body}<footer>{html.escape(_origin())}</footer>"
+        f"<body><h1>{html.escape(title)}</h1>{body}<footer>{html.escape(origin)}</footer>"
         f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
     )
     write_text(path, page)
@@ -130,11 +134,3 @@ def _beside(name: str) -> str:
 def short_commit(commit: str) -> str:
     """Seven digits of the commit that `environment.describe` found, with `-dirty` if files differ from it."""
     return commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
-
-
-def _origin() -> str:
-    """Date, version, commit and machine of the page."""
-    about = environment.describe(1, 1)
-    commit = f", commit {short_commit(about['commit'])}" if about["commit"] else ""
-    versions = f"linvit {about['packages']['linvit']}{commit}, torch {about['packages']['torch']}"
-    return f"Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by {versions} on {', '.join(about['devices'])}."

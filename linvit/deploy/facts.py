@@ -138,7 +138,6 @@ RANGES: Mapping[str, Any] = {
     "calibrated": Annotated[int, Range(0)],
 }
 
-
 SEQUENCE_RANGES: Mapping[str, Any] = {
     "name": str,
     "task": str,
@@ -158,11 +157,9 @@ def facts_in(text: str | None, path: Any) -> Facts | SequenceFacts:
         raise FactsError(f"{path} was not written by `linvit export`: it does not say what it reads and returns.")
     try:
         values = json.loads(text)
-        return (
-            _read(SequenceFacts, SEQUENCE_RANGES, values)
-            if values["task"] in SEQUENCES
-            else _read(Facts, RANGES, values)
-        )
+        if values["task"] in SEQUENCES:
+            return _read(SequenceFacts, SEQUENCE_RANGES, values)
+        return _read(Facts, RANGES, values)
     except (ValueError, KeyError, TypeError) as error:
         raise FactsError(f"What {path} says about itself is damaged ({reason_of(error)}): export it again.") from error
 

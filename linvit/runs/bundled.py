@@ -63,9 +63,7 @@ def shown_name(file: Path) -> str:
 def recipes(*words: str) -> list[dict[str, str]]:
     """The bundled recipes whose name or header contains all of the words, in upper or lower case.
 
-    Keys: name, about (what it reproduces), published, ours, cost, command.
-
-    Raises ValueError if there is none.
+    Keys: name, about (what it reproduces), published, ours, cost, command. Raises ValueError if there is none.
     """
     rows = [{"name": name, **header(file)} for name, file in bundled_files().items()]
     wanted = [word.casefold() for word in words]

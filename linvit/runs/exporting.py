@@ -160,7 +160,6 @@ def _as_classifier(run: Run, spec: StudentSpec) -> Run:
 
 
 def _check_int8(int8: bool, calibrate: Sequence[Any] | None, report: str | Path | None) -> None:
-    """Raises ValueError if of the arguments for 8 bits some are missing."""
     if int8 and calibrate is None:
         raise ValueError("`int8` needs images to calibrate on: set `calibrate` to a folder of them.")
     for name, value in (("calibrate", calibrate), ("report", report)):
@@ -169,7 +168,6 @@ def _check_int8(int8: bool, calibrate: Sequence[Any] | None, report: str | Path 
 
 
 def _check_source(source: Run | nn.Module) -> None:
-    """Raises ValueError for a run that cannot be exported."""
     if not isinstance(source, Run):
         return
     if isinstance(source.network, ExportedNetwork | ExportedDecoder | ExportedConformer):
@@ -183,7 +181,6 @@ def _check_source(source: Run | nn.Module) -> None:
 
 
 def _check_region_detector(run: Run, path: Path, dynamic: bool | None, int8: bool) -> None:
-    """Raises ValueError for what files of Mask R-CNN and Cascade Mask R-CNN cannot be."""
     if path.suffix not in REGION_SUFFIXES:
         known = " or ".join(REGION_SUFFIXES)
         raise ValueError(f"{run.name} cannot be exported to {path.suffix}, expected {known}: change the suffix.")

@@ -87,7 +87,6 @@ def _of_decoder(network: Decoder, source: Run | nn.Module, dynamic: bool) -> tup
 
 
 def _of_conformer(network: Conformer, source: Run | nn.Module, dynamic: bool | None) -> SequenceFacts:
-    """The facts about a Conformer."""
     if network.transduces:
         raise ValueError(
             "A Conformer with a transducer cannot be exported, because its outputs depend on the text so far: train one"

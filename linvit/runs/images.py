@@ -29,9 +29,7 @@ def find_inputs(inputs: Sequence[Any], suffixes: Sequence[str], kind: str) -> tu
     """The (name, path or object in memory) of each input, and a sentence for each path without any.
 
     Folders are searched recursively, in sorted order, for files with these suffixes; hidden ones are ignored. kind: the
-    word for them in messages, "image" or "sound".
-
-    Raises ValueError if nothing is found.
+    word for them in messages, "image" or "sound". Raises ValueError if nothing is found.
     """
     items: list[tuple[str, Any]] = []
     missing: list[str] = []

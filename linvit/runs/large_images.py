@@ -47,9 +47,7 @@ def in_strips(
     """The name of each image, what a run's network computes from it at its own size, and its height.
 
     items: names, and paths or images in memory. unreadable: collects a sentence for each that cannot be read. strips:
-    OPTIONS of `linvit.stream`; every image has its own folder in `spill`.
-
-    Raises as `linvit.stream`.
+    OPTIONS of `linvit.stream`; every image has its own folder in `spill`. Raises as `linvit.stream`.
     """
     check_names("option of strips", strips, OPTIONS)
     about, taken = run.preprocessing, set[str]()

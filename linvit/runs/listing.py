@@ -32,10 +32,8 @@ def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
     paths: files, folders (searched at any depth), or the names of bundled ones.
 
     Keys: recipe, those of Cost (at the recipe's size), published (the words of the recipe's header, None without), base
-    (path of the recipe below, None if that names no network), more_parameters, more_macs (what the recipe's network
-    has over its base's).
-
-    Raises ValueError if no recipe names a classifier.
+    (path of the recipe below, None if that names no network), more_parameters, more_macs (what the recipe's network has
+    over its base's). Raises ValueError if no recipe names a classifier.
     """
     costs: dict[Path, Cost] = {}
 

@@ -161,7 +161,15 @@ def train_folder(
 
 def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callbacks: Sequence[Callback]) -> Trainer:
     shown = bars(progress)
-    keeper = RunFolder(folder, _about(recipe, source), say if progress and not shown else None, _curve_writer(folder))
+    about = {  # in every checkpoint: rebuilds network, classes and preprocessing without the recipe
+        "format": FORMAT,
+        "recipe": recipe.resolved(),
+        "class_names": list(source.class_names),
+        "num_classes": source.num_classes,
+        "preprocessing": asdict(source.preprocessing),
+        **recipe.spec.stored(source),
+    }
+    keeper = RunFolder(folder, about, say if progress and not shown else None, _curve_writer(folder))
     sharing = SharedRows.callbacks(recipe.values["processes_per_image"])
     return recipe.trainer(
         [keeper, StopSafely(keeper.last), Summary(recipe, source), *shown, *sharing, *callbacks],
@@ -282,18 +290,6 @@ def _check_same_run(before: dict[str, Any], checked: Recipe, folder: Path) -> No
                     f"The run in {folder} has {path} {old.get(key)!r}, but the recipe says {now.get(key)!r}: change"
                     " it back to resume, or choose another `folder`."
                 )
-
-
-def _about(recipe: Recipe, source: Source) -> dict[str, Any]:
-    """The description in every checkpoint: rebuilds network, classes and preprocessing without the recipe."""
-    return {
-        "format": FORMAT,
-        "recipe": recipe.resolved(),
-        "class_names": list(source.class_names),
-        "num_classes": source.num_classes,
-        "preprocessing": asdict(source.preprocessing),
-        **recipe.spec.stored(source),
-    }
 
 
 def _curve_writer(folder: Path) -> Callable[[list[dict[str, float]], Task], None]:

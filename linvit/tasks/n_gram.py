@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ORDER = 3
 START, END = "<s>", "</s>"
 
 
@@ -65,7 +64,7 @@ class CountedNGram:
     Source: Chen and Goodman, An empirical study of smoothing techniques for language modeling (1999), section 2.4.
     """
 
-    def __init__(self, texts: Iterable[str], order: int = ORDER) -> None:
+    def __init__(self, texts: Iterable[str], order: int = 3) -> None:
         self.padding = (START,) * (order - 1)
         counted: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
         for text in texts:

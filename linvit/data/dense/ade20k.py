@@ -9,7 +9,6 @@ from linvit.data.images.image import Side
 
 SPLITS = {"train": "training", "val": "validation"}
 CLASSES = 150
-NAMES_FILE = "objectInfo*.txt"
 
 
 class Ade20k(LabelMaps):
@@ -55,7 +54,7 @@ class Ade20k(LabelMaps):
 
     def read_names(self, classes: str | None, num_labels: int | None) -> list[str]:
         """The last column of the table that comes with ADE20K; without it, numbers from 1."""
-        tables = sorted(self.root.glob(NAMES_FILE))
+        tables = sorted(self.root.glob("objectInfo*.txt"))
         if num_labels is None and tables:
             rows = [line.split("\t") for line in read_text(tables[0]).split("\n")[1:] if line.strip()]
             return [row[-1].strip() for row in rows]

@@ -27,7 +27,6 @@ SMALLEST, LARGEST = 1 / 8, 3 / 8  # side of a digit, as a share of the scene's
 INK = 0.5  # pixels with at least this share of ink belong to the digit
 TRIES, COVERED_SHARE = 10, 0.3
 VISIBLE_PIXELS, VISIBLE_SHARE = 20, 0.25  # a digit of which less is visible is a crowd, which is not scored
-QUALITY = 95
 SETTINGS = "scenes.json"
 CANVAS_LABEL, FIRST_DIGIT_LABEL = 1, 2
 
@@ -203,7 +202,7 @@ def _coco_header(settings: dict[str, int], split: str) -> dict[str, Any]:
 
 def _write_images(folder: Path, split: str, scene: Scene, name: str) -> None:
     segmentation = folder / "segmentation"
-    jpeg = {"format": "JPEG", "quality": QUALITY, "subsampling": 0}
+    jpeg = {"format": "JPEG", "quality": 95, "subsampling": 0}
     _save(scene.image, folder / "detection" / "images" / split / name, jpeg)
     _save(scene.image, segmentation / "images" / SPLITS[split] / name, jpeg)
     path = (segmentation / "annotations" / SPLITS[split] / name).with_suffix(".png")

@@ -10,7 +10,6 @@ from linvit.data.images.folder import ImageFolder
 from linvit.data.images.image import CorruptImageError, open_image
 from linvit.data.unusable import none_usable
 
-SAMPLE = 256
 LONGEST = 256  # pixels of a measured image's longer side: networks see it smaller too
 LEAST_STD = 0.02  # images of a single colour have a deviation of zero
 
@@ -33,7 +32,7 @@ class Survey:
     unreadable: list[str]
 
 
-def survey(source: ImageFolder, sample: int = SAMPLE) -> Survey:
+def survey(source: ImageFolder, sample: int = 256) -> Survey:
     """Counts the images of a folder and measures up to `sample` training images, evenly chosen over the classes.
 
     Raises ValueError if the folder cannot be used for training, or if none of the sampled images can be read.

@@ -108,16 +108,10 @@ class _Spoken:
                 f"{program} did not speak with the voice {self.voice} ({reason[0].rstrip('.')}): reinstall it with"
                 " all of its voices."
             )
-        # a header written to a pipe does not contain the length
-        samples, rate = soundfile.read(io.BytesIO(_with_length(done.stdout)), dtype="float32")
+        wav = bytearray(done.stdout)  # its 44 bytes of header, written to a pipe, do not contain the lengths
+        wav[4:8] = (len(wav) - 8).to_bytes(4, "little")
+        wav[40:44] = (len(wav) - 44).to_bytes(4, "little")
+        samples, rate = soundfile.read(io.BytesIO(wav), dtype="float32")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(self.path, resampled(samples, rate, RATE), RATE, subtype="PCM_16")
         return self.path
-
-
-def _with_length(wav: bytes) -> bytes:
-    """The wav with its lengths in its 44 bytes of header."""
-    held = bytearray(wav)
-    held[4:8] = (len(wav) - 8).to_bytes(4, "little")
-    held[40:44] = (len(wav) - 44).to_bytes(4, "little")
-    return bytes(held)

@@ -72,10 +72,8 @@ def read_benchmark(task: str, folder: str | Path) -> list[Row]:
     The file is found at any depth by its path, which names the benchmark and the split: piqa/valid.jsonl with
     piqa/valid-labels.lst beside it, hellaswag_val.jsonl, lambada_test.jsonl, winogrande/validation/*.arrow (as
     `datasets` saves them), or hellaswag_val.txt, also .txt.bz2, with six lines per item: context, number of the right
-    ending, four endings.
-
-    Raises ValueError for an unknown task, a missing folder, no file or several, and a file that is damaged or lacks a
-    column, naming its first wrong row.
+    ending, four endings. Raises ValueError for an unknown task, a missing folder, no file or several, and a file that
+    is damaged or lacks a column, naming its first wrong row.
     """
     benchmark, folder = known("task", task, BENCHMARKS), Path(folder)
     if not folder.is_dir():

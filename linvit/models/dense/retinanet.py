@@ -150,9 +150,8 @@ class RetinaNet(Checked, CheckedInputs, ReleasedNames, TorchvisionRetinaNet):
         outputs = self.head(maps)
         codes = outputs["bbox_regression"]
         anchors = torch.cat(self.anchor_generator.per_level(maps)).repeat(images.shape[0], 1)
-        return self.box_coder.decode_single(codes.flatten(0, 1), anchors).view_as(codes), outputs[
-            "cls_logits"
-        ].sigmoid()
+        boxes = self.box_coder.decode_single(codes.flatten(0, 1), anchors).view_as(codes)
+        return boxes, outputs["cls_logits"].sigmoid()
 
 
 def most_likely(scores: Tensor, most: int) -> Tensor:
