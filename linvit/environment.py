@@ -78,9 +78,10 @@ def describe(devices: int, world_size: int) -> dict[str, Any]:
 
     devices, world_size: the trainer's number of devices per machine, and of processes in total.
     """
-    device_names = [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"]
     if torch.cuda.is_available():
         device_names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    else:
+        device_names = [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"]
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

@@ -104,7 +104,6 @@ def _explained(variant: str, cfg: Mapping[str, Any], arguments: Mapping[str, Any
 
 
 def _check_weights(variant: str, cfg: Mapping[str, Any]) -> None:
-    """Raises RuntimeError if the configuration names no weights, and FileNotFoundError if their file is missing."""
     file = cfg.get("file")
     if file and not Path(file).exists():
         raise FileNotFoundError(

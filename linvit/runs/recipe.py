@@ -257,10 +257,7 @@ class Recipe:
 
 
 def _filled(init: str | None, values: Mapping[str, Any]) -> str | None:
-    """`init` with values in place of their keys: runs/align/{model.mechanism}/seed{seed} → runs/align/mala/seed0.
-
-    Raises ValueError for a key without a value to write.
-    """
+    """`init` with values in place of their keys: runs/align/{model.mechanism}/seed{seed} → runs/align/mala/seed0."""
 
     def written(match: re.Match[str]) -> str:
         value: Any = values
@@ -313,7 +310,6 @@ def _check_source_keys(source_name: str, data: Mapping[str, Any]) -> None:
 
 
 def _check_keys(values: Mapping[str, Any], groups: Mapping[str, Iterable[str]]) -> None:
-    """Raises ValueError, offering the nearest name, for a key that no part of the recipe knows."""
     names = [*DEFAULTS, *groups, "base", *(f"{name}.{key}" for name, keys in groups.items() for key in keys)]
     for name, value in values.items():
         if name in groups and not isinstance(value, Mapping):

@@ -182,10 +182,7 @@ def _trainer(recipe: Recipe, source: Source, folder: Path, progress: bool, callb
 
 
 def _tell_loggers(loggers: Sequence[Logger], recipe: Recipe) -> None:
-    """Gives the recipe, without paths, to the loggers that it names.
-
-    Raises ValueError if such a logger cannot start, for want of an account for example.
-    """
+    """Gives the recipe, without paths, to the loggers that it names."""
     for chosen in loggers:
         try:
             chosen.log_hyperparams(publishable(recipe.resolved()))

@@ -191,25 +191,22 @@ class _Run:
 
     def _write(self, step: Step, rows: Rows, y: Tensor) -> None:
         """Stores rows of the output, or adds them to its mean."""
-        start = rows.at(self.strides[step.name], self._height(step)).start
+        height = self._height(step)
+        start = rows.at(self.strides[step.name], height).start
         if step.name == self.plan.pooled:
             adds = y.double().mean((2, 3)), torch.full((len(y),), y[0, 0].numel(), dtype=torch.float64)
             self.journal.pool = adds if start == 0 else together(cast(Total, self.journal.pool), adds)
             if step.name not in self.last_use and step.name not in self.plan.maps.values():
                 return
-        if start == 0:
-            self._make(step, y)
+        if start == 0:  # the map is on disk if it is to survive an interruption or does not fit into memory
+            shape = (y.shape[0], y.shape[1], height, y.shape[3])
+            fits = prod(shape) * y.dtype.itemsize <= self.memory or step.name in self.plan.maps.values()
+            path = None if self.journal.folder is None and fits else self._path(step)
+            if path is not None:
+                path.unlink(missing_ok=True)
+            self.journal.shapes[step.name] = (shape, y.dtype)
+            self.maps[step.name] = StoredMap(shape, y.dtype, path)
         self.maps[step.name].write(start, y)
-
-    def _make(self, step: Step, y: Tensor) -> None:
-        """Makes room for the output of a step, on disk if it is to survive an interruption or does not fit."""
-        shape = (y.shape[0], y.shape[1], self._height(step), y.shape[3])
-        fits = prod(shape) * y.dtype.itemsize <= self.memory or step.name in self.plan.maps.values()
-        path = None if self.journal.folder is None and fits else self._path(step)
-        if path is not None:
-            path.unlink(missing_ok=True)
-        self.journal.shapes[step.name] = (shape, y.dtype)
-        self.maps[step.name] = StoredMap(shape, y.dtype, path)
 
     def _stored(self, step: Step) -> StoredMap:
         """The output of a step of an earlier call, which may be removed already."""

@@ -43,8 +43,20 @@ class Journal:
         self.totals: list[Total] = []
         self.pool: Total | None = None
         self.logits: Tensor | None = None
-        if folder is not None and (folder / PROGRESS).is_file():
-            self._go_on(folder)
+        if folder is None or not (folder / PROGRESS).is_file():
+            return
+        before = read_checkpoint(folder / PROGRESS)
+        if before.get("key") != key:
+            raise ValueError(
+                f"{folder} has the progress of another computation, whose network, image or settings differ: choose"
+                " another folder as `spill`, or remove this one."
+            )
+        digest = before.pop(DIGEST, None)
+        if digest_of(before) != digest:
+            raise ValueError(f"{folder / PROGRESS} is damaged: remove the folder {folder} and compute again.")
+        for name in NOTED:
+            setattr(self, name, before[name])
+        self.totals = [State(*total) if len(total) == len(State._fields) else total for total in self.totals]
 
     def note(self, step: int, strips: int = 0) -> None:
         """Notes how far the computation is, and everything else that is known."""
@@ -56,20 +68,6 @@ class Journal:
             content["totals"] = [tuple(total) for total in self.totals]
             with replacing(self.folder / PROGRESS) as file:
                 torch.save({**content, DIGEST: digest_of(content)}, file)
-
-    def _go_on(self, folder: Path) -> None:
-        before = read_checkpoint(folder / PROGRESS)
-        if before.get("key") != self.key:
-            raise ValueError(
-                f"{folder} has the progress of another computation, whose network, image or settings differ: choose"
-                " another folder as `spill`, or remove this one."
-            )
-        digest = before.pop(DIGEST, None)
-        if digest_of(before) != digest:
-            raise ValueError(f"{folder / PROGRESS} is damaged: remove the folder {folder} and compute again.")
-        for name in NOTED:
-            setattr(self, name, before[name])
-        self.totals = [State(*total) if len(total) == len(State._fields) else total for total in self.totals]
 
 
 def key_of(network: nn.Module, image: Image, plan: Plan, settings: Any) -> str:
