@@ -54,6 +54,7 @@ class PointwiseConv(nn.Conv2d):
         tokens, weight = x.permute(0, 2, 3, 1), self.weight.flatten(1)
         if runs_on_onednn(x, self.weight):
             return product(tokens, weight, self.bias).permute(0, 3, 1, 2)
+        # of such maps torch gives 1×1 convolutions to oneDNN
         chosen = len(x) >= ONEDNN_FROM or torch.get_num_threads() > 1
         if chosen and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
             return F.conv2d(x, self.weight, self.bias)
