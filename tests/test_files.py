@@ -75,7 +75,9 @@ def test_truncated(tmp_path, suffix, kept):
 
 
 @pytest.mark.parametrize("group", [None, "state_dict", "model"])
-@pytest.mark.parametrize("entry", [{7: torch.ones(2)}, {"a": torch.ones(2, dtype=torch.complex64)}], ids=["int", "complex"])
+@pytest.mark.parametrize(
+    "entry", [{7: torch.ones(2)}, {"a": torch.ones(2, dtype=torch.complex64)}], ids=["int", "complex"]
+)
 def test_weights_are_real_and_have_names(tmp_path, group, entry):
     torch.save({group: entry} if group else entry, tmp_path / "a.pth")
     with pytest.raises(ValueError, match=r"contains (complex numbers|a name that is not text)"):

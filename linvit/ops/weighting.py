@@ -40,7 +40,7 @@ def visible_tokens(key_mask: Tensor, key: Tensor) -> Tensor:
 
 
 def shown_queries(weighting: str | Tensor, query: Tensor, visible: Tensor | None) -> Tensor:
-    """The queries; where the mask also hides those from the mean, zeros instead, so that no gradient depends on them."""
+    """The queries; zeros where a mask also hides those from their mean, so that no gradient depends on them."""
     if visible is None or isinstance(weighting, Tensor) or weighting == "uniform":
         return query
     return query.masked_fill(~visible.unsqueeze(-1), 0)

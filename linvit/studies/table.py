@@ -25,9 +25,10 @@ class Row:
     """A recipe over all seeds, at one value of the varied setting (None if no setting is varied). Shares are in %.
 
     measures: the score of each seed, NaN if the run diverged or had nothing to measure it on. mean: over the other
-    seeds. diverged: how many runs did. differences: baseline → difference, paired by seed. corrected: baseline → p-value, corrected by Holm's procedure over all rows. also:
-    further measures. macs, macs_attention: for one image, in image classification. seconds: mean per run. inside: of
-    each seed, what was measured inside the network, if anything.
+    seeds. diverged: how many runs did. differences: baseline → difference, paired by seed. corrected: baseline →
+    p-value, corrected by Holm's procedure over all rows. also: further measures. macs, macs_attention: for one
+    image, in image classification. seconds: mean per run. inside: of each seed, what was measured inside the
+    network, if anything.
     """
 
     name: str

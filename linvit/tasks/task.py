@@ -206,7 +206,7 @@ def _part(network: nn.Module, name: str) -> nn.Module:
     """The module with this name; raises ValueError if there is none."""
     known = dict(network.named_modules())
     if not name or name not in known:
-        parts = [part for part in known if 0 < len(part) and part.count(".") <= name.count(".")]
+        parts = [part for part in known if len(part) > 0 and part.count(".") <= name.count(".")]
         raise ValueError(f"`frozen` has {name!r}, expected modules of the network: {some_of(parts, name)}.")
     return known[name]
 

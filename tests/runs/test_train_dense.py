@@ -64,7 +64,9 @@ def test_a_frozen_backbone_keeps_weights_and_statistics(framework, part, runs, s
     start = runs(framework) / "checkpoints" / "last.ckpt"
     task, once = {"frozen": [part], "ema_decay": 0.5}, {"max_epochs": 1}
     recipe = write_dense_recipe(tmp_path, scenes, framework, init=str(start), task=task, trainer=once)
-    before, after = (torch.load(path)["state_dict"] for path in (start, train_folder(recipe) / "checkpoints" / "last.ckpt"))
+    before, after = (
+        torch.load(path)["state_dict"] for path in (start, train_folder(recipe) / "checkpoints" / "last.ckpt")
+    )
     kept = [key for key in before if key.startswith(f"network.{part}.")]
     assert any(key.endswith("running_mean") for key in kept)
     for key, value in before.items():
@@ -76,7 +78,10 @@ def test_a_frozen_backbone_keeps_weights_and_statistics(framework, part, runs, s
 
 
 def test_what_is_frozen_is_a_part_of_the_network(scenes, tmp_path):
-    for frozen, words in ((["backbonee"], "`?task.frozen`? has 'backbonee'"), (["backbone", "neck", "head"], "nothing to train")):
+    for frozen, words in (
+        (["backbonee"], "`?task.frozen`? has 'backbonee'"),
+        (["backbone", "neck", "head"], "nothing to train"),
+    ):
         with pytest.raises(ValueError, match=words):
             train_folder(write_dense_recipe(tmp_path, scenes, "semantic_fpn", task={"frozen": frozen}))
 
