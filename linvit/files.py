@@ -174,10 +174,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     for part in (checkpoint, checkpoint.get("state_dict"), checkpoint.get("model")):
         for key, value in part.items() if isinstance(part, Mapping) else ():
             if not isinstance(key, str) or (isinstance(value, torch.Tensor) and value.is_complex()):
-                what = "complex numbers" if isinstance(key, str) else "a name that is not text"
-                raise ValueError(
-                    f"{path} contains {what} ({str(key)[:60]!r}), expected real weights by name: give another file."
-                )
+                what = "a complex tensor" if isinstance(key, str) else "a name that is not text"
+                raise ValueError(f"{path} contains {what} ({str(key)[:60]!r}), expected real weights: give others.")
     return checkpoint
 
 
