@@ -151,7 +151,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated, is not a checkpoint, or contains objects that only running code could make.
+        ValueError: if it is truncated, is not a checkpoint, contains objects that only running code could make, or
+            has weights that are complex or without names.
     """
     path = user_path(path)
     if not path.is_file():
@@ -174,6 +175,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} contains a {type(checkpoint).__name__}, expected a dictionary of tensors: give a checkpoint."
         )
+    for part in (checkpoint, checkpoint.get("state_dict"), checkpoint.get("model")):
+        for key, value in part.items() if isinstance(part, Mapping) else ():
+            if not isinstance(key, str) or (isinstance(value, torch.Tensor) and value.is_complex()):
+                what = "a complex tensor" if isinstance(key, str) else "a name that is not text"
+                raise ValueError(f"{path} contains {what} ({str(key)[:60]!r}), expected real weights: give others.")
     return checkpoint
 
 

@@ -12,7 +12,7 @@ from linvit_cli.light import light_module
 from linvit_cli.streams import BROKEN_PIPE, complain, output_error
 
 WRONG_USE, SOME_FAILED, STOPPED, BUG = 2, 1, 130, 70
-LISTED = 8
+LISTED, MOST_FILES = 8, 20
 MISTAKES = (ValueError, OSError, FloatingPointError, OverflowError)
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|Storage size calculation overflowed")
 LONG_WORD = re.compile(r"(\S{150})\S{100,}(\S{50})")  # a name or value that would fill the screen
@@ -50,6 +50,11 @@ def _mistake(error: Exception, sentence: str) -> str | None:
         return " ".join(sentence.split()) or None
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("linvit"):
         return _missing(error.name or "")
+    if isinstance(error, OSError | RuntimeError) and "Too many open files" in str(error):
+        return (
+            "The system lets a process open too few files: raise the limit (`ulimit -n 4096`), or set data.num_workers"
+            " lower; a training continues with --resume."
+        )
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         return (
             f"A process that reads data was killed ({sentence.splitlines()[0].rstrip(' .')}), often because"
@@ -137,9 +142,11 @@ def say(sentence: str, code: int, most: int = LISTED) -> int:
 
 
 def say_unreadable(sentences: Sequence[str]) -> int:
-    """Prints a line for each file that was left out, and returns the exit code."""
-    for sentence in sentences:
+    """Prints a line for each file that was left out, at most MOST_FILES, and returns the exit code."""
+    for sentence in sentences[:MOST_FILES]:
         say(f"linvit: {sentence}", SOME_FAILED)
+    if len(sentences) > MOST_FILES:
+        say(f"linvit: {len(sentences) - MOST_FILES:,} more files cannot be used.", SOME_FAILED)
     return SOME_FAILED if sentences else 0
 
 

@@ -74,6 +74,16 @@ def test_truncated(tmp_path, suffix, kept):
         read_checkpoint(path)
 
 
+@pytest.mark.parametrize("group", [None, "state_dict", "model"])
+@pytest.mark.parametrize(
+    "entry", [{7: torch.ones(2)}, {"a": torch.ones(2, dtype=torch.complex64)}], ids=["int", "complex"]
+)
+def test_weights_are_real_and_have_names(tmp_path, group, entry):
+    torch.save({group: entry} if group else entry, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"contains (a complex tensor|a name that is not text)"):
+        read_checkpoint(tmp_path / "a.pth")
+
+
 def test_no_checkpoint(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.pth does not exist"):
         read_checkpoint(tmp_path / "nowhere.pth")

@@ -114,7 +114,8 @@ class PlainOrder(Sampler[int]):
 def batches_of_one_size(sizes: Sequence[tuple[int, int]], batch_size: int, pixels: int) -> list[list[int]]:
     """Batches of the indices of images of one size, small sizes first; each process gets every world-size-th batch.
 
-    sizes: height and width of each image. batch_size: images in a batch, fewer where they have more than `pixels`.
+    sizes: height and width of each image. batch_size: images in a batch, fewer where they have more than `pixels`, and
+    where a process would get no batch.
     """
     alike: dict[tuple[int, int], list[int]] = {}
     for index, size in enumerate(sizes):
@@ -124,6 +125,8 @@ def batches_of_one_size(sizes: Sequence[tuple[int, int]], batch_size: int, pixel
         count = max(1, min(batch_size, pixels // max(1, height * width)))
         batches += [indices[start : start + count] for start in range(0, len(indices), count)]
     rank, world = replica()
+    if len(batches) < world and batch_size > 1:
+        return batches_of_one_size(sizes, batch_size // 2, pixels)
     return batches[rank::world]
 
 

@@ -151,8 +151,11 @@ class Source(lightning.LightningDataModule, Checked):
             raise ValueError(
                 f"There are {count} validation {self.item}s, but {processes} processes: use fewer processes."
             )
-        loading = self._loading(False) | {"batch_size": self.val_batch_size}
-        return Batches(dataset, sampler=PlainOrder(len(dataset)), **loading)  # type: ignore[arg-type]
+        return Batches(dataset, **self._loading(False) | self.val_order(dataset))
+
+    def val_order(self, dataset: Any) -> dict[str, Any]:
+        """Which validation samples make a batch, as arguments of a DataLoader."""
+        return {"batch_size": self.val_batch_size, "sampler": PlainOrder(len(dataset))}
 
     # Lightning can set the loader up before it reads the checkpoint, so the place is kept here and given to both.
     def state_dict(self) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def linear_attention(
     visible = None
     if key_mask is not None:
         visible = (key_mask.unsqueeze(1) if key_mask.dim() == 2 else key_mask).bool().expand(key.shape[:3])
+        if weighting == "query_mean":
+            query = query.masked_fill(~visible.unsqueeze(-1), 0)
     maps = (feature_map, feature_map) if isinstance(feature_map, str) else feature_map
     options = *maps, weighting == "query_mean", causal, normalizer, eps
     out: Tensor = attend(query, key, value, cos, sin, visible, cu_seqlens, *options)[0]

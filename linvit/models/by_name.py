@@ -11,12 +11,11 @@ from typing import Annotated, Any
 import timm
 from torch import nn
 
+from linvit.files import read_checkpoint
 from linvit.ranges import Range, check, shown
 
-RATES = dict.fromkeys(
-    ("drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate", "pos_drop_rate", "patch_drop_rate"),
-    Annotated[float, Range(0, below=1)] | None,
-)
+RATES = ("drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate", "pos_drop_rate", "patch_drop_rate")
+KNOWN = {**dict.fromkeys(RATES, Annotated[float, Range(0, below=1)] | None), "checkpoint_path": str | Path | None}
 
 
 def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int) -> nn.Module:
@@ -25,9 +24,12 @@ def create_classifier(model: Mapping[str, Any], num_classes: int, channels: int)
     name = arguments.pop("name", None)
     if not name:
         raise ValueError("`name` is missing: set it to a model that `linvit models` lists.")
-    if arguments.get("features_only") or isinstance(arguments.get("pretrained_cfg"), str):
+    config = arguments.get("pretrained_cfg")
+    pools = [given.get("global_pool") for given in (arguments, config) if isinstance(given, Mapping)]
+    if arguments.get("features_only") or isinstance(config, str) or "" in pools:
         raise ValueError(
-            "A classifier cannot be created with `features_only`, or with text as `pretrained_cfg`: remove them."
+            "A classifier cannot be created with `features_only`, an empty `global_pool`, or text as `pretrained_cfg`:"
+            " remove them."
         )
     for key, needed in (("num_classes", num_classes), ("in_chans", channels)):
         if arguments.setdefault(key, needed) != needed:
@@ -48,9 +50,16 @@ def known_arguments(name: str, arguments: Mapping[str, Any]) -> Iterator[None]:
             f"`pretrained` is {shown(arguments['pretrained'])}, but weights are never downloaded here: leave it out,"
             " and start from a run or a file of weights."
         )
-    check(RATES, arguments)
+    check(KNOWN, arguments)
+    file = arguments.get("checkpoint_path")
+    if file:
+        read_checkpoint(file)  # its sentences
     try:
         yield
+    except RuntimeError as error:
+        if not file:
+            raise
+        raise ValueError(f"The weights in {file} do not fit {name}: give weights of this network.") from error
     except TypeError as error:
         unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
         base = arguments.get("base", name)

@@ -26,7 +26,7 @@ from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary
 from linvit.ops.shard import Shard, check_shard, count, visible_in
 from linvit.ops.state import State, accumulator_dtype, joined, read, summarize
-from linvit.ops.weighting import query_mean, visible_tokens
+from linvit.ops.weighting import query_mean, shown_queries, visible_tokens
 
 
 def linear_attention(
@@ -62,8 +62,10 @@ def linear_attention(
             num, den, mass, scale and eps that returns gain and level, see `linvit.ops.normalizer`.
         rotary: table from `rotary_1d` or `rotary_2d`. Only the numerator is rotated, as in the released code, so rows
             of scores sum to one only without it.
-        key_mask: True where a token counts, (batch, tokens) or (batch, heads, tokens). With query_mean it also masks
-            the queries in the mean, so there must be as many queries as keys.
+        key_mask: True where a token counts, (batch, tokens) or (batch, heads, tokens). Masked keys and values may be
+            anything, NaN included. With query_mean and prefix_query_mean so may the queries of these tokens: they do
+            not enter the mean and read as zeros do, and there must be as many queries as keys. Otherwise all queries
+            count, and a NaN in one reaches the gradients of keys and values.
         causal: True if each token sees itself and the tokens before it; "block" if it sees its block and the blocks
             before it. With prefix_query_mean a token's weight uses the mean over all that it sees.
         block_size: tokens in a block (such as those of an image in a video); the last block may be shorter.
@@ -104,7 +106,9 @@ def linear_attention(
     every = whole and key_mask is None and shard is None
     query_map, key_map = query_and_key_map(feature_map, every_token_counts=every)
     normalize = resolve_normalizer(normalizer)
-    visible = visible_in(shard, key, None if key_mask is None else visible_tokens(key_mask, key))
+    visible = None if key_mask is None else visible_tokens(key_mask, key)
+    query = shown_queries(weighting, query, visible)
+    visible = visible_in(shard, key, visible)
     axes: dict[str, Any] = {"feature_map": feature_map, "weighting": weighting, "normalizer": normalizer}
     kernel = kernel_for(backend, query, key, value, state=state, shard=shard, **form, **axes)
     if kernel is not None:

@@ -13,7 +13,7 @@ from linvit.ops.feature_map import FeatureMap, query_and_key_map
 from linvit.ops.normalizer import Normalizer, resolve_normalizer
 from linvit.ops.position import Rotary, rotate
 from linvit.ops.state import accumulator_dtype
-from linvit.ops.weighting import Weights, token_weights, visible_tokens
+from linvit.ops.weighting import Weights, shown_queries, token_weights, visible_tokens
 
 
 def attention_scores(
@@ -59,6 +59,7 @@ def attention_scores(
     visible = None if key_mask is None else visible_tokens(key_mask, key)
     if visible is not None:
         key = key.masked_fill(~visible.unsqueeze(-1), 0)
+    query = shown_queries(weighting, query, visible)
     q, k = query_map(query.to(dtype)), key_map(key.to(dtype))
     sees = None if whole else _seen(k.shape[-2], causal, block_size, cu_seqlens, k.device)
     if sees is None or isinstance(weighting, Tensor) or weighting == "uniform":

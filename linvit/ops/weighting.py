@@ -39,6 +39,13 @@ def visible_tokens(key_mask: Tensor, key: Tensor) -> Tensor:
     return mask.bool().expand(key.shape[:3])
 
 
+def shown_queries(weighting: str | Tensor, query: Tensor, visible: Tensor | None) -> Tensor:
+    """The queries; zeros where a mask also hides those from their mean, so that no gradient depends on them."""
+    if visible is None or isinstance(weighting, Tensor) or weighting == "uniform":
+        return query
+    return query.masked_fill(~visible.unsqueeze(-1), 0)
+
+
 def query_mean(query: Tensor, key_mask: Tensor | None) -> Tensor:
     """Mean of κ(q) (batch, heads, tokens, width) over the tokens where key_mask (batch, heads, tokens) is True."""
     if key_mask is None:

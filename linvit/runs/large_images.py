@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linvit.data.images.image import CorruptImageError, check_large_enough
 from linvit.files import replacing
-from linvit.ranges import check_names
+from linvit.ranges import check, check_names
 from linvit.runs.images import read_image
 from linvit.runs.predictions import untaken_name
 from linvit.streaming import Streamed, stream
@@ -49,7 +49,9 @@ def in_strips(
     items: names, and paths or images in memory. unreadable: collects a sentence for each that cannot be read. strips:
     OPTIONS of `linvit.stream`; every image has its own folder in `spill`. Raises as `linvit.stream`.
     """
+    check({"strips": dict}, {"strips": strips})
     check_names("option of strips", strips, OPTIONS)
+    check({"spill": str | Path | None}, strips)
     about, taken = run.preprocessing, set[str]()
     config, dtype = {"mean": about.mean, "std": about.std}, next(network.parameters()).dtype
     for name, item in items:

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from linvit.environment import forks_of, share_rows
 from linvit.parallel import Sharded, shard
+from linvit.parallel.exchange import LostProcessError, lost_process
 from linvit.tasks.task import Task
 
 TASK = "classification"
@@ -92,18 +93,21 @@ def in_processes(number: int, function: Callable[..., Result], *arguments: Any) 
 
     Raises what it raises, and ConnectionError if a process was killed.
     """
-    workers = ProcessPoolExecutor(number, mp_context=forks_of("linvit.runs.loading"))
-    with TemporaryDirectory() as folder, workers:
-        store = (Path(folder) / "store").as_uri()
-        each = [workers.submit(_in_process, rank, number, store, function, *arguments) for rank in range(number)]
-        try:
+    try:
+        workers = ProcessPoolExecutor(number, mp_context=forks_of("linvit.runs.loading"))
+        with TemporaryDirectory() as folder, workers:
+            store = (Path(folder) / "store").as_uri()
+            each = [workers.submit(_in_process, rank, number, store, function, *arguments) for rank in range(number)]
             first, *_ = [future.result() for future in each]
             return first
-        except BrokenProcessPool as error:
-            raise ConnectionError(
-                f"One of the {number} processes that share the images was killed, often because it ran out of memory:"
-                " take smaller images, or more processes or machines."
-            ) from error
+    except (BrokenProcessPool, EOFError, RuntimeError, LostProcessError) as error:
+        # the process that starts the others, one of them, or what the one that is left says of it
+        if not (isinstance(error, BrokenProcessPool | EOFError) or lost_process(error)):
+            raise
+        raise ConnectionError(
+            f"One of the {number} processes that share the images was killed, often because it ran out of memory:"
+            " take smaller images, or more processes or machines."
+        ) from error
 
 
 def _in_process(rank: int, number: int, store: str, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -141,7 +141,8 @@ def train_folder(
             start = start_weights(checked.values["init"])
             line = task.start_from(start)
             names = recorded(str(start)).get("class_names", source.class_names)
-            if len(names) == source.num_classes and list(names) != list(source.class_names):
+            if line.endswith(" included.") and list(names) != list(source.class_names):
+                line = f"{line.rpartition(', ')[0]}."  # without "classifier included"
                 logger.warning(
                     "The classifier of %s is kept, although its classes are %s and those of the data %s.",
                     checked.values["init"],

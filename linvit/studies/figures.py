@@ -66,7 +66,7 @@ def _draw_group(panel: Axes, rows: Sequence["Row"]) -> None:
         finite = [value for value in row.measures if math.isfinite(value)]
         if not finite:
             across = panel.get_yaxis_transform()
-            panel.text(0.01, place, "every run diverged", transform=across, fontsize=SMALL, va="center")
+            panel.text(0.01, place, "no run has a result", transform=across, fontsize=SMALL, va="center")
             continue
         panel.plot(finite, [place + 0.24] * len(finite), "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)
         ends = [row.mean.low, row.mean.high] if math.isfinite(row.mean.low) else [row.mean.mean] * 2

@@ -117,7 +117,8 @@ def train_plans(
     trainings = [plan.cell.training(seed, each_seed(seed), folder) for seed in seeds for plan in plans]
 
     def outcome(measures: Mapping[str, float]) -> str:
-        return known[score].cell(measures.get(score, math.nan))
+        value = measures.get(score, math.nan)
+        return f"nothing to measure the {known[score].heading} on" if math.isnan(value) else known[score].cell(value)
 
     results = run_all(trainings, workers, progress, outcome, ledger)
     measures = {name: known[name] for name in (score, *also)}
@@ -167,6 +168,7 @@ def compared(
                 differences={base: paired(values, at[to]) for base, to in partners.items() if to != (name, value)},
                 also={measure: _estimate(_over_seeds(finite, measure, measures[measure])) for measure in also},
                 inside=tuple(run.get("inside", {}) for run in runs),
+                diverged=len(runs) - len(finite),
             )
         )
     corrected: list[dict[str, float]] = [{} for _ in rows]

@@ -24,10 +24,11 @@ STEM = "compared"
 class Row:
     """A recipe over all seeds, at one value of the varied setting (None if no setting is varied). Shares are in %.
 
-    measures: the score of each seed, NaN if the run diverged. mean: over the other seeds. differences: baseline →
-    difference, paired by seed. corrected: baseline → p-value, corrected by Holm's procedure over all rows. also:
-    further measures. macs, macs_attention: for one image, in image classification. seconds: mean per run. inside: of
-    each seed, what was measured inside the network, if anything.
+    measures: the score of each seed, NaN if the run diverged or had nothing to measure it on. mean: over the other
+    seeds. diverged: how many runs did. differences: baseline → difference, paired by seed. corrected: baseline →
+    p-value, corrected by Holm's procedure over all rows. also: further measures. macs, macs_attention: for one
+    image, in image classification. seconds: mean per run. inside: of each seed, what was measured inside the
+    network, if anything.
     """
 
     name: str
@@ -46,11 +47,12 @@ class Row:
     lr: float | None = None
     epochs: int | None = None
     inside: tuple[Mapping[str, float], ...] = ()
+    diverged: int = 0
 
     @property
-    def diverged(self) -> int:
-        """How many runs diverged."""
-        return sum(not math.isfinite(value) for value in self.measures)
+    def unmeasured(self) -> int:
+        """How many runs ended without a score, although they did not diverge."""
+        return sum(not math.isfinite(value) for value in self.measures) - self.diverged
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,9 @@ class Comparison:
             cells[f"Δ {name}"], cells[p] = _difference(row, name, digits)
         for name, mean in row.also.items():
             cells[self.measures[name].label] = plus_minus(mean, self.measures[name].digits)
-        if any(other.diverged for other in self.rows):
-            cells["diverged"] = f"{row.diverged} of {len(row.measures)}"
+        for why in ("diverged", "unmeasured"):
+            if any(getattr(other, why) for other in self.rows):
+                cells[why] = f"{getattr(row, why)} of {len(row.measures)}"
         return cells | {"s per run": f"{row.seconds:.0f}"}
 
     def table(self, rows: Sequence[Row]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 from torchmetrics import MeanMetric, Metric, SumMetric
 
 from linvit.environment import replica, sharing
-from linvit.ranges import Checked, Count, OneOf, Range, Seed
+from linvit.ranges import Checked, Count, OneOf, Range, Seed, some_of
 from linvit.tasks.initialization import ALL, COPIED, initialize
 from linvit.tasks.measures import AVERAGED, Measured
 from linvit.tasks.optimization import Optimizer, Schedule
@@ -38,6 +38,8 @@ class Task(lightning.LightningModule, Checked):
         schedule: Settings of the learning-rate schedule; by default those of `Schedule`.
         copied: Which weights a linearized network gets from a softmax network that it starts from: "all", "attention"
             (projections, norms and gates of all attention), "feed_forward" (everything else) or "nothing".
+        frozen: Names of modules of the network, such as backbone.body or stages.0, that are not trained: they keep
+            their weights and compute as in evaluation, batch norms with the statistics that they have.
         seed: Seed of stochastic depth, dropout and sampling, together with the step and the process
             (processes that share the rows of an image draw the same).
 
@@ -64,11 +66,16 @@ class Task(lightning.LightningModule, Checked):
         optimizer: Optimizer | None = None,
         schedule: Schedule | None = None,
         copied: Annotated[str, OneOf(COPIED)] = ALL,
+        frozen: Sequence[str] = (),
         seed: Seed = 0,
     ) -> None:
         super().__init__()
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.network = network.to(memory_format=self.memory_format)
+        for name in frozen:
+            _part(network, name).requires_grad_(False).eval()
+        if frozen and not any(parameter.requires_grad for parameter in network.parameters()):
+            raise ValueError(f"`frozen` is {frozen}, which leaves nothing to train: name fewer modules.")
         self.ema = ModelEmaV3(self.network, decay=ema_decay, use_warmup=ema_warmup) if ema_decay else None
         if self.ema:
             self.ema.requires_grad_(False)  # else DDP waits for their gradients
@@ -193,6 +200,15 @@ class Task(lightning.LightningModule, Checked):
                         " nothing was saved; the checkpoints before it stay: lower the learning rate, then train again"
                         " with `resume=True`."
                     )
+
+
+def _part(network: nn.Module, name: str) -> nn.Module:
+    """The module with this name; raises ValueError if there is none."""
+    known = dict(network.named_modules())
+    if not name or name not in known:
+        parts = [part for part in known if len(part) > 0 and part.count(".") <= name.count(".")]
+        raise ValueError(f"`frozen` has {name!r}, expected modules of the network: {some_of(parts, name)}.")
+    return known[name]
 
 
 def exact_sum() -> SumMetric:

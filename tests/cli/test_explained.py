@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from linvit_cli import failures
-from linvit_cli.failures import BUG, STOPPED, WRONG_USE, explain, spelled
+from linvit_cli.failures import BUG, STOPPED, WRONG_USE, explain, say_unreadable, spelled
 
 
 def options(command="eval", takes_overrides=False, overrides=(), **flags):
@@ -36,6 +36,7 @@ MISTAKES = [
     ModuleNotFoundError("No module named 'jiwer'", name="jiwer"),
     ModuleNotFoundError("TensorBoard is not installed:\ninstall it."),
     RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed."),
+    RuntimeError("Too many open files. Communication with the workers is no longer possible."),
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nsecond line"),
     raised(torch.empty, 10**15),
     raised(torch.empty, 2**40, 2**40),
@@ -62,6 +63,12 @@ def test_a_bug_keeps_its_traceback_after_one_sentence(error, capsys):
     assert first.startswith("linvit: This is a bug in linvit. Please report it")
     assert traceback[0].startswith("Traceback")
     assert type(error).__name__ in traceback[-1]
+
+
+def test_a_long_list_of_files_is_cut(capsys):
+    assert say_unreadable([f"{number}.png is damaged" for number in range(100)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert (len(lines), lines[-1]) == (21, "linvit: 80 more files cannot be used.")
 
 
 def test_a_stopped_run_is_no_mistake(capsys):

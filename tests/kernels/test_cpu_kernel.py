@@ -122,6 +122,10 @@ def test_masked_tokens_may_hold_anything_and_none_gives_zeros():
     found = linear_attention(query, key, value, key_mask=mask, backend="cpp")
     assert found[0].isfinite().all()
     assert torch.equal(found[1], torch.zeros_like(found[1]))
+    query[0, :, 20:] = float("nan")
+    inputs = [x.requires_grad_() for x in (query, key, value)]
+    found = linear_attention(*inputs, weighting="query_mean", key_mask=mask, backend="cpp")
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(found.sum(), inputs))
 
 
 def test_nan_is_not_hidden():

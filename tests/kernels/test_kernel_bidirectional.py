@@ -81,6 +81,8 @@ def test_key_mask_hides_even_what_is_not_a_number(device, tiled, preset, by_head
     query, key, value = draw(device, tokens=40, batch=2)
     hidden = ~(mask if by_head else mask[:, None].expand(2, 2, 40))
     key[hidden], value[hidden] = float("nan"), float("inf")
+    if preset == RALA:
+        query[hidden] = float("nan")
     judge((query, key, value), key_mask=mask, rotary=rotary_1d(40, 24, device=device), **preset)
 
 

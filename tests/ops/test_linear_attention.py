@@ -214,14 +214,14 @@ def test_masked_tokens_do_not_leak(causal, garbage):
     mask = torch.ones(2, 20, dtype=torch.bool)
     mask[:, 15:] = False
     padded = ~mask[:, None, :, None]
-    dirty = [x.masked_fill(padded, garbage).requires_grad_() for x in (key, value)]
-    dirty = [query.masked_fill(padded, 1e3), *dirty]
-    for weighting in ("uniform", means):
+    spoiled = [x.masked_fill(padded, garbage).requires_grad_() for x in (query, key, value)]
+    uniform = [query.masked_fill(padded, 1e3).requires_grad_(), *spoiled[1:]]  # whose masked queries read, too
+    for weighting, dirty in (("uniform", uniform), (means, spoiled)):
         out = linear_attention(*dirty, weighting=weighting, normalizer="magnitude", key_mask=mask, causal=causal)
         short = [x[:, :, :15] for x in (query, key, value)]
         expected = linear_attention(*short, weighting=weighting, normalizer="magnitude", causal=causal)
         torch.testing.assert_close(out[:, :, :15], expected)
-        grads = torch.autograd.grad(out[:, :, :15].sum(), dirty[1:])
+        grads = torch.autograd.grad(out[:, :, :15].sum(), dirty)
         assert all(g[:, :, :15].isfinite().all() and g[:, :, 15:].eq(0).all() for g in grads)
 
 

@@ -153,6 +153,9 @@ def test_sound_is_measured_in_seconds_and_text_in_bytes(tmp_path):
     assert checked.splits[0].sizes == [(0.5,), (0.5,), (1.5,)]
     (tmp_path / "speech/dev-clean/1/2/1-2-0.wav").write_bytes(b"broken")
     assert ["1-2-0.wav" in problem for problem in check_data(tmp_path / "speech").problems] == [True]
+    (tmp_path / "speech/dev-clean/1/2/1-2.trans.txt").write_text(f"1-2-1 {'ONE ' * 20}\n")
+    (problem,) = check_data(tmp_path / "speech").problems
+    assert "1-2-1.wav has 80 tokens, for which CTC needs 80 frames of the encoder, but only 37" in problem
     root = write_texts(tmp_path / "text")
     assert check_data(root).splits[0].sizes[0] == (17,)
     (root / "train/a.txt").write_bytes(b"\xff\xfe")

@@ -136,6 +136,8 @@ def test_batches_have_one_size_and_at_most_so_many_pixels(monkeypatch):
         monkeypatch.setattr("linvit.data.order.replica", lambda rank=rank: (rank, 4))
         shares += batches_of_one_size(sizes, batch_size=8, pixels=8 * 48 * 48)
     assert sorted(shares) == sorted(batches)
+    monkeypatch.setattr("linvit.data.order.replica", lambda: (3, 4))
+    assert batches_of_one_size([(32, 32)] * 5, batch_size=8, pixels=8 * 48 * 48), "a process without a batch"
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

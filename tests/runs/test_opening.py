@@ -3,10 +3,14 @@ from types import SimpleNamespace
 import pytest
 import timm
 import torch
+from tiny_run import write_recipe
 
 from linvit.data.images.image import Preprocessing
+from linvit.models.by_name import create_classifier
 from linvit.runs.opening import check_size, check_teacher
+from linvit.runs.training import train_folder
 from linvit.tasks.initialization import initialize
+from linvit_cli import main
 
 VIT = {"patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 3}
 
@@ -54,3 +58,31 @@ def test_weights_start_a_network_of_another_image_size(tmp_path):
     initialize(large, path)
     assert large.pos_embed.shape == (1, 37, 32)
     assert torch.equal(large.pos_embed[:, 0], small.pos_embed[:, 0])
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_classifier_of_other_classes_is_not_said_to_fit(same, tmp_path, capsys):
+    once = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
+    recipe = write_recipe(tmp_path, trainer=once)
+    content = torch.load(train_folder(recipe) / "checkpoints" / "last.ckpt", weights_only=True)
+    if not same:
+        content["linvit"]["class_names"].reverse()
+    torch.save(content, tmp_path / "start.ckpt")
+    capsys.readouterr()
+    assert main(["train", str(recipe), f"init={tmp_path / 'start.ckpt'}", f"folder={tmp_path / 'second'}"]) == 0
+    said = "".join(capsys.readouterr())
+    assert ("start.ckpt, classifier included." in said) is same
+    assert ("start.ckpt." in said) is not same
+
+
+def test_weights_for_another_network_are_one_sentence(tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save({"stem.weight": torch.ones(3)}, path)
+    model = {"name": "mavit_nano", "checkpoint_path": str(path)}
+    with pytest.raises(ValueError, match=r"weights\.pth do not fit mavit_nano"):
+        create_classifier(model, 10, 3)
+    path.write_bytes(b"broken")
+    with pytest.raises(ValueError, match=r"weights\.pth (is refused|cannot be read)"):
+        create_classifier(model, 10, 3)
+    with pytest.raises(ValueError, match="`checkpoint_path` is 5"):
+        create_classifier({**model, "checkpoint_path": 5}, 10, 3)

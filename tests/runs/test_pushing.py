@@ -115,6 +115,7 @@ def test_the_folder_is_a_run(pushed, measured, tmp_path, capsys):
         {"model_args": {"pretrained": True}},
         {"model_args": {"other": 1}},
         {"model_args": 3},
+        {"model_args": {"global_pool": ""}},
         {"pretrained_cfg": {"input_size": [3, 32]}},
         {"pretrained_cfg": {"input_size": [3, 32, 32], "mean": 0, "std": [1, 1, 1]}},
         {"pretrained_cfg": None},
@@ -123,6 +124,7 @@ def test_the_folder_is_a_run(pushed, measured, tmp_path, capsys):
         *(
             {"pretrained_cfg": {"input_size": [1, 32, 32], "mean": [0.5], "std": [0.5]} | change}
             for change in (
+                {"global_pool": ""},
                 {"interpolation": "evil"},
                 {"interpolation": 3},
                 {"crop_pct": -1},

@@ -96,13 +96,16 @@ def test_prediction_with_shared_rows(alone, tmp_path):
         assert ours.probabilities == pytest.approx(theirs.probabilities, rel=1e-5)
 
 
-def die(mesh):
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(mesh, dying):
+    if mesh.get_rank() in dying:
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.distributed.all_reduce(torch.ones(3))
 
 
-def test_a_killed_process_of_a_prediction():
+@pytest.mark.parametrize("dying", [(0,), (1,), (0, 1)])
+def test_a_killed_process_of_a_prediction(dying):
     with pytest.raises(ConnectionError, match="One of the 2 processes that share the images was killed"):
-        in_processes(2, die)
+        in_processes(2, die, dying)
 
 
 @pytest.mark.slow

@@ -59,6 +59,33 @@ def test_every_framework_trains_and_is_measured_again(framework, runs):
         assert measured[name] == pytest.approx(float(rows[1][name]), abs=1e-6)
 
 
+@pytest.mark.parametrize(("framework", "part"), [("retinanet", "backbone.body"), ("semantic_fpn", "backbone")])
+def test_a_frozen_backbone_keeps_weights_and_statistics(framework, part, runs, scenes, tmp_path):
+    start = runs(framework) / "checkpoints" / "last.ckpt"
+    task, once = {"frozen": [part], "ema_decay": 0.5}, {"max_epochs": 1}
+    recipe = write_dense_recipe(tmp_path, scenes, framework, init=str(start), task=task, trainer=once)
+    before, after = (
+        torch.load(path)["state_dict"] for path in (start, train_folder(recipe) / "checkpoints" / "last.ckpt")
+    )
+    kept = [key for key in before if key.startswith(f"network.{part}.")]
+    assert any(key.endswith("running_mean") for key in kept)
+    for key, value in before.items():
+        if key.startswith("network.") and value.is_floating_point() and key not in kept and "norm" not in key:
+            assert not torch.equal(value, after[key]), key
+    for key in kept:
+        assert torch.equal(before[key], after[key]), key
+        assert torch.equal(before[key], after[key.replace("network.", "ema.module.", 1)]), key
+
+
+def test_what_is_frozen_is_a_part_of_the_network(scenes, tmp_path):
+    for frozen, words in (
+        (["backbonee"], "`?task.frozen`? has 'backbonee'"),
+        (["backbone", "neck", "head"], "nothing to train"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            train_folder(write_dense_recipe(tmp_path, scenes, "semantic_fpn", task={"frozen": frozen}))
+
+
 @pytest.mark.parametrize("framework", ["mask_rcnn", "semantic_fpn"])
 def test_a_stopped_run_goes_on_bit_for_bit(framework, runs, scenes, tmp_path):
     recipe = write_dense_recipe(tmp_path, scenes, framework)

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ def test_the_table_says_mean_interval_and_difference():
     assert "-8.00 [-10.48, -5.52] | 0.010 |" in lines[3]  # p of 0.005, twice by Holm
     assert lines[-1].startswith("*Small networks of 1,234 parameters, sequence_nano; recall; seeds 0 to 2,")
     assert lines[-1].endswith("; x86_64, 2 cores and NVIDIA H200; torch 2.15.0 and 2.11.0, commit unknown.*")
+
+
+def test_a_run_with_nothing_to_measure_has_not_diverged():
+    results = [ended(0.9, 0.9, 0.9), ended(math.nan, 0.9, None)]
+    rows = compared(FACTS[:2], results, MEASURES, ["softmax"])
+    assert [(row.diverged, row.unmeasured) for row in rows] == [(0, 0), (1, 1)]
+    table = Comparison(rows, "recall_accuracy", MEASURES, ABOUT, ["softmax"]).to_markdown()
+    assert "| diverged | unmeasured | s per run |" in table
+    rows = compared(FACTS[:1], [ended(math.nan)], MEASURES, [])
+    assert "diverged" not in Comparison(rows, "recall_accuracy", MEASURES, ABOUT, []).to_markdown()
 
 
 def test_epochs_are_a_column_where_they_differ():

@@ -1,6 +1,7 @@
 """The base of the sources of objects with boxes and masks; every format is read into COCO's and served from there."""
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from linvit.data.dense.transforms import (
     detection_transform,
 )
 from linvit.data.images.image import CorruptImageError, Side
-from linvit.data.order import GroupedOrder, ShuffledOrder
+from linvit.data.order import GroupedOrder, ShuffledOrder, batches_of_one_size
 from linvit.data.source import untrained
 from linvit.data.unusable import allow
 from linvit.files import user_path
@@ -171,6 +172,11 @@ class ObjectSource(DenseSource):
         images = self.annotations("train").images
         shapes = [images[index]["width"] > images[index]["height"] for index in dataset.indices]
         return GroupedOrder(shapes, self.batch_size, self.seed)
+
+    def val_order(self, dataset: Any) -> dict[str, Any]:
+        """Batches of images of one size: the padding to a larger one would change what is detected."""
+        sizes = [(image["height"], image["width"]) for image in self.annotations("val").images]
+        return {"batch_size": 1, "batch_sampler": batches_of_one_size(sizes, self.val_batch_size, sys.maxsize)}
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from torchvision.transforms import Compose
 
 from linvit.data.contents import Contents, image_content, untransformed
 from linvit.data.images.image import Channels, Deviation, Preprocessing, Resize, Side
-from linvit.data.order import Batches, batches_of_one_size
+from linvit.data.order import batches_of_one_size
 from linvit.data.source import Source, Workers, listed
 from linvit.ranges import Amount, Count, OneOf, Range, Rule, Seed, Share
 
@@ -109,10 +109,9 @@ class AugmentedSource(Source):
     def val_set(self) -> Dataset[Any]:
         return self.images("val", self.preprocessing.transform())
 
-    def val_dataloader(self) -> Batches:
+    def val_order(self, dataset: Any) -> dict[str, Any]:
         if getattr(self.preprocessing, "resize", "crop") == "crop":  # images to generate are never resized
-            return super().val_dataloader()
-        dataset = self.val_set()
+            return super().val_order(dataset)
         sizes = getattr(dataset, "sizes", None)
         if sizes is None:
             raise ValueError(
@@ -121,8 +120,7 @@ class AugmentedSource(Source):
             )
         height, width = self.preprocessing.size
         order = batches_of_one_size(sizes(), self.val_batch_size, self.val_batch_size * height * width)
-        loading = {key: value for key, value in self._loading(False).items() if key != "batch_size"}
-        return Batches(dataset, batch_sampler=order, **loading)
+        return {"batch_size": 1, "batch_sampler": order}
 
     def places(self, names: Sequence[str], where: Any) -> list[int]:
         """The numbers of these classes; raises ValueError for a class that the source does not have."""

@@ -4,8 +4,10 @@ import logging
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import eq
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +21,20 @@ from linvit.data.contents import Content, Contents
 from linvit.data.disk import files_below, read_text
 from linvit.data.order import GroupedOrder, ShuffledOrder
 from linvit.data.source import Source, Workers
-from linvit.data.speech.audio import FASTEST, SLOWEST, CorruptAudioError, log_mel, read_audio, spec_augmented
+from linvit.data.speech.audio import (
+    FASTEST,
+    HOP,
+    SLOWEST,
+    CorruptAudioError,
+    log_mel,
+    read_audio,
+    spec_augmented,
+    window_samples,
+)
 from linvit.data.speech.transcripts import START, UNITS, Speller, tokens_of
 from linvit.data.unusable import none_usable
 from linvit.files import user_path
+from linvit.layers.conformer import subsampled
 from linvit.ranges import Amount, Count, OneOf, Range, Seed, Share
 
 SUFFIXES = (".flac", ".wav", ".sph", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64")
@@ -98,12 +110,20 @@ def find_utterances(folder: Path) -> list[Utterance]:
     return [Utterance(path, text) for path, text in texts.items()]
 
 
-def _utterance_content(rate: int, utterance: Utterance) -> Content | str:
+def _utterance_content(rate: int, speller: Speller | None, utterance: Utterance) -> Content | str:
     try:
-        seconds = len(read_audio(utterance.path, rate)) / rate
+        samples = len(read_audio(utterance.path, rate))
     except CorruptAudioError as error:
         return str(error)
-    return Content((seconds,), others={"words": len(utterance.text.split())})
+    tokens = speller(utterance.text) if speller else []
+    needed = len(tokens) + sum(map(eq, tokens, tokens[1:]))  # a blank between equal ones
+    frames = int(subsampled(torch.tensor(max(0, (samples - window_samples(rate)) // round(HOP * rate) + 1))))
+    if needed > frames:
+        return (
+            f"{utterance.path} has {len(tokens)} tokens, for which CTC needs {needed} frames of the encoder, but only"
+            f" {frames}: check its transcript, or use larger units or a transducer."
+        )
+    return Content((samples / rate,), others={"words": len(utterance.text.split())})
 
 
 def _read(rate: int, utterance: Utterance) -> Tensor:
@@ -234,7 +254,10 @@ class LibriSpeech(Source):
         return about
 
     def contents(self, split: str) -> Contents:
-        return Contents(self.utterances(split), partial(_utterance_content, self.rate))
+        speller = None
+        with suppress(ValueError):  # which the training data report
+            speller = Speller(self.class_names, self._tokenizer)
+        return Contents(self.utterances(split), partial(_utterance_content, self.rate, speller))
 
     def utterances(self, split: str) -> list[Utterance]:
         """The utterances of "train" or "val"."""

@@ -66,6 +66,12 @@ def test_batches_are_lists_of_images_and_targets(scenes):
         assert (target["boxes"][:, 2:] > target["boxes"][:, :2]).all()
 
 
+def test_images_of_different_sizes_are_validated_apart(tmp_path):
+    data = source(small_set(tmp_path, ((20, 30), (30, 20), (20, 30), (20, 30), (20, 20))), val_batch_size=2)
+    sizes = [[target["original_size"] for target in targets] for _, targets in data.val_dataloader()]
+    assert sizes == [[(20, 20)], [(20, 30), (20, 30)], [(20, 30)], [(30, 20)]]
+
+
 def test_training_repeats_exactly_goes_on_and_does_not_mind_workers(scenes):
     def drawn(epoch=0, reached=(0, 0), **options):
         loader = source(
