@@ -200,20 +200,21 @@ class _Run:
         if start == 0:
             self._make(step, y)
         self.maps[step.name].write(start, y)
+        self.journal.written[step.name] = self.maps[step.name].written
 
     def _make(self, step: Step, y: Tensor) -> None:
         """Makes room for the output of a step, on disk if it is to survive an interruption or does not fit."""
         shape = (y.shape[0], y.shape[1], self._height(step), y.shape[3])
         fits = prod(shape) * y.dtype.itemsize <= self.memory or step.name in self.plan.maps.values()
         path = None if self.journal.folder is None and fits else self._path(step)
-        if path is not None:
+        if path is not None and not path.is_dir():  # a folder is refused when the file is made
             path.unlink(missing_ok=True)
         self.journal.shapes[step.name] = (shape, y.dtype)
         self.maps[step.name] = StoredMap(shape, y.dtype, path)
 
     def _stored(self, step: Step) -> StoredMap:
         """The output of a step of an earlier call, which may be removed already."""
-        return StoredMap(*self.journal.shapes[step.name], self._path(step), new=False)
+        return StoredMap(*self.journal.shapes[step.name], self._path(step), self.journal.written[step.name])
 
     def _path(self, step: Step) -> Path:
         return self.folder / f"{step.name}.map"
