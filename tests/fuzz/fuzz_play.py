@@ -88,6 +88,7 @@ def trouble(case: Case, folder: Path) -> str | None:
         return _trouble(case, folder)
     child = os.fork()
     if child == 0:
+        gc.freeze()  # or collecting copies all memory
         torch.set_num_threads(1)  # pools of threads do not survive a fork
         try:
             (folder / "wrong").write_text(_trouble(case, folder) or "")
@@ -152,13 +153,15 @@ def _of_words(code: int | None, text: str) -> str | None:
     return f"words: a line of {len(longest)} characters: {longest[:120]!r}" if len(longest) > LONGEST else None
 
 
-def _held() -> tuple[set[threading.Thread], int]:
-    return set(threading.enumerate()), len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+def _held() -> tuple[set[Any], int]:
+    """Threads and processes, and the number of open files."""
+    held = {*threading.enumerate(), *multiprocessing.active_children()}
+    return held, len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
 
-def _of_leftovers(folder: Path, before: tuple[set[threading.Thread], int]) -> str | None:
+def _of_leftovers(folder: Path, before: tuple[set[Any], int]) -> str | None:
     gc.collect()
-    children = multiprocessing.active_children()
+    children = set(multiprocessing.active_children()) - before[0]
     if children:
         return f"leak: {len(children)} processes"
     threads = [thread for thread in set(threading.enumerate()) - before[0] if not thread.daemon]

@@ -1,4 +1,4 @@
-"""2,000 generated mistakes, 19 in the quick tests: none ends in a traceback, a hang, a leak or silent success."""
+"""4,000 generated mistakes, 39 in the quick tests: none ends in a traceback, a hang, a leak or silent success."""
 
 import shutil
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ import pytest
 from fuzz_calls import command_lines, python_calls
 from fuzz_files import annotations, checkpoints, image_files
 from fuzz_play import trouble
+from fuzz_readers import READERS, damaged
 from fuzz_recipes import class_paths, recipe_files, recipe_values
 from fuzz_run import tiny_checkpoint
 from hypothesis import HealthCheck, Phase, given, settings
@@ -21,8 +22,9 @@ KINDS = {
     "image files": (image_files(), 200),
     "annotations": (annotations(), 150),
     "Python calls": (python_calls(), 200),
+    **{kind: (damaged(kind), 400 if kind == "data" else 200) for kind in READERS},
 }
-"""Class of mistakes → its cases, and how many of the 2,000 are of it."""
+"""Class of mistakes → its cases, and how many there are."""
 
 
 def failures(kind: str, count: int, folders: Iterator) -> list[str]:
