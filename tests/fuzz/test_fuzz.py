@@ -1,4 +1,4 @@
-"""4,000 generated mistakes, 39 in the quick tests: none ends in a traceback, a hang, a leak or silent success."""
+"""4,000 generated mistakes, 35 in the quick tests: none ends in a traceback, a hang, a leak or silent success."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,6 +13,8 @@ from fuzz_run import tiny_checkpoint
 from hypothesis import HealthCheck, Phase, given, settings
 
 QUICK = 100  # one in so many of the cases
+WRITTEN_SLOWLY = {"ExecuTorch files", "Core ML files"}
+"""Whose first file takes longer than the quick tests have."""
 KINDS = {
     "recipe values": (recipe_values(), 500),
     "recipe files": (recipe_files(), 150),
@@ -66,7 +68,7 @@ def folders(tmp_path):
     return new()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - WRITTEN_SLOWLY))
 def test_some_mistakes(kind, folders):
     assert failures(kind, KINDS[kind][1] // QUICK, folders) == []
 
