@@ -252,7 +252,7 @@ def allows(annotation: Any, value: Any) -> bool:
     if Callable in (annotation, origin):
         return callable(value)
     if dict in (annotation, origin):
-        return isinstance(value, Mapping)
+        return isinstance(value, Mapping) and all(allows(inner[1], item) for item in value.values() if inner)
     if annotation is int:
         return isinstance(value, Integral) and not isinstance(value, bool)
     if annotation is float:

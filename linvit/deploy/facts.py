@@ -145,7 +145,7 @@ SEQUENCE_RANGES: Mapping[str, Any] = {
     "mechanism": str,
     "logits": Count,
     "dynamic": bool,
-    "states": dict[str, Any],
+    "states": dict[str, list[Annotated[int, Range(0)]]],
     "class_names": list[str],
     "preprocessing": dict[str, Any],
 }

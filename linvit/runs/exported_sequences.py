@@ -18,6 +18,7 @@ from linvit.layers.conformer import subsampled
 from linvit.models.sequence import DecoderCache
 from linvit.runs.run import Run
 from linvit.runs.settings import as_tuple
+from linvit.runs.stored import check_preprocessing
 from linvit.runs.tasks import TASKS
 
 
@@ -75,6 +76,9 @@ def run_of_sequences(path: Path, facts: SequenceFacts, session: Session) -> Run:
         known = {name: facts.preprocessing[name] for name in kind.__dataclass_fields__}
         preprocessing = kind(**{name: as_tuple(value) for name, value in known.items()})
         cache_of(zeros(facts.states, 1))
+        check_preprocessing(TASKS[facts.task], known)
+        if len(facts.class_names) not in (0, facts.logits):
+            raise ValueError(f"{len(facts.class_names)} names for {facts.logits} logits")
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise FactsError(
             f"What {path} says about its preprocessing and states is damaged ({reason_of(error)}): export it again."

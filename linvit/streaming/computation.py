@@ -202,15 +202,16 @@ class _Run:
             shape = (y.shape[0], y.shape[1], height, y.shape[3])
             fits = prod(shape) * y.dtype.itemsize <= self.memory or step.name in self.plan.maps.values()
             path = None if self.journal.folder is None and fits else self._path(step)
-            if path is not None:
+            if path is not None and not path.is_dir():  # a folder is refused when the file is made
                 path.unlink(missing_ok=True)
             self.journal.shapes[step.name] = (shape, y.dtype)
             self.maps[step.name] = StoredMap(shape, y.dtype, path)
         self.maps[step.name].write(start, y)
+        self.journal.written[step.name] = self.maps[step.name].written
 
     def _stored(self, step: Step) -> StoredMap:
         """The output of a step of an earlier call, which may be removed already."""
-        return StoredMap(*self.journal.shapes[step.name], self._path(step), new=False)
+        return StoredMap(*self.journal.shapes[step.name], self._path(step), self.journal.written[step.name])
 
     def _path(self, step: Step) -> Path:
         return self.folder / f"{step.name}.map"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from linvit.files import read_checkpoint, replacing
 from linvit.ops.state import State
 from linvit.streaming.images import Image
-from linvit.streaming.maps import Size
+from linvit.streaming.maps import Size, Written
 from linvit.streaming.networks import Plan
 from linvit.streaming.strip import Total
 
@@ -21,15 +21,15 @@ PROGRESS = "progress.pt"
 READ = 2**24  # values of the image at a time
 DIGEST = "digest"
 FILES = ("pretrained_cfg", "default_cfg")  # attributes that name files of weights
-NOTED = ("key", "step", "strips", "shapes", "totals", "pool", "logits")
+NOTED = ("key", "step", "strips", "shapes", "written", "totals", "pool", "logits")
 
 
 class Journal:
     """The progress of one computation in a folder; without a folder nothing is kept.
 
     step: the first step that is not complete. strips: how many strips of its output are stored. totals: those of this
-    step that are known. shapes: of the stored maps, by step. pool: the mean of the last map so far, and the number of
-    its positions. logits: None until they are known.
+    step that are known. shapes, written: of the stored maps, by step. pool: the mean of the last map so far, and the
+    number of its positions. logits: None until they are known.
 
     key: of network, image and settings.
 
@@ -40,6 +40,7 @@ class Journal:
         self.folder, self.key = folder, key
         self.step, self.strips = 0, 0
         self.shapes: dict[str, tuple[Size, torch.dtype]] = {}
+        self.written: dict[str, Written] = {}
         self.totals: list[Total] = []
         self.pool: Total | None = None
         self.logits: Tensor | None = None
@@ -52,7 +53,7 @@ class Journal:
                 " another folder as `spill`, or remove this one."
             )
         digest = before.pop(DIGEST, None)
-        if digest_of(before) != digest:
+        if digest_of(before) != digest or before.keys() != {*NOTED}:
             raise ValueError(f"{folder / PROGRESS} is damaged: remove the folder {folder} and compute again.")
         for name in NOTED:
             setattr(self, name, before[name])

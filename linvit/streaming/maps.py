@@ -1,6 +1,7 @@
 """Maps of which only some rows are in memory at a time."""
 
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor
 from linvit.files import replacing
 
 Size = tuple[int, int, int, int]
+Written = tuple[int, int]
+"""How many rows of a map are written, from the first on, and their checksum."""
 
 
 class StoredMap:
@@ -17,24 +20,36 @@ class StoredMap:
 
     A row holds all images, its positions from left to right, their channels innermost.
 
-    path: the file; None keeps the map in memory. new: whether the file is to be made, at full size.
+    path: the file; None keeps the map in memory. written: of the file of an earlier call; None makes it, at full size.
 
     Raises OSError if there is no room for the file.
     """
 
-    def __init__(self, shape: Size, dtype: torch.dtype, path: Path | None = None, new: bool = True) -> None:
+    def __init__(
+        self, shape: Size, dtype: torch.dtype, path: Path | None = None, written: Written | None = None
+    ) -> None:
         self.shape, self.dtype, self.path = shape, dtype, path
         batch, channels, height, width = shape
         self._row = (batch, width, channels)
         self._row_bytes = batch * width * channels * dtype.itemsize
         self._held = torch.empty(height, *self._row, dtype=dtype) if path is None else None
-        if path is not None and new:
+        self.written, self._is_checked = written or (0, 0), written is None
+        if path is not None and written is None:
             _reserve(path, height * self._row_bytes)
 
     def check(self) -> None:
-        """Raises ValueError if the file is not there, not a regular one, or of another size: opening a pipe waits."""
+        """Raises ValueError if the file is not there, not a regular one (opening a pipe waits), or another one."""
         path, size = self.path, self.shape[2] * self._row_bytes
-        if path is not None and (path.is_symlink() or not path.is_file() or path.stat().st_size != size):
+        if path is None:
+            return
+        damaged = path.is_symlink() or not path.is_file() or path.stat().st_size != size
+        if not damaged and not self._is_checked:
+            checksum = 0
+            with open(path, "rb") as file:
+                for _ in range(self.written[0]):
+                    checksum = zlib.crc32(file.read(self._row_bytes), checksum)
+            damaged, self._is_checked = checksum != self.written[1], True
+        if damaged:
             raise ValueError(
                 f"{path} is missing or damaged, expected a map of {size:,} bytes: remove the folder {path.parent} and"
                 " compute again."
@@ -58,9 +73,11 @@ class StoredMap:
             self._held[start : start + len(ordered)] = ordered
             return
         self.check()
+        raw = ordered.view(-1).view(torch.uint8).numpy()
         with open(str(self.path), "r+b") as file:
             file.seek(start * self._row_bytes)
-            ordered.view(-1).view(torch.uint8).numpy().tofile(file)
+            raw.tofile(file)
+        self.written = start + len(ordered), zlib.crc32(raw, self.written[1])
 
     def remove(self) -> None:
         """Removes the file, if there is one."""

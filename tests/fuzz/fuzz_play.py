@@ -9,11 +9,14 @@ import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from linvit_cli import main
 
@@ -44,12 +47,14 @@ class Case:
     """What a user does in an empty folder.
 
     shown: how the case reads in a report. act: does it there and returns the exit code. wrong: whether it is plainly a
-    mistake, so that it must not end with 0.
+    mistake, so that it must not end with 0. apart: whether it is played in a process of its own, because libraries in
+    C++ may end it, or not end.
     """
 
     shown: str
     act: Callable[[Path], int]
     wrong: bool = False
+    apart: bool = False
 
     def __repr__(self) -> str:
         return self.shown
@@ -79,6 +84,29 @@ def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> int:
 
 def trouble(case: Case, folder: Path) -> str | None:
     """What is wrong with how a case ended, None where it ended well; the folder is new and empty."""
+    if not case.apart:
+        return _trouble(case, folder)
+    child = os.fork()
+    if child == 0:
+        gc.freeze()  # or collecting copies all memory
+        torch.set_num_threads(1)  # pools of threads do not survive a fork
+        try:
+            (folder / "wrong").write_text(_trouble(case, folder) or "")
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + 1.5 * SECONDS
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return f"hang: longer than {SECONDS} s in a library"
+    if ended[1]:
+        return f"abort: signal {-os.waitstatus_to_exitcode(ended[1])}"
+    return (folder / "wrong").read_text() or None
+
+
+def _trouble(case: Case, folder: Path) -> str | None:
     work, evil = folder / "work", folder / "modules"
     work.mkdir()
     evil.mkdir()
@@ -125,13 +153,15 @@ def _of_words(code: int | None, text: str) -> str | None:
     return f"words: a line of {len(longest)} characters: {longest[:120]!r}" if len(longest) > LONGEST else None
 
 
-def _held() -> tuple[set[threading.Thread], int]:
-    return set(threading.enumerate()), len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+def _held() -> tuple[set[Any], int]:
+    """Threads and processes, and the number of open files."""
+    held = {*threading.enumerate(), *multiprocessing.active_children()}
+    return held, len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
 
-def _of_leftovers(folder: Path, before: tuple[set[threading.Thread], int]) -> str | None:
+def _of_leftovers(folder: Path, before: tuple[set[Any], int]) -> str | None:
     gc.collect()
-    children = multiprocessing.active_children()
+    children = set(multiprocessing.active_children()) - before[0]
     if children:
         return f"leak: {len(children)} processes"
     threads = [thread for thread in set(threading.enumerate()) - before[0] if not thread.daemon]

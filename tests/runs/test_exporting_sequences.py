@@ -186,7 +186,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, net
 def test_damaged_facts_are_refused(conformer_file):
     text = conformer_file.facts.to_json()
     assert facts_in(text, "file").to_json() == text
-    for wrong in ({"states": []}, {"logits": 0}, {"dynamic": "yes"}):
+    for wrong in ({"states": []}, {"states": {"layer0.conv": [None]}}, {"logits": 0}, {"dynamic": "yes"}):
         with pytest.raises(FactsError, match="is damaged"):
             facts_in(json.dumps({**json.loads(text), **wrong}), "file")
 
@@ -198,12 +198,14 @@ def test_damaged_facts_are_refused(conformer_file):
         {"states": {"layer0.conv": [1, -2]}},
         {"states": {"layer0.conv": 1}},
         {"preprocessing": {"corpus": ""}},
+        {"preprocessing": {"tokenizer": "bytes", "separator": None, "context": ["x"], "corpus": ""}},
+        {"class_names": ["a"]},
     ],
 )
 def test_damaged_states_are_refused(language, decoder_file, wrong):
     text = json.dumps({**json.loads(decoder_file.facts.to_json()), **wrong})
-    with pytest.raises(FactsError, match=r"decoder\.onnx says about its preprocessing and states is damaged"):
-        run_of_sequences(decoder_file.path, facts_in(text, "file"), lambda *inputs: inputs)
+    with pytest.raises(FactsError, match=r"decoder\.onnx says about .* is damaged"):
+        run_of_sequences(decoder_file.path, facts_in(text, decoder_file.path), lambda *inputs: inputs)
 
 
 @pytest.mark.slow

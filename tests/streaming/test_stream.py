@@ -234,7 +234,7 @@ def test_a_damaged_journal_is_refused(tmp_path, damage):
         stream(network, x, spill=tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["cut", "long", "missing", "pipe", "link", "folder"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "long", "missing", "pipe", "link", "folder"])
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_a_damaged_map_is_refused(tmp_path, damage, interrupted, monkeypatch):
     network, x = created("mavit_nano"), images(128, 64)
@@ -255,7 +255,9 @@ def test_a_damaged_map_is_refused(tmp_path, damage, interrupted, monkeypatch):
     for file in tmp_path.glob("*.map"):
         content = file.read_bytes()
         file.unlink()
-        if damage in ("cut", "long"):
+        if damage == "changed":
+            file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        elif damage in ("cut", "long"):
             file.write_bytes(content[:-1] if damage == "cut" else content + b"x")
         elif damage == "pipe":
             os.mkfifo(file)
@@ -266,6 +268,12 @@ def test_a_damaged_map_is_refused(tmp_path, damage, interrupted, monkeypatch):
             file.mkdir()
     with pytest.raises(ValueError, match=r"\.map is missing or damaged, expected a map of .* bytes: remove the folder"):
         stream(network, x, rows=32, keep=["maps"], spill=tmp_path)
+
+
+def test_a_folder_with_the_name_of_a_map_is_refused(tmp_path):
+    (tmp_path / "stem.map").mkdir()
+    with pytest.raises(ValueError, match=r"stem\.map is a folder, not a file"):
+        stream(created("mavit_nano"), images(64, 64), spill=tmp_path)
 
 
 def test_one_process_computes_in_a_spill_folder(tmp_path):

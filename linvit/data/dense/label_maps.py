@@ -146,10 +146,11 @@ class MapSource(DenseSource):
         return default_collate(samples)
 
     def check_number(self) -> None:
-        """Raises ValueError if there are more classes than a map of 8 bits can have."""
-        if self.num_classes >= IGNORED:
+        """Raises ValueError if there are no classes, or more than a map of 8 bits can have."""
+        if not 0 < self.num_classes < IGNORED:
             raise ValueError(
-                f"There are {self.num_classes} classes, but maps of 8 bits can have at most {IGNORED - 1}."
+                f"{self.root} has {self.num_classes} classes, but maps of 8 bits can have 1 to {IGNORED - 1}: set"
+                " `class_names`, or correct the file with their names."
             )
 
 

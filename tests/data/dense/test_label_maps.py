@@ -68,6 +68,12 @@ def write_binary(root, value=255):
     return root
 
 
+def test_a_file_without_names_is_refused(tmp_path):
+    (write_label_maps(tmp_path) / "classes.txt").write_text("\n")
+    with pytest.raises(ValueError, match="has 0 classes, but maps of 8 bits can have 1 to 254"):
+        LabelMaps(str(tmp_path))
+
+
 def test_values_say_which_class_a_label_is(tmp_path, caplog):
     root = write_binary(tmp_path)
     assert LabelMaps.found_in(root) == {"name": "label_maps", "root": str(root), "values": [0, 255]}
