@@ -331,7 +331,7 @@ $(BENCH)/%/bench.json: | $(STAMP)
 
 # Draws the figures of accuracy again from the tables of the pages, without measuring.
 bench-figures: $(STAMP)
-	$(BIN)/python -c "from pathlib import Path; from linvit.bench.redraw import redraw; [redraw(page) for page in Path('docs').rglob('*.md')]"
+	$(BIN)/python tools/site/redraw.py
 
 # Jobs for a GPU, docs/contribute/gpu.md; with the Python of the machine where there is no .venv, since it may have no network.
 GPU = $(or $(wildcard $(BIN)/python),$(PYTHON)) -m tools.gpu

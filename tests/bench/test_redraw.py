@@ -7,9 +7,9 @@ import pytest
 
 from linvit.bench.figures import accuracies, family_colours, figures
 from linvit.bench.page import marks, to_markdown
-from linvit.bench.redraw import redraw, report_on_page
 from linvit.bench.rows import Report, Row
 from linvit.layers.mechanisms import MECHANISMS
+from tools.site.redraw import redraw, report_on_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 MACHINE = {"gpu": None, "processor": "P", "instructions": [], "cores": 8, "threads": 4, "load": None, "torch": "2"}

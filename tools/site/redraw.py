@@ -67,3 +67,8 @@ def _table(section: str) -> Iterator[dict[str, Any]]:
     lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
     for line in lines[2:]:
         yield dict(zip(lines[0], line, strict=True))
+
+
+if __name__ == "__main__":
+    for page in Path("docs").rglob("*.md"):
+        redraw(page)
