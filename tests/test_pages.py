@@ -112,6 +112,17 @@ def test_names_files_and_settings_exist(page):
             assert key in settings, snippet
 
 
+def test_statements_on_safety_name_tests_that_exist():
+    text = (ROOT / "docs" / "reference" / "safety.md").read_text()
+    tests, named = set(), 0
+    for file, test in re.findall(r"`([\w/]+\.py)?::(test_\w+)`", text):  # without a file: of the one before
+        if file:
+            tests = set(re.findall(r"^def (test_\w+)", (ROOT / "tests" / file).read_text(), flags=re.MULTILINE))
+        assert test in tests, test
+        named += 1
+    assert named > 30
+
+
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_links_lead_somewhere(page):
     """On GitHub: to a file, and to a heading in it. The first page of the site links to generated pages too."""

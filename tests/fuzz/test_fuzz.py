@@ -1,7 +1,9 @@
 """4,000 generated mistakes, 35 in the quick tests: none ends in a traceback, a hang, a leak or silent success."""
 
+import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fuzz_calls import command_lines, python_calls
@@ -77,3 +79,9 @@ def test_some_mistakes(kind, folders):
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_mistakes(kind, folders):
     assert failures(kind, KINDS[kind][1], folders) == []
+
+
+def test_the_page_on_safety_counts_the_cases():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "safety.md").read_text()
+    counts = {kind: int(count) for kind, count in re.findall(r"^\| ([^|]+) \| (\d+) \|$", page, flags=re.MULTILINE)}
+    assert counts == {kind: count for kind, (_, count) in KINDS.items()}

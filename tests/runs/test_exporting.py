@@ -354,6 +354,25 @@ def test_large_weights_lie_beside_the_file(run, tmp_path, digits, monkeypatch):
     assert [x.classes for x in load_run(path).predict(digits)] == [x.classes for x in run.predict(digits)]
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_weights_of_onnx_outside_of_its_folder_are_refused(run, tmp_path, monkeypatch, link):
+    onnx = pytest.importorskip("onnx")
+    module = pytest.importorskip("torch.onnx._internal.exporter._onnx_program")
+    monkeypatch.setattr(module, "_LARGE_MODEL_THRESHOLD", 1000)
+    path = run.export(tmp_path / "in" / "x.onnx").path
+    data = path.with_name("x.onnx.data").rename(tmp_path / "outside")
+    if link:
+        path.with_name("x.onnx.data").symlink_to(data)
+    else:
+        model = onnx.load(path, load_external_data=False)
+        for weight in model.graph.initializer:
+            for entry in weight.external_data:
+                entry.value = "../outside" if entry.key == "location" else entry.value
+        path.write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match=r"x\.onnx"):
+        load_run(path)
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
 def test_a_run_of_a_file_can_be_pickled(files, digits, suffix):
     loaded = load_run(files[suffix].path)

@@ -3,6 +3,7 @@
 import http.server
 import json
 import re
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,14 @@ def test_the_folder_is_a_run(pushed, measured, tmp_path, capsys):
     assert read.evaluate("digits")["top1"] == measures["top1"]
     with pytest.raises(ValueError, match="comes without a recipe"):
         push(read, "ada/digits", dry_run=True)
+
+
+def test_python_files_of_a_folder_are_not_run(pushed, tmp_path):
+    folder = shutil.copytree(pushed.folder, tmp_path / "folder")
+    for name in ("modeling_linvit.py", "__init__.py"):
+        (folder / name).write_text(f"open({str(tmp_path / 'RAN')!r}, 'w').close()")
+    assert len(load_run(folder).class_names) == 10
+    assert not (tmp_path / "RAN").exists()
 
 
 @pytest.mark.parametrize(
