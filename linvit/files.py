@@ -175,8 +175,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} contains a {type(checkpoint).__name__}, expected a dictionary of tensors: give a checkpoint."
         )
-    for part in (checkpoint, checkpoint.get("state_dict"), checkpoint.get("model")):
-        for key, value in part.items() if isinstance(part, Mapping) else ():
+    for entries in (checkpoint, checkpoint.get("state_dict"), checkpoint.get("model")):
+        for key, value in entries.items() if isinstance(entries, Mapping) else ():
             if not isinstance(key, str) or (isinstance(value, torch.Tensor) and value.is_complex()):
                 what = "a complex tensor" if isinstance(key, str) else "a name that is not text"
                 raise ValueError(f"{path} contains {what} ({str(key)[:60]!r}), expected real weights: give others.")

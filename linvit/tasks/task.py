@@ -73,7 +73,7 @@ class Task(lightning.LightningModule, Checked):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.network = network.to(memory_format=self.memory_format)
         for name in frozen:
-            _part(network, name).requires_grad_(False).eval()
+            _module(network, name).requires_grad_(False).eval()
         if frozen and not any(parameter.requires_grad for parameter in network.parameters()):
             raise ValueError(f"`frozen` is {frozen}, which leaves nothing to train: name fewer modules.")
         self.ema = ModelEmaV3(self.network, decay=ema_decay, use_warmup=ema_warmup) if ema_decay else None
@@ -202,13 +202,13 @@ class Task(lightning.LightningModule, Checked):
                     )
 
 
-def _part(network: nn.Module, name: str) -> nn.Module:
+def _module(network: nn.Module, name: str) -> nn.Module:
     """The module with this name; raises ValueError if there is none."""
-    known = dict(network.named_modules())
-    if not name or name not in known:
-        parts = [part for part in known if len(part) > 0 and part.count(".") <= name.count(".")]
-        raise ValueError(f"`frozen` has {name!r}, expected modules of the network: {some_of(parts, name)}.")
-    return known[name]
+    modules = dict(network.named_modules())
+    if not name or name not in modules:
+        known = [module for module in modules if module and module.count(".") <= name.count(".")]
+        raise ValueError(f"`frozen` has {name!r}, expected modules of the network: {some_of(known, name)}.")
+    return network.get_submodule(name)
 
 
 def exact_sum() -> SumMetric:
