@@ -103,6 +103,23 @@ def commit() -> str | None:
     return f"{head}-dirty" if changed else head
 
 
+def processor_facts() -> dict[str, str]:
+    """What Linux says of the first processor: "model name", "flags" and others; empty elsewhere."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def processor() -> str:
+    """The processor's name, with family and model, which a virtual machine does not hide: "AMD EPYC, family 25.17"."""
+    facts = processor_facts()
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    return f"{name}, family {facts['cpu family']}.{facts['model']}" if "cpu family" in facts else name
+
+
 def append(path: Path, entry: dict[str, Any]) -> None:
     """Adds an entry to the JSON list in `path`; a file that cannot be read as JSON is replaced by a new list."""
     try:
@@ -140,4 +157,4 @@ def _version(name: str) -> str | None:
 def _device_names() -> list[str]:
     if torch.cuda.is_available():
         return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"]
+    return [f"{processor()}, {os.cpu_count()} cores"]
