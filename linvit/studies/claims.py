@@ -51,9 +51,10 @@ class Claim:
     """A claim: every pair (first, second) of variants is compared seed by seed in one quantity.
 
     sources: tables with the rows meant, or places in words, as `linvit.models.published.cited` takes them. differs:
-    what this test does otherwise than its source, beyond the size of networks and data. rule: "higher" (first − second > by; an accuracy that is higher by less than RELEVANT speaks against it), "equal"
-    (|first − second| < MARGIN), "diverges" (every run of the first ends with a loss that is not finite) or "zero" (the
-    quantity of the first is exactly 0 in every run); the second of the last two is "".
+    what this test does otherwise than its source, beyond the size of networks and data. rule: "higher" (first − second
+    > by; an accuracy that is higher by less than RELEVANT speaks against it), "equal" (|first − second| < MARGIN),
+    "diverges" (every run of the first ends with a loss that is not finite) or "zero" (the quantity of the first is
+    exactly 0 in every run); the second of the last two is "".
     """
 
     statement: str
@@ -373,12 +374,12 @@ CLAIMS = (
     ),
     *(
         Claim(
-            f"The {part} of CARE helps.",
+            f"The {removed} of CARE helps.",
             (("CARE, Table 4", "CARE-S0", row),),
             (("care", f"care_no_{variant}"),),
             differs=REMOVED,
         )
-        for part, row, variant in (
+        for removed, row, variant in (
             ("first interaction", "w/o Inter1", "interaction1"),
             ("second interaction", "w/o Inter2", "interaction2"),
             ("memory", "w/o Mem", "memory"),

@@ -32,8 +32,10 @@ from linvit.tasks.checkpoints import LAST
 
 BASELINES = ("softmax", "linear")
 TAKEN_APART = ("rala", "mala")
-CLAIM_COLUMNS = ("study", "claim", "source", "differs", "data", "first", "second", "effect", "low", "high")
-CLAIM_COLUMNS += ("met in", "of runs", "p", "verdict")
+CLAIM_COLUMNS = (
+    "study", "claim", "source", "differs", "data", "first", "second", "effect", "low", "high", "met in", "of runs",
+    "p", "verdict",
+)  # fmt: skip
 ALL_VARIANTS = "Accuracy of every variant"
 COUNTED = {
     HOLDS: ("holds here", "hold here"),
