@@ -48,16 +48,16 @@ ABOUT = """This does not repeat a paper's experiment: small networks on {data} a
 initial weights and the order of the images. All variants train for {epochs} epochs with the same recipe{rates}; the
 accuracy is that after the last epoch, so it compares how much is learned in {epochs} epochs."""
 ABOUT_TABLE = """Mean over the seeds ± half of the 95 % t-interval, which covers the randomness of training, not that of
-the held-out images. Δ is the paired difference in percentage points with
-its 95 % t-interval; p is that of the paired t-test, corrected by Holm's procedure for the number of variants. MACs are
-those of convolutions and linear layers for one image; "+ attention" are the products inside the attention."""
-ABOUT_CLAIMS = """Intervals are 95 % t-intervals of differences paired by
-seed, accuracies in percentage points; p is corrected by Holm's procedure for the number of claims, and a claim with
-p > 5 % is undecided, which says nothing about its truth. "A is better than B" holds if the mean difference is above
-zero (two-sided t-test) and is not reproduced if it is below +{relevant:g} points, so that there is no relevant
-advantage; "A is as good as B" holds if it is within ±{margin:g} point (two one-sided tests) and is not reproduced if it
-is outside; the smaller p decides. A claim with several comparisons holds if all of them hold and is not reproduced if
-one fails (Bonferroni)."""
+the held-out images. Δ is the paired difference in percentage points with its 95 % t-interval; p is that of the paired
+t-test, corrected by Holm's procedure for the number of variants. MACs are those of convolutions and linear layers for
+one image; "+ attention" are the products inside the attention."""
+ABOUT_CLAIMS = """Intervals are 95 % t-intervals of differences paired by seed, accuracies in percentage points; p is
+corrected by Holm's procedure for the number of claims, and a claim with p > 5 % is undecided, which says nothing about
+its truth. "A is better than B" holds if the mean difference is above zero (two-sided t-test) and is not reproduced if
+it is below +{relevant:g} points, so that there is no relevant advantage (ranks and entropies: below zero); "A is as
+good as B" holds if it is within ±{margin:g} point (two one-sided tests) and is not reproduced if it is outside; the
+smaller p decides. A claim with several comparisons holds if all of them hold and is not reproduced if one fails
+(Bonferroni)."""
 ABOUT_POWER = """The differences between two variants have a standard deviation of {deviation:.2f} points over the seeds
 (median of the comparisons above). With {seeds} seeds and the strictest level of Holm's procedure, a difference of
 {effect:.1f} points is found with a probability of 80 %, and a difference of 0 is found to be within ±{margin:g} point
