@@ -267,7 +267,7 @@ CLAIMS = (
         "Key weights from the mean query are better than learned ones.",
         (("RALA, Table 10", "α attention score", "α learnable"),),
         (("rala", "rala_learned"),),
-        differs="The source's network is DeiT-T, with a learned α for each token.",
+        differs="The source learns one α per token of DeiT-T; here a learned vector replaces the mean query.",
     ),
     Claim("MALA is better than vanilla linear attention.", ((TABLE_9, MALA), VANILLA), (("mala", "linear"),)),
     Claim("MALA is better than softmax attention.", ((TABLE_9, MALA, "DeiT-T"),), (("mala", "softmax"),)),
