@@ -21,7 +21,7 @@ class Ledger:
 
     path: the file, which need not exist yet. settings: a digest of all values of the run's recipe but its folder and
     OF_THE_MACHINE. What decides a result beside the recipe's name can be read too: lr, clip (the largest norm of the
-    gradients, or null), kernel ("cpp" or the operator's own choice, "auto"), machine (GPUs, or processor and cores).
+    gradients, or null), kernel ("cpp" or the operator's own choice, "auto"), processor, machine.
 
     Raises ValueError, naming the line, for a file that is not a ledger.
     """
@@ -75,6 +75,7 @@ class Ledger:
             "lr": optimizer.get("lr"),
             "clip": trainer.get("gradient_clip_val"),
             "kernel": "cpp" if task.get("cpp") else "auto",
+            "processor": environment.processor(),
             "commit": machine["commit"],
             "machine": machine["devices"],
             "torch": machine["packages"]["torch"],

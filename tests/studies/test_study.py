@@ -164,7 +164,7 @@ def test_a_ledger_is_checked_and_knows_settings_but_not_machines(tmp_path):
     more = {"optimizer": {"lr": 1e-3}, "task": {"cpp": True}, "trainer": {"gradient_clip_val": 1.0}}
     Ledger(tmp_path / "more.jsonl").add("rala seed 0", more, {"measures": {}})
     row = json.loads((tmp_path / "more.jsonl").read_text())
-    assert (row["lr"], row["clip"], row["kernel"]) == (1e-3, 1.0, "cpp")
+    assert (row["lr"], row["clip"], row["kernel"], bool(row["processor"])) == (1e-3, 1.0, "cpp", True)
     moved = {"data": values["data"] | {"root": "b", "cache": "c", "num_workers": 0}, "folder": "y"}
     moved["task"] = values["task"] | {"compile": True, "cpp": True}
     moved["trainer"] = values["trainer"] | {"accelerator": "gpu"}
