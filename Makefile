@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Setup compiles nothing: most modules are never imported. With this variable every process would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format docs docs-serve notebooks try-notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-clip-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures gpu gpu-list gpu-dry gpu-prepare gpu-tables int8 explorer clean
+.PHONY: setup check format docs docs-serve notebooks try-notebooks figures test test-slow judge judge-nano demo weights bodies study evidence evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize summaries teachers plans rates rates-vit rates-pyramid rates-care rates-camvid rates-bccd rates-an4 rates-books rates-cifar10 rates-linearize pilot-vit pilot-clip-vit pilot-pyramid pilot-care language speech speech-demo generation scenes counts parity precision bench bench-deploy bench-compiled bench-gpu bench-figures gpu gpu-list gpu-dry gpu-prepare gpu-tables int8 explorer clean
 
 setup: $(STAMP)
 
@@ -88,10 +88,14 @@ bodies: $(STAMP)
 	done
 
 study: $(STAMP)
-	$(BIN)/linvit study --write docs/evidence/small-studies.md
+	$(BIN)/linvit study --ledger docs/evidence/study.jsonl --write docs/evidence/small-studies.md
 
 # Says what is left, then trains it, study after study; make -k evidence goes on with the next one where data is missing.
-evidence: evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize
+evidence: evidence-left evidence-papers evidence-dense evidence-speech evidence-language evidence-generation evidence-linearize summaries
+
+# What the pages of evidence compute from ledgers and tables: claims.csv, claims that were asked later, speeds. Also after make bench.
+summaries: $(STAMP)
+	$(BIN)/python -m tools.evidence
 
 # A study: its folder of recipes, and its seeds.
 EVIDENCE = $(if $(LEFT),,nice -n 19) $(BIN)/linvit study --recipes recipes/evidence/$(1) --folder runs/evidence/$(1) \
@@ -194,9 +198,9 @@ plans: $(STAMP)
 	$(call PLANNED,pyramid,512)
 
 # Short runs before the evidence, never on the data that it is measured on: rates-* chose the learning rates, with one seed, and pilot-*
-# the numbers of seeds.
+# the numbers of seeds. Those of the three studies in docs/evidence had no ledger yet.
 SHORT = nice -n 19 $(BIN)/linvit compare $(foreach m,$(1),recipes/evidence/$(lastword $(subst -, ,$@))/$(m).yaml) \
-	--folder runs/$(subst -,/,$@) --workers $(WORKERS)
+	--folder runs/$(subst -,/,$@) --ledger docs/evidence/$@.jsonl --workers $(WORKERS)
 HELD_OUT := data.held_out=0.1 trainer.check_val_every_n_epoch
 ON_CIFAR := trainer.max_epochs=2 $(HELD_OUT)=2
 ON_IMAGENETTE := data.root=data/imagenette-80/train trainer.max_epochs=4 $(HELD_OUT)=4
@@ -269,11 +273,11 @@ rates-linearize-%: $(STAMP)
 
 language: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/stdlib_bytes_$(m).yaml) \
-		--folder runs/language/bytes --seeds 3 --workers $(WORKERS)
+		--folder runs/language/bytes --ledger docs/evidence/language_bytes.jsonl --seeds 3 --workers $(WORKERS)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/memory/recall_$(m).yaml) \
-		--folder runs/language/recall --seeds 3 --workers $(WORKERS) --over data.pairs=4,8,16,32
+		--folder runs/language/recall --ledger docs/evidence/language_recall.jsonl --seeds 3 --workers $(WORKERS) --over data.pairs=4,8,16,32
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/language/memory/copy_$(m).yaml) \
-		--folder runs/language/copy --seeds 3 --workers $(WORKERS) --over data.symbols=8,16,32
+		--folder runs/language/copy --ledger docs/evidence/language_copy.jsonl --seeds 3 --workers $(WORKERS) --over data.symbols=8,16,32
 	$(BIN)/linvit bench decoding --output runs/language/decoding
 
 # Needs espeak-ng, which your system's packages have; says so where it is absent.
@@ -288,11 +292,11 @@ speech-demo: data/speech/.made
 
 speech: data/speech/.made
 	$(BIN)/linvit compare $(foreach m,softmax linear mala,recipes/speech/spoken_$(m).yaml) \
-		--folder runs/speech --seeds 3 --workers $(WORKERS)
+		--folder runs/speech --ledger docs/evidence/speech.jsonl --seeds 3 --workers $(WORKERS)
 
 generation: $(STAMP)
 	$(BIN)/linvit compare $(foreach m,softmax linear mala rala,recipes/generation/digits_$(m).yaml) \
-		--folder runs/generation --seeds 3 --workers $(WORKERS) --also generated_accuracy guided_fid guided_accuracy
+		--folder runs/generation --ledger docs/evidence/generation.jsonl --seeds 3 --workers $(WORKERS) --also generated_accuracy guided_fid guided_accuracy
 	$(BIN)/linvit bench sampling --output runs/generation/sampling
 
 scenes: $(STAMP)

@@ -81,7 +81,7 @@ def describe(devices: int, world_size: int) -> dict[str, Any]:
     if torch.cuda.is_available():
         device_names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     else:
-        device_names = [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"]
+        device_names = [f"{processor()}, {os.cpu_count()} cores"]
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -105,6 +105,23 @@ def commit() -> str | None:
     head = _git(here, "rev-parse", "HEAD")
     changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(top)recipes")
     return f"{head}-dirty" if changed else head
+
+
+def processor_facts() -> dict[str, str]:
+    """What Linux says of the first processor: "model name", "flags" and others; empty elsewhere."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def processor() -> str:
+    """The processor's name, with family and model, which a virtual machine does not hide: "AMD EPYC, family 25.17"."""
+    facts = processor_facts()
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    return f"{name}, family {facts['cpu family']}.{facts['model']}" if "cpu family" in facts else name
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:

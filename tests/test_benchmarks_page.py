@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from linvit.bench.kinds import options_of
-from linvit.bench.page import check_page, marks, write_page
+from linvit.bench.page import cells, check_page, marks, write_page
 from linvit.bench.rows import Report, Row
 from linvit_cli import parse
 
@@ -93,3 +93,18 @@ def test_a_part_is_written_between_its_marks(tmp_path):
     assert (tmp_path / "bench_op_growth.svg").read_text() == "<svg/>"
     with pytest.raises(ValueError, match="no place for the tables"):
         check_page(page, Path("model"))
+
+
+@pytest.mark.parametrize(
+    ("size", "variant", "shown"),
+    [
+        ((224, 224), "plain", "82.8"),
+        ((224, 224), "fused+bf16", "82.8"),
+        ((512, 512), "plain", "–"),
+        ((224, 224), "openvino+int8", "–"),
+    ],
+)
+def test_a_published_accuracy_is_that_of_its_own_size_and_kind_of_number(size, variant, shown):
+    row = Row("ravlt_tiny", variant, "float32", 1, 1, size=size, median_ms=1.0)
+    other = Row("ravlt_tiny", "plain", "float32", 1, 1, size=(224, 224), median_ms=1.0)
+    assert cells(Report("model", rows=[row, other]))[0]["published top-1, %"] == shown

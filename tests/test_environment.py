@@ -43,3 +43,11 @@ def test_every_start_adds_an_entry(tmp_path):
     path.write_text("[{")
     environment.append(path, {"started": 3})
     assert json.loads(path.read_text()) == [{"started": 3}]
+
+
+def test_the_processor_has_a_name_and_where_it_is_known_a_model(monkeypatch):
+    facts = {"model name": "AMD EPYC", "cpu family": "25", "model": "17"}
+    monkeypatch.setattr(environment, "processor_facts", lambda: facts)
+    assert environment.processor() == "AMD EPYC, family 25.17"
+    monkeypatch.setattr(environment, "processor_facts", dict)
+    assert environment.processor()

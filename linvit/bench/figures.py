@@ -9,7 +9,7 @@ from matplotlib.ticker import LogLocator
 
 from linvit.analysis.figures import colour_of, colours_of, plain_ticks, subplots
 from linvit.analysis.labels import Label, add_labels
-from linvit.bench.page import CLOCKS
+from linvit.bench.page import CLOCKS, has_published_accuracy
 from linvit.bench.rows import Report, Row, curves, measured
 from linvit.models.published import PUBLISHED
 
@@ -21,25 +21,15 @@ OF_PEERS = ("#7F3C8D", "#555555", "#B8860B", "#8C564B", "#3A9BD9", "#6B7300", "#
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
-def accuracies(report: Report) -> dict[str, tuple[float, str]]:
-    """Published top-1 and its source of every network in the report that has one."""
-    names = dict.fromkeys(row.name for row in report.rows)
-    if report.kind != "model":
-        return {}
-    return {name: (PUBLISHED[name].top1, PUBLISHED[name].source) for name in names if name in PUBLISHED}
-
-
-def figures(report: Report, accuracies: Mapping[str, tuple[float, str]]) -> Iterator[tuple[str, Figure]]:
+def figures(report: Report) -> Iterator[tuple[str, Figure]]:
     """Name and figure of everything that the report has numbers for."""
     if any(len(line) > 1 for line in curves(report.rows).values()):
         yield "growth", growth(report)
     if report.kind == "model":
         for batch in sorted({row.batch for row in measured(report.rows)}):
-            rows = [row for row in measured(report.rows) if row.batch == batch and row.name in accuracies]
-            size = min((row.size for row in rows if row.size), default=None)
-            rows = [row for row in rows if row.size == size]
+            rows = [row for row in measured(report.rows) if row.batch == batch and has_published_accuracy(row)]
             if rows:
-                yield f"accuracy_batch{batch}", accuracy(rows, accuracies)
+                yield f"accuracy_batch{batch}", accuracy(rows)
     for name, variants in report.findings.get("curves", {}).items():
         yield f"loss_{name}", losses(name, variants)
 
@@ -88,7 +78,7 @@ def _short(extent: int) -> str:
     return f"{extent / 1e6:.0f}M" if extent >= 10_000_000 else f"{extent / 1e6:.2g}M"
 
 
-def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -> Figure:
+def accuracy(rows: Sequence[Row]) -> Figure:
     """Published accuracy over measured time, one colour per family, one marker per variant, lines between variants."""
     figure, axes = subplots((6.4, 4.8))  # narrow, so that its words can still be read on a phone
     names = list(dict.fromkeys(row.name for row in rows))
@@ -97,7 +87,7 @@ def accuracy(rows: Sequence[Row], accuracies: Mapping[str, tuple[float, str]]) -
     labels = []
     for name in names:
         points = [row for row in rows if row.name == name]
-        places = [(row.median_ms or 0.0, accuracies[name][0]) for row in points]
+        places = [(row.median_ms or 0.0, PUBLISHED[name].top1) for row in points]
         axes.plot(*zip(*places, strict=True), color=colours[name], alpha=0.5, linewidth=1)
         for row, place in zip(points, places, strict=True):
             marker = MARKERS[variants.index((row.variant, row.dtype))]

@@ -84,11 +84,11 @@ def fill(report: Report, options: Options, progress: Progress) -> None:
 def save(report: Report, folder: Path) -> None:
     """Writes bench.json, report.html and the figures, each whole or not at all."""
     from linvit.analysis.figures import write_figure  # matplotlib, which measuring does not need
-    from linvit.bench.figures import accuracies, figures
+    from linvit.bench.figures import figures
     from linvit.bench.report import write_report
 
     write_json(folder / "bench.json", report.as_dict(), indent=1)
-    drawn = dict(figures(report, accuracies(report)))
+    drawn = dict(figures(report))
     write_report(report, drawn, folder / "report.html")
     for name, figure in drawn.items():
         write_figure(figure, folder / name)

@@ -2,10 +2,11 @@
 
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from linvit.environment import processor, processor_facts
 
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
 
@@ -18,10 +19,10 @@ def check_device(device: str) -> None:
 
 def describe(device: str, threads: int) -> dict[str, Any]:
     """processor, instructions (those that matter here), cores, memory_gib, load, threads, torch, python, gpu."""
-    information = _processor_information()
-    known = set(information.get("flags", information.get("Features", "")).split())
+    facts = processor_facts()
+    known = set(facts.get("flags", facts.get("Features", "")).split())
     return {
-        "processor": information.get("model name") or platform.processor() or platform.machine(),
+        "processor": processor(),
         "instructions": [name for name in INSTRUCTIONS if name in known],
         "cores": os.cpu_count(),
         "load": [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None,
@@ -35,7 +36,7 @@ def describe(device: str, threads: int) -> dict[str, Any]:
 def sentence(machine: dict[str, Any]) -> str:
     """The machine in one line."""
     facts = [
-        *([machine["gpu"]] if machine["gpu"] else _of_processor(machine)),
+        *([machine["gpu"], machine["processor"]] if machine["gpu"] else _of_processor(machine)),
         "freed memory kept" if machine.get("keeps_memory") else "",
         f"torch {machine['torch']}",
         f"commit {machine['commit'][:12]}{'-dirty' * machine['commit'].endswith('-dirty')}"
@@ -52,13 +53,3 @@ def _of_processor(machine: dict[str, Any]) -> list[str]:
         f"{machine['cores']} cores, {machine['threads']} used",
         f"load {' '.join(map(str, machine['load']))}" if machine["load"] else "",
     ]
-
-
-def _processor_information() -> dict[str, str]:
-    """The first processor of Linux's list; empty elsewhere."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}

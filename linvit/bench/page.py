@@ -42,8 +42,13 @@ def _precise(arrangement: str | None = None) -> Cell:
     return cell
 
 
+def has_published_accuracy(row: Row) -> bool:
+    """Whether the network has a published accuracy, and the row is of that: floating-point numbers, at 224 px."""
+    return row.name in PUBLISHED and row.size == (224, 224) and "int8" not in row.variant
+
+
 def _top1(row: Row) -> str:
-    return f"{PUBLISHED[row.name].top1:g}" if row.name in PUBLISHED else MISSING
+    return f"{PUBLISHED[row.name].top1:g}" if has_published_accuracy(row) else MISSING
 
 
 VARIANT: dict[str, Cell] = {"variant": lambda row: row.variant, "dtype": lambda row: row.dtype}

@@ -50,10 +50,11 @@ COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
 class Claim:
     """A claim: every pair (first, second) of variants is compared seed by seed in one quantity.
 
-    sources: tables with the rows meant, or places in words, as `linvit.models.published.cited` takes them. rule:
-    "higher" (first − second > by; an accuracy that is higher by less than RELEVANT speaks against it), "equal"
-    (|first − second| < MARGIN), "diverges" (every run of the first ends with a loss that is not finite) or "zero" (the
-    quantity of the first is exactly 0 in every run); the second of the last two is "".
+    sources: tables with the rows meant, or places in words, as `linvit.models.published.cited` takes them. differs:
+    what this test does otherwise than its source, beyond the size of networks and data. rule: "higher" (first − second
+    > by; an accuracy that is higher by less than RELEVANT speaks against it), "equal" (|first − second| < MARGIN),
+    "diverges" (every run of the first ends with a loss that is not finite) or "zero" (the quantity of the first is
+    exactly 0 in every run); the second of the last two is "".
     """
 
     statement: str
@@ -62,6 +63,7 @@ class Claim:
     rule: str = "higher"
     quantity: str = ACCURACY
     by: float = 0.0
+    differs: str = ""
 
     def __post_init__(self) -> None:
         if self.rule not in COMPARED | COUNTED:
@@ -84,12 +86,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Effect:
-    """A measured comparison in words; of a difference also the estimate and the standard deviation over the seeds."""
+    """A measured comparison in words; of a difference also the estimate and the standard deviation over the seeds.
+
+    counted: in how many runs the condition is met, and the number of runs.
+    """
 
     pair: tuple[str, str]
     words: str
     difference: Estimate | None = None
     deviation: float = 0.0
+    counted: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,7 @@ def _of_runs(claim: Claim, numbers: Numbers) -> Verdict:
         count, total = count + holding, total + len(values)
         spread = "" if claim.rule == "diverges" or not values else f" (mean share {estimate(values).mean:.3g})"
         words = text.format(name, holding, len(values)) + spread if values else f"{name}: not measured"
-        effects.append(Effect(pair, words))
+        effects.append(Effect(pair, words, counted=(holding, len(values))))
     return Verdict(claim, verdict_share(count, total), tuple(effects))
 
 
@@ -193,6 +199,9 @@ TABLE_8, RALA = "RALA, Table 8", "DeiT-T with RALA"
 TABLE_9, MALA = "MALA, Table 9", "DeiT-T with MALA"
 VANILLA = ("MALA, Table 1", "Softmax → Linear")
 CONTROL = (("our control, in no paper",),)
+PYRAMID = "The source's network is a pyramid."
+LATE = "The source's network is a pyramid with softmax attention in the late stages."
+REMOVED = "The source removes the part, and with it MACs; here the widths grow until the MACs are equal."
 
 CLAIMS = (
     Claim(
@@ -232,28 +241,33 @@ CLAIMS = (
         "Weighting the keys by the mean query helps.",
         (("RALA, Table 9", "RAVLT-T", "w/o KV aug"),),
         (("rala", "rala_uniform"),),
+        differs=PYRAMID,
     ),
     Claim(
         "The gate on the output helps more than the same number of parameters in the feed-forward network.",
         (("RALA, Table 9", "RAVLT-T", "w/o out aug"),),
         (("rala", "rala_wide"),),
+        differs=PYRAMID,
     ),
     Claim(
         "The choice of the gate φ hardly matters to RALA: the identity and tanh are as good as a linear layer.",
         (("RALA, Table 9", "RAVLT-T", "φ identity", "φ tanh"),),
         (("rala", "rala_identity"), ("rala", "rala_tanh")),
         "equal",
+        differs=LATE,
     ),
     Claim(
         "The choice of the positive feature map κ hardly matters to RALA.",
         (("RALA, Table 9", "RAVLT-T", "κ ReLU", "κ Softmax"),),
         (("rala", "rala_relu"), ("rala", "rala_softmax")),
         "equal",
+        differs=LATE,
     ),
     Claim(
         "Key weights from the mean query are better than learned ones.",
         (("RALA, Table 10", "α attention score", "α learnable"),),
         (("rala", "rala_learned"),),
+        differs="The source learns one α per token of DeiT-T; here a learned vector replaces the mean query.",
     ),
     Claim("MALA is better than vanilla linear attention.", ((TABLE_9, MALA), VANILLA), (("mala", "linear"),)),
     Claim("MALA is better than softmax attention.", ((TABLE_9, MALA, "DeiT-T"),), (("mala", "softmax"),)),
@@ -280,6 +294,7 @@ CLAIMS = (
             (TABLE_8, RALA),
         ),
         (("mala", "rala"),),
+        differs="The published MAViTs have a wider last convolution than the RAVLTs; here the two are alike.",
     ),
     Claim(
         "The magnitude normalizer itself helps: division in the same block (rala_uniform) is worse.",
@@ -291,23 +306,27 @@ CLAIMS = (
         (("MALA, Table 11", "MAViT-T", "w/o β"),),
         (("mala", "mala_no_beta"),),
         by=FAR,
+        differs=f"{LATE} Its formula lacks the released code's factor 1/(N√d), which is used here.",
     ),
     Claim(
         "MALA without γ cannot be trained: the loss becomes NaN.",
         (("MALA, Table 11", "MAViT-T", "w/o γ"),),
         (("mala_no_gamma", ""),),
         "diverges",
+        differs=f"{LATE} Its formula lacks the released code's factor 1/(N√d), which is used here, in float32.",
     ),
     Claim(
         "Learned β and γ are worse than computed ones.",
         (("MALA, Table 11", "MAViT-T", "Learnable"),),
         (("mala", "mala_learned"),),
+        differs=LATE,
     ),
     Claim(
         "The choice of the feature map κ does not matter to MALA.",
         (("MALA, Table 10", "ELU + 1", "ReLU", "exp"),),
         (("mala", "mala_relu"), ("mala", "mala_exp")),
         "equal",
+        differs=LATE,
     ),
     Claim(
         "RALA's output features have a higher rank than those of vanilla linear attention.",
@@ -320,6 +339,7 @@ CLAIMS = (
         (("RALA, Figure 4",),),
         (("rala", "linear"),),
         quantity="state_rank",
+        differs="The source adds α to the same attention; these two differ in the whole block.",
     ),
     Claim(
         "MALA has no negative scores.",
@@ -327,12 +347,14 @@ CLAIMS = (
         (("mala", ""),),
         "zero",
         "negative_share",
+        differs="The source's formula has no rotation; the released code, and this network, rotate the numerator.",
     ),
     Claim(
         "MALA's scores are more concentrated than those of vanilla linear attention, less than those of softmax.",
         (("MALA, Figures 4 and 7",),),
         (("linear", "mala"), ("mala", "softmax")),
         quantity="entropy",
+        differs="With rotation scores can be negative, so |A|/Σ|A| is used, which is no distribution of MALA's.",
     ),
     Claim(
         "CARE's asymmetric split of the channels is as accurate as a symmetric one.",
@@ -350,17 +372,19 @@ CLAIMS = (
         (("CARE, Section 4.4 (Table 3)",),),
         (("care", "care_attended"),),
     ),
-    Claim(
-        "The first interaction of CARE helps.",
-        (("CARE, Table 4", "CARE-S0", "w/o Inter1"),),
-        (("care", "care_no_interaction1"),),
+    *(
+        Claim(
+            f"The {removed} of CARE helps.",
+            (("CARE, Table 4", "CARE-S0", row),),
+            (("care", f"care_no_{variant}"),),
+            differs=REMOVED,
+        )
+        for removed, row, variant in (
+            ("first interaction", "w/o Inter1", "interaction1"),
+            ("second interaction", "w/o Inter2", "interaction2"),
+            ("memory", "w/o Mem", "memory"),
+        )
     ),
-    Claim(
-        "The second interaction of CARE helps.",
-        (("CARE, Table 4", "CARE-S0", "w/o Inter2"),),
-        (("care", "care_no_interaction2"),),
-    ),
-    Claim("The memory of CARE helps.", (("CARE, Table 4", "CARE-S0", "w/o Mem"),), (("care", "care_no_memory"),)),
     Claim(
         "Strip convolutions in the first two stages of CARE are better than linear attention there.",
         (("CARE, Section 4.4 (Table 5)",),),

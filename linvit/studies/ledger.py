@@ -20,7 +20,8 @@ class Ledger:
     """The finished runs of a comparison or study, one JSON line each: run, settings, commit, machine, result.
 
     path: the file, which need not exist yet. settings: a digest of all values of the run's recipe but its folder and
-    OF_THE_MACHINE.
+    OF_THE_MACHINE. What decides a result beside the recipe's name can be read too: lr, clip (the largest norm of the
+    gradients, or null), kernel ("cpp" or the operator's own choice, "auto"), processor, machine.
 
     Raises ValueError, naming the line, for a file that is not a ledger.
     """
@@ -67,9 +68,14 @@ class Ledger:
     def add(self, run: str, values: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         """Adds a finished run and writes the file, runs in alphabetical order."""
         machine = environment.describe(1, 1)
+        optimizer, task, trainer = (values.get(group, {}) for group in ("optimizer", "task", "trainer"))
         self._rows[run] = {
             "run": run,
             "settings": digest(values),
+            "lr": optimizer.get("lr"),
+            "clip": trainer.get("gradient_clip_val"),
+            "kernel": "cpp" if task.get("cpp") else "auto",
+            "processor": environment.processor(),
             "commit": machine["commit"],
             "machine": machine["devices"],
             "torch": machine["packages"]["torch"],

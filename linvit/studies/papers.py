@@ -2,7 +2,6 @@
 
 import csv
 import io
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
@@ -33,28 +32,32 @@ from linvit.tasks.checkpoints import LAST
 
 BASELINES = ("softmax", "linear")
 TAKEN_APART = ("rala", "mala")
-CLAIMS_FILE = "claims.csv"  # next to the page: the claims of all its studies
-CLAIM_COLUMNS = ("study", "claim", "source", "data", "first", "second", "effect", "low", "high", "p", "verdict")
+CLAIM_COLUMNS = (
+    "study", "claim", "source", "differs", "data", "first", "second", "effect", "low", "high", "met in", "of runs",
+    "p", "verdict",
+)  # fmt: skip
 ALL_VARIANTS = "Accuracy of every variant"
 COUNTED = {
-    HOLDS: ("holds", "hold"),
-    FAILS: ("does not hold", "do not hold"),
+    HOLDS: ("holds here", "hold here"),
+    FAILS: ("is not reproduced", "are not reproduced"),
     UNCLEAR: ("is undecided", "are undecided"),
 }
 
-ABOUT = """This is a stand-in for ImageNet: small networks on {data} at {size[0]}×{size[1]} px, with {train_images:,}
-training and {held_out_images:,} held-out images for each of {seeds} seeds. The seed sets {seeded}the initial weights
-and the order of the images. All variants train for {epochs} epochs with the same recipe{rates}; the accuracy is that
-after the last epoch."""
-ABOUT_TABLE = """Mean over the seeds ± half of the 95 % t-interval. Δ is the paired difference in percentage points with
-its 95 % t-interval; p is that of the paired t-test, corrected by Holm's procedure for the number of variants. MACs are
-those of convolutions and linear layers for one image; "+ attention" are the products inside the attention."""
-ABOUT_CLAIMS = """The rules were fixed before the experiments. Intervals are 95 % t-intervals of differences paired by
-seed, accuracies in percentage points; p is corrected by Holm's procedure for the number of claims, and a claim with
-p > 5 % is undecided. "A is better than B" holds if the mean difference is above zero (two-sided t-test) and does not
-hold if it is below +{relevant:g} points, so that there is no relevant advantage; "A is as good as B" holds if it is
-within ±{margin:g} point (two one-sided tests) and does not hold if it is outside; the smaller p decides. A claim with
-several comparisons holds if all of them hold and does not hold if one fails (Bonferroni)."""
+ABOUT = """This does not repeat a paper's experiment: small networks on {data} at {size[0]}×{size[1]} px, with
+{train_images:,} training and {held_out_images:,} held-out images for each of {seeds} seeds. The seed sets {seeded}the
+initial weights and the order of the images. All variants train for {epochs} epochs with the same recipe{rates}; the
+accuracy is that after the last epoch, so it compares how much is learned in {epochs} epochs."""
+ABOUT_TABLE = """Mean over the seeds ± half of the 95 % t-interval, which covers the randomness of training, not that of
+the held-out images. Δ is the paired difference in percentage points with its 95 % t-interval; p is that of the paired
+t-test, corrected by Holm's procedure for the number of variants. MACs are those of convolutions and linear layers for
+one image; "+ attention" are the products inside the attention."""
+ABOUT_CLAIMS = """Intervals are 95 % t-intervals of differences paired by seed, accuracies in percentage points; p is
+corrected by Holm's procedure for the number of claims, and a claim with p > 5 % is undecided, which says nothing about
+its truth. "A is better than B" holds if the mean difference is above zero (two-sided t-test) and is not reproduced if
+it is below +{relevant:g} points, so that there is no relevant advantage (ranks and entropies: below zero); "A is as
+good as B" holds if it is within ±{margin:g} point (two one-sided tests) and is not reproduced if it is outside; the
+smaller p decides. A claim with several comparisons holds if all of them hold and is not reproduced if one fails
+(Bonferroni)."""
 ABOUT_POWER = """The differences between two variants have a standard deviation of {deviation:.2f} points over the seeds
 (median of the comparisons above). With {seeds} seeds and the strictest level of Holm's procedure, a difference of
 {effect:.1f} points is found with a probability of 80 %, and a difference of 0 is found to be within ±{margin:g} point
@@ -83,7 +86,7 @@ class Study:
     def to_markdown(self) -> str:
         """The complete section, claims first, with third-level headings and the figures that `save` writes."""
         trained = f"*{about_line(self.comparison.about)}*"
-        blocks = [*self._facts(), "### Claims", markdown_rows(self._claims("<br>"), left=5), *self._rules(), trained]
+        blocks = [*self._facts(), "### Claims", markdown_rows(self._claims("<br>"), left=6), *self._rules(), trained]
         blocks += ["### Accuracy", f"![{ALL_VARIANTS}]({self.name}.svg)", _joined(ABOUT_TABLE)]
         for group, rows in self._groups().items():
             blocks += [f"#### {group}", self.comparison.table(rows)]
@@ -139,6 +142,7 @@ class Study:
             {
                 "claim": verdict.claim.statement,
                 "source": verdict.claim.source,
+                "what differs": verdict.claim.differs or "–",
                 "measured": between.join(effect.words for effect in verdict.effects),
                 "p": _p(verdict.p),
                 "verdict": verdict.outcome,
@@ -163,29 +167,16 @@ class Study:
         if not spreads:
             return []
         deviation, seeds = median(spreads), self.comparison.about["seeds"]
-        alpha = ALPHA / len(self.verdicts)
+        alpha = ALPHA / sum(verdict.p is not None for verdict in self.verdicts)
         effect, within = found_with(0.8, deviation, seeds, alpha), power_within(MARGIN, deviation, seeds, alpha)
         text = ABOUT_POWER.format(deviation=deviation, seeds=seeds, effect=effect, margin=MARGIN, within=100 * within)
         return [_joined(text)]
 
-    def claims_csv(self, earlier: str = "") -> str:
-        """CSV with a line for each comparison of each claim.
-
-        earlier: such a CSV of several studies, in which the lines of this study are replaced where they are.
-        """
+    def claims_csv(self) -> str:
+        """CSV with a line for each comparison of each claim, see `claim_lines`."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        kept = [row for row in csv.reader(io.StringIO(earlier)) if row[: len(CLAIM_COLUMNS)] != list(CLAIM_COLUMNS)]
-        before = list(itertools.takewhile(lambda row: row[0] != self.name, kept))
-        writer.writerow(CLAIM_COLUMNS)
-        writer.writerows(before)
-        for verdict in self.verdicts:
-            about = [self.name, verdict.claim.statement, verdict.claim.source, self.comparison.about["data"]]
-            for effect in verdict.effects:
-                estimate = effect.difference
-                numbers = [f"{x:.3f}" for x in (estimate.mean, estimate.low, estimate.high)] if estimate else [""] * 3
-                writer.writerow([*about, *effect.pair, *numbers, _p(verdict.p), verdict.outcome])
-        writer.writerows(row for row in kept[len(before) :] if row[0] != self.name)
+        lines = claim_lines(self.name, self.comparison.about["data"], self.verdicts)
+        csv.writer(text, lineterminator="\n").writerows([CLAIM_COLUMNS, *lines])
         return text.getvalue()
 
     def save(self, folder: str | Path) -> Path:
@@ -197,6 +188,19 @@ class Study:
         write_text(folder / f"{self.name}_claims.csv", self.claims_csv())
         claims = {"claims": [asdict(verdict) for verdict in self.verdicts], "networks": self.numbers}
         return write_texts(folder / self.name, self.to_markdown(), comparison.to_csv(), comparison.to_dict() | claims)
+
+
+def claim_lines(study: str, data: str, verdicts: Sequence[Verdict]) -> list[list[str]]:
+    """A line for each comparison of each claim, in the columns CLAIM_COLUMNS: p is a number, "" for runs counted."""
+    lines = []
+    for verdict in verdicts:
+        claim, p = verdict.claim, "" if verdict.p is None else f"{verdict.p:.3g}"
+        for effect in verdict.effects:
+            estimate, counted = effect.difference, effect.counted or ("", "")
+            numbers = [f"{x:.3f}" for x in (estimate.mean, estimate.low, estimate.high)] if estimate else [""] * 3
+            about = [study, claim.statement, claim.source, claim.differs, data, *effect.pair]
+            lines.append([*about, *numbers, *map(str, counted), p, verdict.outcome])
+    return lines
 
 
 def study(
@@ -218,7 +222,7 @@ def study(
         seeds: how many seeds, 2 or more.
         workers: how many runs are trained at once, one thread each.
         write: a Markdown file; the text between its two marks with the name of the study, that of the folder of
-            recipes, is replaced, and the SVG figures and a line for each comparison, in claims.csv, go next to it.
+            recipes, is replaced, and the SVG figures go next to it.
         progress: called with a line whenever a run is complete; `print`, for example.
         ledger: a file of finished runs, which are not repeated; each new one is added. Figures of the inside are drawn
             only if the runs with the first seed are in `folder`; else those next to the page stay in it.
@@ -263,9 +267,6 @@ def study(
     if write is not None:
         copy_figures(folder, f"{name}*.svg", write)
         replace_between_marks(write, page.read_text(encoding="utf-8"), *marks(name))
-        claims_file = write.with_name(CLAIMS_FILE)
-        earlier = claims_file.read_text(encoding="utf-8") if claims_file.is_file() else ""
-        write_text(claims_file, result.claims_csv(earlier))
     return result
 
 

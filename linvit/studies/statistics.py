@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import brentq
 
-HOLDS, FAILS, UNCLEAR = "holds", "does not hold", "undecided"
+HOLDS, FAILS, UNCLEAR = "holds here", "not reproduced here", "undecided"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def made_up(kind):
 
 
 def test_time_and_memory_over_tokens():
-    ((name, figure),) = figures(made_up("op"), {})
+    ((name, figure),) = figures(made_up("op"))
     assert name == "growth"
     time, memory = figure.axes
     assert len(time.lines) == len(memory.lines) == 4
@@ -32,7 +32,7 @@ def test_a_mechanism_has_its_colour_and_a_dashed_line_looks_dashed():
         for variant in ("plain", "fused")
         for tokens in (49, 196)
     ]
-    ((_, figure),) = figures(Report("op", rows=rows), {})
+    ((_, figure),) = figures(Report("op", rows=rows))
     (axes,) = figure.axes
     colours = {line.get_label().split()[0]: line.get_color() for line in axes.lines}
     assert colours["mala"] == MECHANISMS["mala"].colour
@@ -46,7 +46,7 @@ def test_a_mechanism_has_its_colour_and_a_dashed_line_looks_dashed():
 
 
 def test_accuracy_over_latency_at_the_smallest_size():
-    drawn = dict(figures(made_up("model"), {"ravlt_tiny": (82.8, "RALA"), "convnext_tiny": (82.1, "ConvNeXt")}))
+    drawn = dict(figures(made_up("model")))
     assert drawn.keys() == {"growth", "accuracy_batch1"}
     (axes,) = drawn["accuracy_batch1"].axes
     assert axes.get_xlabel() == "ms per batch (CPU time, 224 × 224 px, batch 1, 1 thread)"
@@ -61,6 +61,6 @@ def test_loss_curves():
             "bf16": {"losses": [2.01, 1.01], "noise": 1e-2},
         }
     }
-    ((name, figure),) = figures(report, {})
+    ((name, figure),) = figures(report)
     assert name == "loss_a"
     assert len(figure.axes) == 2

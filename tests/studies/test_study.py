@@ -57,11 +57,6 @@ def training_of(recipes, folder, *overrides):
 def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     recipes, folder, page = write_recipes(tmp_path / "recipes"), tmp_path / "study", tmp_path / "results.md"
     page.write_text(ABOUT)
-    other = "other,a claim,a source,digits,a,b,1.000,0.500,1.500,0.010,holds"
-    last = other.replace("other", "last")
-    (tmp_path / "claims.csv").write_text(
-        "\n".join([",".join(CLAIM_COLUMNS), other, other.replace("other", "recipes"), last])
-    )
     arguments = ["study", "--recipes", str(recipes), "--folder", str(folder), "--seeds", "2", "--write", str(page)]
     arguments += ["--workers", workers]
     assert main(arguments) == 0
@@ -80,10 +75,10 @@ def test_two_variants_two_seeds_from_recipes_to_page(tmp_path, capsys, workers):
     assert "\nold\n" not in text
     assert "Vanilla linear attention is worse" in text
     assert "RALA is better" not in text  # only claims on these variants
-    header, kept, *claims, end = (tmp_path / "claims.csv").read_text().splitlines()
-    assert (header, kept, end) == (",".join(CLAIM_COLUMNS), other, last)
+    header, *claims = (folder / "recipes_claims.csv").read_text().splitlines()
+    assert header == ",".join(CLAIM_COLUMNS)
     assert claims
-    assert all(line.startswith("recipes,") and "a claim" not in line for line in claims)
+    assert all(line.startswith("recipes,") for line in claims)
     assert (tmp_path / "recipes.svg").read_bytes() == (folder / "recipes.svg").read_bytes()
     assert (folder / "recipes.png").read_bytes().startswith(b"\x89PNG")
     splits = [
@@ -164,6 +159,12 @@ def test_a_ledger_is_checked_and_knows_settings_but_not_machines(tmp_path):
         "folder": "x",
     }
     Ledger(path).add("rala seed 0", values, {"measures": {"top1": 0.5}, "seconds": 1.0, "reason": None})
+    row = json.loads(path.read_text())
+    assert (row["lr"], row["clip"], row["kernel"]) == (None, None, "auto")
+    more = {"optimizer": {"lr": 1e-3}, "task": {"cpp": True}, "trainer": {"gradient_clip_val": 1.0}}
+    Ledger(tmp_path / "more.jsonl").add("rala seed 0", more, {"measures": {}})
+    row = json.loads((tmp_path / "more.jsonl").read_text())
+    assert (row["lr"], row["clip"], row["kernel"], bool(row["processor"])) == (1e-3, 1.0, "cpp", True)
     moved = {"data": values["data"] | {"root": "b", "cache": "c", "num_workers": 0}, "folder": "y"}
     moved["task"] = values["task"] | {"compile": True, "cpp": True}
     moved["trainer"] = values["trainer"] | {"accelerator": "gpu"}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit.analysis.figures import svg
-from linvit.bench.figures import accuracies, figures
+from linvit.bench.figures import figures
 from linvit.bench.page import CLOCKS, MISSING, marks
 from linvit.bench.rows import Report, Row
 from linvit.files import write_text
@@ -24,7 +24,7 @@ def redraw(page: Path) -> list[Path]:
     written = []
     for bench in BEGIN.findall(text):
         report = report_on_page(text, bench)
-        for name, figure in figures(report, accuracies(report)):
+        for name, figure in figures(report):
             file = page.parent / f"bench_{bench}_{name}.svg"
             if name.startswith("accuracy") and f"({file.name})" in text:
                 write_text(file, svg(figure))
