@@ -1,4 +1,4 @@
-"""The recipes of DeiT-T, Swin-T and Swin-S with other attention: DeiT's and Swin's own trainings, and that each takes a step."""
+"""The recipes of DeiT-T, Swin-T and Swin-S with other attention: DeiT's and Swin's own trainings, and a step of each."""
 
 from pathlib import Path
 

@@ -183,7 +183,12 @@ def imagenet_v2(tmp_path_factory):
 
 def test_a_network_trained_on_imagenet_finds_its_classes_in_imagenet_v2(imagenet_v2, tmp_path, capsys):
     names = sorted({*CLASSES, *(f"n{number:08d}" for number in range(10_000_000, 10_000_997))})
-    data = {"root": str(write_imagenet(tmp_path / "imagenet", train=2)), "class_names": names, "size": 32, "batch_size": 2}
+    data = {
+        "root": str(write_imagenet(tmp_path / "imagenet", train=2)),
+        "class_names": names,
+        "size": 32,
+        "batch_size": 2,
+    }
     trainer = {"max_epochs": 1, "limit_val_batches": 0, "accelerator": "cpu"}
     values = {"model": {"name": "ravlt_nano"}, "data": {**data, "name": "imagefolder", "num_workers": 0}}
     (tmp_path / "recipe.yaml").write_text(json.dumps({**values, "trainer": trainer}))
