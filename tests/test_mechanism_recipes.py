@@ -1,4 +1,4 @@
-"""The recipes of DeiT-T, Swin-T and Swin-S with other attention: DeiT's and Swin's own trainings, and a step of each."""
+"""The recipes of DeiT-T, Swin-T and Swin-S with other attention: the trainings of DeiT and Swin, and a step of each."""
 
 from pathlib import Path
 
