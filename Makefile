@@ -31,6 +31,11 @@ format: $(STAMP)
 figures: $(STAMP)
 	$(BIN)/python tools/site/figures.py
 
+# The page of the papers' tables and figures, from the headers of the recipes.
+.PHONY: reproduce
+reproduce: $(STAMP)
+	$(BIN)/python tools/site/reproduce_page.py
+
 # The site, in site/: broken links and anchors, and public names without a docstring, end it. `make explorer` before it adds the explorer.
 docs: notebooks
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -5,14 +5,20 @@ from pathlib import Path
 
 import pytest
 import timm
+from imagenet_folder import write_imagenet
+from tiny_dense import HEADS, SIZE, tiny_scenes
 
 from linvit.models.by_name import create_classifier
+from linvit.models.published import ROWS
+from linvit.runs.bundled import header
 from linvit.runs.listing import list_recipes
 from linvit.runs.recipe import base_of, read_recipe
+from linvit.runs.training import train_folder
 from linvit_cli import main
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted((ROOT / "recipes").rglob("ablations/*.yaml"))
+RECIPES = sorted((ROOT / "recipes").glob("*/ablations/*.yaml"))
+DENSE = sorted((ROOT / "recipes" / "dense").glob("*/ablations/*.yaml"))
 PAGE = (ROOT / "docs" / "reference" / "ablations.md").read_text()
 CHEAP = ("s0_no_interaction2",)
 named = {"ids": lambda path: str(path.relative_to(ROOT / "recipes"))}
@@ -52,6 +58,56 @@ def test_recipe_changes_the_model_of_its_base_alone(path):
     assert ours.pop("folder") == f"runs/{path.parent.parent.name}_{path.stem}"
     base.pop("folder")
     assert ours == base
+
+
+def classifier_of(path):
+    """The recipe whose run a detector or segmentor with an ablated backbone starts from."""
+    family, _, change = path.stem.partition("_tiny_")
+    return ROOT / "recipes" / family / "ablations" / f"tiny_{change}.yaml"
+
+
+def test_every_ablated_row_with_dense_measures_has_a_recipe_for_each():
+    bases = ("RAVLT-T", "MAViT-T", "ELU + 1")  # with recipes of their own
+    tables = {"RALA, Table 9", "MALA, Table 10", "MALA, Table 11"}
+    rows = {name: row.values for name, row in ROWS.items() if row.table in tables and row.name not in bases}
+    published = [header(path)["published"] for path in DENSE]
+    for quantity in ("box AP", "mask AP", "mIoU"):
+        wanted = sorted(name for name, values in rows.items() if quantity in values)
+        assert sorted(re.search(r"\((.*)\)", text)[1] for text in published if quantity in text) == wanted
+
+
+@pytest.mark.parametrize("path", DENSE, **named)
+def test_backbone_is_that_of_the_ablated_classifier(path):
+    ours, base, classifier = (read_recipe(file) for file in (path, base_of(path), classifier_of(path)))
+    model = classifier["model"]
+    assert model.pop("name") == base["model"]["backbone"]
+    assert ours.pop("model") == {**base.pop("model"), **model}
+    assert ours.pop("init") == classifier["folder"]
+    assert ours.pop("folder") == f"{base.pop('folder').rpartition('_')[0]}_tiny_{path.stem.partition('_tiny_')[2]}"
+    assert ours == base
+
+
+@pytest.mark.parametrize(
+    ("folder", "stem"),
+    [
+        ("mask_rcnn_coco_12e", "ravlt_tiny_no_output_augmentation"),
+        ("semantic_fpn_ade20k_80k", "mavit_tiny_learned_beta_gamma"),
+    ],
+)
+def test_a_dense_ablation_starts_from_the_run_of_its_classifier(folder, stem, tmp_path, monkeypatch):
+    path = ROOT / "recipes" / "dense" / folder / "ablations" / f"{stem}.yaml"
+    trainer = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 0, "accelerator": "cpu"}
+    trainer |= {"precision": "32-true", "sync_batchnorm": False}
+    data, nano = {"batch_size": 2, "num_workers": 0}, f"{stem.partition('_')[0]}_nano"
+    images = write_imagenet(tmp_path / "images", 1, (1, 1, 1))
+    scenes = tiny_scenes(tmp_path / "scenes", 2, 1) / ("detection" if "coco" in folder else "segmentation")
+    size = {"long_side": SIZE, "short_side": SIZE} | ({} if "coco" in folder else {"crop": [SIZE, SIZE]})
+    model = {"backbone": nano, "heads": HEADS[read_recipe(path)["model"]["framework"]]}
+    monkeypatch.chdir(tmp_path)
+    first = {"model": {"name": nano}, "data": {**data, "size": 32, "root": str(images)}, "trainer": trainer}
+    train_folder(classifier_of(path), first)
+    run = train_folder(path, {"model": model, "data": {**data, **size, "root": str(scenes)}, "trainer": trainer})
+    assert (run / "checkpoints" / "last.ckpt").is_file()
 
 
 @pytest.mark.parametrize(

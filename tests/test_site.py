@@ -11,17 +11,21 @@ import pytest
 import timm
 import yaml
 
+from linvit.bench import kinds
 from linvit.models.listed import list_networks
 from linvit.models.published import PUBLISHED
 from linvit.runs.bundled import bundled_files
 from linvit.runs.model_card import network_card
-from linvit_cli import _parser
+from linvit.runs.recipe import Recipe, read_recipe
+from linvit_cli import _parser, parse
+from linvit_cli.overrides import recipe_overrides
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "tools" / "site"))
 generated = pytest.importorskip("generated")
 public = pytest.importorskip("public")
+reproduce_page = pytest.importorskip("reproduce_page")
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +141,40 @@ def test_every_page_is_in_the_navigation(pages):
     cards = {name for name in pages if re.match(r"reference/models/(?!index)", name)}
     notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert listed == written | set(pages) - cards | notebooks
+
+
+@pytest.fixture(scope="module")
+def reproduced():
+    """Paper → [item, what it shows, command, state] of each table, figure and section; as the page has them."""
+    page, tables = reproduce_page.PAGE.read_text(), {}
+    for name, text in reproduce_page.sections().items():
+        begin, end = reproduce_page.marks(name)
+        assert f"{begin}\n\n{text}\n{end}" in page, "run `make reproduce`"
+        tables[name] = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", text, re.MULTILINE)[2:]]
+    return {paper: tables[paper] for paper in reproduce_page.ITEMS}
+
+
+def test_every_table_and_figure_can_be_reproduced_or_is_explained(reproduced):
+    for paper, figures, tables in (("RALA", 9, 10), ("MALA", 7, 11), ("CARE", 3, 5)):
+        rows = reproduced[paper]
+        assert all(len(row) == 4 and all(cell.strip() for cell in row) for row in rows)
+        names = re.sub(r"Figures (\d) and (\d)", r"Figure \1 Figure \2", "; ".join(name for name, *_ in rows))
+        wanted = {*(f"Figure {n}" for n in range(1, figures + 1)), *(f"Table {n}" for n in range(1, tables + 1))}
+        assert wanted == set(re.findall(r"(?:Figure|Table) \d+", names))
+        assert all("`linvit" in how or "](" in how or "header" in how for _, _, how, _ in rows)
+
+
+def test_commands_of_the_page_on_reproduction_are_understood(reproduced):
+    commands = [
+        command for rows in reproduced.values() for row in rows for command in re.findall("`linvit (.*?)`", row[2])
+    ]
+    assert len(commands) > 40
+    for command in commands:
+        options = parse(command.split())
+        if options.command == "train":
+            Recipe(read_recipe(bundled_files()[options.recipe], recipe_overrides(options.rest)))
+        if options.command == "bench":
+            kinds.options_of(options.kind, {**vars(options), "device": "cpu"})
 
 
 def test_the_figures_are_those_that_the_code_draws():

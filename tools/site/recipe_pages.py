@@ -22,6 +22,7 @@ ABOUT = {
     "language": "Language",
     "linearize": "From softmax to linear",
     "mavit": "MAViT",
+    "mechanisms": "DeiT and Swin with other attention",
     "multilabel": "Several labels per image",
     "pretrain": "Backbones of the evidence",
     "ravlt": "RAVLT",
