@@ -77,7 +77,7 @@ class StoredMap:
         with open(str(self.path), "r+b") as file:
             file.seek(start * self._row_bytes)
             raw.tofile(file)
-        self.written = start + len(ordered), zlib.crc32(raw, self.written[1])
+        self.written = start + len(ordered), zlib.crc32(raw.data, self.written[1])
 
     def remove(self) -> None:
         """Removes the file, if there is one."""
