@@ -310,14 +310,16 @@ def opened(path: Path, threads: int | None = None) -> tuple[Facts | SequenceFact
     if not path.exists():
         raise FileNotFoundError(f"The file {path} does not exist: check the path.")
     try:
-        if format.suffix != PACKAGE:
-            check_regular(path)
+        for file in path.rglob("*.*") if format.suffix == PACKAGE and path.is_dir() else [path]:
+            if file.suffix != ".CoreML":  # the folder in a package
+                check_regular(file)
         text, session = format.open(path, threads, "float32")
         facts = facts_in(text, path)
     except FactsError:
         raise
     except Exception as error:  # runtimes raise errors of many classes
-        raise ValueError(f"{format.name} cannot read {path} ({reason_of(error)}): export it again.") from error
+        reason = "it is damaged" if isinstance(error, AttributeError | LookupError | TypeError) else reason_of(error)
+        raise ValueError(f"{format.name} cannot read {path} ({reason}): export it again.") from error
     if session is None:
         raise ValueError(
             f"{path} cannot be run here, because {format.name} does not run on {platform.system()}: use it on a system"

@@ -16,6 +16,7 @@ from linvit.deploy.facts import BACKBONE, DETECTIONS, Facts, FactsError, Sequenc
 from linvit.deploy.formats import opened
 from linvit.models.dense.images import pasted, suppressed
 from linvit.models.dense.retinanet import CHOICE, most_likely
+from linvit.ranges import allows
 from linvit.runs.exported_sequences import run_of_sequences
 from linvit.runs.run import Run
 from linvit.runs.tasks import TASKS
@@ -117,6 +118,11 @@ def run_of_file(path: Path) -> Run:
     if facts.task not in EXPORTED or (facts.fit is None) != (TASKS[facts.task].preprocessing is Preprocessing):
         raise FactsError(f"What {path} says about its task {facts.task!r} is damaged: export it again.")
     spec = TASKS[facts.task]
+    lengths = {len(value) for value in facts.stored.values() if isinstance(value, list)}
+    if not all(allows(spec.stored_facts.get(name), value) for name, value in facts.stored.items()) or lengths - {
+        len(facts.class_names)
+    }:
+        raise FactsError(f"What {path} says about its data is damaged: export it again.")
     kind = ExportedNetwork
     if facts.task == "detection":
         kind = ExportedRegionDetector if facts.outputs == DETECTIONS else ExportedDetector

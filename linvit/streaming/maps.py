@@ -82,8 +82,8 @@ class StoredMap:
     def remove(self) -> None:
         """Removes the file, if there is one."""
         self._held = None
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+        if self.path is not None and self.path.is_file():
+            self.path.unlink()
 
 
 def _reserve(path: Path, size: int) -> None:

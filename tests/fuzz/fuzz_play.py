@@ -48,13 +48,14 @@ class Case:
 
     shown: how the case reads in a report. act: does it there and returns the exit code. wrong: whether it is plainly a
     mistake, so that it must not end with 0. apart: whether it is played in a process of its own, because libraries in
-    C++ may end it, or not end.
+    C++ may end it, or not end. may_abort: whether that is known of the library.
     """
 
     shown: str
     act: Callable[[Path], int]
     wrong: bool = False
     apart: bool = False
+    may_abort: bool = False
 
     def __repr__(self) -> str:
         return self.shown
@@ -101,6 +102,8 @@ def trouble(case: Case, folder: Path) -> str | None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         return f"hang: longer than {SECONDS} s in a library"
+    if ended[1] and case.may_abort:
+        return None
     if ended[1]:
         return f"abort: signal {-os.waitstatus_to_exitcode(ended[1])}"
     return (folder / "wrong").read_text() or None
