@@ -318,7 +318,7 @@ def opened(path: Path, threads: int | None = None) -> tuple[Facts | SequenceFact
     except FactsError:
         raise
     except Exception as error:  # runtimes raise errors of many classes
-        reason = "it is damaged" if isinstance(error, AttributeError | LookupError | TypeError) else reason_of(error)
+        reason = "it is damaged" if isinstance(error, AttributeError | TypeError) else reason_of(error)
         raise ValueError(f"{format.name} cannot read {path} ({reason}): export it again.") from error
     if session is None:
         raise ValueError(
