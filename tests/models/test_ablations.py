@@ -14,7 +14,7 @@ from linvit.runs.recipe import read_recipe
 from linvit.tasks.optimization import Optimizer
 
 ROOT = Path(__file__).parents[2] / "recipes"
-RECIPES = sorted(ROOT.rglob("ablations/*.yaml"))
+RECIPES = sorted(ROOT.glob("*/ablations/*.yaml"))
 OF_THE_SIZE = {"no_memory": {"widths": (24, 36, 48, 72)}, "symmetric": {"head_widths": (8, 12, 12, 12)}}
 
 
