@@ -634,7 +634,7 @@ READERS: dict[str, dict[str, Reader]] = {
         "interrupted": Reader(partial(write_spill, 9), "progress.pt *.map", stream_again, refuses=()),
     },
     "compiled libraries": {
-        "nothing": Reader(write_library, "linvit* *.so *.o build.ninja .ninja*", load_library, refuses=()),
+        "nothing": Reader(write_library, "linvit*", load_library, refuses=()),
     },
 }
 """Kind of reader → name → reader."""

@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -58,23 +60,27 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
     flags = ["-O3", "-std=c++20", "-fno-math-errno", "-ffp-contract=fast", *INSTRUCTIONS.get(capability, []), *openmp]
     try:
         place = Path(folder or _get_build_directory(_name(capability), verbose=False))
-        library, digest = place / f"{_name(capability)}.so", place / "linvit.sha256"
-        with FileLock(place / "linvit.lock"):
-            (place / "lock").unlink(
-                missing_ok=True
-            )  # torch's lock, left by a killed process; others would wait for it forever
-            if not digest.is_file() or digest.read_text() != _digest(library):  # loading a truncated library crashes
-                for path in (library, *place.glob("*.o")):
-                    path.unlink(missing_ok=True)
-            compiled(
-                _name(capability),
-                [str(source) for source in SOURCES],
-                extra_cflags=flags,
-                extra_ldflags=openmp,
-                build_directory=str(place),
-                is_python_module=False,
-            )
-            digest.write_text(_digest(library))
+        library, digest, lock = place / f"{_name(capability)}.so", place / "linvit.sha256", place / "linvit.lock"
+        for path in (library, digest, lock):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif not path.is_file():  # a broken link, a pipe …
+                path.unlink(missing_ok=True)
+        with FileLock(lock):
+            if digest.is_file() and digest.read_text() == _digest(library, flags):  # a truncated library crashes
+                torch.ops.load_library(library)
+                return
+            with tempfile.TemporaryDirectory(dir=place) as fresh:
+                compiled(
+                    _name(capability),
+                    [str(source) for source in SOURCES],
+                    extra_cflags=flags,
+                    extra_ldflags=openmp,
+                    build_directory=fresh,
+                    is_python_module=False,
+                )
+                os.replace(Path(fresh) / library.name, library)
+            digest.write_text(_digest(library, flags))
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(
@@ -83,8 +89,13 @@ def compile_library(capability: str, folder: Path | None = None) -> None:
         ) from error
 
 
-def _digest(library: Path) -> str:
-    return hashlib.sha256(library.read_bytes()).hexdigest() if library.is_file() else ""
+def _digest(library: Path, flags: Sequence[str]) -> str:
+    """A hash of the library and of what it was compiled from."""
+    if not library.is_file():
+        return ""
+    parts = [" ".join(flags).encode(), torch.__version__.encode()]
+    parts += [path.read_bytes() for path in (library, *sorted(Path(__file__).parent.glob("*.[ch]*")))]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def compile_prebuilt(folder: Path) -> None:
