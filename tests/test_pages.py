@@ -8,10 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-
-from linvit.runs.bundled import bundled_files
-from linvit.runs.recipe import Recipe, read_recipe
 from linvit.runs.settings import parameters
+
+from linvit.bundled import bundled_files
+from linvit.runs.recipe import Recipe, read_recipe
 from linvit.runs.tasks import SOURCES, TASKS
 from linvit_cli import _parser, parse
 from linvit_cli.overrides import recipe_overrides

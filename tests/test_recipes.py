@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 
+from linvit.bundled import header
 from linvit.models.published import ROWS
-from linvit.runs.bundled import header
 from linvit.runs.recipe import Recipe, base_of, merge, read_recipe
 from linvit.runs.tasks import TASKS
 from linvit.runs.training import train_folder
