@@ -27,24 +27,25 @@ class SettingError(ValueError):
         error.argument, error.value, error.expected, error.remedy = argument, value, expected, remedy
         return error
 
-    def spelled(self, spell: Callable[[str], str | None]) -> str:
-        """The sentence with the settings that `spell` knows in its words.
 
-        A value follows as key=value, or as a word after a flag; a true or false value leaves the flag alone.
-        """
-        pieces = str(self).split("`")
-        if len(pieces) % 2 == 0:  # a value has a backtick
-            pieces[-2:] = ["`".join(pieces[-2:])]
-        for index in range(1, len(pieces) - 1, 2):
-            name, equals, value = pieces[index].partition("=")
-            word = spell(name) if name.isidentifier() else None
-            if word is None:
-                pieces[index] = f"`{pieces[index]}`"
-            elif word.startswith("--"):
-                pieces[index] = f"{word} {value}" if value not in ("", "True", "False") else word
-            else:
-                pieces[index] = f"{word}{equals}{value}"
-        return "".join(pieces)
+def spelled(sentence: str, spell: Callable[[str], str | None]) -> str:
+    """The sentence with the settings that `spell` knows in its words.
+
+    A value follows as key=value, or as a word after a flag; a true or false value leaves the flag alone.
+    """
+    pieces = sentence.split("`")
+    if len(pieces) % 2 == 0:  # a value has a backtick
+        pieces[-2:] = ["`".join(pieces[-2:])]
+    for index in range(1, len(pieces) - 1, 2):
+        name, equals, value = pieces[index].partition("=")
+        word = spell(name) if name.isidentifier() else None
+        if word is None:
+            pieces[index] = f"`{pieces[index]}`"
+        elif word.startswith("--"):
+            pieces[index] = f"{word} {value}" if value not in ("", "True", "False") else word
+        else:
+            pieces[index] = f"{word}{equals}{value}"
+    return "".join(pieces)
 
 
 @contextlib.contextmanager
@@ -63,7 +64,7 @@ def keys_of(group: str, names: Container[str] | None = None, /, **elsewhere: str
     try:
         yield
     except SettingError as error:
-        error.args = (error.spelled(key),)
+        error.args = (spelled(str(error), key),)
         raise
 
 

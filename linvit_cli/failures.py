@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires
 
-from linvit.errors import SettingError
+from linvit.errors import spelled
 from linvit_cli.streams import BROKEN_PIPE, complain, output_error
 
 WRONG_USE, SOME_FAILED, STOPPED, BUG = 2, 1, 130, 70
@@ -22,7 +22,7 @@ DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 
 def explain(error: Exception, options: argparse.Namespace) -> int:
     """Prints one sentence for a user's mistake, a traceback for a bug of ours, and returns the exit code."""
-    sentence = error.spelled(_spellings(options).get) if isinstance(error, SettingError) else str(error)
+    sentence = spelled(str(error), _spellings(options).get) if "`" in str(error) else str(error)
     if type(error).__name__ == "RunStoppedError":
         return say(sentence, STOPPED)
     reason = _mistake(error, sentence)

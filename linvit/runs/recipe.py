@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 
 from linvit.bundled import find_recipe
 from linvit.data.source import Source
-from linvit.errors import keys_of, quoted
+from linvit.errors import SettingError, keys_of, quoted
 from linvit.ranges import Count, Filled, Seed, arguments, as_tuple, check, declared, nearest, required, some_of
 from linvit.runs.components import components, created
 from linvit.runs.opening import check_size, check_teacher
@@ -72,7 +72,7 @@ def base_of(path: str | Path) -> Path | None:
 def _base(path: Path, values: Mapping[str, Any]) -> Path | None:
     base = values.get("base")
     if base is not None and not isinstance(base, str):
-        raise ValueError(
+        raise SettingError(
             f"The `base` of the recipe {path} is {quoted(base)}, expected the path of a recipe: correct it."
         )
     return None if base is None else Path(os.path.normpath(path.parent / base))
@@ -85,7 +85,7 @@ def _layers(path: Path) -> list[dict[str, Any]]:
     below: Path | None = path
     while below is not None:
         if below.resolve() in seen:
-            raise ValueError(f"{path} comes back to {below.name} through its bases: remove `base` from one of them.")
+            raise SettingError(f"{path} comes back to {below.name} through its bases: remove `base` from one of them.")
         layers.append(read_yaml(below))
         seen.append(below.resolve())
         below = _base(below, layers[-1])
@@ -282,7 +282,7 @@ def _filled(init: str | None, values: Mapping[str, Any]) -> str | None:
         for name in match[1].split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         if value is None or isinstance(value, Mapping | list):
-            raise ValueError(
+            raise SettingError(
                 f"`init` is {init!r}, but the recipe has no single value for {match[1]}: set it, or correct the path."
             )
         return str(value)

@@ -11,7 +11,7 @@ from huggingface_hub import constants as hub
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
-from linvit.errors import keys_of
+from linvit.errors import SettingError, keys_of
 from linvit.files import read_checkpoint, reason_of
 from linvit.ranges import Amount, Count, OneOf, Range, as_tuple, check, check_names, declared, required
 from linvit.runs.recipe import SETTINGS
@@ -87,7 +87,8 @@ def read_resumable(path: str | Path) -> dict[str, Any]:
         _check_needed(content, PROGRESS)
         check(PROGRESS, content)
         try:
-            trainer.fit_loop.load_state_dict(content["loops"]["fit_loop"])
+            for name in ("fit_loop", "validate_loop", "test_loop", "predict_loop"):
+                getattr(trainer, name).load_state_dict(content["loops"][name])
         except Exception as error:  # whatever Lightning makes of a changed state
             raise ValueError(f"its record of the training does not fit ({reason_of(error)})") from error
         sizes = {weight.numel() for weight in stored.weights.values()}
@@ -172,7 +173,7 @@ def _offline() -> Iterator[None]:
 
 def _stored(path: Path, content: Mapping[str, Any]) -> Stored:
     if "linvit" not in content:
-        raise ValueError(
+        raise SettingError(
             f"The checkpoint {path} does not say which model it belongs to, as those of `linvit train` do: load it with"
             " `model` and `checkpoint`."
         )
