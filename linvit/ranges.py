@@ -174,7 +174,6 @@ def arguments(kind: type) -> dict[str, inspect.Parameter]:
     return by_name
 
 
-@functools.cache
 def declared(kind: type) -> Mapping[str, Any]:
     """The annotations of a class's keyword arguments."""
     return {name: p.annotation for name, p in arguments(kind).items()}
