@@ -4,13 +4,14 @@ Importing this package registers its models with timm. `linvit.ops` alone needs 
 the extra `train`.
 """
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-if find_spec("timm"):
+if find_spec("timm") and "linvit_cli" not in sys.modules:  # the command line imports what a command needs
     from linvit import models as models
     from linvit.fusion import fuse as fuse
     from linvit.models import linearize as linearize
@@ -30,8 +31,12 @@ ON_DEMAND = {
     "Run": "runs",
     "explore": "explorer",
     "export": "runs",
+    "fuse": "fusion",
+    "linearize": "models",
+    "load_released": "released",
     "load_run": "runs",
     "push": "runs",
+    "swap_attention": "models",
     "stream": "streaming",
     "train": "runs",
 }
@@ -39,6 +44,8 @@ ON_DEMAND = {
 
 def __getattr__(name: str) -> Any:
     """Lightning and what else training needs are imported when they are asked for."""
+    if name == "models":
+        return import_module("linvit.models")
     if name not in ON_DEMAND:
         raise AttributeError(f"module 'linvit' has no attribute {name!r}")
     return getattr(import_module(f"linvit.{ON_DEMAND[name]}"), name)

@@ -21,8 +21,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from linvit.errors import SettingError, quoted
+
 Entry = TypeVar("Entry")
-SHOWN, LISTED, NEAREST = 60, 12, 3
+shown = quoted
+LISTED, NEAREST = 12, 3
 WORDS: Mapping[Any, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
@@ -171,7 +174,6 @@ def arguments(kind: type) -> dict[str, inspect.Parameter]:
     return by_name
 
 
-@functools.cache
 def declared(kind: type) -> Mapping[str, Any]:
     """The annotations of a class's keyword arguments."""
     return {name: p.annotation for name, p in arguments(kind).items()}
@@ -214,7 +216,7 @@ def known(argument: str, name: Any, table: Mapping[str, Entry]) -> Entry:
     Raises ValueError if there is none; the message lists the known names and offers the nearest.
     """
     if not isinstance(name, str) or name not in table:
-        raise ValueError(f"`{argument}` is {shown(name)}, expected one of {', '.join(table)}.{nearest(name, table)}")
+        raise SettingError(f"`{argument}` is {quoted(name)}, expected one of {', '.join(table)}.{nearest(name, table)}")
     return table[name]
 
 
@@ -227,7 +229,7 @@ def check(kind: type | Mapping[str, Any], values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         annotation = annotations.get(name, Any)
         if not allows(annotation, value):
-            raise ValueError(f"`{name}` is {shown(value)}, expected {expected(annotation, got=value)}: change it.")
+            raise SettingError.of(name, value, expected(annotation, got=value))
 
 
 def allows(annotation: Any, value: Any) -> bool:
@@ -281,10 +283,9 @@ def expected(annotation: Any, many: bool = False, got: Any = None) -> str:
     return WORDS.get(kind, (str(kind), str(kind)))[many]
 
 
-def shown(value: Any) -> str:
-    """A value as a sentence quotes it: as in YAML, and not longer than a line."""
-    text = "null" if value is None else str(value) if isinstance(value, Real) else " ".join(repr(value).split())
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+def as_tuple(value: Any) -> Any:
+    """A list of numbers as a tuple, anything else as it is."""
+    return tuple(value) if isinstance(value, list) and not any(isinstance(item, str) for item in value) else value
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import argparse
 from contextlib import suppress
 from pathlib import Path
 
-from linvit_cli.light import light_module
+from linvit.explorer import serving
 from linvit_cli.parser import whole
 from linvit_cli.streams import show
 
@@ -22,7 +22,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    serving = light_module("linvit.explorer.serving")
     if options.write is not None:
         if options.port is not None or options.no_browser:
             raise ValueError("--write only copies the page: leave --port and --no-browser out.")

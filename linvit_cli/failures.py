@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires
 
-from linvit_cli.light import light_module
+from linvit.errors import spelled
 from linvit_cli.streams import BROKEN_PIPE, complain, output_error
 
 WRONG_USE, SOME_FAILED, STOPPED, BUG = 2, 1, 130, 70
@@ -22,7 +22,7 @@ DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 
 def explain(error: Exception, options: argparse.Namespace) -> int:
     """Prints one sentence for a user's mistake, a traceback for a bug of ours, and returns the exit code."""
-    sentence = spelled(str(error), options)
+    sentence = spelled(str(error), _spellings(options).get) if "`" in str(error) else str(error)
     if type(error).__name__ == "RunStoppedError":
         return say(sentence, STOPPED)
     reason = _mistake(error, sentence)
@@ -64,8 +64,6 @@ def _mistake(error: Exception, sentence: str) -> str | None:
         return f"Memory ran out ({_first_line(sentence) or 'MemoryError'}): make sizes, batches or the network smaller."
     if isinstance(error, RecursionError):
         return "A file or setting is nested too deeply to be read: make it flatter."
-    if isinstance(error, TypeError) and re.match(r"(\w+: )?`\w+`", str(error)):
-        return sentence
     if any(kind.__name__ == "YAMLError" for kind in type(error).__mro__):
         return f"A file is not valid YAML ({' '.join(sentence.split())}): correct it."
     if isinstance(error, OSError) and error.filename and error.strerror:  # the system's own, not a sentence of ours
@@ -102,29 +100,25 @@ def _requirements() -> Sequence[str]:
         return ()
 
 
-def spelled(sentence: str, options: argparse.Namespace) -> str:
-    """The sentence with Python's arguments respelled as the options and override keys of the command."""
-    if "`" not in sentence:
-        return sentence
+def _spellings(options: argparse.Namespace) -> dict[str, str]:
+    """How the command's user writes Python's arguments: as its options and override keys."""
     spellings: dict[str, str] = {}
     if options.takes_overrides:
         spellings |= {name: f"data.{name}" for name in _data_keys(options.overrides)} | {"data": "data"}
     if options.command == "train":
-        spellings |= {"resume": "--resume", "folder": "folder=…", "seed": "seed", "data": "data"}
-    settings = light_module("linvit.runs.settings")
-    respelled: str = settings.respelled(sentence, spellings | dict(options.flags))
-    return respelled
+        spellings |= {"resume": "--resume", "folder": "folder", "seed": "seed", "data": "data"}
+    return spellings | dict(options.flags)
 
 
 def _data_keys(overrides: Sequence[str]) -> set[str]:
     """The settings of the source that the overrides name, by default of all sources."""
-    from linvit.runs.settings import parameters
+    from linvit.ranges import declared
     from linvit.runs.tasks import SOURCES
 
     given: Mapping[str, str] = dict(override.split("=", 1) for override in overrides if "=" in override)
     name = given.get("data.name", given.get("data", ""))
     sources = [SOURCES[name]] if name in SOURCES else SOURCES.values()
-    return {key for source in sources for key in parameters(source)}
+    return {key for source in sources for key in declared(source)}
 
 
 def _first_line(text: str) -> str:

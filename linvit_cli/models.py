@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from linvit_cli.light import light_module
+from linvit.bundled import caption, list_networks
 from linvit_cli.streams import show
 from linvit_cli.tables import show_rows
 
@@ -28,14 +28,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.recipes and (options.family or options.task):
         raise ValueError("--recipes excludes --family and --task: leave them out.")
-    listed = light_module("linvit.models.listed")
     task = options.task or "classification"
     if options.recipes:
         from linvit.runs.listing import list_recipes
 
         rows = list_recipes(options.recipes, progress=True)
     else:
-        rows = listed.list_networks(task, options.family)
+        rows = list_networks(task, options.family)
     if options.json:
         show(json.dumps(rows))
     elif options.recipes:
@@ -43,9 +42,9 @@ def run(options: argparse.Namespace) -> int:
 
         show_rows(readable(rows), box=box.MARKDOWN)
     elif rows:
-        show_rows(readable(rows), left=2, caption=listed.caption(task))
+        show_rows(readable(rows), left=2, caption=caption(task))
     else:
-        show(listed.caption(task))
+        show(caption(task))
     return 0
 
 

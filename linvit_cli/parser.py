@@ -3,10 +3,10 @@
 import argparse
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from linvit_cli.light import light_module
+from linvit.ranges import nearest
 from linvit_cli.streams import complain
 
 WRONG_USE = 2
@@ -105,12 +105,6 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{self.prog} does not accept the argument {first!r}: leave it out")
         options = [name for action in self._actions for name in action.option_strings]
         self.error(f"{self.prog} has no option {first.partition('=')[0]}.{nearest(first.partition('=')[0], options)}")
-
-
-def nearest(name: object, known: Iterable[str]) -> str:
-    """` Did you mean …?`, or nothing if no known name is near."""
-    hint: str = light_module("linvit.ranges").nearest(name, known)
-    return hint
 
 
 def add_help(group: argparse._ActionsContainer) -> None:

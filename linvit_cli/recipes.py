@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from linvit_cli.light import light_module
+from linvit.bundled import recipes
 from linvit_cli.tables import show_pieces
 
 HELP = "List or search the recipes that come with linvit."
@@ -23,7 +23,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    rows = light_module("linvit.runs.bundled").recipes(*options.words)
+    rows = recipes(*options.words)
     show_pieces([json.dumps(rows)] if options.json else _lines(rows, bool(options.words)))
     return 0
 

@@ -8,9 +8,9 @@ import timm
 from imagenet_folder import write_imagenet
 from tiny_dense import HEADS, SIZE, tiny_scenes
 
+from linvit.bundled import header
 from linvit.models.by_name import create_classifier
 from linvit.models.published import ROWS
-from linvit.runs.bundled import header
 from linvit.runs.listing import list_recipes
 from linvit.runs.recipe import base_of, read_recipe
 from linvit.runs.training import train_folder

@@ -6,8 +6,8 @@ import pytest
 import torch
 from imagenet_folder import write_imagenet
 
+from linvit.bundled import header
 from linvit.models.published import ROWS
-from linvit.runs.bundled import header
 from linvit.runs.recipe import Recipe, read_recipe
 from linvit.tasks.optimization import Optimizer, Schedule
 

@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*(ROOT / "linvit").rglob("*.py"), *(ROOT / "linvit_cli").rglob("*.py")])
 EMPTY = {"one", "part", "found", "own", "told"}  # what do they hold?
@@ -26,16 +24,15 @@ def names(tree):
             yield node.name, node.lineno
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_names_say_what_they_hold(path):
-    given = list(names(ast.parse(path.read_text(encoding="utf-8"))))
-    empty = [f"{name} in line {line}" for name, line in given if name in EMPTY]
-    other = [
-        f"{name} in line {line}"
-        for name, line in given
-        if name not in PAPERS and any(root in re.split(r"_|(?<=[a-z])(?=[A-Z])", name.lower()) for root in ROOTS)
+def test_names_say_what_they_hold():
+    faults = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in FILES
+        for name, line in names(ast.parse(path.read_text(encoding="utf-8")))
+        if name in EMPTY
+        or (name not in PAPERS and any(root in re.split(r"_|(?<=[a-z])(?=[A-Z])", name.lower()) for root in ROOTS))
     ]
-    assert empty + other == []
+    assert faults == []
 
 
 def test_modules_are_named_by_the_words_too():

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from linvit.runs.bundled import bundled_files
+from linvit.bundled import bundled_files
+from linvit.ranges import declared
 from linvit.runs.recipe import Recipe, read_recipe
-from linvit.runs.settings import parameters
 from linvit.runs.tasks import SOURCES, TASKS
 from linvit_cli import _parser, parse
 from linvit_cli.overrides import recipe_overrides
@@ -22,10 +22,6 @@ PAGES.remove(ROOT / "docs" / "contribute" / "log.md")  # which tells what was
 PLACEHOLDERS = ("RECIPE", "my.yaml")  # which a reader replaces or has written
 OTHERS = {"tests/test_models.py"}  # timm's
 FILE = re.compile(r"`((?:linvit|tests|recipes|docs)/[a-z0-9_/.]+\.(?:py|yaml|md))`")
-
-
-def shown(page):
-    return str(page.relative_to(ROOT))
 
 
 def python_blocks(page):
@@ -50,14 +46,14 @@ def names_of(tree):
     return made, read
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
-def test_python_runs_from_top_to_bottom(page):
+def test_python_runs_from_top_to_bottom():
     """As far as names go: each is made in the block or in one above it."""
-    known = set(dir(builtins))
-    for line, code in python_blocks(page):
-        made, read = names_of(ast.parse(code))
-        known |= made
-        assert not read - known, f"{shown(page)}, block at line {line}: {sorted(read - known)}"
+    for page in PAGES:
+        names = set(dir(builtins))
+        for line, code in python_blocks(page):
+            made, read = names_of(ast.parse(code))
+            names |= made
+            assert not read - names, f"{page}, block at line {line}: {sorted(read - names)}"
 
 
 def commands(page):
@@ -65,21 +61,20 @@ def commands(page):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if "linvit" in words and words[0] != "python":
-                yield pytest.param(words[words.index("linvit") + 1 :], id=f"{shown(page)}: {line[:60]}")
+                yield tuple(words[words.index("linvit") + 1 :])
 
 
-@pytest.mark.parametrize("words", [command for page in PAGES for command in commands(page)])
-def test_commands_are_understood(words):
-    options = parse(words)
-    check_data_keys(f"{override.partition('=')[0]} " for override in options.overrides)
-    if options.command == "train" and options.recipe not in PLACEHOLDERS:
-        named = options.recipe in bundled_files()
-        Recipe(read_recipe(options.recipe if named else ROOT / options.recipe, recipe_overrides(options.rest)))
+def test_commands_are_understood():
+    for words in dict.fromkeys(words for page in PAGES for words in commands(page)):
+        options = parse(words)
+        check_data_keys(f"{override.partition('=')[0]} " for override in options.overrides)
+        if options.command == "train" and options.recipe not in PLACEHOLDERS:
+            named = options.recipe in bundled_files()
+            Recipe(read_recipe(options.recipe if named else ROOT / options.recipe, recipe_overrides(options.rest)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
-def test_flags_in_the_text_exist(page, capsys):
-    for command in re.findall(r"`linvit ([^`]*--[^`]*)`", page.read_text()):
+def test_flags_in_the_text_exist(capsys):
+    for command in {text for page in PAGES for text in re.findall(r"`linvit ([^`]*--[^`]*)`", page.read_text())}:
         words = command.split()
         with pytest.raises(SystemExit, match="0"):
             _parser().parse_args([*words[: 2 if words[0] in ("bench", "data") else 1], "--help"])
@@ -91,22 +86,21 @@ def test_flags_in_the_text_exist(page, capsys):
 
 
 def check_data_keys(texts):
-    known = {name for source in SOURCES.values() for name in parameters(source)} | {"name", "key"}
+    known = {name for source in SOURCES.values() for name in declared(source)} | {"name", "key"}
     for text in texts:
         for key in re.findall(r"\bdata\.(\w+)", text):
             assert key in known, text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
-def test_names_files_and_settings_exist(page):
-    text = page.read_text()
-    for name in re.findall(r"(?<![\w./])linvit(?:\.\w+)+", text):
+def test_names_files_and_settings_exist():
+    text = "\n".join(page.read_text() for page in PAGES)
+    for name in set(re.findall(r"(?<![\w./])linvit(?:\.\w+)+", text)):
         pkgutil.resolve_name(name.removesuffix(".py"))
     for file in set(FILE.findall(text)) - OTHERS:
         assert (ROOT / file).is_file(), file
-    code = re.findall(r"`([^`\n]+)`", text)
+    code = set(re.findall(r"`([^`\n]+)`", text))
     check_data_keys(snippet for snippet in code if not snippet.startswith("linvit."))
-    settings = {name for spec in TASKS.values() for name in parameters(spec.task)} | {"name"}
+    settings = {name for spec in TASKS.values() for name in declared(spec.task)} | {"name"}
     for snippet in code:
         for key in re.findall(r"\btask\.(\w+)", snippet):
             assert key in settings, snippet
@@ -123,17 +117,17 @@ def test_statements_on_safety_name_tests_that_exist():
     assert named > 30
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
-def test_links_lead_somewhere(page):
+def test_links_lead_somewhere():
     """On GitHub: to a file, and to a heading in it. The first page of the site links to generated pages too."""
-    for target, _, anchor in re.findall(r"\]\((?!https://|mailto:)([^)#\s]*)(#([^)\s]+))?\)", page.read_text()):
-        file = (page.parent / target).resolve() if target else page
-        if page == ROOT / "docs" / "index.md" and not file.exists():
-            assert file.parts[-2] in ("python", "reference", "models", "contribute"), target
-            continue
-        assert file.is_file(), target
-        if anchor and file.suffix == ".md":
-            assert anchor in anchors(file.read_text()), f"{target}#{anchor}"
+    for page in PAGES:
+        for target, _, anchor in re.findall(r"\]\((?!https://|mailto:)([^)#\s]*)(#([^)\s]+))?\)", page.read_text()):
+            file = (page.parent / target).resolve() if target else page
+            if page == ROOT / "docs" / "index.md" and not file.exists():
+                assert file.parts[-2] in ("python", "reference", "models", "contribute"), target
+                continue
+            assert file.is_file(), (page, target)
+            if anchor and file.suffix == ".md":
+                assert anchor in anchors(file.read_text()), f"{page}: {target}#{anchor}"
 
 
 def anchors(text):

@@ -22,7 +22,8 @@ CLASSES = {
     **{source.__name__: source for source in SOURCES.values()},
     **{kind.__name__: kind for kind in SETTINGS.values()},
 }
-DECLARED = {name: declared(kind) for name, kind in CLASSES.items()} | {"Trainer": RANGES, "Recipe": TOP}
+OURS = {name: annotation for name, annotation in RANGES.items() if annotation is not declared(Trainer)[name]}
+DECLARED = {name: declared(kind) for name, kind in CLASSES.items()} | {"Trainer": OURS, "Recipe": TOP}
 NUMBERS = (int, float)
 WITHOUT_RANGE: dict[str, str] = {}  # class.key: why
 STEP = 1e-6
@@ -77,10 +78,6 @@ def keys_of(name, single=None):
 def test_every_number_has_a_range():
     without = {f"{name}.{key}" for name, key in KEYS if None in dict(rules(DECLARED[name][key])).values()}
     assert without == set(WITHOUT_RANGE)
-
-
-def test_every_argument_of_the_trainer_has_a_range():
-    assert set(RANGES) == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
 
 
 @pytest.mark.parametrize("name", DECLARED)
@@ -199,7 +196,7 @@ def test_arguments_are_checked_before_the_constructor_however_they_are_given():
         ("task.ema_decay=2", "task.ema_decay is 2, expected a number from 0 up to, but not including, 1, or null"),
         ("task.label_smoothing=2", "task.label_smoothing is 2, expected"),
         ("optimizer.lr=null", "optimizer.lr is null, expected a number above 0"),
-        ("optimizer.weight_decay=.nan", "optimizer.weight_decay is nan, expected a number of 0 or more"),
+        ("optimizer.weight_decay=.nan", "optimizer.weight_decay is nan, expected a number from"),
         ("optimizer.name=adamv", "optimizer.name is 'adamv', expected one of adam"),
         ("optimizer.options={foo: 1}", "optimizer.options has foo, but adamw accepts amsgrad, betas, capturable,"),
         ("optimizer.options={betas: [2, 3]}", "refuses the optimizer.options"),

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from linvit.models.listed import list_networks
+from linvit.bundled import list_networks
 from linvit_cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]

@@ -1,23 +1,28 @@
+import json
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
+from linvit.bundled import header
 from linvit.models.published import ROWS
-from linvit.runs.bundled import header
 from linvit.runs.recipe import Recipe, base_of, merge, read_recipe
 from linvit.runs.tasks import TASKS
 from linvit.runs.training import train_folder
+from linvit.runs.yaml_text import dump_yaml, load_yaml
 
 ROOT = Path(__file__).parents[1]
 EVERY = sorted((ROOT / "recipes").rglob("*.yaml"))
 RECIPES = [path for path in EVERY if path.name != "base.yaml"]
 LARGER = re.compile("_(small|base|large|s1|s2)$")  # tests/analysis/test_dense_cost.py builds detectors on these
 TRAINED = "mechanisms"  # tests/test_mechanism_recipes.py trains these for a step
-named = {"ids": lambda path: str(path.relative_to(ROOT / "recipes"))}
+
+
+@pytest.fixture(scope="module")
+def resolved():
+    return {path: Recipe(read_recipe(path)).resolved() for path in RECIPES}
 
 
 def test_there_are_recipes_and_git_knows_them():
@@ -27,52 +32,52 @@ def test_there_are_recipes_and_git_knows_them():
     assert len(RECIPES) >= 4
 
 
-@pytest.mark.parametrize("path", EVERY, **named)
-def test_header_says_what_it_reproduces_costs_and_how_to_run(path):
-    lines = path.read_text().splitlines()
-    header = lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
-    published = next(line for line in header if line.startswith("# published: "))
-    assert published.partition("ours: ")[2].strip()
-    assert any(line.startswith("# cost: ") for line in header)
-    run = next(line for line in header if line.startswith("# run:  "))
-    assert "linvit train recipes/" in run
-    assert path.name == "base.yaml" or str(path.relative_to(ROOT)) in run
+def test_headers_say_what_they_reproduce_cost_and_how_to_run():
+    for path in EVERY:
+        lines = path.read_text().splitlines()
+        comments = lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
+        facts = header(path)
+        assert facts["published"], path
+        assert facts["ours"], path
+        assert facts["cost"], path
+        run = next(line for line in comments if line.startswith("# run:  "))
+        assert "linvit train recipes/" in run, path
+        assert path.name == "base.yaml" or str(path.relative_to(ROOT)) in run, path
 
 
-@pytest.mark.parametrize("path", EVERY, **named)
-def test_published_numbers_of_the_header_are_those_of_their_table(path):
+def test_published_numbers_of_the_headers_are_those_of_their_tables():
     """Such as "top-1 82.8 % (RALA, Table 3, RAVLT-T)"; several rows are separated by "; "."""
-    text = header(path)["published"]
-    if text.startswith(("nothing", "see the recipes", "not in the paper", "no number in the paper's text")):
-        assert not re.search(r"\d\.\d|\d %", text)
-        return
-    for part in text.split("; "):
-        numbers, _, citation = part.removesuffix(")").partition(" (")
-        cells = numbers.split(", ")
-        assert set(cells) <= set(ROWS[citation].cells())
-        assert len(cells) == len(set(cells))
+    for path in EVERY:
+        text = header(path)["published"]
+        if text.startswith(("nothing", "see the recipes", "not in the paper", "no number in the paper's text")):
+            assert not re.search(r"\d\.\d|\d %", text), path
+            continue
+        for part in text.split("; "):
+            numbers, _, citation = part.removesuffix(")").partition(" (")
+            cells = numbers.split(", ")
+            assert set(cells) <= set(ROWS[citation].cells()), (path, part)
+            assert len(cells) == len(set(cells)), (path, part)
 
 
-@pytest.mark.parametrize("path", RECIPES, **named)
-def test_recipe_is_accepted_and_builds_its_network(path):
-    cli = Recipe(read_recipe(path))
-    values = cli.resolved()
-    if LARGER.search(values["model"].get("backbone", "")) or TRAINED in path.parts:
-        return
-    with torch.device("meta"):
-        task = TASKS[values["task"]["name"]].build(values["model"], 10)
-    assert sum(parameter.numel() for parameter in task.network.parameters()) > 10_000
+def test_recipes_are_accepted_and_say_the_same_when_resolved(resolved):
+    for path, values in resolved.items():
+        assert Recipe(values).resolved() == values, path
+        assert load_yaml(dump_yaml(values)) == values, path
 
 
-@pytest.mark.parametrize("path", RECIPES, **named)
-def test_resolved_recipe_is_a_recipe_that_says_the_same(path, tmp_path):
-    values = Recipe(read_recipe(path)).resolved()
-    copy = tmp_path / "copy.yaml"
-    copy.write_text(yaml.safe_dump(values))
-    assert Recipe(read_recipe(copy)).resolved() == values
+def test_networks_of_recipes_can_be_built(resolved):
+    models = {}  # many recipes share one
+    for path, values in resolved.items():
+        if not LARGER.search(values["model"].get("backbone", "")) and TRAINED not in path.parts:
+            models[json.dumps([values["task"]["name"], values["model"]])] = path
+    for key, path in models.items():
+        task, model = json.loads(key)
+        with torch.device("meta"):
+            network = TASKS[task].build(model, 10).network
+        assert sum(parameter.numel() for parameter in network.parameters()) > 10_000, path
 
 
-@pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name == "demo"], **named)
+@pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name == "demo"], ids=lambda path: path.stem)
 def test_demo_recipe_takes_two_steps(path, tmp_path):
     few = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"]
     run = train_folder(path, [f"folder={tmp_path / 'run'}", *few])

@@ -12,9 +12,8 @@ import timm
 import yaml
 
 from linvit.bench import kinds
-from linvit.models.listed import list_networks
+from linvit.bundled import bundled_files, list_networks
 from linvit.models.published import PUBLISHED
-from linvit.runs.bundled import bundled_files
 from linvit.runs.model_card import network_card
 from linvit.runs.recipe import Recipe, read_recipe
 from linvit_cli import _parser, parse

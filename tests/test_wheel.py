@@ -103,7 +103,7 @@ def test_a_wheel_with_compiled_kernels_needs_no_compiler(installed, tmp_path):
 
 def test_demo_and_study_find_their_recipes(installed, tmp_path):
     code = (
-        "from linvit.runs.bundled import bundled_folder;"
+        "from linvit.bundled import bundled_folder;"
         "from linvit.studies.papers import read_variants;"
         "print(len(list((bundled_folder() / 'demo').glob('*_nano_digits.yaml'))),"
         " len(read_variants(bundled_folder() / 'study')) > 20)"

@@ -1,6 +1,6 @@
 """Where task, network and data meet: train, load, evaluate, predict, generate, analyze, report."""
 
-from linvit.runs.bundled import recipes as recipes
+from linvit.bundled import recipes as recipes
 from linvit.runs.data_check import check_data as check_data
 from linvit.runs.exporting import export as export
 from linvit.runs.loading import load_run as load_run

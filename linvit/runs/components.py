@@ -8,7 +8,7 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.pytorch import accelerators, callbacks, loggers, plugins, profilers, strategies
 
 from linvit.data.disk import stays_inside
+from linvit.errors import SettingError, keys_of, quoted
 from linvit.files import reason_of
-from linvit.ranges import arguments, check, check_names, nearest, required, shown
-from linvit.runs.settings import group
+from linvit.ranges import arguments, check, check_names, nearest, required
 
 PACKAGES = ("lightning", "linvit", "timm", "torch", "torchmetrics")
 KINDS: Mapping[str, tuple[type, ...]] = {
@@ -83,11 +83,11 @@ def components(trainer: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
     """
     chosen: dict[str, Any] = {}
     for key, kinds in KINDS.items():
-        given, path = trainer.get(key), f"trainer.{key}"
-        if isinstance(given, list):
-            chosen[key] = [_component(path, item, kinds, trusted) for item in given]
-        elif isinstance(given, dict) or (isinstance(given, str) and key in ("callbacks", "logger", "plugins")):
-            chosen[key] = _component(path, given, kinds, trusted)
+        value, path = trainer.get(key), f"trainer.{key}"
+        if isinstance(value, list):
+            chosen[key] = [_component(path, item, kinds, trusted) for item in value]
+        elif isinstance(value, dict) or (isinstance(value, str) and key in ("callbacks", "logger", "plugins")):
+            chosen[key] = _component(path, value, kinds, trusted)
     return chosen
 
 
@@ -98,28 +98,30 @@ def created(value: Any, folder: Path) -> Any:
     return value.create(folder)
 
 
-def _component(key: str, given: str | dict[str, Any], kinds: tuple[type, ...], trusted: bool) -> Component:
-    named = {"class_path": given} if isinstance(given, str) else given
+def _component(key: str, named: str | dict[str, Any], kinds: tuple[type, ...], trusted: bool) -> Component:
+    named = {"class_path": named} if isinstance(named, str) else named
     check_names(f"key in {key}", named, ("class_path", "init_args"))
-    settings = named.get("init_args")
-    if settings is not None and not isinstance(settings, dict):
-        raise ValueError(f"{key}.init_args is {shown(settings)}, expected a mapping: change it.")
+    with keys_of(key):
+        check({"init_args": dict | None}, named)
+    settings = named.get("init_args") or {}
     kind = _class(key, named.get("class_path"), kinds, trusted)
-    settings = settings or {}
-    known = arguments(kind)
     if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind).parameters.values()):
-        check_names(f"argument of {kind.__name__}", settings, known)
-    with group(f"{key}.init_args", kind):
+        check_names(f"argument of {kind.__name__}", settings, arguments(kind))
+    with keys_of(f"{key}.init_args"):
         check(kind, {name: value for name, value in settings.items() if not isinstance(value, dict)})
     missing = [name for name in required(kind) if name not in (*settings, "save_dir")]
     if missing:
         raise ValueError(f"{key}: {kind.__name__} needs {missing[0]}: add it to its init_args.")
     if not trusted:
-        _check_places(key, settings)
-        if issubclass(kind, loggers.Logger) and not _stays_local(kind, settings):
-            offline = "set offline: true and leave other settings out, or " if kind is loggers.WandbLogger else ""
-            raise ValueError(
-                f"{key} names {named['class_path']}, which may send measures to a server: {offline}{TRUSTED}."
+        _check_inside(key, settings)
+        offline = kind is loggers.WandbLogger and settings.get("offline") is True
+        local = issubclass(kind, LOCAL_LOGGERS) or (
+            settings.keys() <= LOCAL_ARGUMENTS.get(kind, set()) and (offline or kind is loggers.MLFlowLogger)
+        )
+        if issubclass(kind, loggers.Logger) and not local:
+            advice = "set offline: true and leave other settings out, or " if kind is loggers.WandbLogger else ""
+            raise SettingError(
+                f"{key} names {named['class_path']}, which may send measures to a server: {advice}{TRUSTED}."
             )
     nested = {name: value for name, value in settings.items() if isinstance(value, dict) and "class_path" in value}
     return Component(
@@ -132,7 +134,7 @@ def _component(key: str, given: str | dict[str, Any], kinds: tuple[type, ...], t
 def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
     expected = " or ".join(kind.__name__ for kind in kinds)
     if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", path):
-        raise ValueError(f"{key} names the class {shown(path)}, expected the path of a {expected}: correct it.")
+        raise ValueError(f"{key} names the class {quoted(path)}, expected the path of a {expected}: correct it.")
     module, _, name = path.rpartition(".")
     if not module:
         home = next((home for home in HOMES if path in home.__all__), None)
@@ -141,7 +143,7 @@ def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
             raise ValueError(f"{key} names {path}, which Lightning does not have.{nearest(path, names)}")
         module = home.__name__
     if not trusted and (module.partition(".")[0] not in PACKAGES or re.search(r"(^|\.)_", path)):
-        raise ValueError(f"{key} names {path}, code outside {', '.join(PACKAGES)}: {TRUSTED}.")
+        raise SettingError(f"{key} names {path}, code outside {', '.join(PACKAGES)}: {TRUSTED}.")
     try:
         kind = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing a module runs it
@@ -151,25 +153,17 @@ def _class(key: str, path: Any, kinds: tuple[type, ...], trusted: bool) -> type:
     return kind
 
 
-def _stays_local(kind: type, settings: Mapping[str, Any]) -> bool:
-    """Whether a logger with these arguments sends nothing, unless the user's own environment names a server."""
-    if issubclass(kind, LOCAL_LOGGERS):
-        return True
-    online = kind is loggers.WandbLogger and settings.get("offline") is not True
-    return kind in LOCAL_ARGUMENTS and not online and settings.keys() <= LOCAL_ARGUMENTS[kind]
-
-
-def _check_places(key: str, value: Any) -> None:
-    """Raises ValueError for text, at any depth, that names a place outside the run's folder."""
+def _check_inside(key: str, value: Any) -> None:
+    """Raises ValueError for text, at any depth, that is a path outside the run's folder."""
     if isinstance(value, dict):
         for name, item in value.items():
-            _check_places(f"{key}.{name}", item)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
+            _check_inside(f"{key}.{name}", item)
+    elif isinstance(value, list):
         for item in value:
-            _check_places(key, item)
-    elif isinstance(value, str) and _is_elsewhere(value):
-        raise ValueError(f"{key} is {shown(value)}, a place outside the run's folder: choose one inside, or {TRUSTED}.")
-
-
-def _is_elsewhere(text: str) -> bool:
-    return (text != "" and not stays_inside(text)) or text.startswith(("~", "$", "file:")) or "://" in text
+            _check_inside(key, item)
+    elif isinstance(value, str) and (
+        (value != "" and not stays_inside(value)) or value.startswith(("~", "$", "file:")) or "://" in value
+    ):
+        raise SettingError(
+            f"{key} is {quoted(value)}, a path outside the run's folder: choose one inside, or {TRUSTED}."
+        )

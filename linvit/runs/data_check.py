@@ -17,9 +17,8 @@ from linvit.data.source import Source, listed, untrained
 from linvit.data.text.benchmarks import benchmarks_in, read_benchmark
 from linvit.data.unusable import collecting
 from linvit.files import user_path
-from linvit.ranges import allows, check, check_names, known
+from linvit.ranges import allows, as_tuple, check, check_names, declared, known
 from linvit.runs.progress import tracked
-from linvit.runs.settings import as_tuple, parameters
 from linvit.runs.tasks import SOURCES
 
 SPLITS = ("train", "val")
@@ -92,7 +91,7 @@ def check_data(
         return _check_benchmarks(root, tasks, overrides)
     whole = find_format(root, format)
     kind = SOURCES[whole["name"]]
-    check_names("setting of the data", overrides, parameters(kind))
+    check_names("setting of the data", overrides, declared(kind))
     if overrides.keys() & {"class_names", "classes", "num_labels", "values"}:
         whole = {key: value for key, value in whole.items() if key not in ("num_labels", "values")}  # only guessed
     elif "num_labels" in whole and allows(list[int], void := overrides.get("void", [])):

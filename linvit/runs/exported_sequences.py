@@ -16,8 +16,8 @@ from linvit.files import reason_of
 from linvit.layers.causal import Packing
 from linvit.layers.conformer import subsampled
 from linvit.models.sequence import DecoderCache
+from linvit.ranges import as_tuple
 from linvit.runs.run import Run
-from linvit.runs.settings import as_tuple
 from linvit.runs.stored import check_preprocessing
 from linvit.runs.tasks import TASKS
 

@@ -19,9 +19,9 @@ from linvit.released import write_weights
 from linvit.runs.loading import HUB_CONFIG, HUB_WEIGHTS, of_classifier
 from linvit.runs.model_card import creation
 from linvit.runs.run import Run
-from linvit.runs.stored import build_network, check_plain, check_preprocessing, refused
+from linvit.runs.stored import build_network, check_preprocessing, refused
 from linvit.runs.weight_file import Origin, card, header
-from linvit.runs.yaml_text import dump_yaml
+from linvit.runs.yaml_text import dump_yaml, plain
 
 CARD, RECIPE, CURVES = "README.md", "recipe.yaml", "metrics.csv"
 STUB = Path(__file__).with_name("modeling_linvit.py")
@@ -61,7 +61,7 @@ def run_of_folder(folder: Path) -> Run:
     weights = read_checkpoint(path)
     content = read_json(config)
     with refused(config):
-        check_plain(content)
+        content = plain(content)
     try:
         cfg, name, arguments = load_model_config_from_path(folder)
         model = {"name": name, **arguments}

@@ -7,23 +7,22 @@ from pathlib import Path
 import timm
 
 from linvit.analysis.cost import Cost, count_cost
+from linvit.bundled import NETWORKS, Rows, files_below, header, shown_name
+from linvit.errors import keys_of
 from linvit.files import write_json
 from linvit.models.by_name import create_classifier
-from linvit.models.listed import STORED, Rows
-from linvit.runs.bundled import files_below, header, shown_name
 from linvit.runs.progress import tracked
 from linvit.runs.recipe import base_of, read_recipe
-from linvit.runs.settings import group
 from linvit.runs.tasks import TASKS
 
 
 def store_networks() -> None:
-    """Counts the networks of every task and stores them as `linvit.models.listed` reads them."""
+    """Counts the networks of every task and stores them as `linvit.bundled` reads them."""
     listed = {
         name: {"caption": spec.listing_caption, "rows": list(tracked(spec.listing(), name))}
         for name, spec in TASKS.items()
     }
-    write_json(STORED, listed, indent=1)
+    write_json(NETWORKS, listed, indent=1)
 
 
 def list_recipes(paths: Sequence[str | Path], progress: bool = False) -> Rows:
@@ -86,6 +85,6 @@ def _count(file: Path) -> Cost:
     if config is None:
         raise ValueError(f"{file} names the model {name!r}, which timm does not know: `linvit models` lists ours.")
     size = (values.get("data") or {}).get("size", config.input_size[-1])
-    with group("model", None):
+    with keys_of("model"):
         network = create_classifier({**values["model"], "device": "meta"}, config.num_classes, 3)
     return count_cost(network, (3, size, size))

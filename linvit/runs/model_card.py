@@ -13,9 +13,9 @@ from timm.models import resolve_pretrained_cfg
 
 from linvit import models
 from linvit.analysis.markdown import markdown_table
+from linvit.bundled import list_networks
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.models.by_name import check_model, is_ours
-from linvit.models.listed import list_networks
 from linvit.models.published import CONTENT, ROWS, Row
 from linvit.runs.yaml_text import dump_yaml
 

@@ -17,10 +17,10 @@ from linvit.data.images.image import SMALLEST
 from linvit.data.images.survey import Survey, survey
 from linvit.data.source import fitting_workers
 from linvit.environment import memory
+from linvit.errors import keys_of
 from linvit.files import check_writable, read_checkpoint, user_path, write_text
 from linvit.models.by_name import check_model, create_classifier, start_weights
 from linvit.ranges import Filled, check
-from linvit.runs.settings import respelled
 from linvit.tasks.initialization import initialize, weights_file
 
 STEP = 32  # pixels: these networks halve an image five times
@@ -98,10 +98,8 @@ def _absolute(path: str | Path) -> str:
 
 def _look(root: Path) -> Survey:
     """The images of a folder; raises ValueError if a network cannot be trained on them."""
-    try:
+    with keys_of("", (), root="`data`"):
         images = survey(ImageFolder(str(root)))
-    except ValueError as error:
-        raise ValueError(respelled(str(error), {"root": "`data`"})) from error
     count = sum(images.counts.values())
     if count < FEWEST_IMAGES:
         raise ValueError(f"{root} has {count} images to train on, expected {FEWEST_IMAGES} or more: add images.")

@@ -3,29 +3,29 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import asdict
-from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 
+from linvit.bundled import find_recipe
 from linvit.data.source import Source
-from linvit.ranges import Count, Filled, Seed, arguments, check, nearest, required, shown, some_of
-from linvit.runs.bundled import find_recipe
+from linvit.errors import SettingError, keys_of, quoted
+from linvit.ranges import Count, Filled, Seed, arguments, as_tuple, check, declared, nearest, required, some_of
 from linvit.runs.components import components, created
 from linvit.runs.opening import check_size, check_teacher
 from linvit.runs.rows import check_sharing
-from linvit.runs.settings import as_tuple, group, parameters
 from linvit.runs.tasks import SOURCES, TASKS
 from linvit.runs.trainer import RANGES, check_machine, lightning_refusals
-from linvit.runs.yaml_text import DEEPEST, check_numbers, load_value, plain, read_yaml
+from linvit.runs.yaml_text import load_value, plain, read_yaml
 from linvit.tasks.distillation import Distillation
 from linvit.tasks.optimization import Optimizer, Schedule
 from linvit.tasks.task import Task
 
+DEEPEST = 16  # keys of keys in an override
 TRAINER = {"max_epochs": 10, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
 SET_ELSEWHERE = {"network", "original", "lessons", "num_classes", "channels", "seed"}
 SET_ELSEWHERE |= {"optimizer", "schedule", "distillation"}
@@ -56,7 +56,7 @@ def read_recipe(path: str | Path, overrides: Overrides = ()) -> dict[str, Any]:
     values.pop("base", None)
     for key, value in overrides.items() if isinstance(overrides, Mapping) else map(parsed_override, overrides):
         if not isinstance(key, str) or key.count(".") > DEEPEST:
-            raise ValueError(f"The override {shown(key)} names no key: write one such as trainer.max_epochs.")
+            raise ValueError(f"The override {quoted(key)} names no key: write one such as trainer.max_epochs.")
         for name in reversed(key.split(".")):
             value = {name: value}
         values = merge(values, value)
@@ -72,8 +72,8 @@ def base_of(path: str | Path) -> Path | None:
 def _base(path: Path, values: Mapping[str, Any]) -> Path | None:
     base = values.get("base")
     if base is not None and not isinstance(base, str):
-        raise ValueError(
-            f"The `base` of the recipe {path} is {shown(base)}, expected the path of a recipe: correct it."
+        raise SettingError(
+            f"The `base` of the recipe {path} is {quoted(base)}, expected the path of a recipe: correct it."
         )
     return None if base is None else Path(os.path.normpath(path.parent / base))
 
@@ -85,7 +85,7 @@ def _layers(path: Path) -> list[dict[str, Any]]:
     below: Path | None = path
     while below is not None:
         if below.resolve() in seen:
-            raise ValueError(f"{path} comes back to {below.name} through its bases: remove `base` from one of them.")
+            raise SettingError(f"{path} comes back to {below.name} through its bases: remove `base` from one of them.")
         layers.append(read_yaml(below))
         seen.append(below.resolve())
         below = _base(below, layers[-1])
@@ -117,7 +117,7 @@ def parsed_override(override: str) -> tuple[str, Any]:
         return key, load_value(text)
     except ValueError as error:
         raise ValueError(
-            f"The value of the override {shown(override)} is not valid YAML ({error}): correct it."
+            f"The value of the override {quoted(override)} is not valid YAML ({error}): correct it."
         ) from error
 
 
@@ -140,24 +140,59 @@ class Recipe:
                 f" {', '.join(self.spec.sources)}: choose one of them."
             )
         self._source_class = self.spec.sources[self.source_name]
-        settings = {name: kind for name, kind in SETTINGS.items() if name in parameters(self.spec.task)}
-        kinds = {"task": self.spec.task, "data": self._source_class, **settings, "trainer": Trainer}
-        set_here = {"task": SET_ELSEWHERE, "data": {"seed"}}
-        known = {name: sorted(parameters(kind) - set_here.get(name, set())) for name, kind in kinds.items()}
-        values = _without_names(values)
-        _check_source_keys(self.source_name, values.get("data", {}))
-        _check_keys(values, known)
-        self._check_ranges(values)
-        check_numbers(values)
+        settings = {name: kind for name, kind in SETTINGS.items() if name in arguments(self.spec.task)}
+        groups = {
+            "task": _keys(self.spec.task, SET_ELSEWHERE),
+            "data": _keys(self._source_class, {"seed"}),
+            **{name: _keys(kind) for name, kind in settings.items()},
+            "trainer": RANGES,
+        }
+        for name in ("task", "data"):  # their key `name` chooses a class and is no argument of it
+            group = values.get(name)
+            keys = group if isinstance(group, Mapping) else {}
+            values[name] = {key: value for key, value in keys.items() if key != "name"}
+        self._check(values, groups)
         self._components = components(values.get("trainer", {}), trust)
-        defaults = DEFAULTS | {name: _defaults(kind, known[name]) for name, kind in kinds.items()}
+        defaults = DEFAULTS | {"task": _defaults(self.spec.task, groups["task"])}
+        defaults |= {"data": _defaults(self._source_class, groups["data"])}
         defaults |= {name: asdict(kind()) for name, kind in settings.items()}
-        defaults["trainer"] |= TRAINER
+        defaults |= {"trainer": _defaults(Trainer, RANGES) | TRAINER}
         self.values: dict[str, Any] = plain(merge(defaults, values))
         self.values["init"] = _filled(self.values["init"], self.values)
-        self._settings = self._built(settings)
+        self._settings = {}
+        for name, kind in settings.items():
+            with keys_of(name):
+                self._settings[name] = kind(**self.values[name])
+        with keys_of("schedule"):
+            self._settings["schedule"].check_peak(self._settings["optimizer"])
         if self.values["processes_per_image"] > 1:
             check_sharing("processes_per_image", self.spec.name, self.values["task"]["compile"])
+
+    def _check(self, values: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raises ValueError for keys that there are not, and values that their key does not allow."""
+        others = set().union(*map(declared, SOURCES.values()))
+        foreign = [f"data.{key}" for key in values["data"] if key not in groups["data"] and key in others]
+        if foreign:  # they stay in a recipe when an override changes data.name
+            images = self.source_name == "imagefolder"
+            advice = " `linvit new` writes a recipe for a folder of images." if images else ""
+            raise ValueError(
+                f"The recipe has settings that the data {self.source_name!r} does not know: {', '.join(foreign)}."
+                f" Remove them, or choose other data.{advice}"
+            )
+        names = [*TOP, *groups, "base", *(f"{name}.{key}" for name, keys in groups.items() for key in keys)]
+        for name, value in values.items():
+            if name in groups and not isinstance(value, Mapping):
+                raise ValueError(
+                    f"The recipe's {name!r} is {quoted(value)}, but it is a group: write `{name}: {{key: value}}`."
+                )
+            for key in (f"{name}.{key}" for key in value) if name in groups else (name,):
+                if key not in names:
+                    raise ValueError(f"The recipe has an unknown key {quoted(key)}.{nearest(key, names)}")
+        with keys_of("", (), **{name: name for name in TOP}):
+            check(TOP, values)
+        for name, annotations in groups.items():
+            with keys_of(name):
+                check(annotations, values.get(name, {}))
 
     @property
     def folder(self) -> Path:
@@ -169,23 +204,6 @@ class Recipe:
                 f"folder is {self.values['folder']!r}, of a user who has no home here: write it out."
             ) from error
 
-    def _check_ranges(self, values: Mapping[str, Any]) -> None:
-        with group("", None, **{name: name for name in TOP}):
-            check(TOP, values)
-        others = {"trainer": RANGES, "task": self.spec.task, "data": self._source_class}
-        for name, kind in (SETTINGS | others).items():
-            with group(name, None):
-                check(kind, values.get(name, {}))
-
-    def _built(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        built = {}
-        for name, kind in settings.items():
-            with group(name, kind):
-                built[name] = kind(**self.values[name])
-        with group("schedule", Schedule):
-            built["schedule"].check_peak(built["optimizer"])
-        return built
-
     def resolved(self) -> dict[str, Any]:
         """Every value of the recipe, defaults included, as plain YAML values."""
         names = {"task": {"name": self.spec.name}, "data": {"name": self.source_name}}
@@ -196,7 +214,7 @@ class Recipe:
         missing = [name for name in required(self._source_class) if name not in (*self.values["data"], "seed")]
         if missing:
             raise ValueError(f"The recipe has no data.{missing[0]}, which has no default: set it.")
-        with group("data", self._source_class, seed="seed"):
+        with keys_of("data", declared(self._source_class), seed="seed"):
             settings = {key: as_tuple(value) for key, value in self.values["data"].items()}
             return self._source_class(**settings, seed=self.values["seed"])
 
@@ -208,17 +226,17 @@ class Recipe:
         seed = self.values["seed"]
         seed_everything(seed, workers=False, verbose=False)
         source = self.source()
-        with group("data", type(source), seed="seed"):
+        with keys_of("data", declared(type(source)), seed="seed"):
             facts = {"num_classes": source.num_classes, "channels": getattr(source.preprocessing, "channels", 3)}
-        with group("model", None):
+        with keys_of("model"):
             network = self.spec.network(dict(self.values["model"]), **facts)
-        settings = {name: f"distillation.{name}" for name in parameters(Distillation)}
+        settings = {name: f"distillation.{name}" for name in declared(Distillation)}
         spelled = settings if "distillation" in self._settings else {}
-        with group("task", self.spec.task, **spelled):
+        with keys_of("task", declared(self.spec.task), **spelled):
             task = self.spec.around(network, **facts, **self.values["task"], **self._settings, seed=seed)
         given = (self.values.get("distillation", {}).get("checkpoint"), self.values["task"].get("teacher"))
         teacher = getattr(task, "original", None) or getattr(getattr(task, "teacher", None), "network", None)
-        with group("data", type(source), seed="seed"):
+        with keys_of("data", declared(type(source)), seed="seed"):
             check_size(network, source, "network")
             if teacher is not None:
                 check_size(teacher, source, "teacher")
@@ -228,7 +246,7 @@ class Recipe:
 
     def check_machine(self) -> None:
         """Raises ValueError for an accelerator, devices or machines that there are not."""
-        with group("trainer", None):
+        with keys_of("trainer"):
             check_machine(self.values["trainer"])
 
     def trainer(
@@ -264,7 +282,7 @@ def _filled(init: str | None, values: Mapping[str, Any]) -> str | None:
         for name in match[1].split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         if value is None or isinstance(value, Mapping | list):
-            raise ValueError(
+            raise SettingError(
                 f"`init` is {init!r}, but the recipe has no single value for {match[1]}: set it, or correct the path."
             )
         return str(value)
@@ -272,50 +290,19 @@ def _filled(init: str | None, values: Mapping[str, Any]) -> str | None:
     return None if init is None else re.sub(r"\{([\w.]+)\}", written, init)
 
 
-def _defaults(kind: type, names: Iterable[str]) -> dict[str, Any]:
-    """The default of each of these arguments of a class that has one."""
-    given = arguments(kind)
-    return {name: given[name].default for name in names if given[name].default is not Parameter.empty}
+def _keys(kind: type, set_elsewhere: Set[str] = frozenset()) -> dict[str, Any]:
+    """The annotations of the arguments of a class that a recipe sets."""
+    return {name: annotation for name, annotation in declared(kind).items() if name not in set_elsewhere}
+
+
+def _defaults(kind: type, names: Container[str]) -> dict[str, Any]:
+    """The defaults of these arguments of a class."""
+    return {name: p.default for name, p in arguments(kind).items() if name in names and p.default is not p.empty}
 
 
 def _chosen(values: Mapping[str, Any], key: str, known: Mapping[str, Any], default: str | None = None) -> str:
     given = values.get(key) or {}
     name = given.get("name", default) if isinstance(given, Mapping) else given
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{key}.name is {shown(name)}, expected one of {some_of(known, name)}.{nearest(name, known)}")
+        raise ValueError(f"{key}.name is {quoted(name)}, expected one of {some_of(known, name)}.{nearest(name, known)}")
     return name
-
-
-def _without_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops task.name and data.name, which choose the class and are not arguments of it."""
-    rest = dict(values)
-    for key in ("task", "data"):
-        given = rest.pop(key, None)
-        if isinstance(given, Mapping):
-            rest[key] = {name: value for name, value in given.items() if name != "name"}
-    return rest
-
-
-def _check_source_keys(source_name: str, data: Mapping[str, Any]) -> None:
-    """Raises ValueError for settings of other data, which stay in a recipe when an override changes data.name."""
-    known = parameters(SOURCES[source_name])
-    others = set().union(*map(parameters, SOURCES.values()))
-    foreign = [f"data.{key}" for key in data if key not in known and key in others]
-    if foreign:
-        advice = " `linvit new` writes a recipe for a folder of images." if source_name == "imagefolder" else ""
-        raise ValueError(
-            f"The recipe has settings that the data {source_name!r} does not know: {', '.join(foreign)}. Remove them,"
-            f" or choose other data.{advice}"
-        )
-
-
-def _check_keys(values: Mapping[str, Any], groups: Mapping[str, Iterable[str]]) -> None:
-    names = [*DEFAULTS, *groups, "base", *(f"{name}.{key}" for name, keys in groups.items() for key in keys)]
-    for name, value in values.items():
-        if name in groups and not isinstance(value, Mapping):
-            raise ValueError(
-                f"The recipe's {name!r} is {shown(value)}, but it is a group: write `{name}: {{key: value}}`."
-            )
-        for key in (f"{name}.{key}" for key in value) if name in groups else (name,):
-            if key not in names:
-                raise ValueError(f"The recipe has an unknown key {shown(key)}.{nearest(key, names)}")

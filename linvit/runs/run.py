@@ -11,10 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from linvit.data.source import Source
 from linvit.models.by_name import bundled_weights
-from linvit.ranges import Count, check
+from linvit.ranges import Count, as_tuple, check, declared
 from linvit.runs.evaluate import Measures
 from linvit.runs.rows import SharedRows, check_sharing, in_processes
-from linvit.runs.settings import as_tuple, parameters
 from linvit.runs.spec import TaskSpec, check_options
 from linvit.runs.stored import check_preprocessing
 from linvit.tasks.checkpoints import read_curves
@@ -106,7 +105,7 @@ class Run:
 
     def _source_name(self, stored: str | None, overrides: Mapping[str, Any]) -> str | None:
         """The stored source, or the task's folder source if a folder is given that the stored source cannot read."""
-        if "root" in overrides and (stored is None or "root" not in parameters(self.spec.sources[stored])):
+        if "root" in overrides and (stored is None or "root" not in declared(self.spec.sources[stored])):
             return self.spec.folder_source
         return stored
 

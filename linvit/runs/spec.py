@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from linvit.data.source import Source
-from linvit.ranges import check, check_names
+from linvit.ranges import as_tuple, check, check_names, declared
 from linvit.runs.evaluate import evaluate
-from linvit.runs.settings import as_tuple, parameters
 from linvit.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class TaskSpec:
     def around(self, network: nn.Module, num_classes: int, channels: int = 3, **settings: Any) -> Task:
         """The task around a network; settings are keyword arguments of the task."""
         facts = {"num_classes": num_classes, "channels": channels}
-        wanted: dict[str, Any] = {name: value for name, value in facts.items() if name in parameters(self.task)}
+        wanted: dict[str, Any] = {name: value for name, value in facts.items() if name in declared(self.task)}
         return self.task(network, **wanted, **settings)
 
     def build(self, model: dict[str, Any], num_classes: int, channels: int = 3, **settings: Any) -> Task:
@@ -92,7 +91,7 @@ class TaskSpec:
     def create_source(self, name: str, settings: Mapping[str, Any]) -> Source:
         """A source by its `data.name`; raises ValueError, offering the nearest, for an unknown name or setting."""
         check_names("data", [name], self.sources)
-        check_names("setting of the data", settings, parameters(self.sources[name]))
+        check_names("setting of the data", settings, declared(self.sources[name]))
         return self.sources[name](**{key: as_tuple(value) for key, value in settings.items()})
 
     def predict(self, run: "Run", inputs: Sequence[Any], *args: Any, **options: Any) -> Any:

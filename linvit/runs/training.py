@@ -17,10 +17,11 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from linvit import environment
 from linvit.data.source import Source, listed
 from linvit.environment import replica
+from linvit.errors import keys_of
 from linvit.files import reason_of, replacing, write_text
 from linvit.models.by_name import start_weights
 from linvit.parallel.exchange import LostProcessError, lost_process
-from linvit.ranges import Some, arguments, check
+from linvit.ranges import Some, arguments, check, declared
 from linvit.runs.loading import load_run
 from linvit.runs.opening import recorded
 from linvit.runs.progress import bars, quiet_lightning, say
@@ -29,7 +30,6 @@ from linvit.runs.recipe import Overrides, Recipe, read_recipe
 from linvit.runs.rows import SharedRows
 from linvit.runs.run import Run
 from linvit.runs.run_folder import held
-from linvit.runs.settings import group
 from linvit.runs.stored import FORMAT, read_resumable
 from linvit.runs.trainer import lightning_refusals
 from linvit.runs.yaml_text import dump_yaml
@@ -233,10 +233,10 @@ def _fit(trainer: Trainer, task: Task, source: Source, last: Path, start: Path |
     again = "train again with `resume=True`"
     try:
         with (
-            group("data", type(source), seed="seed"),
-            group("task", type(task)),
-            group("optimizer", Optimizer),
-            group("schedule", Schedule),
+            keys_of("data", declared(type(source)), seed="seed"),
+            keys_of("task", declared(type(task))),
+            keys_of("optimizer", declared(Optimizer)),
+            keys_of("schedule", declared(Schedule)),
             lightning_refusals(),
         ):
             trainer.fit(task, source, ckpt_path=start)

@@ -1,4 +1,4 @@
-"""The YAML of recipes: UTF-8, limited in size and depth, with unique text keys."""
+"""The YAML of recipes: UTF-8, without tags, with unique text keys."""
 
 import copy
 import os
@@ -11,10 +11,9 @@ from typing import Any
 import yaml
 
 from linvit.data.disk import read_text
-from linvit.ranges import shown
+from linvit.errors import quoted
 
 LARGEST = 2**20  # bytes
-DEEPEST, MOST_VALUES = 16, 10_000
 HIGHEST = 2**53  # of numbers: beyond it a float no longer holds every integer
 STANDARD = "tag:yaml.org,2002:"
 TEXT, MERGE = f"{STANDARD}str", f"{STANDARD}merge"
@@ -47,6 +46,8 @@ def load_yaml(text: str) -> Any:
         raise ValueError(f"{where}{' '.join(str(error.problem or error.context).split())}") from error
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise ValueError("values are nested too deeply") from error
     except ValueError as error:  # of an integer of thousands of digits
         raise ValueError("a number has too many digits") from error
 
@@ -70,74 +71,56 @@ def _with_hashes(value: Any) -> Any:
     return value.replace(HASH, "#") if isinstance(value, str) else value
 
 
-def plain(value: Any, key: str = "", depth: int = 0) -> Any:
+def plain(value: Any, key: str = "") -> Any:
     """The value in YAML's own types: null, true, false, numbers, text, lists and mappings with text as keys.
 
-    Tuples become lists, paths text, numbers of other libraries Python's own.
+    Tuples become lists, paths text, numbers of other libraries Python's own. key: of the value, for the sentence.
 
-    Raises ValueError, naming the key, for everything else, and for values nested more than DEEPEST levels deep.
+    Raises ValueError for everything else, such as NaN, infinity and numbers beyond HIGHEST.
     """
-    if depth > DEEPEST:
-        raise ValueError(f"{key.partition('.')[0]} is nested more than {DEEPEST} levels deep: write it flatter.")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    if isinstance(value, Integral):
-        return int(value)
     if isinstance(value, Real):
-        return float(value)
+        if not abs(value) <= HIGHEST:
+            raise ValueError(f"{key} is {quoted(value)}, expected a number from -2^53 to 2^53: change it.")
+        return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, Mapping):
-        for name in value:
-            if not isinstance(name, str):
-                where = f" below {key}" if key else ""
-                raise ValueError(f"The recipe has the key {shown(name)}{where}, expected text: put it in quotes.")
-        return {name: plain(item, f"{key}.{name}" if key else name, depth + 1) for name, item in value.items()}
+        strange = next((name for name in value if not isinstance(name, str)), None)
+        if strange is not None:
+            where = f" below {key}" if key else ""
+            raise ValueError(f"The recipe has the key {quoted(strange)}{where}, expected text: put it in quotes.")
+        return {name: plain(item, f"{key}.{name}" if key else name) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [plain(item, key, depth + 1) for item in value]
+        return [plain(item, key) for item in value]
     raise ValueError(
-        f"{key or 'The recipe'} is {shown(value)}, a {type(value).__name__}, expected a number, text, a list or a"
+        f"{key or 'The recipe'} is {quoted(value)}, a {type(value).__name__}, expected a number, text, a list or a"
         " mapping: change it."
     )
 
 
-def check_numbers(value: Any, key: str = "") -> None:
-    """Raises ValueError, naming the key, for NaN, infinity and numbers beyond HIGHEST in a plain value."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            check_numbers(item, f"{key}.{name}" if key else name)
-    elif isinstance(value, list):
-        for item in value:
-            check_numbers(item, key)
-    elif isinstance(value, int | float) and not abs(value) <= HIGHEST:
-        raise ValueError(f"{key} is {shown(value)}, expected a number from -2^53 to 2^53: change it.")
-
-
 class _Loader(yaml.SafeLoader):
-    """Plain YAML within limits: 1e-3 is a number as in Python, dates and 12:30 are text, aliases cannot multiply."""
+    """1e-3 is a number as in Python, dates and 12:30 are text; no alias refers to a value with an alias in it."""
 
     yaml_implicit_resolvers = copy.deepcopy(yaml.SafeLoader.yaml_implicit_resolvers)
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._depth = 0
-        self._sizes: dict[yaml.Node, int] = {}
+        self._aliases = 0
+        self._without_alias: set[yaml.Node] = set()
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
-        if self._depth > DEEPEST:
-            raise self._error(f"values are nested more than {DEEPEST} levels deep", event)
+        event, aliases = self.peek_event(), self._aliases
         if getattr(event, "tag", None) not in (None, "!", TEXT):
             raise self._error(f"the tag {event.tag.replace(STANDARD, '!!')} is not supported, leave it out", event)
-        self._depth += 1
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        if isinstance(event, yaml.AliasEvent) and node not in self._sizes:
-            raise self._error(f"*{event.anchor} refers to the value that contains it", event)
-        if isinstance(node, yaml.Node):
-            self._sizes[node] = 1 + sum(self._sizes[child] for child in _children(node))
-            if self._sizes[node] > MOST_VALUES:
-                raise self._error(f"there are more than {MOST_VALUES:,} values", event)
+        node: yaml.Node = super().compose_node(parent, index)
+        if isinstance(event, yaml.AliasEvent):
+            if node not in self._without_alias:  # it would contain itself, or grow with every alias
+                raise self._error(f"*{event.anchor} refers to a value with an alias in it: write it out", event)
+            self._aliases += 1
+        elif self._aliases == aliases:
+            self._without_alias.add(node)
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -146,12 +129,11 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._error("a key is a list or a mapping, expected text", key)
-            if key.tag != MERGE:
-                if key.tag != TEXT:
-                    raise self._error(f"the key {key.value} is not text, put it in quotes", key)
-                if key.value in seen:
-                    raise self._error(f"the key {key.value} is given twice", key)
-                seen.add(key.value)
+            if key.tag not in (TEXT, MERGE):
+                raise self._error(f"the key {key.value} is not text, put it in quotes", key)
+            if key.tag == TEXT and key.value in seen:
+                raise self._error(f"the key {key.value} is given twice", key)
+            seen.add(key.value)
         return node
 
     @staticmethod
@@ -163,12 +145,6 @@ class _Dumper(yaml.SafeDumper):
     """Quotes the texts that the loader would read as numbers, such as 1e-3."""
 
     yaml_implicit_resolvers = copy.deepcopy(yaml.SafeDumper.yaml_implicit_resolvers)
-
-
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [child for pair in node.value for child in pair]
-    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 for _first, _rules in _Loader.yaml_implicit_resolvers.items():

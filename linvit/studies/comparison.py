@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from linvit.analysis.markdown import check_marks, marks, replace_between_marks
+from linvit.bundled import find_recipe
 from linvit.files import user_path
 from linvit.ranges import Count, Seed, Some, check
-from linvit.runs.bundled import find_recipe
 from linvit.studies.ledger import Ledger
 from linvit.studies.plan import Cell, Plan, Say, check_shared, folder_name, silent, train_plans
 from linvit.studies.pool import remaining

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from linvit.analysis.curves import training_curve
 from linvit.analysis.report import PAGE, figure_image, paragraph, table, write_page
+from linvit.bundled import bundled_folder
 from linvit.files import user_path
 from linvit.runs import Run, load_run
-from linvit.runs.bundled import bundled_folder
 from linvit.studies import inside
 from linvit.studies.comparison import compare
 from linvit.studies.photographs import on_photographs

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from linvit.analysis.figures import write_figure
 from linvit.analysis.markdown import check_marks, copy_figures, markdown_rows, marks, replace_between_marks
 from linvit.analysis.report import PAGE, figure_image, paragraph, subheading, table, write_page
+from linvit.bundled import bundled_folder
 from linvit.files import user_path, write_text
 from linvit.layers.mechanisms import MECHANISMS
 from linvit.ranges import Count, Range, Seed, check
-from linvit.runs.bundled import bundled_folder
 from linvit.runs.recipe import read_recipe
 from linvit.studies import inside
 from linvit.studies.claims import ACCURACY, ALPHA, CLAIMS, MARGIN, RELEVANT, Verdict, verdicts

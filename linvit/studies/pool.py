@@ -24,9 +24,9 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from linvit.bundled import header
 from linvit.environment import end_with_parent, forks_of
 from linvit.files import write_text
-from linvit.runs.bundled import header
 from linvit.studies.ledger import Ledger
 from linvit.tasks.checkpoints import BEST, RunStoppedError, read_curves
 

@@ -10,6 +10,7 @@ from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRSchedu
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
+from linvit.errors import SettingError
 from linvit.files import reason_of
 from linvit.ranges import Amount, Checked, Count, OneOf, Range, arguments, some_of
 
@@ -70,45 +71,36 @@ class Optimizer(Checked):
 
     def __post_init__(self) -> None:
         if self.name not in list_optimizers():
-            raise ValueError(
+            raise SettingError(
                 f"`name` is {self.name!r}, expected one of {some_of(list_optimizers(), self.name)}: change it."
             )
         if self.layer_decay is not None and self.not_decayed == "norms":
-            raise ValueError("`layer_decay` and `not_decayed=norms` exclude each other: leave one out.")
-        self._check_options()
-
-    def _check_options(self) -> None:
+            raise SettingError("`layer_decay` and `not_decayed=norms` exclude each other: leave one out.")
         try:
             kind = cast(type, get_optimizer_class(self.name, bind_defaults=False))
-            known = sorted(set(arguments(kind)) - SET_HERE)
+            accepted = sorted(set(arguments(kind)) - SET_HERE)
         except Exception as error:  # a package or a GPU is missing
-            raise ValueError(
+            raise SettingError(
                 f"The optimizer {self.name} cannot be used here ({reason_of(error)}): choose another one."
             ) from error
-        unknown = [name for name in self.options if name not in known]
+        unknown = [name for name in self.options if name not in accepted]
         if unknown:
-            raise ValueError(
-                f"`options` has {unknown[0]}, but {self.name} accepts {some_of(known, unknown[0])}: change it."
+            raise SettingError(
+                f"`options` has {unknown[0]}, but {self.name} accepts {some_of(accepted, unknown[0])}: change it."
             )
-        try:
-            create_optimizer_v2(
-                [nn.Parameter(torch.zeros(2, 2))], self.name, self.lr, self.weight_decay, **self.options
-            )
-        except Exception as error:  # its type depends on the optimizer
-            raise ValueError(
-                f"The optimizer {self.name} refuses the `options` {self.options} ({reason_of(error)}): correct them."
-            ) from error
 
     def build(self, network: nn.Module, global_batch: int) -> torch.optim.Optimizer:
-        return create_optimizer_v2(
-            network,
-            opt=self.name,
-            lr=self.lr * global_batch / self.lr_batch if self.lr_batch else self.lr,
-            weight_decay=self.weight_decay,
-            layer_decay=self.layer_decay,
-            **NOT_DECAYED[self.not_decayed],
-            **self.options,
-        )
+        """The optimizer of a network's weights. global_batch: samples in a step of all processes."""
+        settings = NOT_DECAYED[self.not_decayed] | self.options
+        lr = self.lr * global_batch / self.lr_batch if self.lr_batch else self.lr
+        try:
+            return create_optimizer_v2(
+                network, self.name, lr, self.weight_decay, layer_decay=self.layer_decay, **settings
+            )
+        except Exception as error:  # what it raises depends on the optimizer
+            raise SettingError(
+                f"The optimizer {self.name} refuses the `options` {self.options} ({reason_of(error)}): correct them."
+            ) from error
 
 
 @dataclass
@@ -143,7 +135,7 @@ class Schedule(Checked):
     def check_peak(self, optimizer: Optimizer) -> None:
         """Raises ValueError if min_lr is above the peak; not checked if the peak depends on the batch."""
         if optimizer.lr_batch is None and self.name != "steps" and self.min_lr > optimizer.lr:
-            raise ValueError(
+            raise SettingError(
                 f"`min_lr` is {self.min_lr:g}, above the peak learning rate of {optimizer.lr:g}: set it lower."
             )
 

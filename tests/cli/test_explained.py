@@ -1,13 +1,15 @@
 """Every class of error that a mistake can raise ends in one sentence; the rest is a bug and says so."""
 
 import argparse
+import pickle
 
 import pytest
 import torch
 import yaml
 
+from linvit.errors import SettingError, keys_of
 from linvit_cli import failures
-from linvit_cli.failures import BUG, STOPPED, WRONG_USE, explain, say_unreadable, spelled
+from linvit_cli.failures import BUG, STOPPED, WRONG_USE, explain, say_unreadable
 
 
 def options(command="eval", takes_overrides=False, overrides=(), **flags):
@@ -23,8 +25,8 @@ def raised(function, *arguments):
 
 
 MISTAKES = [
-    ValueError("`topk` is 0: set it higher"),
-    TypeError("`size` is a str, expected a number: change it"),
+    ValueError("nothing to load"),
+    SettingError.of("topk", 0, "a whole number of 1 or more"),
     OSError("disk full"),
     FileNotFoundError(2, "No such file", "x"),
     FloatingPointError("loss is NaN"),
@@ -112,10 +114,23 @@ def test_a_package_of_nobody_is_named_alone(capsys, monkeypatch):
     assert "`pip install rich`" in capsys.readouterr().err
 
 
-def test_names_are_spelled_as_the_command_does():
+def test_settings_are_spelled_as_the_command_does(capsys):
+    def said(sentence, *given, **flags):
+        explain(SettingError(sentence), options(*given, **flags))
+        return capsys.readouterr().err.strip()
+
     sentence = "`size`, `topk=3` and `output` do not fit: `what`"
-    assert spelled(sentence, options(topk="--topk")) == "`size`, --topk 3 and `output` do not fit: `what`"
-    with_data = options(takes_overrides=True, topk="--topk", output="--output")
-    assert spelled(sentence, with_data) == "data.size, --topk 3 and --output do not fit: `what`"
-    of_digits = options(takes_overrides=True, overrides=["data.name=digits"])
-    assert spelled("`size` and `crop_pct`", of_digits) == "data.size and `crop_pct`"
+    assert said(sentence, topk="--topk") == "linvit: `size`, --topk 3 and `output` do not fit: `what`"
+    flags = {"topk": "--topk", "output": "--output"}
+    assert said(sentence, "eval", True, **flags) == "linvit: data.size, --topk 3 and --output do not fit: `what`"
+    assert said("`size` and `crop_pct`", "eval", True, ["data.name=digits"]) == "linvit: data.size and `crop_pct`"
+    assert said("`resume=True`, `run that` and a `", resume="--resume") == "linvit: --resume, `run that` and a `"
+
+
+def test_settings_of_a_group_become_keys():
+    with pytest.raises(SettingError) as refusal, keys_of("task"), keys_of("data", {"size"}, seed="seed"):
+        raise SettingError("`size` and `seed` do not fit `lr`")
+    assert str(refusal.value) == "data.size and seed do not fit task.lr"
+    error = pickle.loads(pickle.dumps(SettingError.of("size", "a" * 99, "a number", "set it lower")))
+    assert str(error) == f"`size` is '{'a' * 59} …, expected a number: set it lower."
+    assert (error.argument, error.value, error.expected, error.remedy) == ("size", "a" * 99, "a number", "set it lower")

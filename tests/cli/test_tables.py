@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from linvit.models.listed import list_networks
+from linvit.bundled import list_networks
 from linvit_cli import main
 from linvit_cli.models import readable
 from linvit_cli.tables import show_pieces, show_rows

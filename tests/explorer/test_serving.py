@@ -155,9 +155,8 @@ def test_without_a_browser_one_sentence_says_so(built, monkeypatch, capsys, open
 
 def test_the_command_prints_the_address_and_needs_no_torch(built):
     code = (
-        f"import sys; from pathlib import Path; sys.modules['torch'] = None; from linvit_cli.light import light_module;"
-        f"serving = light_module('linvit.explorer.serving'); serving.INSTALLED = Path({str(built)!r});"
-        "from linvit_cli import explore, main; explore.light_module = lambda name: serving;"
+        "import sys; from pathlib import Path; sys.modules['torch'] = None; from linvit_cli import main;"
+        f"from linvit.explorer import serving; serving.INSTALLED = Path({str(built)!r});"
         "serving.Explorer.wait = lambda self: None; sys.exit(main(['explore', '--no-browser']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

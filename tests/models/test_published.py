@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from linvit.models.listed import list_networks
+from linvit.bundled import header, list_networks
 from linvit.models.published import FRAMEWORKS, PUBLISHED, ROWS, SIZE, TOP1, cited, dense_row
-from linvit.runs.bundled import header
 
 ROOT = Path(__file__).parents[2]
 UNPUBLISHED = re.compile(r"(ravlt|mavit|care)_(nano|.*_linear)|(deit|swin)_.*_(mlla|polaformer|rala_mala)")

@@ -1,6 +1,6 @@
 import pytest
 
-from linvit.models.listed import list_networks
+from linvit.bundled import list_networks
 
 
 def test_dit_small_has_the_macs_that_its_paper_prints():

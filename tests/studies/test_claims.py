@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from linvit.runs.bundled import bundled_folder
+from linvit.bundled import bundled_folder
 from linvit.studies.claims import ACCURACY, CLAIMS, Claim, verdicts
 from linvit.studies.statistics import FAILS, HOLDS, UNCLEAR
 

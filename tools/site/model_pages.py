@@ -1,7 +1,7 @@
 """The page of all networks, and a model card for each network of timm."""
 
 from linvit.analysis.markdown import markdown_rows
-from linvit.models.listed import caption, list_networks
+from linvit.bundled import caption, list_networks
 from linvit.runs.model_card import network_card
 from linvit.runs.tasks import TASKS
 from linvit_cli.models import readable

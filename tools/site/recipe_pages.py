@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from linvit.analysis.markdown import markdown_table
-from linvit.runs.bundled import bundled_files, header
+from linvit.bundled import bundled_files, header
 from linvit.runs.recipe import read_recipe
 
 INTRODUCTION = """# Recipes

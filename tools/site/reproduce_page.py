@@ -8,8 +8,8 @@ from typing import NamedTuple
 import yaml
 
 from linvit.analysis.markdown import markdown_table, replace_between_marks
+from linvit.bundled import bundled_files, header
 from linvit.models.published import ROWS
-from linvit.runs.bundled import bundled_files, header
 from linvit.runs.recipe import read_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "reproduce.md"

@@ -22,12 +22,11 @@ from linvit.layers.mechanisms import at
 from linvit.models.conformer import Conformer, StreamCache
 from linvit.models.published import ROWS, SIZE
 from linvit.models.registry import create
-from linvit.ranges import check_names
+from linvit.ranges import check_names, declared
 from linvit.runs.images import find_inputs
 from linvit.runs.named import NamedSpec
 from linvit.runs.predictions import Predictions, Transcript, check_output
 from linvit.runs.progress import tracked
-from linvit.runs.settings import parameters
 from linvit.runs.spec import Section, check_options
 from linvit.tasks.n_gram import CountedNGram, NGram
 from linvit.tasks.speech import Recognizer, Speech, known_beam
@@ -60,7 +59,7 @@ class SpeechSpec(NamedSpec):
 
     def open_source(self, run: "Run", name: str, stored: dict[str, Any], given: dict[str, Any]) -> Source:
         settings = stored | given
-        check_names("setting of the data", given, parameters(self.sources[name]))
+        check_names("setting of the data", given, declared(self.sources[name]))
         if name == "librispeech" and "root" in given and "val" not in given:
             folder = SpeechFolder(settings["root"], run.class_names, run.preprocessing)
             for key in ("batch_size", "num_workers", "max_corrupt"):

@@ -8,7 +8,7 @@ from tiny_language import write_language_recipe, write_texts
 from tiny_run import check_resumes_bit_for_bit, content, curve
 from torch.nn.functional import cross_entropy
 
-from linvit.models.listed import list_networks
+from linvit.bundled import list_networks
 from linvit.models.sequence import DecoderCache
 from linvit.runs import load_run, train
 from linvit.runs.tasks.language import pieces

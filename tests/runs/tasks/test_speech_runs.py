@@ -10,10 +10,10 @@ import torch
 from tiny_run import check_resumes_bit_for_bit, content, curve
 from tiny_speech import say, write_an4, write_speech_recipe
 
+from linvit.bundled import list_networks
 from linvit.data.speech import LibriSpeech
 from linvit.data.speech.audio import read_audio
 from linvit.models.conformer import StreamCache
-from linvit.models.listed import list_networks
 from linvit.runs import load_run, train
 from linvit.runs.training import train_folder
 from linvit.studies import compare

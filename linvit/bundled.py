@@ -1,12 +1,23 @@
-"""The recipes that come with linvit, by name, and their headers."""
+"""What comes with linvit: its recipes with their headers, and its networks with their counts.
 
+Nothing here needs torch, so that the command line lists both at once. `make counts` counts the networks again, and a
+test compares the two.
+"""
+
+import json
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
-PACKAGE = Path(__file__).parents[1]
+from linvit.errors import SettingError
+from linvit.ranges import known, nearest
+
+PACKAGE = Path(__file__).parent
+NETWORKS = PACKAGE / "models" / "networks.json"
 PUBLISHED, COST, RUN = "# published: ", "# cost: ", "# run:  "
+Rows = list[dict[str, Any]]
 
 
 def bundled_folder() -> Path:
@@ -35,8 +46,6 @@ def find_recipe(recipe: str | Path) -> Path:
         return files[path.as_posix()]
     if path.is_dir():
         raise ValueError(f"The recipe {path} is a folder: give the path of a .yaml file in it.")
-    from linvit.ranges import nearest  # importing linvit imports torch, which listing recipes does not need
-
     name = path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
     raise ValueError(
         f"There is no recipe at {path}: give the path of a .yaml file, or a name that `linvit recipes` lists."
@@ -69,13 +78,11 @@ def recipes(*words: str) -> list[dict[str, str]]:
     wanted = [word.casefold() for word in words]
     chosen = [row for row in rows if all(word in " ".join(row.values()).casefold() for word in wanted)]
     if not chosen:
-        from linvit.ranges import nearest
-
-        known = {word for row in rows for word in re.findall(r"\w+", " ".join(row.values()))}
-        strange = next((word for word in words if word not in known), "")
+        words_there = {word for row in rows for word in re.findall(r"\w+", " ".join(row.values()))}
+        strange = next((word for word in words if word not in words_there), "")
         raise ValueError(
             f"No recipe contains {' and '.join(map(repr, words))} in its name or header: try fewer or other words."
-            f"{nearest(strange, known)}"
+            f"{nearest(strange, words_there)}"
         )
     return chosen
 
@@ -97,3 +104,37 @@ def header(file: Path) -> dict[str, str]:
 
 def _value(lines: Sequence[str], mark: str) -> str:
     return next((line.removeprefix(mark).strip() for line in lines if line.startswith(mark)), "")
+
+
+class Listed(TypedDict):
+    """The rows of one task, and an explanation of their numbers."""
+
+    caption: str
+    rows: Rows
+
+
+def list_networks(task: str = "classification", family: str | None = None) -> Rows:
+    """Rows on the networks of a task; their keys are explained by `listing` in its file of `linvit.runs.tasks`.
+
+    family: only this family, such as ravlt or swin_tiny. Raises ValueError for an unknown task or family.
+    """
+    rows = _of_task(task)["rows"]
+    if family is None:
+        return rows
+    families = {row["family"] for row in rows if "family" in row}
+    if not families:
+        raise SettingError(
+            f"`family` is {family!r}, but the networks of the task {task!r} have no families: leave it out."
+        )
+    known("family", family, dict.fromkeys(sorted(families)))
+    return [row for row in rows if row["family"] == family]
+
+
+def caption(task: str) -> str:
+    """The explanation of the numbers in a task's rows."""
+    return _of_task(task)["caption"]
+
+
+def _of_task(task: str) -> Listed:
+    stored: dict[str, Listed] = json.loads(NETWORKS.read_text(encoding="utf-8"))
+    return known("task", task, stored)
