@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from linvit.data.unusable import SHOWN, none_usable, refusal
+from linvit.data.disk import SHOWN, none_usable, refusal
 from linvit.environment import replica
 from linvit.ranges import Seed, check
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from linvit.models.registry import create
-from linvit.tasks.diffusion_loss import DiffusionLoss
+from linvit.tasks.diffusion import DiffusionLoss
 from linvit.tasks.sampling import kept_signal, sample, spaced
 
 

@@ -1,4 +1,4 @@
-"""Images with label maps: images of one channel whose values are classes, in several layouts."""
+"""Images with label maps: images of one channel whose values are classes, in several layouts and in ADE20K's."""
 
 import contextlib
 import logging
@@ -16,13 +16,11 @@ from torch.utils.data import Dataset, default_collate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from linvit.data.contents import Content, Contents, untransformed
 from linvit.data.dense.source import DenseSource, read_image
 from linvit.data.dense.transforms import IGNORED, PadTo, PhotometricDistortion, Resize, VariedCrop, normalize
-from linvit.data.disk import check_regular, read_text
+from linvit.data.disk import allow, check_regular, read_text
 from linvit.data.images.image import SUFFIXES, CorruptImageError, Side
-from linvit.data.source import listed, untrained
-from linvit.data.unusable import allow
+from linvit.data.source import Content, Contents, listed, untrained, untransformed
 from linvit.files import reason_of, user_path
 from linvit.ranges import Range, Share
 
@@ -35,12 +33,13 @@ LAYOUTS: tuple[tuple[str, str], ...] = (
     ("{}/images", "{}/labels"),
     ("{}/images", "{}/masks"),
 )
+ADE20K_SPLITS = {"train": "training", "val": "validation"}
+ADE20K_CLASSES = 150
 CLASSES_FILE = "classes.txt"
 MODES = ("1", "L", "P", "I;16", "I;16B")  # of one channel of whole numbers
 PEEKED = 100  # maps whose labels are read to find the number of classes, and classes that no map has
 
 logger = logging.getLogger(__name__)
-
 Factor = Annotated[float, Range(above=0, most=10)]
 Label = Annotated[int, Range(0, IGNORED)]
 NumLabels = Annotated[int, Range(1, IGNORED - 1)]
@@ -243,6 +242,56 @@ class LabelMaps(MapSource):
                 f"The data folder {self.root} has no {split} images with maps: expected the folders {expected}."
             )
         return pairs_in(*folders)
+
+
+class Ade20k(LabelMaps):
+    """Images and label maps in ADE20K's layout.
+
+    root: folder with images/{training,validation} and annotations/{training,validation}. reduces_zero_label: 0 in the
+    files means ignored and 1 is the first class; otherwise 0 is the first class. num_labels: number of classes; by
+    default those of the root's objectInfo*.txt, or 150 without that file. class_names: in the order of the labels,
+    instead of that file. options: see MapSource.
+
+    Raises ValueError for a folder without pairs of image and map, and for numbers that do not fit together.
+    """
+
+    layouts = LAYOUTS[1:2]
+
+    def __init__(
+        self,
+        root: str,
+        long_side: Side = 2048,
+        short_side: Side = 512,
+        reduces_zero_label: bool = True,
+        num_labels: NumLabels | None = None,
+        class_names: list[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            root,
+            long_side,
+            short_side,
+            train=ADE20K_SPLITS["train"],
+            val=ADE20K_SPLITS["val"],
+            void=(0,) if reduces_zero_label else (),
+            classes=None,
+            num_labels=num_labels,
+            class_names=class_names,
+            **options,
+        )
+
+    @classmethod
+    def found_in(cls, root: Path) -> dict[str, Any] | None:
+        fits = any(folders_of(root, name, cls.layouts) for name in ADE20K_SPLITS.values())
+        return {"name": "ade20k", "root": str(root)} if fits else None
+
+    def read_names(self, classes: str | None, num_labels: int | None) -> list[str]:
+        """The last column of the table that comes with ADE20K; without it, numbers from 1."""
+        tables = sorted(self.root.glob("objectInfo*.txt"))
+        if num_labels is None and tables:
+            rows = [line.split("\t") for line in read_text(tables[0]).split("\n")[1:] if line.strip()]
+            return [row[-1].strip() for row in rows]
+        return [str(number) for number in range(1, (num_labels or ADE20K_CLASSES) + 1)]
 
 
 def folders_of(root: Path, name: str, layouts: Sequence[tuple[str, str]] = LAYOUTS) -> tuple[Path, Path] | None:

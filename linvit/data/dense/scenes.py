@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import binary_dilation, zoom
 
-from linvit.data.dense.ade20k import SPLITS
+from linvit.data.dense.label_maps import ADE20K_SPLITS
 from linvit.data.dense.masks import box_around, to_counts, to_runs
 from linvit.data.order import check_seed
 from linvit.files import replacing, write_json
@@ -204,8 +204,8 @@ def _write_images(folder: Path, split: str, scene: Scene, name: str) -> None:
     segmentation = folder / "segmentation"
     jpeg = {"format": "JPEG", "quality": 95, "subsampling": 0}
     _save(scene.image, folder / "detection" / "images" / split / name, jpeg)
-    _save(scene.image, segmentation / "images" / SPLITS[split] / name, jpeg)
-    path = (segmentation / "annotations" / SPLITS[split] / name).with_suffix(".png")
+    _save(scene.image, segmentation / "images" / ADE20K_SPLITS[split] / name, jpeg)
+    path = (segmentation / "annotations" / ADE20K_SPLITS[split] / name).with_suffix(".png")
     _save(label_map(scene), path, {"format": "PNG"})
 
 

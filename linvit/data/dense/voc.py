@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects, images_by_name
+from linvit.data.dense.objects import HeldOutObjects, images_by_name
 from linvit.data.disk import check_regular, files_below, read_text, stays_inside
 from linvit.data.images.image import CorruptImageError, size_of
 from linvit.files import reason_of

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import yaml
 
 from linvit.data.dense.annotations import Annotations, Collected
-from linvit.data.dense.divided import HeldOutObjects
 from linvit.data.dense.masks import area_of
+from linvit.data.dense.objects import HeldOutObjects
 from linvit.data.disk import files_below, read_text
 from linvit.data.images.image import SUFFIXES, size_of
 from linvit.ranges import Range, allows, shown

@@ -19,13 +19,12 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision.transforms.functional import pil_to_tensor
 
-from linvit.data.contents import Content, Contents
 from linvit.data.disk import check_regular, read_json
-from linvit.data.generation.digits import GenerationPreprocessing
+from linvit.data.generation.pixels import GenerationPreprocessing
 from linvit.data.images.folder import ImageFiles, ImageFolder
 from linvit.data.images.image import LARGEST
 from linvit.data.order import Batches
-from linvit.data.source import Source, Workers
+from linvit.data.source import Content, Contents, Source, Workers
 from linvit.files import check_writable, reason_of, replacing, user_path, write_json
 from linvit.ranges import Count, Range, Seed, check
 

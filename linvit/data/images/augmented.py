@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import Compose
 
-from linvit.data.contents import Contents, image_content, untransformed
 from linvit.data.images.image import Channels, Deviation, Preprocessing, Resize, Side
 from linvit.data.order import batches_of_one_size
-from linvit.data.source import Source, Workers, listed
+from linvit.data.source import Contents, Source, Workers, image_content, listed, untransformed
 from linvit.ranges import Amount, Count, OneOf, Range, Rule, Seed, Share
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from linvit.data.hub import load_rows
+from linvit.data.source import load_rows
 from linvit.data.speech.audio import CorruptAudioError, read_audio
 from linvit.data.speech.librispeech import LibriSpeech, Utterance
 

@@ -8,11 +8,9 @@ from typing import Any
 
 from torch.utils.data import Dataset, Subset
 
-from linvit.data.contents import Content, Contents
 from linvit.data.disk import check_regular, files_below, is_hidden
-from linvit.data.source import is_held_out
-from linvit.data.text.packing import CACHE, PackedText, usable
-from linvit.data.text.source import TextPreprocessing
+from linvit.data.source import Content, Contents, is_held_out
+from linvit.data.text.source import CACHE, PackedText, TextPreprocessing, usable
 from linvit.data.text.tokens import Stream, join
 from linvit.environment import replica
 from linvit.files import user_path

@@ -9,10 +9,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from linvit.data.hub import load_rows
 from linvit.data.order import Batches
-from linvit.data.text.packing import CACHE, PackedText, groups
-from linvit.data.text.source import LONGEST_ROW, TextPreprocessing
+from linvit.data.source import load_rows
+from linvit.data.text.source import CACHE, LONGEST_ROW, PackedText, TextPreprocessing, groups
 from linvit.data.text.tokens import Rows, Stream, dtype_for
 from linvit.environment import replica
 from linvit.ranges import Count, Range

@@ -3,8 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linvit.data.dense.ade20k import Ade20k
-from linvit.data.dense.label_maps import pairs_in, read_map
+from linvit.data.dense.label_maps import Ade20k, pairs_in, read_map
 from linvit.data.dense.scenes import make_scenes
 
 SIZE = 64

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from linvit.data.dense.annotations import read_annotations
-from linvit.data.unusable import allow
+from linvit.data.disk import allow
 
 
 def written(folder, **changes):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linvit.data.images.unlabelled import UnlabelledImages
+from linvit.data.images.folder import UnlabelledImages
 
 OPTIONS = {"size": 32, "batch_size": 2, "num_workers": 0}
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from tiny_speech import say, write_speech
 
-from linvit.data.speech.librispeech import LibriSpeech, SpeechFolder, find_utterances
-from linvit.data.speech.transcripts import Speller, tokens_of
+from linvit.data.speech.librispeech import LibriSpeech, SpeechFolder, Speller, find_utterances, tokens_of
 
 TEXTS = ["THE CAT SAT", "THE HAT", "A CAT'S HAT"]
 

@@ -149,7 +149,7 @@ def test_large_text_is_packed_once_and_mapped_into_memory(folder, monkeypatch):
     in_memory = TextFolder(str(folder), held_out=0.3)
     expected = {split: in_memory.stream(split) for split in ("train", "val")}
     monkeypatch.setattr("linvit.data.text.files.IN_MEMORY", 0)
-    monkeypatch.setattr("linvit.data.text.packing.TOGETHER_BYTES", 300)
+    monkeypatch.setattr("linvit.data.text.source.TOGETHER_BYTES", 300)
     settings = {"held_out": 0.3, "cache": str(folder / "packed")}
     TextFolder(str(folder), **settings).prepare_data()
     packed = {path: path.stat().st_mtime_ns for path in (folder / "packed").iterdir()}
@@ -184,7 +184,7 @@ def test_damaged_packed_text_is_refused(folder, suffix, size, monkeypatch):
 
 def test_packing_says_how_far_it_is(folder, monkeypatch, caplog):
     monkeypatch.setattr("linvit.data.text.files.IN_MEMORY", 0)
-    monkeypatch.setattr("linvit.data.text.packing.INTERVAL", 0.0)
+    monkeypatch.setattr("linvit.data.text.source.INTERVAL", 0.0)
     with caplog.at_level("INFO"):
         TextFolder(str(folder), held_out=0.3, cache=str(folder / "packed")).stream("train")
     assert re.search(r"Packing text into .*train_\w+\.tokens: \d+ documents, [\d,]+ tokens so far", caplog.text)
