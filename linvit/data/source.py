@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import lightning
 import torch
@@ -17,9 +17,6 @@ from linvit.data.order import Augmented, Batches, PlainOrder, ResumableBatches, 
 from linvit.environment import replica
 from linvit.files import reason_of
 from linvit.ranges import Amount, Checked, Count, Range, Seed, allows, shown
-
-if TYPE_CHECKING:
-    from linvit.data.images.image import Preprocessing
 
 USUAL_WORKERS = 8
 REACHED = tuple[Amount, Amount]  # epoch, batches of it
@@ -136,7 +133,7 @@ class Source(lightning.LightningDataModule, Checked):
     smaller: tuple[str, ...] = ("batch_size",)
     assemble = staticmethod(default_collate)
     class_names: list[str]
-    preprocessing: "Preprocessing"
+    preprocessing: Any
 
     def __init__(
         self, batch_size: Count, seed: Seed, num_workers: Workers, max_corrupt: Amount = 0, repeats: Count = 1
@@ -233,8 +230,6 @@ def load_rows(arguments: dict[str, Any], split: str, streaming: bool = False, **
     """The rows of a split of a data set.
 
     arguments: of `datasets.load_dataset`. columns: the required columns, by the argument that sets them.
-
-    Raises ValueError if the library refuses the arguments, or a column is missing.
     """
     import datasets
 

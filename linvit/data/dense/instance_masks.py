@@ -31,8 +31,6 @@ class InstanceMasks(HeldOutObjects):
     value an object. If root contains train/ and val/, they are laid out like this. Otherwise a share held_out of the
     images is held out. class_names: the name of the class, by default "object". held_out, split, options: see
     HeldOutObjects.
-
-    Raises ValueError for other folders, for more than one class, and for masks that cannot be used.
     """
 
     @classmethod

@@ -97,10 +97,7 @@ class MapSource(DenseSource):
         )
 
     def find_pairs(self, split: str) -> tuple[list[Pair], list[str]]:
-        """The pairs of a split, sorted by name, and a sentence for each file that belongs to no pair.
-
-        Raises ValueError for a missing folder and for one without pairs.
-        """
+        """The pairs of a split, sorted by name, and a sentence for each file that belongs to no pair."""
         raise NotImplementedError
 
     def maps(self, split: str, transform: Callable[..., Any]) -> "LabelledMaps":
@@ -162,9 +159,6 @@ class LabelMaps(MapSource):
     of each class, such as [0, 255]. classes: file with the name of each class on a line, by default root/classes.txt.
     num_labels: number of classes, if they have no names. class_names: in the order of the labels, instead of that file.
     options: see MapSource.
-
-    Raises ValueError for a folder without pairs of image and map, for classes without names or number, and for numbers
-    that do not fit together.
     """
 
     layouts = LAYOUTS
@@ -251,8 +245,6 @@ class Ade20k(LabelMaps):
     files means ignored and 1 is the first class; otherwise 0 is the first class. num_labels: number of classes; by
     default those of the root's objectInfo*.txt, or 150 without that file. class_names: in the order of the labels,
     instead of that file. options: see MapSource.
-
-    Raises ValueError for a folder without pairs of image and map, and for numbers that do not fit together.
     """
 
     layouts = LAYOUTS[1:2]
@@ -390,10 +382,7 @@ def read_pixels(path: Path) -> tuple[str, np.ndarray]:
 
 
 def pairs_in(images_folder: Path, maps_folder: Path) -> tuple[list[Pair], list[str]]:
-    """The pairs of two folders, sorted by name, and a sentence for each file that belongs to no pair.
-
-    Raises ValueError for folders without pairs.
-    """
+    """The pairs of two folders, sorted by name, and a sentence for each file that belongs to no pair."""
     unpaired: list[str] = []
     images = _by_name(images_folder, SUFFIXES, unpaired)
     maps = _by_name(maps_folder, (".png",), unpaired)

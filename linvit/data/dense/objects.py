@@ -237,25 +237,21 @@ class ObjectImages(Dataset[Any]):
                 f" {size[0]}×{size[1]} px (height × width): use images and annotations that belong together."
             )
         kept = [entry for entry in entries if self.keeps_crowds or not entry["iscrowd"]]
-        sample: tuple[Tensor, dict[str, Any]] = self.transform(image, self._target(kept, about))
-        return sample
-
-    def _target(self, entries: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
-        size = about["height"], about["width"]
-        boxes = torch.tensor([entry["box"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
+        boxes = torch.tensor([entry["box"] for entry in kept], dtype=torch.float32).reshape(-1, 4)
         target = {
             "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),
-            "labels": torch.tensor([entry["label"] for entry in entries], dtype=torch.int64),
-            "iscrowd": torch.tensor([entry["iscrowd"] for entry in entries], dtype=torch.int64),
-            "area": torch.tensor([entry["area"] for entry in entries], dtype=torch.float32),
+            "labels": torch.tensor([entry["label"] for entry in kept], dtype=torch.int64),
+            "iscrowd": torch.tensor([entry["iscrowd"] for entry in kept], dtype=torch.int64),
+            "area": torch.tensor([entry["area"] for entry in kept], dtype=torch.float32),
             "image_id": about["id"],
             "original_size": size,
         }
         if self.needs_masks:
-            masks = [to_mask(entry["segmentation"], size) for entry in entries]
+            masks = [to_mask(entry["segmentation"], size) for entry in kept]
             stacked = np.stack(masks) if masks else np.zeros((0, *size), np.uint8)
             target["masks"] = tv_tensors.Mask(torch.from_numpy(stacked))
-        return target
+        sample: tuple[Tensor, dict[str, Any]] = self.transform(image, target)
+        return sample
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -30,8 +30,6 @@ class CocoPanoptic(MapSource):
     the same for val. images: folder of the images, in train2017, train, images/train2017 or images/train; by default
     root. Pixels without a segment (0 in the maps) are ignored. class_names: fixes the order of the classes; by default
     it is that of the category ids. options: see MapSource.
-
-    Raises ValueError for files that are missing, and for annotations that cannot be used.
     """
 
     def __init__(

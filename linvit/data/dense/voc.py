@@ -22,8 +22,6 @@ class Voc(HeldOutObjects):
     root: folder with Annotations/*.xml, JPEGImages/ and, optionally, ImageSets/Main/*.txt. train, val: names of the
     lists in ImageSets/Main; without lists, a share held_out of the images is held out. held_out, split, options: see
     HeldOutObjects. class_names: the classes and their order; by default the names in all files of Annotations/, sorted.
-
-    Raises ValueError for folders and lists that are missing, and for annotations that cannot be used.
     """
 
     def __init__(self, root: str, train: str = "train", val: str = "val", **options: Any) -> None:
@@ -121,8 +119,6 @@ def read_document(path: Path) -> tuple[tuple[int, int] | None, list[_Object | st
     """The size (height, width) that a file states, if it does, and its objects; boxes are x, y, width, height from 0.
 
     VOC's boxes count pixels from 1, and their last pixel belongs to the object.
-
-    Raises ValueError, naming the file, for anything but an annotation in VOC's format without a document type.
     """
     try:
         check_regular(path)

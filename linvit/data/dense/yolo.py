@@ -34,8 +34,6 @@ class Yolo(HeldOutObjects):
     HeldOutObjects.
 
     Of lines with keypoints, which `kpt_shape` in that .yaml file announces, the boxes are read.
-
-    Raises ValueError for folders without images, missing class names, and annotations that cannot be used.
     """
 
     @classmethod

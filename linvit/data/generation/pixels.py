@@ -55,7 +55,7 @@ class DigitImages(Digits):
     """
 
     task = "diffusion"
-    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
+    preprocessing: GenerationPreprocessing
 
     def __init__(self, size: Annotated[int, Range(1, LARGEST)] = 8, batch_size: Count = 128, **options: Any) -> None:
         super().__init__(32, 1, batch_size, 0, **options)
@@ -70,12 +70,10 @@ class CifarImages(Cifar):
         batch_size: Images per batch.
         seed: Seed of order and mirroring of the training images.
         num_workers: Processes that read images.
-
-    Raises ValueError as Cifar does.
     """
 
     task = "diffusion"
-    preprocessing: GenerationPreprocessing  # type: ignore[assignment]
+    preprocessing: GenerationPreprocessing
 
     def __init__(
         self,

@@ -51,6 +51,8 @@ class AugmentedSource(Source):
     that may be left out.
     """
 
+    preprocessing: Preprocessing
+
     def __init__(
         self,
         size: Side | tuple[Side, Side] = 224,

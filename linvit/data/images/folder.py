@@ -45,9 +45,6 @@ class ImageFolder(AugmentedSource):
             for evaluation.
         split: Seed that chooses those images by their names, the same on every machine; independent of the run's seed.
         options: See AugmentedSource.
-
-    Raises ValueError for a missing folder, fewer than two classes, a class folder that is empty or unknown, train/ or
-    val/ next to other folders only, and a share that leaves nothing to train on or to hold out.
     """
 
     def __init__(
@@ -94,10 +91,7 @@ class ImageFolder(AugmentedSource):
 
     @cached_property
     def divided(self) -> bool:
-        """Whether the folder itself says what is held out: by train/ and val/, or by one of them and no other folder.
-
-        Raises ValueError if that is unclear: one of them next to other folders, with class folders in it.
-        """
+        """Whether the folder says what is held out: by train/ and val/, or by one of them and no other folder."""
         present = [split for split in SPLITS if self._has(split)]
         others = [name for name in _folders(self.root) if name not in SPLITS]
         if len(present) != 1 or not others:
@@ -161,9 +155,6 @@ class UnlabelledImages(AugmentedSource):
         held_out: Share of the images to validate on, if root is not divided; 1 holds out all, for evaluation.
         split: Seed that chooses those images by their names, the same on every machine; independent of the run's seed.
         options: See AugmentedSource.
-
-    Raises ValueError for a missing folder, one without images, and a share that leaves nothing to train on or to hold
-    out.
     """
 
     task = "alignment"
@@ -314,10 +305,7 @@ class Survey:
 
 
 def survey(source: ImageFolder, sample: int = 256) -> Survey:
-    """Counts the images of a folder and measures up to `sample` training images, evenly chosen over the classes.
-
-    Raises ValueError if the folder cannot be used for training, or if none of the sampled images can be read.
-    """
+    """Counts the images of a folder and measures up to `sample` training images, evenly chosen over the classes."""
     files = source.files("train")
     counts = Counter(source.class_names[place] for _, place in files)
     chosen = [files[place * len(files) // sample][0] for place in range(sample)] if len(files) > sample else None

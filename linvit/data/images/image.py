@@ -49,8 +49,6 @@ class Preprocessing:
     """The conversion of images to a network's input: size (height, width) in pixels, mean and std per channel in 0..1.
 
     resize: "crop" resizes an image and crops its centre to `size`; "none" keeps the size of every image.
-
-    Raises ValueError for a size below 32 px, and for channels other than 1 or 3.
     """
 
     size: tuple[int, int]

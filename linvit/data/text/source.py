@@ -1,6 +1,7 @@
-"""The base classes of text sources: rows of tokens whose targets are the next tokens, and text that is packed once."""
+"""The base class of text sources: text that is packed once into files of tokens, and read as rows of them."""
 
 import hashlib
+import itertools
 import json
 import logging
 import time
@@ -57,7 +58,10 @@ class TextPreprocessing:
 
 
 class TextSource(Source):
-    """Rows of tokens, whose targets are the next tokens; see Rows.
+    """Rows of tokens, whose targets are the next tokens (see Rows), from packed files.
+
+    A packed file is found by the identity of the text and by the tokenizer. A subclass has identity, texts and cache,
+    the folder of the packed files.
 
     context: tokens per row. batch_size: rows per batch. tokenizer: "bytes", or the file or name of a Hugging Face
     tokenizer. separator: its token between documents, if it is not a common one. keeps_apart: documents in the same row
@@ -67,7 +71,8 @@ class TextSource(Source):
     task = "language"
     item = "row"
     smaller = ("batch_size", "context")
-    preprocessing: TextPreprocessing  # type: ignore[assignment]
+    preprocessing: TextPreprocessing
+    cache: Path
 
     def __init__(
         self,
@@ -91,10 +96,6 @@ class TextSource(Source):
     def num_classes(self) -> int:
         return self.tokenizer.vocabulary
 
-    def stream(self, split: str) -> Stream:
-        """The tokens of "train" or "val"."""
-        raise NotImplementedError
-
     def train_set(self) -> Dataset[Any]:
         return self._rows("train")
 
@@ -105,15 +106,6 @@ class TextSource(Source):
         if split not in self._streams:
             self._streams[split] = self.stream(split)
         return Rows(self._streams[split], self.context, self.tokenizer.separator, self.keeps_apart, multiple)
-
-
-class PackedText(TextSource):
-    """Rows of tokens from packed files, which are found by the identity of the text and by the tokenizer.
-
-    cache: folder of the packed files.
-    """
-
-    cache: Path
 
     def identity(self, split: str) -> list[Any]:
         """What the documents of "train" or "val" depend on, as JSON."""
@@ -133,6 +125,7 @@ class PackedText(TextSource):
             self.packed(split)
 
     def stream(self, split: str) -> Stream:
+        """The tokens of "train" or "val", mapped from their packed file."""
         path = self.packed(split)
         about, dtype = read_json(path.with_suffix(".json")), dtype_for(self.tokenizer.vocabulary)
         for file, kind in ((path, dtype), (path.with_suffix(".widths"), WIDTH))[: 2 if split == "val" else 1]:
@@ -185,7 +178,10 @@ def pack(
         temporary.open("wb") as tokens,
         beside.open("wb") as widths,
     ):
-        for text, encoded in _encoded(usable(texts, unusable), tokenizer):
+        documents = itertools.chain.from_iterable(
+            zip(some, tokenizer.encode_batch(some), strict=True) for some in groups(usable(texts, unusable))
+        )
+        for text, encoded in documents:
             mark.tofile(tokens)
             np.asarray(encoded, dtype).tofile(tokens)
             if measures:
@@ -226,8 +222,3 @@ def groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
             texts, size = [], 0
     if texts:
         yield texts
-
-
-def _encoded(documents: Iterable[bytes], tokenizer: Tokenizer) -> Iterator[tuple[bytes, Any]]:
-    for texts in groups(documents):
-        yield from zip(texts, tokenizer.encode_batch(texts), strict=True)
