@@ -106,25 +106,22 @@ class MapSource(DenseSource):
         allow(unpaired, self.max_corrupt, "max_corrupt")
         return LabelledMaps(pairs, transform, self.read_labels)
 
-    def _say_untrained(self, pairs: Sequence[Pair]) -> None:
-        """Warns of classes that no map has; of many maps some are read, until one of them has a second class."""
-        chosen = pairs[:: max(1, len(pairs) // PEEKED)]
-        present: set[int] = set()
-        for pair in chosen:
-            with contextlib.suppress(CorruptImageError):
-                present |= set(self.read_labels(pair).unique().tolist())
-            if len(chosen) < len(pairs) and len(present - {IGNORED}) > 1:
-                return
-        if present and (absent := untrained(self.class_names, present - {IGNORED}, "image", IGNORED in present)):
-            seen = "" if len(chosen) == len(pairs) else f" ({len(chosen)} of {len(pairs):,} maps were read)"
-            logger.warning(f"{absent}{seen}")
-
     def contents(self, split: str) -> Contents:
         return Contents(self.maps(split, untransformed), _content)
 
     def train_set(self) -> Dataset[Any]:
+        """Warns of classes that no map has; of many maps some are read, until one of them has a second class."""
         maps = self.maps("train", self.transform)
-        self._say_untrained(maps.pairs)
+        chosen = maps.pairs[:: max(1, len(maps.pairs) // PEEKED)]
+        present: set[int] = set()
+        for pair in chosen:
+            with contextlib.suppress(CorruptImageError):
+                present |= set(self.read_labels(pair).unique().tolist())
+            if len(chosen) < len(maps.pairs) and len(present - {IGNORED}) > 1:
+                return maps
+        if present and (absent := untrained(self.class_names, present - {IGNORED}, "image", IGNORED in present)):
+            read = "" if len(chosen) == len(maps.pairs) else f" ({len(chosen)} of {len(maps.pairs):,} maps were read)"
+            logger.warning(f"{absent}{read}")
         return maps
 
     def val_set(self) -> Dataset[Any]:
@@ -204,8 +201,14 @@ class LabelMaps(MapSource):
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
-        labels = _peeked(root)
-        if not labels - {IGNORED}:
+        folders = filter(None, (folders_of(root, name) for name in cls.splits))
+        maps = [path for _, folder in folders for path in _by_name(folder, (".png",), []).values()]
+        labels: set[int] = set()
+        for path in maps[:: max(1, len(maps) // PEEKED)]:
+            with contextlib.suppress(CorruptImageError):
+                mode, values = read_pixels(path)
+                labels |= set(np.unique(values).tolist()) if mode in MODES else set()
+        if not labels - {IGNORED} or max(labels) > IGNORED:
             return None
         about = {"name": "label_maps", "root": str(root)}
         if labels == {0, IGNORED}:  # one class and its background, as most programs draw them
@@ -412,15 +415,3 @@ def _by_name(folder: Path, suffixes: Sequence[str], complaints: list[str]) -> di
         if is_visible and files.setdefault(path.stem, path) != path:
             complaints.append(f"{path} has the name of {files[path.stem].name}: remove one of them.")
     return files
-
-
-def _peeked(root: Path) -> set[int]:
-    """The labels of maps that are evenly spread over a folder; none if it has no maps, or maps of larger numbers."""
-    folders = filter(None, (folders_of(root, name) for name in LabelMaps.splits))
-    maps = [path for _, folder in folders for path in _by_name(folder, (".png",), []).values()]
-    labels: set[int] = set()
-    for place in range(0, len(maps), max(1, len(maps) // PEEKED)):
-        with contextlib.suppress(CorruptImageError):
-            mode, values = read_pixels(maps[place])
-            labels |= set(np.unique(values).tolist()) if mode in MODES else set()
-    return labels if max(labels, default=0) <= IGNORED else set()

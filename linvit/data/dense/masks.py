@@ -43,7 +43,8 @@ def mask_fault(segmentation: Any, size: tuple[int, int]) -> str:
         return "has no mask, expected polygons or run lengths"
     farthest = FARTHEST * max(size)
     for polygon in segmentation:
-        if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2 or not _are_numbers(polygon):
+        has_pairs = isinstance(polygon, list) and len(polygon) >= 6 and len(polygon) % 2 == 0
+        if not has_pairs or set(map(type, polygon)) - {int, float} or any(map(ne, polygon, polygon)):  # as NaN is
             return "has a polygon that is not a list of three or more pairs of numbers x, y"
         if not -farthest <= min(polygon) <= max(polygon) <= farthest:
             return f"has a polygon far outside its image of {pixels} (height × width)"
@@ -83,7 +84,3 @@ def area_of(polygon: Sequence[float]) -> float:
     across, down = polygon[::2], polygon[1::2]
     doubled = sum(across[i - 1] * down[i] - across[i] * down[i - 1] for i in range(len(across)))
     return abs(doubled) / 2
-
-
-def _are_numbers(values: list[Any]) -> bool:
-    return set(map(type, values)) <= {int, float} and not any(map(ne, values, values))  # NaN differs from itself

@@ -38,9 +38,12 @@ class Yolo(HeldOutObjects):
 
     @classmethod
     def found_in(cls, root: Path) -> dict[str, Any] | None:
-        images = itertools.chain.from_iterable(_images(root).values())
-        lines = (line.split() for image in images for line in _lines_if_readable(label_file(image)) if line.strip())
-        words = next(lines, [])
+        words: list[str] = []
+        for image in itertools.chain.from_iterable(_images(root).values()):
+            with contextlib.suppress(ValueError):
+                words = next(filter(None, map(str.split, read_text(label_file(image)).split("\n"))), [])
+            if words:
+                break
         if len(words) < BOX or not all(map(is_number_in_text, words)):
             return None
         with contextlib.suppress(ValueError):
@@ -167,13 +170,6 @@ def _images(root: Path) -> dict[str, list[Path]]:
         return by_split
     everything = [*files_below(root, SUFFIXES), *files_below(root / IMAGES, SUFFIXES)]
     return {"": sorted(set(everything))}  # a link, which is not followed, may lead to images/
-
-
-def _lines_if_readable(path: Path) -> list[str]:
-    try:
-        return read_text(path).split("\n")
-    except ValueError:
-        return []
 
 
 def _settings_in(path: Path) -> tuple[dict[int, str], int]:
