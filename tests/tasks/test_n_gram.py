@@ -1,6 +1,4 @@
-import builtins
 import math
-import sys
 
 import pytest
 import torch
@@ -81,19 +79,3 @@ def test_counted_probabilities_sum_to_one(before):
 
     model = CountedNGram(["A B A", "B", "", "C A B B"])
     assert sum(math.exp(model(before, word)) for word in ("A", "B", "C", "</s>", "unknown")) == pytest.approx(1)
-
-
-def test_without_kenlm_it_says_what_to_install(monkeypatch):
-    from linvit.tasks.transcription import NGram
-
-    monkeypatch.delitem(sys.modules, "kenlm", raising=False)
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "kenlm":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match="pip install kenlm"):
-        NGram("model.arpa")

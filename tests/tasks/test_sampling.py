@@ -90,11 +90,6 @@ def test_too_few_or_many_steps_are_refused(steps):
         spaced(steps)
 
 
-def test_an_unknown_sampler_is_refused():
-    with pytest.raises(ValueError, match="expected one of ddim, ddpm"):
-        sample(KnowsTheImage(), torch.tensor([0]), 5, sampler="euler")
-
-
 def test_noised_images_have_the_variance_that_they_should():
     loss = DiffusionLoss()
     torch.manual_seed(0)

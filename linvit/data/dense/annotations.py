@@ -148,7 +148,7 @@ def read_annotations(path: str | Path, needs_masks: bool = True, class_names: li
 
 
 def read_lists(path: Path, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The lists of a JSON file in one of COCO's formats; ValueError, naming the entry, if one of the fields is amiss."""
+    """The lists of a JSON file in one of COCO's formats; ValueError, naming the entry, if one of them is amiss."""
     if not os.path.exists(path):
         raise ValueError(f"The annotation file {path} does not exist: check the path.")
     content = read_json(path)
